@@ -32,17 +32,44 @@ def decode_json(content: bytes, type_: type[T]) -> T:
         raise msgspec.DecodeError("it is nested too deeply") from error
 
 
-def check_writable(path: Path) -> None:
-    """Refuse a file that could not be written, before work is done for it.
+def check_writable(*files: Path | None) -> None:
+    """Refuse files that could not be written, before work is done for them; None is no file.
 
     Raises:
-        InputError: If it is a folder, or its folder takes no files.
+        InputError: With the first that is a folder, or whose folder takes no files.
     """
-    if path.is_dir():
-        raise InputError(f"{path} cannot be written: it is a folder.")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{path} cannot be written: {folder} takes no new files.")
+    for file in files:
+        if file is not None:
+            _check_replaceable(file)
+            if not _takes_files(file.absolute().parent):
+                raise InputError(f"{file} cannot be written: {file.absolute().parent} takes no new files.")
+
+
+def _check_replaceable(file: Path) -> None:
+    """Refuse to put a file in the place of a folder, or of something like /dev/null; raises InputError."""
+    if file.exists() and not file.is_file():
+        kind = "a folder" if file.is_dir() else "no ordinary file"
+        raise InputError(f"{file} cannot be written: it is {kind}.")
+
+
+def check_folder(folder: Path | None, option: str) -> None:
+    """Refuse a folder, given with this option, in which no files could be written; None is no folder.
+
+    Raises:
+        InputError: If it is a file, or takes no files.
+    """
+    if folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{option}: {folder} is a file, not a folder.")
+    if not _takes_files(folder.absolute()):
+        raise InputError(f"{option}: {folder} takes no new files.")
+
+
+def _takes_files(folder: Path) -> bool:
+    """Tell whether files can be written to a folder, which may have to be made."""
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -50,6 +77,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Raises InputError if it cannot be written there.
     """
+    _check_replaceable(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -171,6 +171,15 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         (("simulate", "--schedule", "1f1c", "--devices", "4"), "did you mean '1f1b'?"),
         (("simulate", "--schedule", "1f1c"), "did you mean '1f1b'?"),
         (("simulate", "--schedule", "1f1b"), "--devices P"),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "-o", "/dev/null"),
+            "/dev/null cannot be written: it is no",
+        ),
+        (("profile", "llama-tiny", "-o", "/"), "/ cannot be written: it is a folder."),
+        (("reproduce", "obscura", "--markdown", "/"), "/ cannot be written: it is a folder."),
+        (("reproduce", "obscura", "--pictures", "/dev/null"), "--pictures: /dev/null is a file, not a folder."),
+        (("show", "missing.json", "--png", "/"), "/ cannot be written: it is a folder."),
+        (("rehearse", "missing.json", "--trace", "/"), "/ cannot be written: it is a folder."),
         (("simulate", "--csv", "missing.csv"), "missing.csv cannot be read: No such file or directory."),
         (
             ("simulate", "plan.json", "--micro-batches", "3"),

@@ -95,6 +95,9 @@ def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were
         ({"learning_rate": float("nan")}, "--lr must be a number, 0 or more, not nan"),
         ({"clip": -1.0}, "--clip must be a number, 0 or more, not -1.0"),
         ({"checkpoint": Path(__file__)}, "--checkpoint: .* is a file, not a folder"),
+        ({"save": Path(__file__)}, "--save: .* is a file, not a folder"),
+        ({"save": Path(__file__) / "model"}, "--save: .* takes no new files"),
+        ({"seed": -1}, "--seed must be 0 or more, not -1"),
         ({"dataset": "magic:data"}, "--dataset takes the place of --data and --tokenizer"),
         ({"dataset": "magic:data", "data": None}, "--dataset magic:data cannot be loaded"),
         ({"data": Path("nowhere.txt")}, "no data file or directory nowhere.txt"),
@@ -106,6 +109,12 @@ def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were
 def test_what_cannot_be_done_is_one_sentence(options: Any, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(changed(options, **entries))
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_run(run: Any, options: Any) -> None:
+    code, _, err = run("train", str(options.plan), "--trace", "/")
+    assert code == 2
+    assert "/ cannot be written: it is a folder." in err
 
 
 def test_a_plan_for_larger_devices_than_this_machine_is_refused_before_anything_is_allocated() -> None:

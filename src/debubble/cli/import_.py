@@ -61,8 +61,7 @@ def import_(
     from debubble.models import named_model
     from debubble.planners.plan_model import plan_again
 
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     importer = imports[target]
     if cluster is None:
         raise InputError("Give the devices with --cluster, such as --cluster 8xA100-80GB (see `debubble hardware`).")

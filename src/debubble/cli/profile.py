@@ -14,6 +14,7 @@ from debubble.cli.app import app, require_torch
 from debubble.cli.names import name_option
 from debubble.cli.output import Json, console, log, print_answer
 from debubble.cli.progress import told_after_a_while
+from debubble.files import check_writable
 from debubble.ir import Number
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def profile(
     json: Json = False,
 ) -> None:
     """Measure forward, backward, recomputation and bytes of every unit, and the links, for `plan --profile`."""
+    check_writable(output)
     if from_trace:
         _from_trace(Path(model), from_trace, output, json=json)
         return

@@ -25,12 +25,14 @@ def rehearse(
 ) -> None:
     """Run a plan with sleeping compute: checks processes, messages and order before they cost GPU hours."""
     require_torch()
+    from debubble.files import check_writable
     from debubble.ir import InputError, Plan
     from debubble.runtime.launcher import encode_options, start
     from debubble.training.rehearsal import RehearsalOptions
 
     if steps < 1 or not scale > 0:
         raise InputError("--steps must be at least 1 and --scale positive.")
+    check_writable(trace, html)
     ranks = Plan.load(plan).devices
     options = RehearsalOptions(plan=plan, steps=steps, scale=scale, trace=trace, html=html, json=json)
     start("debubble.training.rehearsal", encode_options(options), ranks=ranks)

@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 from debubble.cli.app import app
 from debubble.cli.names import name_argument, report_names
 from debubble.cli.output import Json, console, log, print_answer
+from debubble.files import check_folder, check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,6 +49,8 @@ def reproduce(
 
     chosen = list(papers) if paper == "all" else [paper]
     page = html or (PAGE if paper == "all" else None)
+    check_writable(page, markdown)
+    check_folder(pictures, "--pictures")
     results: list[PaperReport] = []
     for report in _computed(chosen, draw=page is not None or pictures is not None):
         results.append(report)

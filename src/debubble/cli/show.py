@@ -47,7 +47,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show when a plan does what, how much memory it takes, and why it is not faster."""
-    from debubble.files import write_whole
+    from debubble.files import check_writable, write_whole
     from debubble.ir import Plan, Trace
     from debubble.views import Scene, views
     from debubble.views.picture import picture
@@ -55,6 +55,7 @@ def show(
 
     if len(plans) > 2 or (len(plans) == 2 and trace is not None):
         raise InputError("Show one plan, with --trace if it was measured, or two plans.")
+    check_writable(html, png, svg, pdf, perfetto)
     loaded = [Plan.load(plan) for plan in plans]
     scenes: Sequence[Scene] = [Scene.predicted(plan) for plan in loaded]
     if trace is not None:

@@ -8,6 +8,7 @@ from debubble.cli import train_options as opt
 from debubble.cli.app import app, require_torch
 from debubble.cli.options import PlanFile, with_option_groups
 from debubble.cli.output import Json, log
+from debubble.files import check_writable
 
 
 @app.command(rich_help_panel="Run")
@@ -40,6 +41,8 @@ def train(
         remark := check_host_memory(checked, offload_to_disk=execution.offload_to is not None)
     ):
         log().print(remark)
-    if os.environ.get("RANK", "0") == "0" and (remark := rate_remark(options)):
-        log().print(remark)
+    if os.environ.get("RANK", "0") == "0":
+        check_writable(records.trace, records.html)
+        if remark := rate_remark(options):
+            log().print(remark)
     start("debubble.training.rank", encode_options(options), ranks=checked.ranks)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from debubble.errors import readable
+from debubble.files import check_folder
 from debubble.ir import InputError, Kind, Number, Plan
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
@@ -206,6 +207,9 @@ def check(options: TrainOptions) -> Plan:
             raise InputError(f"--load: there is no folder {folder}.")
     if options.offload_to is not None and not options.offload_to.is_dir():
         raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
+    check_folder(options.save, "--save")
+    check_folder(options.checkpoint, "--checkpoint")
+    check_folder(options.tensorboard, "--tensorboard")
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     return plan
@@ -237,6 +241,8 @@ def _check_numbers(options: TrainOptions) -> None:
     for name in ("steps", "validate_every", "sample_tokens", "save_every", "keep"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
+    if options.seed < 0:
+        raise InputError(f"--seed must be 0 or more, not {options.seed}.")
     for option, value in {
         "--lr": options.peak_rate, "--warmup": options.warmup, "--weight-decay": options.weight_decay,
         "--clip": options.clip, "--hang-timeout": options.hang_timeout,
@@ -413,8 +419,6 @@ def _check_prompt(options: TrainOptions, prompt: str, plan: Plan) -> None:
 
 def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
     """Refuse to resume without a checkpoint of the plan's model and steps to go, or to mix two runs in a folder."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--checkpoint: {folder} is a file, not a folder.")
     newest = start_of(options)
     if newest is None:
         if checkpoints(folder):
