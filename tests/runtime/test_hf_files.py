@@ -7,6 +7,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import InputError
+from debubble.runtime.hf_files import checkpoint_files
 from tests.support.runtime_cases import FAMILIES, LLAMA, plan_of, run_threads
 
 pytest.importorskip("transformers")
@@ -38,3 +39,16 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     transformers.AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"has shape \[64, 32\] in the checkpoint, \[48, 32\] in the plan's"):
         run_threads(plan(LLAMA), lambda pipeline: pipeline.load_pretrained(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("model.safetensors", "is no whole safetensors file"),
+        ("model.safetensors.index.json", "is no index of a checkpoint"),
+    ],
+)
+def test_a_checkpoint_that_is_cut_short_is_named(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"{")
+    with pytest.raises(InputError, match=f"{name} {said}"):
+        checkpoint_files(tmp_path)

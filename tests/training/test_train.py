@@ -91,6 +91,7 @@ def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were
     ("entries", "message"),
     [
         ({"load": (Path("nowhere"),)}, "--load: there is no folder nowhere"),
+        ({"load": (Path(__file__).parent,)}, "has no checkpoint: neither model.safetensors.index.json nor"),
         ({"steps": 0}, "--steps must be at least 1"),
         ({"learning_rate": float("nan")}, "--lr must be a number, 0 or more, not nan"),
         ({"clip": -1.0}, "--clip must be a number, 0 or more, not -1.0"),

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
-from debubble.files import write_whole
+from debubble.files import decode_json, write_whole
 from debubble.ir import InputError, Plan
 from debubble.runtime.models.hf_model import tied_names
 from debubble.runtime.models.hf_names import HEAD_TABLE, joined, sources, stored
@@ -32,7 +33,7 @@ def load_pretrained(part: DevicePart, model: Mapping[str, Any] | None, folder: s
     parameter or has it in another shape.
     """
     config, folder = _checked(model), Path(folder)
-    files, adapters = _files(folder), (folder / CONFIG).is_file()
+    files, adapters = checkpoint_files(folder), (folder / CONFIG).is_file()
     if adapters and part.adapters is None:
         raise InputError(f"{folder} has adapters, but the plan trains whole parameters: make the plan with `--lora`.")
     family, tables = str(config.get("model_type")), tied_names(config)
@@ -118,15 +119,26 @@ def _read(file: Path, name: str) -> Tensor:
     return tensor
 
 
-def _files(folder: Path) -> Mapping[str, str]:
-    """Parameter -> the file that has it."""
-    from safetensors import safe_open
+class _Index(msgspec.Struct):
+    """The part of an index that says which file has a parameter."""
 
-    if (folder / INDEX).is_file():
-        weight_map: Mapping[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return weight_map
-    whole = WEIGHTS if (folder / CONFIG).is_file() else WHOLE
-    if not (folder / whole).is_file():
-        raise InputError(f"{folder} has no checkpoint: neither {INDEX} nor {whole}.")
-    with safe_open(str(folder / whole), framework="pt") as file:
-        return dict.fromkeys(file.keys(), whole)
+    weight_map: dict[str, str]
+
+
+def checkpoint_files(folder: Path) -> Mapping[str, str]:
+    """Parameter -> the file of the folder that has it; raises InputError if there is no checkpoint, or no whole one."""
+    from safetensors import SafetensorError, safe_open
+
+    index, whole = folder / INDEX, folder / (WEIGHTS if (folder / CONFIG).is_file() else WHOLE)
+    if index.is_file():
+        try:
+            return decode_json(index.read_bytes(), _Index).weight_map
+        except msgspec.DecodeError as error:
+            raise InputError(f"{index} is no index of a checkpoint: {error}.") from error
+    if not whole.is_file():
+        raise InputError(f"{folder} has no checkpoint: neither {INDEX} nor {whole.name}.")
+    try:
+        with safe_open(str(whole), framework="pt") as file:
+            return dict.fromkeys(file.keys(), whole.name)
+    except SafetensorError as error:
+        raise InputError(f"{whole} is no whole safetensors file: {error}.") from error

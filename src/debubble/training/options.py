@@ -188,6 +188,8 @@ def check(options: TrainOptions) -> Plan:
     _check_average(options, plan)
     if options.tensorboard is not None and find_spec("tensorboard") is None:
         raise InputError("--tensorboard needs TensorBoard: install debubble with its tensorboard extra.")
+    if (options.load or options.save is not None) and find_spec("safetensors") is None:
+        raise InputError("--load and --save need safetensors: install debubble with its hf extra.")
     if options.wandb is not None and find_spec("wandb") is None:
         raise InputError("--wandb needs Weights & Biases: install the package wandb.")
     _check_data(options, plan)
@@ -205,6 +207,7 @@ def check(options: TrainOptions) -> Plan:
     for folder in options.load:
         if not folder.is_dir():
             raise InputError(f"--load: there is no folder {folder}.")
+        _check_checkpoint(folder)
     if options.offload_to is not None and not options.offload_to.is_dir():
         raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
     check_folder(options.save, "--save")
@@ -213,6 +216,13 @@ def check(options: TrainOptions) -> Plan:
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     return plan
+
+
+def _check_checkpoint(folder: Path) -> None:
+    """Refuse to load a folder without a Hugging Face checkpoint."""
+    from debubble.runtime.hf_files import checkpoint_files
+
+    checkpoint_files(folder)
 
 
 def _check_average(options: TrainOptions, plan: Plan) -> None:
