@@ -89,7 +89,7 @@ def test_what_recomputes_is_not_offloaded(modules: tuple[str, ...], recomputed: 
 
 def test_an_answer_that_offloads_is_the_same_when_it_is_verified_again() -> None:
     problem = problem_of(
-        db.models["qwen3-30b-a3b"], Cluster.parse("16xH100-80GB"),
+        db.models["mixtral-8x7b"], Cluster.parse("16xH100-80GB"),
         RunOptions(data=4, zero=1, expert=4, sequence_length=8192), micro_batches=8, effort=0.3, target="megatron",
     )  # fmt: skip
     result = planners["portfolio"](problem)
@@ -102,7 +102,7 @@ def test_an_answer_that_offloads_is_the_same_when_it_is_verified_again() -> None
 
 def test_a_plan_for_megatron_offloads_modules_where_that_is_faster_than_recomputing() -> None:
     made = db.plan(
-        db.models["qwen3-30b-a3b"], db.Cluster.parse("16xH100-80GB"), data=4, zero=1, expert=4, sequence_length=8192,
+        db.models["mixtral-8x7b"], db.Cluster.parse("16xH100-80GB"), data=4, zero=1, expert=4, sequence_length=8192,
         micro_batches=8, planner="portfolio", effort=0.3, target="megatron",
     )  # fmt: skip
 

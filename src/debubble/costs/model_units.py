@@ -346,9 +346,11 @@ class _Builder:
         """Final norm, logits and loss.  The logits are kept in fp32 from the forward to the backward."""
         s, model, tensor = self.shapes, self.shapes.model, self.shapes.options.tensor
         logits = s.tokens * model.vocab / tensor
+        capped = elementwise(s, "cap", forward=2 * logits, backward=3 * logits, saved=s.element * logits)
         operators = [
             norm(s),
             matmul(s, "logits", tokens=s.tokens, local=model.vocab / tensor, layers=0),
+            *([] if model.logit_cap is None else [capped]),
             elementwise(s, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits),
         ]
         own = 0.0 if s.options.lora else s.element * model.vocab * model.hidden / tensor

@@ -13,7 +13,7 @@ is `cmb`, which is what selective recomputation has become.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.costs.speed import Speed
 from debubble.costs.units import Strategy
@@ -221,7 +221,9 @@ def _grouped_attention(shapes: Shapes, layer: int, attention: Attention) -> Iter
     yield matmul(shapes, "projections", tokens=n, local=projected, saved=e * n * projected, layers=m.qkv_layers)
     if m.qk_norm:
         size = n * (q + kv)
-        yield elementwise(shapes, "norm", forward=2 * size, backward=3 * size, saved=shapes.norm_bytes * size)
+        # The norms of queries and keys are recomputed with them.
+        saved = shapes.norm_bytes * size
+        yield elementwise(shapes, "projections", forward=2 * size, backward=3 * size, saved=saved)
     if not m.positions:
         yield elementwise(shapes, "rotary", forward=2 * n * (q + kv), backward=2 * n * (q + kv))
     yield from (fused_core(shapes, layer) if f.flash else core(shapes))
@@ -275,7 +277,8 @@ def _recurrence(shapes: Shapes, recurrence: LinearAttention | StateSpace) -> Ite
 def _end(shapes: Shapes) -> Iterator[Operator]:
     """Yield the operators that follow a half-layer's products."""
     if shapes.model.norms_results:
-        yield norm(shapes)
+        # It keeps the product's result, which recomputing the norm alone would need as well.
+        yield replace(norm(shapes), name="output")
     yield dropout(shapes)
 
 

@@ -129,7 +129,7 @@ def with_modules(unit: Unit, model: Model, options: RunOptions) -> Unit:
         return unit
     if unit.type == "attention":
         described = model.per_layer[unit.layer].attention
-        return replace(unit, module_bytes=_of_attention(unit)) if isinstance(described, Attention) else unit
+        return replace(unit, module_bytes=_of_attention(unit, model)) if isinstance(described, Attention) else unit
     return replace(unit, module_bytes=_of_experts(unit, model, options)) if model.is_moe(unit.layer) else unit
 
 
@@ -139,12 +139,14 @@ def _saved(unit: Unit, operators: str) -> Number:
     return 0 if name is None else unit.activation - unit.strategies[name].activation
 
 
-def _of_attention(unit: Unit) -> Mapping[str, Number]:
-    """The norm's result is the product's input, and queries, keys and values the core's."""
+def _of_attention(unit: Unit, model: Model) -> Mapping[str, Number]:
+    """The norm's result is the product's input, and queries, keys and values the core's, which may have been normed."""
+    width, kv_width = model.attention_width, model.kv_width
+    kept = width + 2 * kv_width + (width + kv_width if model.qk_norm else 0)
     return {
         INPUT: unit.strategies["full"].activation,
         "qkv_linear": _saved(unit, "norm"),
-        "core_attn": _saved(unit, "projections"),
+        "core_attn": _saved(unit, "projections") * (width + 2 * kv_width) / kept,
         "attn_proj": _saved(unit, "core"),
     }
 

@@ -80,6 +80,7 @@ class Ledger:
         ref = self._known.get(at)
         known = None if ref is None else ref()
         if known is not None:
+            known.transient = False
             return SavedView(known, tensor)
         # Keeping the tensor instead of a detached one would make a cycle with the graph that keeps the answer.
         detached = tensor.detach()
@@ -93,6 +94,7 @@ class Ledger:
     def expect(self, at: int) -> SavedStorage:
         """Register a storage at this address that recomputation will bring back."""
         saved = SavedStorage(self)
+        saved.transient = True
         self.know(at, saved)
         return saved
 
@@ -146,6 +148,8 @@ class SavedStorage:
     """Bytes on the device."""
     original: Tensor | None = None
     """The tensor that was saved first, while its storage is the original one."""
+    transient = False
+    """True if recomputation makes it for the operators behind it alone: as in a forward, it is not counted."""
     roams = False
     """True if another stream than the one that uses it has made its storage."""
     _storage: torch.UntypedStorage | None = None
@@ -170,7 +174,7 @@ class SavedStorage:
 
     def hold(self, storage: torch.UntypedStorage, at: int) -> None:
         """Keep this storage, and count it."""
-        self._storage, self._at, self.nbytes = storage, at, storage.nbytes()
+        self._storage, self._at, self.nbytes = storage, at, 0 if self.transient else storage.nbytes()
         self._ledger.know(at, self)
         self._ledger.count(self.nbytes)
 

@@ -49,7 +49,8 @@ class Tape:
         """Return `function(*inputs)`, and record the call if the operator is recomputed."""
         if not self._recomputed(name):
             return function(*inputs)
-        record = self._recording = _Record(function, [self._keep(t) for t in inputs], [t.requires_grad for t in inputs])
+        kept, requires_grad = [self._input(t) for t in inputs], [t.requires_grad for t in inputs]
+        record = self._recording = _Record(function, kept, requires_grad)
         try:
             results = function(*inputs)
         finally:
@@ -84,6 +85,11 @@ class Tape:
         """The storages that the backward still needs, each once."""
         found = {id(saved): saved for ref in self._saved if (saved := ref()) is not None}
         return list(found.values())
+
+    def _input(self, tensor: Tensor) -> SavedTensor:
+        """Keep what a record computes from, unless a record before it brings that back."""
+        known = self._ledger.find(address(tensor))
+        return self._keep(tensor) if known is None or known.on_device else SavedView(known, tensor)
 
     def _keep(self, tensor: Tensor) -> SavedTensor:
         kept = self._ledger.save(tensor)
@@ -131,6 +137,7 @@ class _Record:
             known = ledger.expect(at)
             self._internals.append(tensor.detach())
         self._packs.append(weakref.ref(known))
+        known.transient = False
         return SavedView(known, tensor)
 
     def expect_results(self, ledger: Ledger, results: list[Tensor]) -> list[tuple[Tensor, SavedStorage]]:

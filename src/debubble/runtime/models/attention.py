@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -88,7 +88,8 @@ def attention(
         first_head=first_head,
     )  # fmt: skip
     if context.size == 1:
-        result = attend(q, k, v)
+        fused = not dropout and cap is None
+        result = attend(q, k, v) if fused else call(_RecomputedAttention, attend, q, k, v)
     else:
         result = context.attend(q, k, v, partial(_attend_by_chunks, attend=attend, chunks=context.chunks))
     return result.transpose(1, 2).flatten(2)
@@ -120,16 +121,16 @@ def _attend(
 ) -> Tensor:
     """The attention of queries that stand at the end of the keys."""
     queries, keys = q.shape[-2], k.shape[-2]
-    mask = _visible(queries, keys, window=window, documents=documents, device=q.device)
     if not dropout and cap is None:
+        causal = queries == keys and documents is None and (window is None or window >= keys)
+        mask = None if causal else _mask(queries, keys, window=window, documents=documents, like=q)
         grouped = k.shape[1] != q.shape[1]
         return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
         )
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    if mask is None:
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril()
+    mask = _visible(queries, keys, window=window, documents=documents, device=q.device)
     scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if cap is not None:
         scores = capped(scores, cap)
@@ -137,12 +138,39 @@ def _attend(
     return (_drop(weights, dropout, seed, first_head) if dropout else weights) @ v
 
 
-def _visible(
-    queries: int, keys: int, *, window: int | None, documents: Tensor | None, device: torch.device
-) -> Tensor | None:
-    """The keys that each query sees, [..., queries, keys]; None: all up to its own, of as many keys as queries."""
-    if queries == keys and documents is None and (window is None or window >= keys):
-        return None
+class _RecomputedAttention(Function):
+    """Attention that is written out: it keeps no scores, as a fused kernel, and its backward attends again."""
+
+    @staticmethod
+    def forward(ctx: Any, attend: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.attend = attend
+        return attend(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        with torch.enable_grad():
+            y = ctx.attend(*inputs)
+        return None, *torch.autograd.grad(y, inputs, gradients[0])
+
+
+def _mask(queries: int, keys: int, *, window: int | None, documents: Tensor | None, like: Tensor) -> Tensor:
+    """A mask for a fused kernel; micro-batches and layers share that of a window."""
+    if documents is None:
+        return _of_window(queries, keys, window, like.dtype, like.device)
+    return _visible(queries, keys, window=window, documents=documents, device=like.device)
+
+
+@lru_cache(maxsize=4)
+def _of_window(queries: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What is added to scores: minus infinity where a query does not see a key."""
+    visible = _visible(queries, keys, window=window, documents=None, device=device)
+    return torch.zeros(queries, keys, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
+
+
+def _visible(queries: int, keys: int, *, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor:
+    """The keys that each query sees, [..., queries, keys]."""
     place = torch.arange(keys, device=device)
     distance = place[keys - queries :, None] - place
     mask = distance >= 0

@@ -87,7 +87,7 @@ class LlamaAttention(UnitModule):
         )  # fmt: skip
         y = op("output", self._output, op("core", core, q, k, v))
         if self.post_attention_layernorm is not None:
-            y = op("norm", self.post_attention_layernorm, y)
+            y = op("output", self.post_attention_layernorm, y)
         return residual(x, y, op)
 
     def _project(self, h: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,4 +190,4 @@ class GemmaMlp(LlamaMlp):
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.pre_feedforward_layernorm, x)
-        return residual(x, op("norm", self.post_feedforward_layernorm, self.body(h, op)), op)
+        return residual(x, op("output", self.post_feedforward_layernorm, self.body(h, op)), op)

@@ -32,7 +32,7 @@ OPERATORS = {
     "multiply": ("multiply",),
     "core": ("core",),
     "projections": ("projections",),
-    "mlp": ("projections", "activation", "multiply", "output"),
+    "mlp": ("projections", "activation", "multiply"),
 }
 """The operators of each word of a strategy, as the units name them.  A gated MLP has no `activation`: its `multiply`
 computes that again in any case."""

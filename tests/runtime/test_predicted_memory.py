@@ -1,0 +1,77 @@
+"""What the runtime keeps of activations is what plans count, however every unit recomputes."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.costs import model_units
+from debubble.costs.units import Partition, Units
+from debubble.ir import Plan, RunOptions
+from debubble.models import ModelConfig
+from tests.support.runtime_cases import GEMMA2, GEMMA3, GPT2, LLAMA, MIXTRAL, QWEN3, run_threads, tokens_of
+from tests.support.schedule_cases import explicit, fused
+
+SIZES = {"hidden_size": 256, "intermediate_size": 352, "num_hidden_layers": 2, "vocab_size": 256}
+FAMILIES = {
+    "llama": {**LLAMA, **SIZES},
+    "qwen3": {**QWEN3, **SIZES, "head_dim": 64},
+    "gemma2": {**GEMMA2, **SIZES, "head_dim": 64},
+    "gemma3": {**GEMMA3, **SIZES, "head_dim": 64, "layer_types": GEMMA3["layer_types"][1:3]},
+    "mixtral": {**MIXTRAL, **SIZES},
+    "gpt2": {
+        **GPT2, "n_embd": 256, "n_layer": 2, "vocab_size": 256,
+        "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1,
+    },
+}  # fmt: skip
+ROWS, LENGTH, MICRO_BATCHES = 4, 32, 4
+RUN = RunOptions(dtype="fp32", sequence_length=LENGTH, micro_batch_size=ROWS)
+
+
+def activations_of(config: Any) -> Units:
+    """The model's units without what is not counted with activations."""
+    units = model_units(ModelConfig.from_hf(config), db.Cluster.parse("2xCPU"), RUN)
+    bare = tuple(replace(unit, workspace=0, static=0) for unit in units.units)
+    return replace(units, units=bare, memory_limit=None)
+
+
+@st.composite
+def plans(draw: Any, config: Any) -> Any:
+    """A plan for two devices that cuts the model anywhere, and where every unit recomputes as it likes."""
+    units = activations_of(config)
+    schedule = db.schedules[draw(st.sampled_from(["1f1b", "gpipe", "interleaved"]))](
+        devices=2, micro_batches=MICRO_BATCHES
+    )
+    cuts = st.sets(st.integers(2, len(units.units) - 1), min_size=schedule.stages - 1, max_size=schedule.stages - 1)
+    # Half of the units recompute in full, so that the halves of a layer often do together.
+    names = [draw(st.one_of(st.just("full"), st.sampled_from(sorted(unit.strategies)))) for unit in units.units]
+    known = [name if name in unit.strategies else "none" for unit, name in zip(units.units, names, strict=True)]
+    ways = [*enumerate(known)]
+    partition = Partition(ways[a:b] for a, b in pairwise((0, *sorted(draw(cuts)), len(ways))))
+    schedule = draw(st.sampled_from([fused, explicit]))(schedule)
+    return Plan(
+        planner="test", schedule=schedule, costs=units.stage_costs(partition, schedule.placement), lower_bound=0,
+        partition=units.planned(partition), model=config, options=RUN,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_counted_peak_of_activations_is_the_predicted_one(family: str) -> None:
+    """It is within 1%: what differs are numbers per token, such as the scales of norms and the order of experts."""
+    config = FAMILIES[family]
+
+    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(plans(config))
+    def check(plan: Plan) -> None:
+        def peak(pipeline: Any) -> Any:
+            pipeline.step(tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
+            return pipeline.peak_activation
+
+        predicted = [float(size) for size in plan.simulate().peak_memory]
+        assert run_threads(plan, peak) == pytest.approx(predicted, rel=0.01)
+
+    check()
