@@ -2,6 +2,7 @@
 
     python benchmarks/scope_scale.py [--only 'MIX,LAYERS,MEMORY,STRATEGIES,CHUNKS;...'] [--per-chunk] [--seconds 60]
         [--json FILE]
+    python benchmarks/scope_scale.py --docs --json FILE     # the table of docs/scope.md from the file
 
 Layers are those of LLaMA-175B, in three mixes: `one` type; `moe`, a prefix of 3 lighter layers, the main run and a
 multi-token-prediction layer; `multimodal`, the same behind a vision tower of a fifth of the layers.  Model states take
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,12 @@ LAYERS = (98, 200, 300, 400)
 MEMORY = {"loose": 1.1, "medium": 2.0, "tight": 4.0}
 STRATEGIES = {"dual": DUAL, "tri": TRI, "pareto": None}
 CHUNKS = (1, 2, 4)
+READINGS = ("pooled", "per chunk")
+MIXED = {"one": "one type", "moe": "dense prefix, MoE, MTP", "multimodal": "vision tower before that"}
 CELL = ("mix", "layers", "memory", "strategies", "chunks")
+PAGE = Path(__file__).parents[1] / "docs" / "scope.md"
+BEGIN, END = "<!-- scale: written by benchmarks/scope_scale.py --docs -->", "<!-- end of scale -->"
+CLOSE = 0.01
 
 
 def scaled(unit: Unit, *, kind: str = "", time: float = 1.0, static: float = 1.0, kept: float = 1.0) -> Unit:
@@ -111,7 +117,7 @@ def rows_of(
     found = layer_runs(units_of(problem), strategies)
     wall, cpu = time.perf_counter(), time.process_time()
     answers = solve(found, schedule, limits=problem.limits, static=0.0, effort=Effort(seconds), seed=0)
-    for reading in ("pooled", "per chunk")[: 2 if per_chunk and chunks > 1 else 1]:
+    for reading in READINGS[: 2 if per_chunk and chunks > 1 else 1]:
         try:
             answer = next(answers, None)
         except InfeasibleError as error:
@@ -152,7 +158,11 @@ def main() -> None:
     parser.add_argument("--per-chunk", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", default="")
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/scope.md from the file")
     arguments = parser.parse_args()
+    if arguments.docs:
+        write_docs(json.loads(Path(arguments.json).read_text())["rows"])
+        return
     base = problem_of(Case("LLaMA-175B"))
     import ortools.linear_solver.pywraplp
     import ortools.sat.python.cp_model  # noqa: F401  (loading the library is no part of solving)
@@ -171,6 +181,39 @@ def main() -> None:
             print(*rows[-1].values(), flush=True)
         if place:
             place.write_text(json.dumps({**measured_by(), **setting, "rows": rows}, indent=1) + "\n")
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of docs/scope.md, a line for both readings of a cell, and what it says."""
+    pooled, per_chunk = (
+        {tuple(row[name] for name in CELL): row for row in rows if row["reading"] == reading} for reading in READINGS
+    )
+    lines = [
+        "| model | layers | memory | strategies | chunks | gap | CPU seconds | gap per chunk | CPU seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for cell, row in pooled.items():
+        mix, *others = cell
+        other = per_chunk[cell]
+        values = [MIXED[mix], *map(str, others), f"{row['gap']:.2%}", f"{row['cpu']:.1f}"]
+        lines.append(f"| {' | '.join(values)} | {other['gap']:.2%} | {other['cpu'] - row['cpu']:.1f} |")
+    said = []
+    for reading, found in (("pooled", pooled), ("per-chunk", per_chunk)):
+        for tower in (False, True):
+            gaps = [row["gap"] for (mix, *_), row in found.items() if (mix == "multimodal") is tower]
+            close = sum(gap < CLOSE for gap in gaps)
+            said.append(
+                f"By the {reading} reading {close} of {len(gaps)} {'with' if tower else 'without'} a tower are solved"
+                f" to within {CLOSE:.0%}, and all to within {max(gaps):.2%}."
+            )
+    return "\n".join([*lines, "", *said])
+
+
+def write_docs(rows: Sequence[dict[str, Any]]) -> None:
+    """Put the table into the page, between its marks."""
+    text = PAGE.read_text()
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    PAGE.write_text(f"{before}\n{page(rows)}\n{after}")
 
 
 def known(place: Path | None, setting: dict[str, Any]) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ CLOSE = 5e-4
 SEARCH = 0.85
 """Share of the effort; the program in one piece has the rest."""
 STARTS, WALK = 0.3, 0.7
-"""Shares of the effort for the relaxations' corners, and of the rest for what is near the best of them."""
+"""Shares of the effort for the relaxations' corners, and, with two chunks, of the rest for what is near the best."""
 STEPS = (0.4, 1.0, 0.15, 2.0, 0.05, 0.7, 1.4, 3.0)
 """Parts of the shortest long layer by which one time is made longer."""
 LONGER = 1.15
@@ -146,7 +146,8 @@ class _Search:
 
     def walk(self) -> None:
         """Go on from the best corners, as long as one time longer makes the sum shorter; then assign strategies."""
-        until = self._effort.spent + WALK * self._effort.left
+        share = WALK if self._inst.chunks == 2 else 1.0  # of more chunks boxes are too many to prove much
+        until = self._effort.spent + share * self._effort.left
         for total, times, ends in self._corners:
             if total > self._total or self._effort.spent > until or self._effort.over:
                 break
