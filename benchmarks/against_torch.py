@@ -6,7 +6,8 @@ median over rounds of their step-time ratio, `cpu_ratio` the same of both ranks'
 schedule; then, with four micro-batches and no more memory than 1F1B needs, what debubble plans for that limit against
 1F1B, the only one of torch's schedules here that fits.  `python benchmarks/against_torch.py --only 1f1b` writes one
 case into `benchmarks/results/against_torch.json` in 80 seconds, and leaves the others there as they are; without
-`--only` it measures all.
+`--only` it measures all.  `--only operators` notes which of torch's operators the CPU time of a step goes into, in both
+and in one process, by torch's profiler.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ CASES = {
     "zb-v": Case("zb-v", "ZBVZeroBubble"),
     LIMITED: Case("auto", "1F1B", 4),
 }
+
+OPERATORS = "operators"
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_")
 
 Step = Callable[[Tensor], Any]
 Clear = Callable[[], None]
@@ -169,6 +173,37 @@ def figures_of(found: dict[str, list[list[float]]]) -> dict[str, float]:
     return {"ratio": ratio, "cpu_ratio": cpu_ratio, "best_ratio": best, "best_cpu_ratio": cpu_best, **steps}
 
 
+def operators(folder: str, output: Path) -> None:
+    """Note the seconds of a step in one process by torch's operators, in both."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+    plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=8))
+    tokens = torch.randint(0, 1024, (8, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    figures = {}
+    for who, (step, clear) in {"debubble": ours(plan), "torch": torchs(plan, "GPipe", 0)}.items():
+        step(tokens)
+        clear()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            step(tokens)
+        seconds = {event.key: event.self_cpu_time_total / 1e6 for event in profile.key_averages()}
+        figures[who] = {
+            "all": sum(seconds.values()),
+            "products": sum(seconds.get(name, 0.0) for name in PRODUCTS),
+            "attention": sum(time for name, time in seconds.items() if "scaled_dot_product" in name),
+            "add_": seconds.get("aten::add_", 0.0),
+        }
+    note(OPERATORS, figures, output)
+    dist.destroy_process_group()
+
+
+def note(case: str, figures: dict[str, Any], output: Path) -> None:
+    """Put a case into the result file, beside those that are there."""
+    print(case, json.dumps(figures), file=sys.stderr)
+    found = json.loads(output.read_text()) if output.exists() else {}
+    there = {**found, case: {**measured_by(), **figures}}
+    output.write_text(json.dumps({name: there[name] for name in (*CASES, OPERATORS) if name in there}, indent=1) + "\n")
+
+
 def one(rank: int, folder: str, schedules: dict[str, Schedule], rounds: int, output: Path) -> None:
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
@@ -180,22 +215,22 @@ def one(rank: int, folder: str, schedules: dict[str, Schedule], rounds: int, out
         run = {"debubble": ours(plan), "torch": torchs(plan, case.torchs, rank)}
         figures = {"schedule": schedule.name, **figures_of(times(run, tokens, rounds))}
         if rank == 0:
-            print(name, json.dumps(figures), file=sys.stderr)
-            found = json.loads(output.read_text()) if output.exists() else {}
-            there = {**found, name: {**measured_by(), **figures}}
-            output.write_text(json.dumps({case: there[case] for case in CASES if case in there}, indent=1) + "\n")
+            note(name, figures, output)
     dist.destroy_process_group()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--only", action="append", choices=list(CASES))
+    parser.add_argument("--only", action="append", choices=[*CASES, OPERATORS])
     parser.add_argument("-o", type=Path, default=Path(__file__).parent / "results" / "against_torch.json")
     options = parser.parse_args()
     cases = {name: case for name, case in CASES.items() if name in (options.only or CASES)}
+    if OPERATORS in (options.only or [OPERATORS]):
+        operators(tempfile.mkdtemp(), options.o)
     schedules = {name: schedule_of(case.ours, case.micro_batches) for name, case in cases.items()}
-    mp.spawn(one, args=(tempfile.mkdtemp(), schedules, options.rounds, options.o), nprocs=RANKS)
+    if schedules:
+        mp.spawn(one, args=(tempfile.mkdtemp(), schedules, options.rounds, options.o), nprocs=RANKS)
 
 
 if __name__ == "__main__":
