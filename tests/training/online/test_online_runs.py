@@ -12,6 +12,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import Plan, RunOptions, StageCosts
+from debubble.training.online.partition import with_lengths
 from debubble.training.options import TrainOptions, plan_of
 from tests.support.online_cases import ordered
 from tests.support.processes import wait_for_end
@@ -57,6 +58,30 @@ def test_four_ranks_adopt_a_better_order_without_a_step_lost_or_a_loss_changed(p
         [*command(plan)[:3], "show", str(plan.parent / "plan.online.json")], capture_output=True, text=True, check=True
     )
     assert "searched, planned by optpipe" in shown.stdout
+
+
+@pytest.mark.slow
+def test_ranks_move_units_off_a_stage_that_has_too_many_and_no_loss_changes(plan: Any) -> None:
+    config = {**LLAMA, "vocab_size": 256, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 6}
+    even = db.plan(
+        db.Model.from_hf(config), db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="megatron-even",
+        dtype="fp32", sequence_length=64,
+    )  # fmt: skip
+    heavy = with_lengths(even, (2, sum(even.lengths) - 2))
+    assert heavy is not None
+    heavy.save(plan)
+
+    def run(*more: Any) -> Any:
+        arguments = command(plan, "--steps", "60", "--json", *more)
+        return json.loads(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+
+    online, plain = run("--online"), run()
+    assert online["losses"] == plain["losses"]
+    moved = [entry["units"] for entry in online["switches"] if "units" in entry]
+    assert moved
+    assert moved[0][0] > 2
+    resumed = plan_of(TrainOptions(plan=plan, online=True), resuming=True)
+    assert resumed.lengths == Plan.load(plan.parent / "plan.online.json").lengths
 
 
 @pytest.mark.slow

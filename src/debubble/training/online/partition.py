@@ -45,7 +45,7 @@ def divided_otherwise(plan: Plan, price: Price) -> Plan | None:
         return None
     best, least = plan, price(plan)
     while True:
-        others = [_with_lengths(plan, units, lengths) for lengths in _moves(best.lengths)]
+        others = [with_lengths(plan, lengths, units=units) for lengths in _moves(best.lengths)]
         prices = [(price(other), other) for other in others if other is not None]
         found, other = min(prices, key=lambda one: one[0], default=(least, best))
         if not _better(found, least):
@@ -91,11 +91,14 @@ def _moves(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield tuple(n - (s == giver) + (s == taker) for s, n in enumerate(lengths))
 
 
-def _with_lengths(plan: Plan, units: Units, lengths: Sequence[int]) -> Plan | None:
-    """The plan with so many units per stage; None if other stages would recompute then.
+def with_lengths(plan: Plan, lengths: Sequence[int], *, units: Units | None = None) -> Plan | None:
+    """The plan with so many units per stage; None if other stages would recompute then, or its units are not known.
 
     A unit that is new to a stage recomputes as the stage's others do.
     """
+    units = units or units_of(plan)
+    if units is None:
+        return None
     placement, hosted = plan.schedule.placement, plan.schedule.host_steps
     before = partition_named(plan.partition, units)
     after = Partition(
