@@ -1,24 +1,32 @@
 """`auto`: the plan with the shortest step, gradients and optimizer included, of all registered planners.
 
-It gives every planner the same problem and keeps the fastest verified answer, so it is never worse than any of them;
-what the others answered, or why they could not, stays with the plan.  Planners that search get the whole effort each,
-side by side in processes of their own if that is worth it, while the others answer here.  `joint` has the last word:
-it goes on from the order of the fastest two answers, whoever gave them.
+It gives every planner the same problem and keeps the fastest verified answer; what the others answered, or why they
+could not, stays with the plan.  Planners that search do so side by side in processes of their own if that is worth it,
+while the others answer here.  `joint` has the whole effort, the others a part, and the whole only if they then come
+close to the fastest answer; where `joint` has no answer, all have the whole.
+`joint` has the last word: it goes on from the order of the fastest two answers, whoever gave them.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from debubble.ir import CandidateSummary, CutOffError, DebubbleError
-from debubble.planners.problem import Problem, Solution, closest
-from debubble.planners.process_pool import Answer, by_completion, side_by_side
+from debubble.planners.problem import ModelUnits, Problem, Solution, closest
+from debubble.planners.process_pool import WORKER, Answer, by_completion, side_by_side
 from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verified
 from debubble.targets.orders import OwnOrders
+
+FIRST, CLOSE = 0.25, 1.05
+"""The part of the effort with which others than `joint` begin, and how much longer than the fastest answer's step
+theirs may take for them to have the whole."""
 
 
 @planner("auto", paper="debubble's own", searches=True)
@@ -81,29 +89,63 @@ def _results(answers: Mapping[str, Result | DebubbleError]) -> list[Result]:
 
 
 def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | DebubbleError]:
-    """Every planner's verified answer, or why it has none, in the order of the names; those that search last."""
-    others = {name: planners[name] for name in names}
+    """Every planner's verified answer, or why it has none, in the order of the names; those that search last.
+
+    Where `joint` searches, it has the whole effort and the others begin with a part; those whose answers then come
+    close to the fastest are asked again, with the whole.
+    """
+    names = sorted(names, key=lambda name: planners[name].searches)
+    joins = "joint" in names and isinstance(problem.workload, ModelUnits) and problem.equally_long
+    begin = min(problem.effort, max(WORKER, FIRST * problem.effort))
+    if not joins or begin == problem.effort:
+        return _asked(dict.fromkeys(names, problem))
+    # The longest search begins first.
+    begun = {name: replace(problem, effort=begin) for name in names if name != "joint"}
+    answers = _asked({"joint": problem, **begun})
+    least = min((result.score for result in _results(answers)), default=math.inf)
+    again: list[str] = []
+    for name in (name for name in begun if planners[name].searches):
+        answer = answers[name]
+        if isinstance(answer, Result) and answer.score > CLOSE * least:
+            answers[name] = _with_remark(answer, f"searched with {begin / problem.effort:.0%} of the effort, as another is well ahead")
+        elif isinstance(answer, Result) or not isinstance(answers["joint"], Result):
+            again.append(name)
+    answers |= _asked(dict.fromkeys(again, problem), answers)
+    return {name: answers[name] for name in names}
+
+
+def _with_remark(result: Result, remark: str) -> Result:
+    """The answer with one more remark."""
+    said = result.solution.remark
+    solution = replace(result.solution, remark=remark if said is None else f"{said}; {remark}")
+    return replace(result, solution=solution)
+
+
+def _asked(
+    problems: Mapping[str, Problem], before: Mapping[str, Result | DebubbleError] = MappingProxyType({})
+) -> dict[str, Result | DebubbleError]:
+    """Every planner's verified answer to its problem, or why it has none; those that search side by side."""
     answers: dict[str, Result | DebubbleError] = {}
 
     def take(name: str, ask: Callable[[], Result]) -> None:
         answers[name] = _answer(ask)
-        results = [answer for answer in answers.values() if isinstance(answer, Result)]
-        best = min(results, key=lambda result: result.score, default=None)
+        known = {**before, **answers}
+        best = next(iter(_results(known)), None)
         tell(
             Progress(
-                stage="Planning", done=len(answers), total=len(others), counted="planners",
+                stage="Planning", done=len(known), total=len({**before, **problems}), counted="planners",
                 best=None if best is None else best.planner, step_time=None if best is None else float(best.time),
             )
         )  # fmt: skip
 
-    with side_by_side({name: (name, problem) for name, entry in others.items() if entry.searches}) as futures:
-        for name, entry in others.items():
-            if not entry.searches:
-                take(name, partial(entry, problem))
+    tasks = {name: (name, problem) for name, problem in problems.items() if planners[name].searches}
+    with side_by_side(tasks) as futures:
+        for name, problem in problems.items():
+            if name not in tasks:
+                take(name, partial(planners[name], problem))
         for name in by_completion(futures):
-            take(name, partial(_verified, name, problem, futures[name]))
-    order = [*(name for name, entry in others.items() if not entry.searches), *futures]
-    return {name: answers[name] for name in order}
+            take(name, partial(_verified, name, problems[name], futures[name]))
+    return answers
 
 
 def _verified(name: str, problem: Problem, future: Future[Answer]) -> Result:

@@ -14,7 +14,7 @@ from debubble.search.annealing.arrays import PeriodicBlock
 from debubble.search.annealing.layout import FROM_SCRATCH, Shares
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import initial_schedules
-from debubble.search.effort import START, Effort, price_of_move
+from debubble.search.effort import SIMULATION, START, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
 
 BURST = 2000
@@ -28,6 +28,8 @@ COOLINGS = (0.0, 0.03, 0.1, 0.3, 1.0)
 """Shares of the search at which coolings begin: short ones for easy problems, then a slow one."""
 COOLING_STEPS = 16
 """Temperatures of a cooling, at least."""
+SELDOM = 10
+"""Improvements are simulated at most once in the work of so many simulations, and where a cooling ends."""
 RESTART_RATIO = 1.005
 """A walker restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may
 get stuck."""
@@ -148,14 +150,14 @@ def improve(
     from debubble.search.annealing.walker import Walker
 
     effort = effort or Effort(math.inf)
-    price = price_of_move(
-        problem.stages * problem.micro_batches, recompute=problem.recompute, by_arrival=bool(problem.costs.link_groups)
-    )
+    pairs = problem.stages * problem.micro_batches
+    price = price_of_move(pairs, recompute=problem.recompute, by_arrival=bool(problem.costs.link_groups))
     steps = effort.moves(price) if steps is None else steps
+    between = SELDOM * SIMULATION * pairs / price
     walkers = [
         Walker.of(problem, best, seed=seed * 7919 + worker, block=block, shares=shares) for worker in range(workers)
     ]
-    done, before = 0, best.seconds
+    done, simulated, before = 0, 0, best.seconds
     with ThreadPoolExecutor(workers) as pool:
         for begin, end in itertools.pairwise(coolings):
             for walker in walkers:
@@ -173,9 +175,13 @@ def improve(
                     )
                     for walker, first in zip(walkers, itertools.cycle(hot), strict=False)
                 ]
-                moved = max(walk.result() for walk in walks)
-                done += moved
-                effort.spend(moved * price)
+                moves = [walk.result() for walk in walks]
+                done += max(moves)
+                effort.spend(max(moves) * price)
+                goes_on = done / steps < end and min(moves) == count and not effort.brake.bites
+                if goes_on and done - simulated < between:
+                    continue
+                simulated = done
                 for walker in walkers:
                     schedule = walker.take_improvement() if walker.best < best.value else None
                     better = None if schedule is None else verify(problem, schedule, best, below=best.value)
