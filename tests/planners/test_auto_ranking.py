@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import debubble as db
 from debubble.costs import StepTail
 from debubble.ir import Kind, RunOptions
+from debubble.planners import planners
 from debubble.planners.auto import fastest_of
 from debubble.planners.model_problem import problem_of
 from debubble.schedules.chronos.offload import offload_states
@@ -33,6 +36,24 @@ def test_every_candidate_has_its_step_and_the_shortest_is_the_plan() -> None:
     steps = [c.step_time for c in best.candidates if c.step_time is not None]
     assert steps == sorted(steps)
     assert steps[0] == pytest.approx(float(db.simulate(best.schedule, best.costs).makespan) + TAIL.of(best.schedule))
+
+
+def test_planners_that_are_well_behind_have_a_part_of_the_effort_and_say_so() -> None:
+    best = fastest_of(replace(problem(), effort=1), ["joint", "chronos", "portfolio"])
+    steps = {c.planner: c.step_time for c in best.candidates}
+    assert {c.planner: c.remark for c in best.candidates} == {
+        "joint": None,
+        "portfolio": None,
+        "chronos": "searched with 50% of the effort, as another is well ahead",
+    }
+    joint, portfolio, chronos = (float(steps[name] or 0) for name in ("joint", "portfolio", "chronos"))
+    assert portfolio <= 1.05 * joint < chronos
+    assert portfolio == planners["portfolio"](replace(problem(), effort=1)).time
+
+
+def test_without_an_answer_of_joint_all_have_the_whole_effort() -> None:
+    best = fastest_of(replace(problem(), effort=1), ["chronos", "portfolio"])
+    assert [c.remark for c in best.candidates] == [None, None]
 
 
 def test_a_stage_that_is_stepped_inside_the_pipeline_leaves_less_behind_it() -> None:

@@ -13,6 +13,7 @@ from debubble.search.annealing.incremental import SAME, START, common_mark, keep
 from debubble.search.annealing.layout import FROM_SCRATCH
 from debubble.search.annealing.moves import measure, move, recompute_otherwise
 from debubble.search.annealing.search import search
+from debubble.search.annealing.shared_links import follow_list
 from debubble.search.annealing.walker import Walker
 from debubble.search.problem import OrderProblem
 from tests.search.orders import uniform
@@ -75,6 +76,23 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     assert len(begins) > 10
     # With shared links nothing is taken over from where the devices are in the state that they were in.
     assert len(meetings) == 1 if a.by_arrival else len(meetings) > 10
+
+
+def test_a_list_without_room_is_still_followed_to_its_end() -> None:
+    # The next evaluation takes back the times of the whole list, although what it keeps may have changed meanwhile.
+    problem = replace(SMALL, costs=SMALL.costs.replace(link_groups=[[0, 1], [2, 3]]))
+    start = next(iter(search(problem, steps=0)))
+    a, x, n, _ = arrays_of(problem)
+    orders, lengths = encode(problem, start.schedule)
+    x[a.limit] = 1.0
+    assert not follow_list(a, x, n, orders, lengths[0], 0)
+    followed = []
+    for head in n[a.head : a.head + 3].tolist():
+        op = head
+        while op >= 0:
+            followed.append(op)
+            op = int(n[a.follow + op])
+    assert sorted(followed) == sorted(orders[0, : lengths[0]].tolist())
 
 
 def test_lists_that_stay_late_are_given_up_and_were_mostly_worse() -> None:

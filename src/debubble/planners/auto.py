@@ -107,7 +107,9 @@ def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | De
     for name in (name for name in begun if planners[name].searches):
         answer = answers[name]
         if isinstance(answer, Result) and answer.score > CLOSE * least:
-            answers[name] = _with_remark(answer, f"searched with {begin / problem.effort:.0%} of the effort, as another is well ahead")
+            answers[name] = _with_remark(
+                answer, f"searched with {begin / problem.effort:.0%} of the effort, as another is well ahead"
+            )
         elif isinstance(answer, Result) or not isinstance(answers["joint"], Result):
             again.append(name)
     answers |= _asked(dict.fromkeys(again, problem), answers)

@@ -59,6 +59,8 @@ REFINING = 0.05
 """The part of the effort in which single units of each of these plans recompute less."""
 SLOWLY, HOT = 2000, (0.5,)
 """Moves per pair of a stage and a micro-batch from which on an order is cooled from a high temperature, and that."""
+WORTHWHILE = 0.1
+"""The effort from which an order is searched, in simulations of its plan."""
 CORES = 2
 """Walks side by side: the reference machine has so many cores."""
 GOING_ON, CLOSE = 0.2, 1.05
@@ -136,10 +138,10 @@ def _simulated(problem: Problem, walks: Sequence[Walk], effort: Effort) -> list[
     for walk in (walk for walk in walks if walk.complete):
         solution = walk.levers.solution(walk.best)
         partition = solution.schedule.placement, solution.partition
-        if partition in partitions or len(partitions) == SIMULATED:
+        if partition in partitions or len(partitions) == SIMULATED or (solutions and effort.over):
             continue
         partitions.add(partition)
-        effort.spend(SIMULATION * walk.levers.placement.stages * problem.micro_batches)
+        effort.spend(_price_of_simulation(solution))
         try:
             solutions.append((_step_time(problem, solution), solution))
         except DebubbleError as error:
@@ -151,6 +153,11 @@ def _simulated(problem: Problem, walks: Sequence[Walk], effort: Effort) -> list[
             else f"No plan of those that were tried fits the memory limit: {reason}"
         )
     return sorted(solutions, key=lambda entry: entry[0])
+
+
+def _price_of_simulation(solution: Solution) -> float:
+    """Seconds of the reference machine to simulate a solution."""
+    return SIMULATION * solution.schedule.stages * solution.schedule.micro_batches
 
 
 def _step_time(problem: Problem, solution: Solution) -> Number:
@@ -171,7 +178,7 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
     Returns:
         The fastest plan that was found; None if it is no better than the first answer.
     """
-    if problem.levers is not None or problem.effort <= 0:
+    if problem.levers is not None or GOING_ON * problem.effort <= max(map(_price_of_simulation, answers[:CORES])):
         # A target has orders of its own.
         return None
     effort = Effort.starting(GOING_ON * problem.effort, problem.deadline)
@@ -197,6 +204,8 @@ def _improve_order(
     problem: Problem, value: Number, solution: Solution, workers: int, effort: Effort
 ) -> tuple[Number, Solution] | None:
     """Search better orders of a solution, whose step takes `value`, with so many walkers; None if none is faster."""
+    if effort.left < WORTHWHILE * _price_of_simulation(solution):
+        return None
     hosted = solution.schedule.host_steps
     start = solution.schedule.without_host_steps()
     try:

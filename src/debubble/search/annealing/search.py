@@ -29,7 +29,8 @@ COOLINGS = (0.0, 0.03, 0.1, 0.3, 1.0)
 COOLING_STEPS = 16
 """Temperatures of a cooling, at least."""
 SELDOM = 10
-"""Improvements are simulated at most once in the work of so many simulations, and where a cooling ends."""
+"""Where simulation agrees with the walk it is asked for improvements once in the work of so many simulations, and where
+a cooling ends."""
 RESTART_RATIO = 1.005
 """A walker restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may
 get stuck."""
@@ -157,7 +158,7 @@ def improve(
     walkers = [
         Walker.of(problem, best, seed=seed * 7919 + worker, block=block, shares=shares) for worker in range(workers)
     ]
-    done, simulated, before = 0, 0, best.seconds
+    done, simulated, before, agrees = 0, 0, best.seconds, False
     with ThreadPoolExecutor(workers) as pool:
         for begin, end in itertools.pairwise(coolings):
             for walker in walkers:
@@ -179,12 +180,14 @@ def improve(
                 done += max(moves)
                 effort.spend(max(moves) * price)
                 goes_on = done / steps < end and min(moves) == count and not effort.brake.bites
-                if goes_on and done - simulated < between:
+                if goes_on and agrees and done - simulated < between:
                     continue
                 simulated = done
                 for walker in walkers:
                     schedule = walker.take_improvement() if walker.best < best.value else None
                     better = None if schedule is None else verify(problem, schedule, best, below=best.value)
+                    if schedule is not None:
+                        agrees = better is not None and math.isclose(walker.best, better.value)
                     if better is not None:
                         best = replace(better, source="search", steps=done, seconds=before + done * price)
                         yield best

@@ -47,8 +47,9 @@ def lane_of(a: KernelLayout, op: int) -> int:
 def follow_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int) -> bool:
     """Note which operation follows each of a device's list on its lane, and what it waits for to have memory.
 
-    Returns False if memory does not suffice.
+    Returns False if memory does not suffice; what follows what is noted to the end also then.
     """
+    fits = True
     size, limit = a.stages * a.micro_batches, x[a.limit + d]
     reserved, last_freed, last = x[a.static + d], 0.0, -1
     n[a.oldest + d] = n[a.known + d] = n[a.newest + d] = 0
@@ -71,8 +72,7 @@ def follow_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, 
             compute = op
             if allocated > 0 and reserved + allocated > limit:
                 reserved, n[a.offload + op] = admit_compute(a, x, n, d, reserved, limit - allocated)
-                if reserved + allocated > limit:
-                    return False
+                fits = fits and reserved + allocated <= limit
             last, last_freed = op, x[a.freed + row]
             reserved += allocated - last_freed
             continue
@@ -91,11 +91,10 @@ def follow_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, 
         if needed > 0:
             needed, n[a.offload + op] = admit_reload(a, x, n, d, needed)
             if needed > 0:
-                if needed > last_freed:
-                    return False
+                fits = fits and needed <= last_freed
                 n[a.freeing + op], last_freed = 1, 0.0
         reserved += allocated
-    return True
+    return fits
 
 
 @inlined
@@ -241,6 +240,7 @@ def go_on_by_arrival(
     """
     for d in range(a.devices):
         if n[a.stale + d]:
+            # It need not fit: what a micro-batch keeps may be that of the new list already.
             follow_list(a, x, n, orders, lengths[d], d)
             n[a.stale + d] = 0
     whole = tried_lengths.sum()
