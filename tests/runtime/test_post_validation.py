@@ -13,13 +13,23 @@ import torch
 import debubble as db
 from debubble.ir import InputError, Kind
 from debubble.runtime import Pipeline
-from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order
+from debubble.runtime.distributed.gradient_norm import CHUNK, NormRelay, PartialSums, finish_order, sum_of_squares
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.execution.synchronization import speculative_instructions
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
 from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, tokens_of
 
 STEPS = 5
+
+
+def test_the_sum_of_squares_has_every_number_once() -> None:
+    gradients = [torch.full((3, CHUNK - 1), 0.5), torch.full((7,), 2.0, dtype=torch.bfloat16), torch.empty(0)]
+    assert sum_of_squares(gradients) == 3 * (CHUNK - 1) / 4 + 7 * 4
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_number_that_is_not_finite_shows_in_the_sum_of_squares(bad: float) -> None:
+    assert not PartialSums(sum_of_squares([torch.ones(CHUNK + 1), torch.tensor([1.0, bad])])).finite
 
 
 class HeldBack:

@@ -116,7 +116,10 @@ def _table(units: Units) -> Table:
                     f"{float(strategy.activation) / 2**20:.2f}",
                 )
     link = f"message {_milliseconds(units.communication)} ms, " if units.communication else ""
-    table.caption = f"ms and MiB; {link}host link {float(units.offload_bandwidth or 0) / 1e9:.1f} GB/s"
+    host_link, host_step = (
+        f"{float(bandwidth or 0) / 1e9:.1f} GB/s" for bandwidth in (units.offload_bandwidth, units.host_step_bandwidth)
+    )
+    table.caption = f"ms and MiB; {link}host link {host_link}, optimizer step on the host {host_step}"
     return table
 
 

@@ -28,6 +28,7 @@ from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
 from debubble.processes import own_cores
 from debubble.profiler.units import DTYPES, Kind, Measurements, ModelSlice, costs_of, kind_of, merged
+from debubble.runtime.distributed.gradient_norm import sum_of_squares
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.launcher import encode_options, launch
 from debubble.runtime.memory.host import HostMemory
@@ -80,7 +81,9 @@ def host_bandwidth(device: torch.device, *, host: HostMemory, size: int = 2**24,
 
 
 def host_step_bandwidth(options: RunOptions, *, parameters: int = 2**22, repetitions: int) -> float:
-    """Bytes per second that an AdamW step on the host moves in its memory, with the copies that take it back.
+    """Bytes per second that an AdamW step on the host moves in its memory.
+
+    It begins with the norm of its gradients and the copies that take it back, as a host's step in a run does.
 
     Args:
         options: The run, whose bytes per parameter are counted as the cost model counts them.
@@ -88,13 +91,14 @@ def host_step_bandwidth(options: RunOptions, *, parameters: int = 2**22, repetit
         repetitions: Steps that are timed.
     """
     weight = torch.zeros(parameters, requires_grad=True)
-    weight.grad = torch.ones(parameters)
+    weight.grad = gradient = torch.ones(parameters)
     optimizer = torch.optim.AdamW([weight], fused=True)
     optimizer.step()
     kept = [weight.detach(), *(s for s in optimizer.state[weight].values() if s.numel() == parameters)]
     copies = [torch.empty_like(tensor) for tensor in kept]
 
     def step() -> None:
+        sum_of_squares([gradient])
         for copy, tensor in zip(copies, kept, strict=True):
             copy.copy_(tensor)
         optimizer.step()

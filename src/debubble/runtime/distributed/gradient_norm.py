@@ -20,6 +20,16 @@ from debubble.ir import Kind, Number, Program
 from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.simulator import run
 
+CHUNK = 2**16
+"""Numbers that a CPU widens at a time: so few stay in its cache."""
+
+
+def sum_of_squares(tensors: Iterable[Tensor]) -> float:
+    """The sum of the squares of all numbers, in double precision."""
+    flat = [tensor.detach().flatten() for tensor in tensors]
+    chunks = (chunk.double() for t in flat for chunk in t.split(CHUNK if t.device.type == "cpu" else max(1, len(t))))
+    return float(sum(torch.dot(chunk, chunk) for chunk in chunks))
+
 
 @dataclass(frozen=True)
 class PartialSums:

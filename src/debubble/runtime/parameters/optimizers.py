@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind, Plan
-from debubble.runtime.distributed.gradient_norm import PartialSums
+from debubble.runtime.distributed.gradient_norm import PartialSums, sum_of_squares
 from debubble.runtime.distributed.sharding import inner_tensors, local_tensor
 from debubble.runtime.models.hf_names import HEAD_TABLE
 from debubble.runtime.parameters.averages import WeightAverages
@@ -159,8 +159,7 @@ class DeviceOptimizers:
         return counted
 
     def _squares(self, stage: int) -> float:
-        gradients = [local_tensor(p.grad) for p in self._counted[stage] if p.grad is not None]
-        return float(sum(g.double().square().sum() for g in gradients)) if gradients else 0.0
+        return sum_of_squares(local_tensor(p.grad) for p in self._counted[stage] if p.grad is not None)
 
 
 class TentativeUpdate:
