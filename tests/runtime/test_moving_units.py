@@ -11,6 +11,7 @@ from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import InputError, StageCosts
+from debubble.runtime.failures import MoveMemoryError
 from tests.support import gloo_ranks
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import (
@@ -260,10 +261,28 @@ def test_units_move_between_four_gloo_ranks(options: Any, tmp_path: Path) -> Non
         assert [name for name in alike if not torch.equal(parameters[name], alike[name])] == []
 
 
+def test_a_device_without_room_for_its_new_units_says_so() -> None:
+    before, after = divisions(2, dtype="fp32")
+    made: list[AdamW] = []
+
+    def make(parameters: Any) -> AdamW:
+        if len(made) == 2:  # one for each rank when it starts
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")
+        made.append(AdamW(parameters))
+        return made[-1]
+
+    with pytest.raises(
+        MoveMemoryError, match=r"ran out of memory while units moved to it.* Tried to allocate 2\.00 GiB"
+    ):
+        run_threads(before, lambda pipeline: pipeline.switch_plan(after), optimizer=make)
+
+
 def test_units_stay_where_a_model_is_given_or_the_optimizer_is_the_users() -> None:
     before, after = divisions(2, dtype="fp32")
-    with pytest.raises(InputError, match="units move between devices only where Pipeline builds them"):
-        run_threads(before, lambda pipeline: pipeline.switch_plan(after))
+    model = pytest.importorskip("tests.support.hf_reference").hf_model(LLAMA).float()
+    for arguments in ({}, {"model": model, "optimizer": partial(AdamW, lr=0.01)}):
+        with pytest.raises(InputError, match="units move between devices only where Pipeline builds them"):
+            run_threads(before, lambda pipeline: pipeline.switch_plan(after), **arguments)
 
 
 def test_a_device_without_the_embedding_it_needs_is_refused() -> None:

@@ -35,6 +35,17 @@ class DeviceMemoryError(DebubbleError):
         )
 
 
+class MoveMemoryError(DebubbleError):
+    """A device has no room for the units that move to it beside those that it has."""
+
+    def __init__(self, device: int, cause: BaseException) -> None:
+        asked = str(cause).strip().split("\n")[0]
+        super().__init__(
+            f"Device {device} ran out of memory while units moved to it, beside those that it had: train without"
+            f" --online, or go on from a checkpoint by the other plan. {asked}"
+        )
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether torch's allocator for the GPU or for the CPU raised this."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -29,6 +29,7 @@ from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.execution.operations import StepState, TensorOperations
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
+from debubble.runtime.failures import MoveMemoryError, is_out_of_memory
 from debubble.runtime.float8 import float8_of
 from debubble.runtime.forward_runs import ForwardRuns
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
@@ -371,6 +372,7 @@ class Pipeline:
         Raises:
             InputError: The plan has another model, devices or steps, or other units where these cannot move; or the
                 ranks have different plans; and what lowering raises.
+            MoveMemoryError: A device has no room for its new units beside the old ones.
         """
         self.finish_update()
         check_follows(plan, self.plan, moves_units=self.moves_units)
@@ -381,8 +383,13 @@ class Pipeline:
                 stage.follow(plan.partition[number])
         else:
             self._check_updated()
-            with self.status.phase("moves units", local=False):
-                self._move_units(plan)
+            try:
+                with self.status.phase("moves units", local=False):
+                    self._move_units(plan)
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise MoveMemoryError(self.device, error) from error
+                raise
         self._operations = replace(
             self._operations, program=program, stages=self._part.stages, weights=self._part.weights
         )
