@@ -95,7 +95,7 @@ def holds(statement: str, ours: bool, *, because: str = "") -> Claim:
 
 
 def unavailable(statement: str, *, paper: str = "", because: str) -> Claim:
-    """A claim beside which there is nothing of ours."""
+    """A claim for which debubble computes nothing."""
     return Claim(statement=statement, paper=paper, ours="", verdict=Unavailable(because))
 
 

@@ -8,7 +8,7 @@ that chain at that moment is what the device waits for.  From it the cause follo
 * otherwise `warm-up` before the device's first backward, and `cool-down` after its last forward;
 * between them `imbalance`, as long as it sums to no more than the work that the busiest device has more than this
   one, which no order can fill, and `dependency` beyond;
-* `overhead`: nothing at all.  Only a measured timeline has it: launch delays and the like.
+* `overhead`: no operation at all.  Only a measured timeline has it: launch delays, for example.
 
 The causes of a device sum to its idle time exactly.  Recomputation is work, not idle time: `Timeline.recompute`.
 """

@@ -37,7 +37,7 @@ class Repricer:
 
     Attributes:
         schedule: The order.
-        simulations: How often costs had to be lowered and simulated anew, which takes far longer than a price else.
+        simulations: How often costs had to be lowered and simulated again, which takes far longer than pricing.
     """
 
     def __init__(self, schedule: Schedule) -> None:

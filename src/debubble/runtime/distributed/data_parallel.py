@@ -71,7 +71,7 @@ class Replicas(RankGroup):
 ELEMENTWISE = frozenset(
     ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD", "Lion")
 )
-"""Classes of which it is known."""
+"""Classes of torch's optimizers that treat every element by itself."""
 
 WHOLE = ("muon", "adafactor", "shampoo", "soap", "lamb", "lars", "lbfgs")
 """Parts of the names of classes that factor, orthogonalize or measure whole parameters."""

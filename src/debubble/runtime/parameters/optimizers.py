@@ -83,7 +83,7 @@ class DeviceOptimizers:
         return [*self.outside, *self.inside.values()]
 
     def go_on_with(self, before: DeviceOptimizers) -> None:
-        """Let the optimizers of before step these parameters: their settings stay, and whoever changes them."""
+        """Let the earlier optimizers step these parameters; their settings stay, as do schedules that change them."""
         self.outside = [*map(_continued, before.outside, self.outside)] or self.outside
         self.inside = {stage: _continued(before.inside[stage], made) for stage, made in self.inside.items()}
 

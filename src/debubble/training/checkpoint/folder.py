@@ -54,7 +54,7 @@ def latest(folder: Path) -> Path:
 
 
 def progress_of(checkpoint: Path) -> RunProgress:
-    """Read how far the checkpoint's run was.  Raises InputError if it is none of ours."""
+    """Read how far the checkpoint's run was.  Raises InputError if debubble has not written it."""
     try:
         return msgspec.json.decode((checkpoint / "progress.json").read_bytes(), type=RunProgress)
     except (OSError, msgspec.DecodeError) as error:

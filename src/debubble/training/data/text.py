@@ -55,7 +55,7 @@ def encoded(text: str, tokenizer: HfTokenizer | None) -> list[int]:
 
 
 def decoded(tokens: Sequence[int], tokenizer: HfTokenizer | None) -> str:
-    """The text of some tokens; what is none is a replacement character."""
+    """The text of some tokens; bytes that are no text become replacement characters."""
     if tokenizer is not None:
         return tokenizer.decode(tokens)
     return bytes(token if token < VOCABULARY else 0xFF for token in tokens).decode(errors="replace")
