@@ -92,15 +92,21 @@ def misfit(job: Job, reason: str) -> Misfit:
 
 def states_sentence(job: Job) -> str:
     """Say what the model's undivided states take, and what all devices together have."""
-    options = replace(job.options, tensor=1, data=1, context=1, expert=1, zero=0, micro_batch_size=1)
-    units = model_units(job.model, job.cluster, options, pipeline=job.cluster.count).units
-    states = sum(float(unit.static) for unit in units)
-    hosted = sum(float(unit.on_host.static if unit.on_host else unit.static) for unit in units)
-    room = float(sum(job.cluster.memory_limits))
+    (states, hosted), room = _states(job), float(sum(job.cluster.memory_limits))
     return (
         f"One copy of the model's states is {readable(states)} ({readable(hosted)} with the optimizer on the host), and"
         f" a plan may use {readable(room)} on all {job.cluster.count} devices together"
     )
+
+
+def _states(job: Job) -> tuple[float, float]:
+    """Bytes of one copy of the model's states on devices: all of them, and with the optimizer on the host."""
+    options = replace(
+        job.options, tensor=1, data=1, context=1, expert=1, expert_tensor=None, zero=0, micro_batch_size=1
+    )
+    units = model_units(job.model, job.cluster, options, pipeline=job.cluster.count).units
+    hosted = sum(float(unit.on_host.static if unit.on_host else unit.static) for unit in units)
+    return sum(float(unit.static) for unit in units), hosted
 
 
 def option_words(degrees: Degrees) -> str:
@@ -152,7 +158,7 @@ def _more_devices(job: Job) -> Iterator[Remedy]:
 
 def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
     """The remedy that a change is, with the best degrees for it, if a quick plan of it fits."""
-    best = _best(job)
+    best = _best(job) if _has_room(job) else None
     if best is not None:
         degrees, step = best
         yield Remedy(change=_words(change, degrees), degrees=degrees, step_time=step)
@@ -160,6 +166,8 @@ def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
 
 def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     """The remedy that a change is if the host holds what the devices cannot."""
+    if not _has_room(job, with_host=True):
+        return
     try:
         problems = {degrees: job.problem(degrees) for degrees in smallest_batches(job)}
     except DebubbleError:
@@ -181,6 +189,15 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     if found:
         step, degrees, on_host = min(found, key=lambda plan: plan[0])
         yield Remedy(change=_words(change, degrees), degrees=degrees, step_time=step, on_host=on_host)
+
+
+def _has_room(job: Job, *, with_host: bool = False) -> bool:
+    """Tell whether the states may fit on all devices together, before every choice of degrees is looked at."""
+    try:
+        states, hosted = _states(job)
+    except DebubbleError:  # the change is none that the model can be run with
+        return False
+    return (hosted if with_host else states) <= sum(job.cluster.memory_limits)
 
 
 def _least_memory(degrees: Degrees, problem: Problem) -> float:
