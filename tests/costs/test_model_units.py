@@ -432,10 +432,10 @@ def test_messages_leave_the_node_when_the_run_does() -> None:
         ({"quantize": "nf4"}, None, "something must train beside them: give --lora RANK, too"),
         ({"lora": 8, "quantize": "int4"}, None, "may be quantised to nf4, not to 'int4'"),
         ({"zero": 4}, None, "ZeRO has the levels 0, 1, 2 and 3, not 4"),
-        ({"data": 2, "expert": 2}, None, "0 experts cannot be divided over 2"),
+        ({"data": 2, "expert": 2}, None, "The model has no experts: leave out --expert and --expert-tensor."),
         ({"expert": 2}, None, "2 expert-parallel ranks do not divide the 1 x 1"),
         ({"tensor": 2, "expert": 4, "expert_tensor": 1}, None, "4 expert-parallel x 1 expert-tensor-parallel ranks do"),
-        ({"tensor": 2, "expert_tensor": 1}, None, "0 columns of an expert cannot be divided over 1 expert-tensor"),
+        ({"tensor": 2, "expert_tensor": 1}, None, "The model has no experts: leave out --expert and --expert-tensor."),
     ],
 )
 def test_options_that_do_not_fit_are_refused_with_a_sentence(

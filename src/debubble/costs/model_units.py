@@ -186,13 +186,17 @@ def check(model: Architecture, options: RunOptions) -> None:
             f"The model has learned positions for {model.positions} tokens; a sequence of {options.sequence_length}"
             " is too long."
         )
-    if options.expert > 1 and (model.experts is None or model.experts.count % options.expert):
-        count = 0 if model.experts is None else model.experts.count
-        raise InputError(f"{count} experts cannot be divided over {options.expert} expert-parallel ranks.")
-    if options.expert_tensor is not None and (model.experts is None or model.experts.ffn % options.expert_tensor):
-        width = 0 if model.experts is None else model.experts.ffn
+    experts = model.experts
+    if experts is None:
+        if options.expert > 1 or options.expert_tensor is not None:
+            raise InputError("The model has no experts: leave out --expert and --expert-tensor.")
+        return
+    if options.expert > 1 and experts.count % options.expert:
+        raise InputError(f"{experts.count} experts cannot be divided over {options.expert} expert-parallel ranks.")
+    if options.expert_tensor is not None and experts.ffn % options.expert_tensor:
         raise InputError(
-            f"{width} columns of an expert cannot be divided over {options.expert_tensor} expert-tensor-parallel ranks."
+            f"{experts.ffn} columns of an expert cannot be divided over {options.expert_tensor}"
+            " expert-tensor-parallel ranks."
         )
 
 
