@@ -7,22 +7,9 @@ import pytest
 
 import debubble as db
 from debubble.ir import Kind
+from tests.support.schedule_cases import timeline
 
 SIZES = [(2, 4), (3, 5), (4, 8), (4, 16), (5, 17), (8, 16), (8, 33)]
-
-
-def timeline(name: Any, p: Any, m: Any, v: int = 1, **options: Any) -> Any:
-    """Simulated with F = I = W = 1 per stage and one micro-batch's activation on a device 1."""
-    share = Fraction(1, v)
-    costs = db.StageCosts.of(
-        stages=p * v,
-        forward=share,
-        backward_input=share,
-        backward_weight=share,
-        activation=share,
-        activation_after_input=share,
-    )
-    return db.simulate(db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **options), costs)
 
 
 @pytest.mark.parametrize(("p", "m"), [*SIZES, (4, 1), (4, 3), (8, 5)])

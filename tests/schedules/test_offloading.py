@@ -1,6 +1,7 @@
 """Schedules that move activations: what they hold, and that the link's time is never left out."""
 
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,35 +10,11 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import InfeasibleError, Kind, Lane
-from debubble.ir.stage_costs import HostLink, Number
+from debubble.ir.stage_costs import HostLink
 from tests.strategies import times
+from tests.support.schedule_cases import timeline
 
-
-def run(
-    name: Any,
-    p: Any,
-    m: Any,
-    v: int = 1,
-    *,
-    transfer: Number = 0,
-    limit: Any = None,
-    link: HostLink = "full-duplex",
-    **options: Any,
-) -> Any:
-    """F = I = W = 1 per stage, one micro-batch's activation 1, freed by W; `transfer` is one way, over F."""
-    share = Fraction(1, v)
-    costs = db.StageCosts.of(
-        stages=p * v,
-        forward=share,
-        backward_input=share,
-        backward_weight=share,
-        activation=share,
-        activation_after_input=share,
-        offload=share * transfer,
-        host_link=link,
-        memory_limit=limit,
-    )
-    return db.simulate(db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **options), costs)
+run = partial(timeline, transfer=0)
 
 
 @pytest.mark.parametrize("p", [4, 8])

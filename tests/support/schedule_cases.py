@@ -2,10 +2,12 @@
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import debubble as db
 from debubble.ir import Kind, Op, OutOfMemoryError, StageCosts, lower
+from debubble.ir.stage_costs import HostLink, Number
 
 
 def schedule_of(name: Any, *, devices: Any, micro_batches: int = 4) -> Any:
@@ -14,6 +16,30 @@ def schedule_of(name: Any, *, devices: Any, micro_batches: int = 4) -> Any:
     chunks = {"chunks": max(entry.default_chunks, 2)} if "chunks" in entry.options else {}
     costs = StageCosts.of(stages=devices * chunks.get("chunks", entry.default_chunks), offload=1)
     return entry(devices=devices, micro_batches=micro_batches, costs=costs, **chunks)
+
+
+def timeline(
+    name: Any,
+    p: Any,
+    m: Any,
+    v: int = 1,
+    *,
+    transfer: Number | None = None,
+    limit: Any = None,
+    link: HostLink = "full-duplex",
+    **options: Any,
+) -> Any:
+    """Simulated with F = I = W = 1 on a device and one micro-batch's activation 1, which W frees.
+
+    `transfer` is the time of one way to the host or back, over that of F; None: nothing can go there.
+    """
+    share = Fraction(1, v)
+    costs = StageCosts.of(
+        stages=p * v, forward=share, backward_input=share, backward_weight=share, activation=share,
+        activation_after_input=share, offload=None if transfer is None else share * transfer, host_link=link,
+        memory_limit=limit,
+    )  # fmt: skip
+    return db.simulate(db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **options), costs)
 
 
 def fused(schedule: Any) -> Any:
