@@ -85,6 +85,16 @@ def test_transformers_modules_are_divided_by_their_own_plan(family: str, strateg
     check(GENERIC[family], strategy=strategy)
 
 
+def check_answers(answers: Any, expected_loss: Any, expected: Any) -> None:
+    """Every rank has the loss and the norm of one process, and together they have its gradients."""
+    found = wholes(part for *_, part in answers)
+    norm = torch.stack([g.square().sum() for g in expected.values()]).sum().sqrt()
+    for loss, told, _ in answers:
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        torch.testing.assert_close(told, norm, rtol=1e-12, atol=0)
+    assert_gradients({name: found[name] for name in expected}, expected)
+
+
 def check(config: Any, *, strategy: Any) -> None:
     """Loss, gradients and norm of two devices of two ranks each, against the model alone."""
     model = hf_model(config)
@@ -100,13 +110,7 @@ def check(config: Any, *, strategy: Any) -> None:
             loss = pipeline.step(tokens)
         return loss, pipeline.clip_grad_norm(float("inf")), whole_gradients(pipeline)
 
-    answers = Threads.run(4, one)
-    found = wholes(part for *_, part in answers)
-    norm = torch.stack([g.square().sum() for g in expected.values()]).sum().sqrt()
-    for loss, told, _ in answers:
-        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        torch.testing.assert_close(told, norm, rtol=1e-12, atol=0)
-    assert_gradients({name: found[name] for name in expected}, expected)
+    check_answers(Threads.run(4, one), expected_loss, expected)
 
 
 @pytest.mark.parametrize("options", [{"tensor": 2}, {"tensor": 2, "data": 2}, {"tensor": 2, "data": 2, "zero": 2}])
@@ -201,13 +205,7 @@ def test_divided_adapters_get_pefts_gradients(family: str) -> None:
                 parameter.copy_(gradient_of(parameter))
         return loss, norm, pipeline.state_dict()
 
-    answers = Threads.run(4, one)
-    found = wholes(part for *_, part in answers)
-    norm = torch.stack([g.square().sum() for g in expected.values()]).sum().sqrt()
-    for loss, told, _ in answers:
-        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        torch.testing.assert_close(told, norm, rtol=1e-12, atol=0)
-    assert_gradients({name: found[name] for name in expected}, expected)
+    check_answers(Threads.run(4, one), expected_loss, expected)
 
 
 @pytest.mark.parametrize("config", [TIED, GPT2, MIXTRAL], ids=["llama-tied", "gpt2", "mixtral"])
