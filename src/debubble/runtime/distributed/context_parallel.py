@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from debubble.runtime.distributed.rank_group import RankGroup
-from debubble.runtime.distributed.transport import Alone
+from debubble.runtime.distributed.transport import Alone, RankGroup
 from debubble.runtime.operators import call
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

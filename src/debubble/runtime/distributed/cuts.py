@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from debubble.runtime.distributed.rank_group import RankGroup
+from debubble.runtime.distributed.transport import RankGroup
 
 
 @dataclass(frozen=True)

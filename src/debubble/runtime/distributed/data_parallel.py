@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from debubble.ir import InputError
-from debubble.runtime.distributed.rank_group import RankGroup
+from debubble.runtime.distributed.transport import RankGroup
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from queue import SimpleQueue
@@ -102,6 +103,30 @@ class Transport(Protocol):
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's (small) value, on every rank."""
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks that share something, as one of them sees them.  They all call the same, in the same order."""
+
+    transport: Transport
+    ranks: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in the group."""
+        return len(self.ranks)
+
+    @property
+    def part(self) -> int:
+        """This rank's index in the group."""
+        return self.ranks.index(self.transport.rank)
+
+    def reduce_scatter(self, parts: Sequence[Tensor]) -> Tensor:
+        """The sum of all ranks' tensors for this rank; `parts` are those for each rank, and are used up."""
+        for part, rank in zip(parts, self.ranks, strict=True):
+            self.transport.reduce(part, self.ranks, to=rank)
+        return parts[self.part]
 
 
 class Distributed:
