@@ -155,7 +155,6 @@ def test_rounding_makes_times_whole_multiples_of_one_and_keeps_the_memory() -> N
     assert (costs.activation, costs.memory_limit) == (problem.costs.activation, problem.costs.memory_limit)
 
 
-@pytest.mark.slow
 def test_fine_times_start_from_the_best_order_of_rounded_ones() -> None:
     problem = problem_of(8, 32, 4, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
     *_, best = improve_tight(problem, start(problem), steps=0)

@@ -50,7 +50,6 @@ def build(
     whole: Collection[Pair] = (),
     ordered: bool = True,
     steps: int = GRID,
-    refine: int = 1,
 ) -> ScheduleModel:
     """Build the model of all schedules that take at most `horizon`, of some of them, or of a relaxation.
 
@@ -64,18 +63,14 @@ def build(
             others have an I and a W.
         ordered: Micro-batches that are equal pass each kind of each stage in their order.
         steps: Steps of the grid of times that are no fractions.
-        refine: Into how many parts the largest common step of all times is divided.  Lanes whose operations all take
-            one part become all-different constraints, which prove much but whose work CP-SAT's deterministic time does
-            not count.
     """
     everyone = range(problem.devices)
     exact = everyone if exact is None else exact
     if not problem.split:
         whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
     return _ScheduleModelBuilder(
-        problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered, steps,
-        refine,
-    ).run()  # fmt: skip
+        problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered, steps
+    ).run()
 
 
 class _ScheduleModelBuilder:
@@ -88,7 +83,6 @@ class _ScheduleModelBuilder:
         whole: frozenset[Pair],
         ordered: bool,
         steps: int,
-        refine: int,
     ) -> None:
         from ortools.sat.python import cp_model
 
@@ -96,8 +90,7 @@ class _ScheduleModelBuilder:
         self.cp = cp_model.CpModel()
         costs = problem.costs
         times = [self._time(Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
-        step = grid([*times, *costs.communication], steps)
-        self.unit = step if refine == 1 else Fraction(step) / refine
+        self.unit = grid([*times, *costs.communication], steps)
         self.size_unit = grid([*costs.activation, *costs.activation_after_input, *costs.activation_recomputed])
         self.horizon = math.ceil(horizon / self.unit)
         self.starts: dict[Op, Any] = {}

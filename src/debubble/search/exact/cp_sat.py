@@ -38,7 +38,6 @@ def solve(
     effort: Effort,
     seed: int = 0,
     free: frozenset[Op] | None = None,
-    refine: int = 1,
 ) -> Iterator[Incumbent]:
     """Improve an incumbent, or prove it optimal: yield it anew whenever schedule or bound got better.
 
@@ -48,7 +47,6 @@ def solve(
         effort: How much CP-SAT may do.
         seed: Seed of CP-SAT.
         free: Only these operations may change their place in their lists; nothing is proven then.  All by default.
-        refine: As `build` takes it.
 
     Raises:
         SolverError: The model turns out not to hold the incumbent.
@@ -60,7 +58,6 @@ def solve(
         horizon=best.value if free is not None else ROOMY * best.value,
         whole=whole,
         ordered=everything or keeps_order(best.schedule),
-        refine=refine,
     )
     hint(model, best.schedule)
     if free is not None:

@@ -77,7 +77,7 @@ def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completi
         return
     coarse = with_rounded_times(problem)
     start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
-    for rounded_best in solve(coarse, start, effort=Effort(WHOLE), seed=seed, refine=2):
+    for rounded_best in solve(coarse, start, effort=Effort(WHOLE), seed=seed):
         improved = verify(problem, rounded_best.schedule, best, below=best.value)
         if improved is not None:
             best = replace(improved, source="cp-sat")
