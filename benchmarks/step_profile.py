@@ -32,9 +32,14 @@ LENGTH, MICRO_BATCHES, STEPS = 256, 8, 3
 
 PARTS = {
     "saved tensors: ledger and tape": ("memory/",),
-    "units and their operators, in Python": ("runtime/models/", "tensor_parallel", "context_parallel"),
-    "stages": ("execution/stage",),
-    "lanes, events, trace": ("execution/", "transport", "supplied", "threading"),
+    "stages": ("models/stage",),
+    "units and their operators, in Python": (
+        "runtime/models/",
+        "runtime/operators",
+        "tensor_parallel",
+        "context_parallel",
+    ),
+    "lanes, events, trace": ("execution/", "transport", "single_rank", "threading"),
     "parameters, batch, loss": ("parameters/", "batch", "topology", "pipeline", "data_parallel"),
 }
 """Files by the part that they are of; the first that fits counts."""
