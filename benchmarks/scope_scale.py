@@ -9,8 +9,8 @@ multi-token-prediction layer; `multimodal`, the same behind a vision tower of a 
 40% of the memory; the activations that 1F1B keeps without recomputation take 110% (`loose`), 200% (`medium`) or 400%
 (`tight`) of the rest.  64 micro-batches.  `cpu` is the processor time of the process, the `wall` depends on the
 neighbours; `--seconds` is the effort.  The gap is that of the program's own objective; `--per-chunk` adds
-the second reading of max T.  Rows that the JSON file has of the same commit, effort and readings are kept, so that a
-broken run goes on where it stopped.
+the second reading of max T.  Rows that the JSON file has of the same commit are kept and not run again, so that a
+broken run goes on where it stopped; those of other commits are replaced cell by cell.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provenance import commit, measured_by
+from provenance import commit, provenance
 
 from debubble.costs.units import Partition, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Placement
@@ -168,26 +169,30 @@ def main() -> None:
     import ortools.sat.python.cp_model  # noqa: F401  (loading the library is no part of solving)
 
     place = Path(arguments.json) if arguments.json else None
-    setting = {"seconds": arguments.seconds, "per chunk": arguments.per_chunk}
-    rows = known(place, setting)
-    done = {tuple(row[name] for name in CELL) for row in rows}
-    for values in cells():
-        if values in done or not chosen(",".join(map(str, values)), arguments.only):
+    rows = json.loads(place.read_text())["rows"] if place and place.exists() else []
+    found = {values: [row for row in rows if cell_of(row) == values] for values in cells()}
+    for values, before in found.items():
+        done = bool(before) and all(row["commit"] == commit() for row in before)
+        if done or not chosen(",".join(map(str, values)), arguments.only):
             continue
         mix, layers, memory, strategies, chunks = values
         problem, options = problem_for(base, mix, layers, memory), STRATEGIES[strategies]
-        for result in rows_of(problem, options, chunks, arguments.seconds, per_chunk=arguments.per_chunk):
-            rows.append({**dict(zip(CELL, values, strict=True)), **result})
-            print(*rows[-1].values(), flush=True)
+        results = rows_of(problem, options, chunks, arguments.seconds, per_chunk=arguments.per_chunk)
+        found[values] = [dict(zip(CELL, values, strict=True)) | result | {"commit": commit()} for result in results]
+        for row in found[values]:
+            print(*row.values(), flush=True)
         if place:
-            place.write_text(json.dumps({**measured_by(), **setting, "rows": rows}, indent=1) + "\n")
+            every = [row for each in found.values() for row in each]
+            place.write_text(json.dumps({**provenance(), "rows": every}, indent=1) + "\n")
+
+
+def cell_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in CELL)
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """The table of docs/scope.md, a line for both readings of a cell, and what it says."""
-    pooled, per_chunk = (
-        {tuple(row[name] for name in CELL): row for row in rows if row["reading"] == reading} for reading in READINGS
-    )
+    pooled, per_chunk = ({cell_of(row): row for row in rows if row["reading"] == reading} for reading in READINGS)
     lines = [
         "| model | layers | memory | strategies | chunks | gap | CPU seconds | gap per chunk | CPU seconds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -206,7 +211,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
                 f"By the {reading} reading {close} of {len(gaps)} {'with' if tower else 'without'} a tower are solved"
                 f" to within {CLOSE:.0%}, and all to within {max(gaps):.2%}."
             )
-    return "\n".join([*lines, "", *said])
+    commits = ", ".join(f"{many // 2} of {name[:7]}" for name, many in Counter(r["commit"] for r in rows).most_common())
+    return "\n".join([*lines, "", *said, f"Rows by commit: {commits}."])
 
 
 def write_docs(rows: Sequence[dict[str, Any]]) -> None:
@@ -214,13 +220,6 @@ def write_docs(rows: Sequence[dict[str, Any]]) -> None:
     text = PAGE.read_text()
     before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
     PAGE.write_text(f"{before}\n{page(rows)}\n{after}")
-
-
-def known(place: Path | None, setting: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of an earlier run of this commit with the same setting."""
-    found = json.loads(place.read_text()) if place and place.exists() else {}
-    same = found.get("commit") == commit() and all(found.get(name) == value for name, value in setting.items())
-    return found["rows"] if same else []
 
 
 if __name__ == "__main__":
