@@ -26,7 +26,7 @@ STEPS = 200
 def plan(tmp_path: Path) -> Path:
     """GPipe over four ranks, with costs that are far from true."""
     (tmp_path / "text.txt").write_text("".join(f"{i} bottles of beer on the wall.\n" for i in range(400)))
-    costs = StageCosts.of(stages=4, forward=[1, 1, 5, 1], activation=2, memory_limit=20)
+    costs = StageCosts.of(stages=4, forward=[1, 1, 5, 1], activation=2, memory_limit=10**9)
     made = plan_for(db.schedules["gpipe"](devices=4, micro_batches=8), {**LLAMA, "vocab_size": 256}, costs=costs)
     replace(made, options=RunOptions(sequence_length=32, dtype="fp32")).save(tmp_path / "plan.json")
     return tmp_path / "plan.json"
