@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ def attention(
         first_head=first_head,
     )  # fmt: skip
     if context.size == 1:
-        fused = not dropout and cap is None
+        fused = not dropout and cap is None and (window is None or window >= k.shape[-2])
         result = attend(q, k, v) if fused else call(_RecomputedAttention, attend, q, k, v)
     else:
         result = context.attend(q, k, v, partial(_attend_by_chunks, attend=attend, chunks=context.chunks))
@@ -123,10 +123,10 @@ def _attend(
     queries, keys = q.shape[-2], k.shape[-2]
     if not dropout and cap is None:
         causal = queries == keys and documents is None and (window is None or window >= keys)
-        mask = None if causal else _mask(queries, keys, window=window, documents=documents, like=q)
+        seen = None if causal else _visible(queries, keys, window=window, documents=documents, device=q.device)
         grouped = k.shape[1] != q.shape[1]
         return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+            q, k, v, attn_mask=seen, is_causal=causal, scale=scale, enable_gqa=grouped
         )
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -139,7 +139,7 @@ def _attend(
 
 
 class _RecomputedAttention(Function):
-    """Attention that is written out: it keeps no scores, as a fused kernel, and its backward attends again."""
+    """Attention that would keep scores, or the mask of a window: its backward attends again instead."""
 
     @staticmethod
     def forward(ctx: Any, attend: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -153,20 +153,6 @@ class _RecomputedAttention(Function):
         with torch.enable_grad():
             y = ctx.attend(*inputs)
         return None, *torch.autograd.grad(y, inputs, gradients[0])
-
-
-def _mask(queries: int, keys: int, *, window: int | None, documents: Tensor | None, like: Tensor) -> Tensor:
-    """A mask for a fused kernel; micro-batches and layers share that of a window."""
-    if documents is None:
-        return _of_window(queries, keys, window, like.dtype, like.device)
-    return _visible(queries, keys, window=window, documents=documents, device=like.device)
-
-
-@lru_cache(maxsize=4)
-def _of_window(queries: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What is added to scores: minus infinity where a query does not see a key."""
-    visible = _visible(queries, keys, window=window, documents=None, device=device)
-    return torch.zeros(queries, keys, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
 
 
 def _visible(queries: int, keys: int, *, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor:
