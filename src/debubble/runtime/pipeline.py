@@ -43,7 +43,7 @@ from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.averages import WeightAverages
 from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale, MakeOptimizer, scale_gradients
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
-from debubble.runtime.repartition import train_on, units_held
+from debubble.runtime.repartition import exchange_units, restore_states
 from debubble.runtime.step_inputs import StepInputs
 from debubble.runtime.topology import Ranks, default_device, default_transport, shape_words
 
@@ -544,10 +544,10 @@ class Pipeline:
     @torch.no_grad()
     def _move_units(self, plan: Plan) -> None:
         """Build the plan's stages, and let them train on where these units have been trained."""
-        held = units_held(self.ranks, self.plan, plan, self._part, self._optimizers, on=self._lanes.device)
+        states = exchange_units(self.ranks, self.plan, plan, self._part, self._optimizers, on=self._lanes.device)
         part = self._build(plan)
         optimizers = self._optimize(plan, part)
-        train_on(part, optimizers, self._optimizers, held)
+        restore_states(part, optimizers, self._optimizers, states)
         for unit in (unit for stage in self._part.stages.values() for unit in stage.units):
             self._activations.include((*unit.parameters(), *unit.buffers()))
         self._part, self._optimizers = part, optimizers

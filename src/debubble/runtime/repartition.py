@@ -23,14 +23,14 @@ from debubble.runtime.topology import Ranks
 PARAMETER, GRADIENT, AVERAGE, STATE = "parameter", "gradient", "average", "state "
 """What a parameter has; an optimizer's states have their names behind the last."""
 
-Held = dict[str, Any]
+ParameterState = dict[str, Any]
 """What this rank has of a parameter: its tensors, without DTensors around them, and an optimizer's plain numbers."""
 
 
-def units_held(
+def exchange_units(
     ranks: Ranks, before: Plan, after: Plan, part: DevicePart, optimizers: DeviceOptimizers, *, on: torch.device
-) -> dict[str, Held]:
-    """What this rank has of each parameter by the plan `after`, by Hugging Face name.  All ranks call it.
+) -> dict[str, ParameterState]:
+    """Send units to the ranks that have them by the plan `after`.  All ranks call it.
 
     Args:
         ranks: All ranks.
@@ -40,37 +40,40 @@ def units_held(
         optimizers: Those of the parameters.
         on: The device through which messages go.
 
+    Returns:
+        The state of each parameter that this rank has by that plan, by Hugging Face name.
+
     Raises:
         InputError: An optimizer has states that cannot be given to another.
     """
-    held = dict(_held(part, optimizers))
+    states = dict(_own_states(part, optimizers))
     device_of = _device_of(after)
-    leaving: dict[int, dict[str, Held]] = {}
+    leaving: dict[int, dict[str, ParameterState]] = {}
     for number, stage in part.stages.items():
         for unit, planned in zip(stage.units, before.partition[number], strict=True):
             device = device_of[planned.type, planned.layer]
             if device != ranks.device:
                 names = unit.hf_parameters()
-                leaving.setdefault(ranks.rank_of[device], {}).update({name: held.pop(name) for name in names})
-    return held | _exchanged(ranks.transport, leaving, on)
+                leaving.setdefault(ranks.rank_of[device], {}).update({name: states.pop(name) for name in names})
+    return states | _exchange(ranks.transport, leaving, on)
 
 
-def train_on(
-    part: DevicePart, optimizers: DeviceOptimizers, before: DeviceOptimizers, held: Mapping[str, Held]
+def restore_states(
+    part: DevicePart, optimizers: DeviceOptimizers, before: DeviceOptimizers, states: Mapping[str, ParameterState]
 ) -> None:
-    """Let a part that has just been built go on with what was held of its parameters, and with earlier optimizers.
+    """Let a part that has just been built go on with the states of its parameters, and with earlier optimizers.
 
     Args:
         part: The stages as they are now.
         optimizers: Theirs, which have stepped nothing yet.
         before: Those of the stages as they were.
-        held: What this rank has of each parameter.
+        states: Those of the parameters, by Hugging Face name.
     """
     optimizers.go_on_with(before)
     optimizer_of = {p: optimizer for optimizer in optimizers.all for p in parameters_of(optimizer)}
     averages: dict[Tensor, Tensor] = {}
     for name, parameter in part.masters.items():
-        for what, value in held[name].items():
+        for what, value in states[name].items():
             if what == PARAMETER:
                 local_tensor(parameter).copy_(value)
             elif what == GRADIENT:
@@ -90,22 +93,22 @@ def _device_of(plan: Plan) -> dict[tuple[str, int | None], int]:
     return {(u.type, u.layer): d for stage, d in zip(plan.partition, placement, strict=True) for u in stage}
 
 
-def _held(part: DevicePart, optimizers: DeviceOptimizers) -> Iterator[tuple[str, Held]]:
+def _own_states(part: DevicePart, optimizers: DeviceOptimizers) -> Iterator[tuple[str, ParameterState]]:
     """What this rank has of each parameter."""
-    states = {p: state for optimizer in optimizers.all for p, state in optimizer.state.items()}
+    of_optimizers = {p: its for optimizer in optimizers.all for p, its in optimizer.state.items()}
     for name, parameter in part.masters.items():
-        found: Held = {PARAMETER: local_tensor(parameter)}
+        state: ParameterState = {PARAMETER: local_tensor(parameter)}
         if parameter.grad is not None:
-            found[GRADIENT] = local_tensor(parameter.grad)
+            state[GRADIENT] = local_tensor(parameter.grad)
         if optimizers.averages is not None and (average := optimizers.averages.of(parameter)) is not None:
-            found[AVERAGE] = average
-        for what, value in states.get(parameter, {}).items():
+            state[AVERAGE] = average
+        for what, value in of_optimizers.get(parameter, {}).items():
             if hasattr(value, "device_mesh") and value.shape != parameter.shape:
                 raise InputError(
                     f"The optimizer divides '{what}' of a parameter over ranks in a way of its own: units cannot move."
                 )
-            found[STATE + what] = local_tensor(value) if isinstance(value, Tensor) else value
-        yield name, found
+            state[STATE + what] = local_tensor(value) if isinstance(value, Tensor) else value
+        yield name, state
 
 
 def _as_state(parameter: nn.Parameter, value: Any) -> Any:
@@ -114,22 +117,25 @@ def _as_state(parameter: nn.Parameter, value: Any) -> Any:
     return viewed_like(parameter, value) if alike else value
 
 
-def _exchanged(transport: Transport, leaving: Mapping[int, dict[str, Held]], on: torch.device) -> dict[str, Held]:
+def _exchange(
+    transport: Transport, leaving: Mapping[int, dict[str, ParameterState]], on: torch.device
+) -> dict[str, ParameterState]:
     """Send to each rank what leaves for it, and return what comes.
 
     The pairs of ranks take turns in an order that all know, so that none waits for one that waits for it.
     """
-    told = transport.gather({to: {name: _forms(one) for name, one in held.items()} for to, held in leaving.items()})
-    pairs = [(source, to) for source, forms in enumerate(told) for to in forms]
+    forms_of = {to: {name: _forms(state) for name, state in states.items()} for to, states in leaving.items()}
+    all_forms = transport.gather(forms_of)
+    pairs = [(source, to) for source, forms in enumerate(all_forms) for to in forms]
     transport.open([(source, to, Channel.UNITS) for source, to in pairs], [])
-    arrived: dict[str, Held] = {}
+    arrived: dict[str, ParameterState] = {}
     for source, to in pairs:
         if transport.rank == source:
-            for value in (value for one in leaving[to].values() for value in one.values()):
+            for value in (value for state in leaving[to].values() for value in state.values()):
                 for tensor in _plain_tensors(value):
                     transport.send(tensor.to(on), to, Channel.UNITS)
         elif transport.rank == to:
-            for name, forms in told[source][to].items():
+            for name, forms in all_forms[source][to].items():
                 arrived[name] = {what: _received(transport, source, form, on) for what, form in forms.items()}
     return arrived
 
@@ -154,8 +160,8 @@ class _WrappedForm:
     stride: tuple[int, ...]
 
 
-def _forms(held: Held) -> dict[str, Any]:
-    return {what: _form(value) for what, value in held.items()}
+def _forms(state: ParameterState) -> dict[str, Any]:
+    return {what: _form(value) for what, value in state.items()}
 
 
 def _form(value: Any) -> Any:
