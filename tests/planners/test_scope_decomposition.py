@@ -15,7 +15,7 @@ from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Kind, Schedule
 from debubble.planners.scope.benders import decompose
 from debubble.planners.scope.chunk_times import ChunkDealer
-from debubble.planners.scope.dealing import deal
+from debubble.planners.scope.deals import deal
 from debubble.planners.scope.ends import ends_of_long_runs
 from debubble.planners.scope.instance import DeviceInstance, Instance, alive, instance
 from debubble.planners.scope.layer_types import LayerRun, layer_runs

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from debubble.planners.scope.dealing import Deal, deal
+from debubble.planners.scope.deals import Deal, deal
 from debubble.planners.scope.ends import long_runs
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.master import LayerCounts, Master, merged, widest
@@ -58,7 +58,7 @@ def decompose(inst: Instance, *, effort: Effort, seed: int) -> Decomposition:
     """The pooled program's answer by decomposition, as good as it gets with that effort.
 
     With several chunks the master has many places where one of several long runs may end, and learns them one by one.
-    So layers are dealt there first (`dealing`), and the master has its turn only if that leaves much.
+    So layers are dealt there first (`deals`), and the master has its turn only if that leaves much.
     """
     start = Decomposition(None, float("inf"), 0)
     if inst.chunks > 1 and len(long_runs(inst)) > 1:
