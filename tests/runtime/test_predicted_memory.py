@@ -61,8 +61,11 @@ def plans(draw: Any, config: Any) -> Any:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_counted_peak_of_activations_is_the_predicted_one(family: str) -> None:
-    """It is within 1%: what differs are numbers per token, such as the scales of norms and the order of experts."""
-    config = FAMILIES[family]
+    """It is within 1%, or 2% with experts: what differs are numbers per token, most of a narrow layer.
+
+    Those are the scales of norms, and the order by expert, which stays where all else of a layer is recomputed.
+    """
+    config, tolerance = FAMILIES[family], 0.02 if family == "mixtral" else 0.01
 
     @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
     @given(plans(config))
@@ -72,6 +75,6 @@ def test_the_counted_peak_of_activations_is_the_predicted_one(family: str) -> No
             return pipeline.peak_activation
 
         predicted = [float(size) for size in plan.simulate().peak_memory]
-        assert run_threads(plan, peak) == pytest.approx(predicted, rel=0.01)
+        assert run_threads(plan, peak) == pytest.approx(predicted, rel=tolerance)
 
     check()
