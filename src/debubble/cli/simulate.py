@@ -71,10 +71,6 @@ def simulate(
 
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
     """
-    from debubble import simulate as simulated
-    from debubble.planners.analysis.explanation import timeline_remarks
-    from debubble.views.scene import Scene
-
     of_a_schedule = {"micro-batches": micro_batches, "chunks": chunks, "option": option, "devices": devices}
     if schedule is None and csv is None:
         if source is None:
@@ -82,10 +78,7 @@ def simulate(
         run.refuse_given()
         of_no_plan = {**of_a_schedule, "costs": costs, "recompute": recompute, "host-chunks": host_chunks or None}
         _refuse(of_no_plan, "a plan file says all of its step")
-        plan = Plan.load(source)
-        if memory_limit is not None:
-            plan = replace(plan, costs=plan.costs.with_limit(_limit_of_plan(plan, memory_limit)))
-        scene = replace(Scene.predicted(plan), title=plan.schedule.name)
+        scene = _scene_of_plan(source, memory_limit)
     elif source is not None:
         from debubble.models import named_model
         from debubble.views.scene import configuration_scene
@@ -109,15 +102,16 @@ def simulate(
         if recompute is not None:
             o.refuse_without_model("recompute")
         limit = o.abstract_limit(memory_limit)
-        objective = "span" if run.post_validation else "makespan"
-        chosen, stage_costs = _abstract(
-            schedule, csv, costs, devices, MICRO_BATCHES if micro_batches is None else micro_batches, chunks, limit,
-            objective, _given(option),
-        )  # fmt: skip
-        timeline = simulated(chosen.with_host_steps(chosen.placement.last_chunks(host_chunks)), stage_costs)
-        scene = Scene.of(
-            timeline, title=chosen.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
-        )
+        if csv is not None:
+            chosen, stage_costs = _of_csv(csv, costs, limit)
+        else:
+            assert schedule is not None
+            objective = "span" if run.post_validation else "makespan"
+            chosen, stage_costs = _named(
+                schedule, costs, devices, MICRO_BATCHES if micro_batches is None else micro_batches, chunks, limit,
+                objective, _given(option),
+            )  # fmt: skip
+        scene = _abstract_scene(chosen, stage_costs, host_chunks=host_chunks, post_validation=run.post_validation)
     _show(scene, json=json)
 
 
@@ -126,6 +120,16 @@ def _refuse(options: Mapping[str, Any], reason: str) -> None:
     for name, value in options.items():
         if value is not None:
             raise InputError(f"Leave --{name} out: {reason}.")
+
+
+def _scene_of_plan(path: str, memory_limit: str | None) -> Scene:
+    """A plan file's step, under another memory limit if one is given."""
+    from debubble.views.scene import Scene
+
+    plan = Plan.load(path)
+    if memory_limit is not None:
+        plan = replace(plan, costs=plan.costs.with_limit(_limit_of_plan(plan, memory_limit)))
+    return replace(Scene.predicted(plan), title=plan.schedule.name)
 
 
 def _limit_of_plan(plan: Plan, text: str) -> float | int | None:
@@ -188,9 +192,26 @@ def _value(text: str) -> Any:
     return text
 
 
-def _abstract(
-    name: str | None,
-    csv: Path | None,
+def _abstract_scene(schedule: Schedule, costs: StageCosts, *, host_chunks: int, post_validation: bool) -> Scene:
+    """A schedule's step whose last chunks the hosts step."""
+    from debubble import simulate as simulated
+    from debubble.planners.analysis.explanation import timeline_remarks
+    from debubble.views.scene import Scene
+
+    timeline = simulated(schedule.with_host_steps(schedule.placement.last_chunks(host_chunks)), costs)
+    return Scene.of(timeline, title=schedule.name, post_validation=post_validation, remarks=timeline_remarks(timeline))
+
+
+def _of_csv(path: Path, costs_file: Path | None, limit: float | None) -> tuple[Schedule, StageCosts]:
+    """The order of a torch CSV, and its costs."""
+    from debubble.exports.torch_csv import read
+
+    schedule = read(path)
+    return schedule, _costs(schedule.stages, costs_file, limit)
+
+
+def _named(
+    name: str,
     costs_file: Path | None,
     devices: int | None,
     micro_batches: int,
@@ -199,27 +220,21 @@ def _abstract(
     objective: str,
     given: dict[str, Any],
 ) -> tuple[Schedule, StageCosts]:
-    """A schedule by name or from a torch CSV, with a costs file or with all times and sizes 1."""
-    from debubble.costs import load_costs
+    """A schedule by name, and its costs."""
     from debubble.schedules import schedules
 
-    if csv is not None:
-        from debubble.exports.torch_csv import read
-
-        schedule = read(csv)
-        costs = _unit(schedule.stages) if costs_file is None else load_costs(costs_file, stages=schedule.stages)
-        return schedule, costs if limit is None else costs.with_limit(limit)
-    assert name is not None
     entry = schedules[name]
     if devices is None:
         raise InputError("Give the number of pipeline devices with --devices P, or a MODEL with --cluster.")
-    stages = devices * (chunks or entry.default_chunks)
-    costs = _unit(stages) if costs_file is None else load_costs(costs_file, stages=stages)
-    costs = costs if limit is None else costs.with_limit(limit)
+    costs = _costs(devices * (chunks or entry.default_chunks), costs_file, limit)
     options = {**entry.accepted(memory_limit=limit, objective=objective), **given}
     schedule = entry(devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs, **options)
     return schedule, costs
 
 
-def _unit(stages: int) -> StageCosts:
-    return StageCosts.of(stages=max(stages, 1), offload=1)
+def _costs(stages: int, file: Path | None, limit: float | None) -> StageCosts:
+    """The file's costs, or all times and sizes 1, under the memory limit if there is one."""
+    from debubble.costs import load_costs
+
+    costs = StageCosts.of(stages=max(stages, 1), offload=1) if file is None else load_costs(file, stages=stages)
+    return costs if limit is None else costs.with_limit(limit)
