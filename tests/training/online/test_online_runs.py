@@ -12,7 +12,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import Plan, RunOptions, StageCosts
-from debubble.training.online.partition import with_lengths
+from debubble.training.online.partition import repartitioned
 from debubble.training.options import TrainOptions, plan_of
 from tests.support.online_cases import ordered
 from tests.support.processes import wait_for_end
@@ -67,7 +67,7 @@ def test_ranks_move_units_off_a_stage_that_has_too_many_and_no_loss_changes(plan
         db.Model.from_hf(config), db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="megatron-even",
         dtype="fp32", sequence_length=64,
     )  # fmt: skip
-    heavy = with_lengths(even, (2, sum(even.lengths) - 2))
+    heavy = repartitioned(even, (2, sum(even.lengths) - 2))
     assert heavy is not None
     heavy.save(plan)
 

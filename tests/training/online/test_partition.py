@@ -13,7 +13,7 @@ from torch.optim import AdamW
 import debubble as db
 from debubble.ir import Plan
 from debubble.training.online.controller import OnlineScheduler
-from debubble.training.online.partition import divided_otherwise, move_seconds, units_of
+from debubble.training.online.partition import better_partition, move_seconds, units_of
 from debubble.training.online.scheduler import better_orders
 from tests.support.online_cases import controlled, events_of, traced
 from tests.support.runtime_cases import LLAMA, run_threads, tokens_of
@@ -52,19 +52,19 @@ def seconds(plan: Plan) -> tuple[float, float]:
 
 def test_units_leave_a_slow_device_for_the_fastest_of_all_partitions() -> None:
     plan = slowed(even_plan(2), 0)
-    found = divided_otherwise(plan, seconds)
+    found = better_partition(plan, seconds)
     assert found is not None
     assert sum(found.lengths) == sum(plan.lengths)
     assert found.lengths[0] < plan.lengths[0]
     assert [u.layer for stage in found.partition for u in stage] == [u.layer for stage in plan.partition for u in stage]
     # Every other partition is reached from that one by moving one unit or more: none of them is faster.
-    assert divided_otherwise(found, seconds) is None
+    assert better_partition(found, seconds) is None
     assert seconds(found) < seconds(plan)
 
 
 def test_a_unit_takes_the_time_of_the_device_that_it_moves_to() -> None:
     plan = even_plan(2)
-    slow, fast = (divided_otherwise(slowed(plan, 0, factor=factor), seconds) for factor in (3.0, 1 / 3))
+    slow, fast = (better_partition(slowed(plan, 0, factor=factor), seconds) for factor in (3.0, 1 / 3))
     assert slow is not None
     assert fast is not None
     assert slow.lengths[0] < fast.lengths[0]
@@ -92,7 +92,7 @@ def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
     plan = even_plan(2)
     units = units_of(plan)
     assert units is not None
-    other = divided_otherwise(slowed(plan, 0), seconds)
+    other = better_partition(slowed(plan, 0), seconds)
     assert other is not None
     moved = units.units[other.lengths[0] : plan.lengths[0]]
     size = sum(float(unit.states.weights + unit.states.optimizer) for unit in moved if unit.states is not None)
@@ -105,7 +105,7 @@ def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
 
 
 def test_plans_without_a_cluster_keep_their_partition() -> None:
-    assert divided_otherwise(replace(slowed(even_plan(2), 0), cluster=None), seconds) is None
+    assert better_partition(replace(slowed(even_plan(2), 0), cluster=None), seconds) is None
 
 
 def test_orders_of_other_partitions_have_to_pay_for_the_move() -> None:

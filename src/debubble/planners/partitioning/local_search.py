@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
+from itertools import chain, combinations, permutations
+from typing import NamedTuple
 
 from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
@@ -249,15 +250,22 @@ def _load(candidate: PricedSchedule) -> list[float]:
 
 def _neighbours(lengths: Sequence[int], load: Sequence[float]) -> Iterator[tuple[int, ...]]:
     """Moves of units, from the busiest devices to the idlest first; two at a time after all moves of one."""
-    stages = range(len(lengths))
-    pairs = sorted(
-        ((giver, taker) for giver in stages for taker in stages if giver != taker),
-        key=lambda pair: load[pair[1]] - load[pair[0]],
-    )
-    for step in (1, 2):
-        for giver, taker in pairs:
-            if lengths[giver] > step:
-                moved = list(lengths)
-                moved[giver] -= step
-                moved[taker] += step
-                yield tuple(moved)
+    for units in (1, 2):
+        moves = sorted(unit_moves(lengths, units), key=lambda move: load[move.taker] - load[move.giver])
+        yield from (move.lengths for move in moves)
+
+
+class UnitMove(NamedTuple):
+    """Units that one stage gives to another, and the units per stage then."""
+
+    giver: int
+    taker: int
+    lengths: tuple[int, ...]
+
+
+def unit_moves(lengths: Sequence[int], units: int = 1) -> Iterator[UnitMove]:
+    """Every move of so many units from a stage to another, by units per stage; a stage that gives some keeps one."""
+    for giver, taker in permutations(range(len(lengths)), 2):
+        if lengths[giver] > units:
+            moved = tuple(n + units * ((s == taker) - (s == giver)) for s, n in enumerate(lengths))
+            yield UnitMove(giver, taker, moved)

@@ -7,7 +7,7 @@ units take other times than planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from debubble.costs import Cluster
@@ -17,6 +17,7 @@ from debubble.costs.units import Partition, Units, partition_named
 from debubble.ir import Number, Plan, StageCosts
 from debubble.models import Model
 from debubble.planners.model_problem import half_layers
+from debubble.planners.partitioning.local_search import unit_moves
 
 Price = Callable[[Plan], tuple[float, float]]
 """Bytes by which a plan exceeds its memory limit, and the seconds of its step."""
@@ -34,7 +35,7 @@ def units_of(plan: Plan) -> Units | None:
     return units if len(units.units) == sum(plan.lengths) else None
 
 
-def divided_otherwise(plan: Plan, price: Price) -> Plan | None:
+def better_partition(plan: Plan, price: Price) -> Plan | None:
     """The plan with units moved from stage to stage, as long as that makes its order fit or its step faster.
 
     Every move takes a unit from one stage to another: those between hand one on.  The best of all moves is made first.
@@ -45,7 +46,7 @@ def divided_otherwise(plan: Plan, price: Price) -> Plan | None:
         return None
     best, least = plan, price(plan)
     while True:
-        others = [with_lengths(plan, lengths, units=units) for lengths in _moves(best.lengths)]
+        others = [repartitioned(plan, move.lengths, units=units) for move in unit_moves(best.lengths)]
         prices = [(price(other), other) for other in others if other is not None]
         found, other = min(prices, key=lambda one: one[0], default=(least, best))
         if not _better(found, least):
@@ -83,15 +84,7 @@ def _devices(plan: Plan) -> list[int]:
     return [d for n, d in zip(plan.lengths, plan.schedule.placement.device_of, strict=True) for _ in range(n)]
 
 
-def _moves(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Units per stage when one stage has given a unit to another; every stage keeps one."""
-    for giver, length in enumerate(lengths):
-        for taker in range(len(lengths)):
-            if giver != taker and length > 1:
-                yield tuple(n - (s == giver) + (s == taker) for s, n in enumerate(lengths))
-
-
-def with_lengths(plan: Plan, lengths: Sequence[int], *, units: Units | None = None) -> Plan | None:
+def repartitioned(plan: Plan, lengths: Sequence[int], *, units: Units | None = None) -> Plan | None:
     """The plan with so many units per stage; None if other stages would recompute then, or its units are not known.
 
     A unit that is new to a stage recomputes as the stage's others do.

@@ -145,10 +145,10 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0, seed: int =
         seed: Of the search.
     """
     from debubble.training.online.memory_variants import kept_otherwise, moved_otherwise
-    from debubble.training.online.partition import divided_otherwise, move_seconds
+    from debubble.training.online.partition import better_partition, move_seconds
 
-    divided = divided_otherwise(plan, _price) if steps_left else None
-    others = [*([] if divided is None else [divided]), *kept_otherwise(plan), *moved_otherwise(plan)]
+    repartitioned = better_partition(plan, _price) if steps_left else None
+    others = [*([] if repartitioned is None else [repartitioned]), *kept_otherwise(plan), *moved_otherwise(plan)]
     try:
         start = best = _problem(plan).value(plan.schedule.without_host_steps())
     except OutOfMemoryError:
@@ -157,7 +157,7 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0, seed: int =
     own = effort / 2 if others else effort
     last = others[-1] if others else plan
     for candidate, share in [(plan, own), *((other, (effort - own) / len(others)) for other in others)]:
-        moving = move_seconds(plan, candidate) / steps_left if candidate is divided else 0.0
+        moving = move_seconds(plan, candidate) / steps_left if candidate is repartitioned else 0.0
         try:
             for found in _orders(candidate, sums, effort=share, seed=seed):
                 schedule = replace(found.schedule, name="searched")
