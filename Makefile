@@ -26,10 +26,10 @@ run: $(VENV)/.ready ## plan a small Llama for 4 processes, train it, compare pla
 	$(BIN)/python -m debubble.training.demo $(ARGS)
 
 test: $(VENV)/.ready ## run the tests (minutes)
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n auto --dist worksteal $(ARGS)
 
-test-slow: $(VENV)/.ready ## run the slow extras
-	$(BIN)/pytest -m slow --timeout 1200
+test-slow: $(VENV)/.ready ## run the slow extras (hours), or ARGS=tests/FOLDER of them
+	$(BIN)/pytest -m slow --timeout 1200 $(ARGS)
 
 test-cuda: $(VENV)/.ready ## run the tests that need a GPU
 	$(BIN)/pytest tests/cuda -m cuda

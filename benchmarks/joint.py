@@ -1,6 +1,7 @@
 """What searching all levers at once brings: `joint` beside every other planner on five ordinary settings.
 
     python benchmarks/joint.py [--seeds 0,1,2] [--effort 10] [--only A,D] [--joint] [--study] [--papers] [--json FILE]
+    python benchmarks/joint.py --json FILE --bounds
     python benchmarks/joint.py --json FILE --docs
 
 Prints, per setting, the fastest other planner's step and that of `joint` for each seed, both simulated under the limit,
@@ -8,7 +9,9 @@ the bound on any plan's step, and processor seconds of `joint`.  Efforts are wor
 machine.  With --json, settings that the file already has are run again and replaced; --docs writes the tables of
 docs/joint.md from the file and runs nothing.  --study takes each lever away from `joint`, and gives it less and more
 effort, with the first of the seeds.  --joint runs `joint` alone, and keeps the others' steps that the file has.
---papers asks what Obscura and ChronosPipe ask: how fast a step is where 1F1B does not fit, beside 1F1B if it did.
+--bounds renews the bounds of the file's rows, and searches nothing: it holds where costs are those that the rows were
+run with.  --papers asks what Obscura and ChronosPipe ask: how fast a step is where 1F1B does not fit, beside 1F1B if it
+did.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from provenance import commit, provenance
 import debubble as db
 from debubble.costs.units import Partition
 from debubble.ir import DebubbleError, RunOptions
+from debubble.planners.bounds import proven_bound
 from debubble.planners.model_problem import problem_of
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import ModelUnits, Problem
@@ -165,6 +169,16 @@ def measured(name: str, *, seeds: list[int], effort: float, known: dict[str, Any
     }  # fmt: skip
 
 
+def renew_bounds(rows: list[dict[str, Any]], settings: dict[str, Setting]) -> None:
+    """Replace the bounds of rows by what is proven today."""
+    for row in rows:
+        problem = settings[row["setting"]].problem(effort=0.0, seed=0)
+        proven = proven_bound(problem)
+        bound = float(problem.step_bound(proven.time))
+        print(row["setting"], row["bound"], bound, proven.argument, flush=True)
+        row["bound"], row["bound_commit"] = bound, commit()
+
+
 def _commit_of_others(row: dict[str, Any]) -> str:
     """The version that a row's other planners were run with."""
     return str(row.get("others_commit", row["commit"]))
@@ -265,11 +279,20 @@ def main() -> None:
     parser.add_argument("--joint", action="store_true")
     parser.add_argument("--study", action="store_true")
     parser.add_argument("--papers", action="store_true")
+    parser.add_argument("--bounds", action="store_true")
     parser.add_argument("--docs", action="store_true")
     chosen = parser.parse_args()
     content: dict[str, Any] = {"runs": {}, "rows": []}
     if chosen.json is not None and chosen.json.exists():
         content = json.loads(chosen.json.read_text())
+    if chosen.bounds:
+        if not content["rows"]:
+            parser.error("--bounds needs --json FILE, and rows in that file.")
+        renew_bounds(content["rows"], SETTINGS)
+        renew_bounds(content.get("papers", []), {name: setting for name, (setting, _) in QUESTIONS.items()})
+        content["runs"][commit()] = provenance()
+        chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+        return
     if chosen.docs:
         if not content["rows"]:
             parser.error("--docs needs --json FILE, and rows in that file.")

@@ -26,8 +26,8 @@ from debubble.costs.units import Partition, Units
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import ModelConfig, named_model
 from debubble.processes import available_cores
-from debubble.profiler.profile import layered, message_time
-from debubble.profiler.units import Measurements, ModelSlice, costs_of, merged
+from debubble.profiler.profile import message_time, units_of_layers
+from debubble.profiler.units import Measurements, ModelSlice, costs_of, merge
 from debubble.runtime.launcher import launch, run_rank
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.optimizer import optimizer_maker
@@ -76,11 +76,11 @@ def main(argument: str) -> None:
 
 def _units(config: Config, rank_slice: ModelSlice, measured: list[Measurements], message: float) -> Units:
     parts: list[Measurements] = [{}] * RANKS
-    dist.all_gather_object(parts, merged(measured))
+    dist.all_gather_object(parts, merge(measured))
     per_parameter = parameter_bytes(RUN, shards=1, gradient_bytes=4).total
     static = [per_parameter * sum(p.numel() for p in unit.parameters()) for unit in rank_slice.units]
-    kinds = costs_of(rank_slice.planned, merged(parts), static=static, config=config)
-    return Units(units=layered(kinds, config), communication=message)
+    kinds = costs_of(rank_slice.planned, merge(parts), static=static, config=config)
+    return Units(units=units_of_layers(kinds, config), communication=message)
 
 
 def _pipeline(config: Config, schedule: str, chunks: int, strategy: str) -> Pipeline:

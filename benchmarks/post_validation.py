@@ -84,7 +84,7 @@ def seconds_per_step(plan: Plan, *, steps: int, unit: float, waits: bool) -> flo
         ends: list[float] = []
         whole: Future[PartialSums] | None = None
         for _ in range(steps):
-            interpreter.run_ahead(messages(plan), stands=partial(known, whole))
+            interpreter.run_ahead(messages(plan), is_valid=partial(known, whole))
             ends.append(time.perf_counter())
             _, whole = relay.take_turn(PartialSums(squares=1.0), steps_ahead=lambda _: True)
             if waits:

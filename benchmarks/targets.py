@@ -29,7 +29,7 @@ import debubble as db
 from debubble.exports import exports
 from debubble.ir import DebubbleError, ExportError, InputError, Plan
 from debubble.planners.analysis.nearest_plans import plan_runs_in
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import targets
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -51,7 +51,7 @@ BEGIN, END = "<!-- levers: written by benchmarks/targets.py docs -->", "<!-- end
 
 def seconds(plan: Plan) -> float:
     """Time of a whole step; raises OutOfMemoryError if the plan does not fit."""
-    return float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
+    return seconds_per_step(plan)
 
 
 def planned(model: str, name: str, target: str | None, effort: float) -> Plan:

@@ -15,7 +15,8 @@ from debubble.planners.registry import planner
 @planner("random-stages", paper="an example")
 def random_stages(problem: Problem) -> Solution:
     """Cut the units at random places; the verifier simulates what is answered, so no plan can claim too much."""
-    assert isinstance(problem.workload, ModelUnits)
+    if not isinstance(problem.workload, ModelUnits):
+        raise db.InputError("random-stages cuts the units of a model, or of --units.")
     units, draw = problem.workload.units, random.Random(problem.seed)
     schedule = db.schedules["1f1b"](devices=problem.devices, micro_batches=problem.micro_batches)
     fits = []

@@ -22,15 +22,31 @@ def double(pair):
 
 
 def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Path) -> None:
-    """In a process of its own, twice: the second one finds a file that names a class that is gone."""
+    """In a process of its own, twice: the second one finds a file that names a class that is gone.
+
+    The names differ in length: Python knows a changed source by its second and its size.
+    """
     shapes, kernel = tmp_path / "shapes.py", tmp_path / "kernel.py"
     shapes.write_text("from typing import NamedTuple\nclass Former(NamedTuple):\n    x: int\n")
     kernel.write_text(KERNEL + "print(double(shapes.Former(21)))\n")
-    for name in ("Former", "Latter"):
+    for name in ("Former", "Successor"):
         for file in (shapes, kernel):
             file.write_text(file.read_text().replace("Former", name))
         done = subprocess.run([sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True)
         assert done.stdout == "42\n", done.stderr
+
+
+def test_that_a_kernel_is_compiled_is_logged_once(tmp_path: Path) -> None:
+    """In a process of its own, twice: the second one finds the machine code."""
+    (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")
+    logging = "import logging\nlogging.basicConfig(level=logging.INFO, format='%(message)s')\n"
+    (tmp_path / "kernel.py").write_text(logging + KERNEL + "double(shapes.Pair(21))\ndouble(shapes.Pair(0.5))\n")
+    said = [
+        subprocess.run([sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True).stderr
+        for _ in range(2)
+    ]
+    sentence = "Compiling the search's kernels, which takes up to a minute and is done once on a machine ...\n"
+    assert said == [sentence, ""]
 
 
 def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:

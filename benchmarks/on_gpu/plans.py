@@ -126,11 +126,11 @@ class Many:
 
     def joined(self, name: str, plan: Plan, parts: Sequence[TraceStep]) -> None:
         """All devices' programs together beside the plan; the pictures of one plan are kept."""
-        trace = Trace.joined([Trace(devices=self.devices, steps=(part,)) for part in parts])
+        trace = Trace.join([Trace(devices=self.devices, steps=(part,)) for part in parts])
         self.figures.add(self.name, "together", name, figures=as_dict(compare(plan, trace)))
         if name == "offloaded" and self.devices == 4:
             folder = Path(self.figures.folder)
-            scenes = Scene.beside(plan, trace)
+            scenes = Scene.pair(plan, trace)
             (folder / "plan-4-devices.html").write_bytes(views["html"](scenes))
             (folder / "plan-4-devices.perfetto.json").write_bytes(views["perfetto"](scenes))
             self.figures.add("pictures", figures=["plan-4-devices.html", "plan-4-devices.perfetto.json"])

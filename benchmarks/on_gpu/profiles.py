@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from debubble.costs import MEGATRON, Cluster, hardware, load_profile, model_units
-from debubble.costs.operators import Shapes, attention, mlp
+from debubble.costs.half_layers import attention, mlp
+from debubble.costs.operators import Shapes
 from debubble.costs.speed import Speed, element_bytes
 from debubble.costs.units import Units
 from debubble.ir import PlannedUnit, RunOptions

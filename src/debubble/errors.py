@@ -45,6 +45,10 @@ class SolverError(DebubbleError):
     """An exact model contradicts a schedule that it must hold: a fault of debubble's, not of the input."""
 
 
+class PluginError(DebubbleError):
+    """A schedule or planner that another distribution adds fails."""
+
+
 class ExportError(DebubbleError):
     """Another framework cannot keep what the plan depends on: its order, its partition, or its fit in memory."""
 

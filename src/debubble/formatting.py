@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from debubble.errors import readable
 from debubble.ir import Number
 
@@ -29,6 +31,12 @@ def percent(part: Number, whole: Number, *, digits: int = 1) -> str:
     """A share with that many decimals."""
     share = round(100 * float(part) / float(whole), digits) + 0.0  # a sum's rounding error is no -0.0
     return f"{share:.{digits}f}%"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def cores_words(cores: int) -> str:

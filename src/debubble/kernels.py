@@ -8,8 +8,10 @@ waits, and loads what that one has written.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -64,6 +66,14 @@ class _Lock:
         self.held, self._descriptor = False, -1
 
 
+@cache
+def _announce() -> None:
+    """Log once that this process compiles, because whoever waits does not know why."""
+    logging.getLogger("debubble").info(
+        "Compiling the search's kernels, which takes up to a minute and is done once on a machine ..."
+    )
+
+
 def _compile_in_one_process(kernel: Any) -> None:
     """Let the kernel hold its lock from when it is not found on the disk until it is compiled.
 
@@ -89,6 +99,8 @@ def _compile_in_one_process(kernel: Any) -> None:
         if found is None and not lock.held:
             lock.acquire()
             found = load_or_forget(signature, context)
+            if found is None:
+                _announce()
         return found
 
     def compile_and_unlock(signature: Any) -> Any:

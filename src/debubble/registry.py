@@ -15,12 +15,15 @@ import importlib
 import pkgutil
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from debubble.errors import InputError
+from debubble.errors import DebubbleError, InputError, PluginError
 
 T = TypeVar("T")
 
@@ -45,7 +48,7 @@ def full_name(name: str, names: Iterable[str], *, what: str) -> str:
 def unknown_name(name: str, names: Iterable[str], *, what: str) -> InputError:
     """The error for a name that is none of these, with those like it or else with all of them."""
     known = {each.lower(): each for each in names}
-    close = [known[each] for each in difflib.get_close_matches(name.lower(), known, n=3)]
+    close = [known[each] for each in difflib.get_close_matches(str(name).lower(), known, n=3)]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(known.values())}."
     return InputError(f"There is no {what} '{name}'; {hint}")
 
@@ -124,6 +127,26 @@ def _load_entry_point(entry_point: EntryPoint) -> None:
             f"The entry point '{entry_point.name}' that {owner} adds to {entry_point.group} cannot be loaded"
             f" ({type(error).__name__}: {error}); mend it, or uninstall {owner}."
         ) from error
+
+
+@contextmanager
+def guarding_plugins(function: Callable[..., object], *, what: str) -> Iterator[None]:
+    """Turn what a function of another distribution raises into a PluginError that says where; debubble's stays.
+
+    Args:
+        function: The function that is called inside.
+        what: The words for it.
+    """
+    try:
+        yield
+    except DebubbleError:
+        raise
+    except Exception as error:
+        if function.__module__.partition(".")[0] == "debubble":
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        words = f"{type(error).__name__}{f': {error}' * bool(str(error))}"
+        raise PluginError(f"{what} fails at {Path(place.filename).name}, line {place.lineno} ({words}).") from error
 
 
 class _Folder(ModuleType, Mapping[str, Any]):

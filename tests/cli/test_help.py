@@ -17,10 +17,10 @@ from debubble.cli import progress
 from debubble.cli.app import with_all_commands
 from debubble.cli.names import (
     Names,
-    completed,
+    cluster_completion,
+    completion,
     export_names,
     model_names,
-    offered_clusters,
     optimizer_names,
     planner_names,
     schedule_names,
@@ -30,7 +30,7 @@ from debubble.exports import exports
 from debubble.ir import InputError, RunOptions
 from debubble.planners.auto import fastest_of
 from debubble.planners.model_problem import problem_of
-from debubble.planners.progress import Progress, listening
+from debubble.planners.progress import Progress, progress_listener
 
 app = with_all_commands()
 
@@ -52,6 +52,11 @@ def test_options_stand_under_titles() -> None:
         "Arguments", "The run of the MODEL", "What is asked", "Costs instead of a MODEL", "The search", "Output",
         "Options",
     ]  # fmt: skip
+
+
+def test_an_option_that_two_commands_have_stands_in_the_section_of_each() -> None:
+    assert "The run of the MODEL" in said("plan", "--help")
+    assert "The run of the MODEL" not in said("profile", "--help")
 
 
 def test_commands_stand_under_titles() -> None:
@@ -151,11 +156,11 @@ def test_help_names_the_choices(command: str, names: list[str]) -> None:
     ],
 )
 def test_shells_offer_names(names: Names, incomplete: str, offered: list[str]) -> None:
-    assert completed(names)(incomplete) == offered
+    assert completion(names)(incomplete) == offered
 
 
 def test_shells_offer_devices_behind_their_number() -> None:
-    assert offered_clusters("16xL40") == ["16xL40S-48GB"]
+    assert cluster_completion("16xL40") == ["16xL40S-48GB"]
 
 
 def completions(line: str) -> list[str]:
@@ -174,7 +179,7 @@ def test_planning_tells_how_many_planners_have_answered() -> None:
     seen: list[Progress] = []
     problem = problem_of(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), RunOptions(), micro_batches=2)
 
-    with listening(seen.append):
+    with progress_listener(seen.append):
         fastest_of(problem, ["dapple", "adapipe", "pipedream"])
 
     assert [(p.done, p.total, p.counted) for p in seen] == [(n, 3, "planners") for n in (1, 2, 3)]
@@ -195,7 +200,7 @@ def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.setattr(progress, "log", lambda: Console(file=Terminal()))
 
-    @progress.told_after_a_while("Counting")
+    @progress.with_delayed_message("Counting")
     def command() -> None:
         said.append(lines.get())
 

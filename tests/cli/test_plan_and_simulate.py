@@ -209,6 +209,18 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
             ("simulate", "--schedule", "chronos-recomp", "--devices", "4", "--option", "rho=abc"),
             "The option 'rho' of 'chronos-recomp' is 'abc'; it must be a number.",
         ),
+        (
+            ("simulate", "--schedule", "zb", "--devices", "4", "--option", "objective=makespam"),
+            "The option 'objective' of 'zb' is 'makespam'; it must be makespan or span.",
+        ),
+        (
+            ("simulate", "--schedule", "pipeoffload", "--devices", "4", "--option", "offload=all"),
+            "The option 'offload' of 'pipeoffload' is 'all'; it must be half or full.",
+        ),
+        (
+            ("simulate", "--schedule", "zb", "--devices", "4", "--option", "steps=-4"),
+            "The option 'steps' of 'zb' is -4; it must not be negative.",
+        ),
         (("simulate", "--schedule", "1f1b", "--devices", "1000000000"), "are more than the 65536"),
         (
             ("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "1000000000"),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from debubble.costs import MEGATRON, Cluster, Framework
-from debubble.costs.operators import DIRECT, Operator, Shapes, collectives, mlp
+from debubble.costs.half_layers import DIRECT, mlp
+from debubble.costs.operators import Operator, Shapes, collectives
 from debubble.costs.speed import Speed
 from debubble.ir import RunOptions
 from debubble.models import models

@@ -121,9 +121,9 @@ def test_windows_bound_what_attention_computes() -> None:
     windowed_core, full_core = (m.per_layer[layer].attention for layer in (0, 1))
     assert isinstance(windowed_core, Attention)
     assert isinstance(full_core, Attention)
-    assert full_core.attended(S) == S / 2
-    assert windowed_core.attended(S) == S / 4 * (1 - 1 / 8)
-    assert windowed_core.attended(S // 8) == S / 16
+    assert full_core.keys_per_token(S) == S / 2
+    assert windowed_core.keys_per_token(S) == S / 4 * (1 - 1 / 8)
+    assert windowed_core.keys_per_token(S // 8) == S / 16
     windowed, full = (model_units(m, A100S, RunOptions(sequence_length=S)).units[i] for i in (1, 3))
     assert windowed.forward < full.forward
     assert windowed.activation == full.activation

@@ -289,6 +289,8 @@ def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> Non
         ({"sliding_window": "4k"}, "Expected `int | null`, got `str` - at `$.sliding_window`"),
         ({"model_type": "gemma3_text", "sliding_window_pattern": "LLG"}, "`sliding_window_pattern` must be a positive"),
         ({"hidden_size": 10**400}, "`hidden_size` is more than 1e+09"),
+        ({"hidden_act": "swiglu"}, "has the activation function 'swiglu', which transformers does not know"),
+        ({"model_type": "gemma2", "hidden_activation": "gelo"}, "has the activation function 'gelo', which"),
     ],
 )
 def test_a_wrong_config_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:

@@ -49,9 +49,9 @@ def test_copies_that_take_an_update_back_are_read_and_written() -> None:
 
 
 def tail(optimizer: str, **options: Any) -> float:
-    return StepTail(model=MODEL, cluster=CLUSTER, options=RunOptions(optimizer=optimizer, **options), pipeline=4).of(
-        None
-    )
+    return StepTail(
+        model=MODEL, cluster=CLUSTER, options=RunOptions(optimizer=optimizer, **options), pipeline=4
+    ).after()
 
 
 @pytest.mark.parametrize(("optimizer", "moved"), [("sgd", 14), ("lion", 22), ("adamw-8bit", 18), ("adamw", 30)])
@@ -89,4 +89,4 @@ def test_the_host_moves_its_states_and_their_copies(optimizer: str, dtype: str, 
 def test_the_tail_of_a_framework_with_gradients_of_two_bytes_moves_less() -> None:
     made = StepTail(model=MODEL, cluster=CLUSTER, options=RunOptions(), pipeline=4, framework=DEEPSPEED)
     assert DEEPSPEED.gradient_bytes == 2
-    assert made.of(None) == pytest.approx(LAUNCH + 28 * MODEL.parameters / 4 / MEMORY)
+    assert made.after() == pytest.approx(LAUNCH + 28 * MODEL.parameters / 4 / MEMORY)

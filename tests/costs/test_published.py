@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from debubble.costs import DEEPSPEED, MEGATRON, Cluster, Framework, model_units, step_tail
+from debubble.costs import DEEPSPEED, MEGATRON, Cluster, Framework, StepTail, model_units
 from debubble.costs.units import Partition
 from debubble.ir import Placement, RunOptions
 from debubble.models import Model
@@ -70,7 +70,7 @@ def run(
     name = "1f1b" if chunks == 1 else "interleaved"
     schedule = schedules[name](devices=pipeline, micro_batches=micro_batches, chunks=chunks, costs=costs)
     timeline = simulate(replace(schedule, fused_recompute=partition.recomputing), costs)
-    tail = step_tail(model, cluster, options, pipeline=pipeline, framework=framework)
+    tail = StepTail(model=model, cluster=cluster, options=options, pipeline=pipeline, framework=framework).after()
     return timeline, float(timeline.makespan) + tail
 
 

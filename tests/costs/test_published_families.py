@@ -9,7 +9,8 @@ import pytest
 
 from debubble.costs import MEGATRON, Cluster, Units, model_units
 from debubble.costs.flops import flops_per_token
-from debubble.costs.operators import Shapes, attention
+from debubble.costs.half_layers import attention
+from debubble.costs.operators import Shapes
 from debubble.costs.speed import Speed
 from debubble.ir import InputError, RunOptions
 from debubble.models import ModelConfig, models

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.costs import Cluster, model_units, profiled, step_tail
+from debubble.costs import Cluster, StepTail, model_units, with_profile
 from debubble.costs.files import units_from_dict, units_to_dict
 from debubble.costs.step import HOST_MEMORY_BANDWIDTH
 from debubble.costs.units import Units
 from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model, models
-from debubble.planners.plan_model import plan, step_time, tail_of
+from debubble.planners.plan_model import plan
+from debubble.planners.plan_step import pipeline_time, tail_of
 from debubble.schedules import schedules
 from debubble.schedules.chronos.offload import offload_states
 from debubble.simulator import simulate
@@ -86,15 +87,23 @@ def chronos(name: str = "chronos") -> Schedule:
     return schedules[name](devices=2, micro_batches=8, chunks=2)
 
 
-def tail(schedule: Schedule | None = None, **options: int) -> float:
-    return step_tail(MODEL, cluster(), RunOptions(**options), pipeline=2, schedule=schedule)  # type: ignore[arg-type]
+ALIKE = StageCosts.of(stages=4, optimizer_step=1, gradient_reduce=1)
+
+
+def step_tail(options: RunOptions, *, model: Model = MODEL, pipeline: int = 2) -> StepTail:
+    return StepTail(model=model, cluster=cluster(), options=options, pipeline=pipeline)
+
+
+def tail(schedule: Schedule | None = None, costs: StageCosts = ALIKE, **options: int | str) -> float:
+    whole = step_tail(RunOptions(**options))  # type: ignore[arg-type]
+    return whole.after() if schedule is None else whole.of(schedule, costs)
 
 
 def test_experts_that_no_other_rank_has_are_neither_summed_nor_gathered_in_the_tail() -> None:
     moe = models["mixtral-8x7b"]
     experts = sum(moe.expert_parameters(layer) for layer in range(moe.layers))
     dense = moe.parameters - experts
-    seconds = step_tail(moe, cluster(), RunOptions(data=8, zero=1, expert=8), pipeline=1)
+    seconds = step_tail(RunOptions(data=8, zero=1, expert=8), model=moe, pipeline=1).after()
     stepped = 30 * moe.parameters / 8 / MEMORY
     assert seconds == pytest.approx(LATENCY + (4 + 2) * dense * 7 / 8 / LINK + LAUNCH + stepped, rel=1e-9)
 
@@ -108,7 +117,7 @@ def test_gradients_that_the_program_sums_are_not_in_the_tail() -> None:
 
 def test_the_step_of_an_unknown_optimizer_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(InputError, match="There is no optimizer 'adamm'; there are: "):
-        step_tail(MODEL, cluster(), RunOptions(optimizer="adamm"), pipeline=2)
+        tail(optimizer="adamm")
 
 
 def test_a_schedule_without_g_sums_all_in_the_tail() -> None:
@@ -121,6 +130,12 @@ def test_a_schedule_without_g_sums_all_in_the_tail() -> None:
 def test_stages_that_the_device_steps_are_in_the_tail_beside_hosted_ones() -> None:
     hosted = offload_states(chronos(), chunks=[1])
     assert tail(hosted) - LAUNCH == pytest.approx((tail(chronos()) - LAUNCH) / 2, rel=1e-9)
+
+
+def test_the_step_of_a_larger_stage_takes_more_of_the_tail() -> None:
+    hosted = offload_states(chronos(), chunks=[1])
+    larger = StageCosts.of(stages=4, optimizer_step=[3, 1, 1, 1])
+    assert tail(hosted, larger) - LAUNCH == pytest.approx(3 / 4 * (tail() - LAUNCH), rel=1e-9)
 
 
 def test_a_step_of_every_stage_inside_the_program_leaves_no_tail() -> None:
@@ -177,7 +192,7 @@ def test_a_profile_leaves_the_copies_and_the_sharded_states_counted() -> None:
     profile = {"measured": measured, **units_to_dict(units())}
     options = RunOptions(data=4, zero=1, post_validation=True)
     planned = model_units(MODEL, cluster(), options)
-    taken = profiled(planned, profile, model=MODEL, options=options)
+    taken = with_profile(planned, profile, model=MODEL, options=options)
     assert [unit.static for unit in taken.units] == [unit.static for unit in planned.units]
 
 
@@ -186,7 +201,7 @@ def test_a_post_validated_step_takes_the_span(validated_after: bool) -> None:
     options = RunOptions(post_validation=validated_after)
     timeline = simulate(schedules["zb-h2"](devices=4, micro_batches=8), StageCosts.of(stages=4))
     assert (timeline.makespan, timeline.span) == (27, 24)
-    assert step_time(timeline, options, tail=1) == (25 if validated_after else 28)
+    assert pipeline_time(timeline, options) == (24 if validated_after else 27)
 
 
 def test_hosts_step_their_share_of_the_states_beside_the_devices() -> None:
@@ -194,7 +209,7 @@ def test_hosts_step_their_share_of_the_states_beside_the_devices() -> None:
 
     def tail(share: float) -> float:
         options = RunOptions(data=2, zero=1, host_optimizer=share)
-        return step_tail(MODEL, cluster(), options, pipeline=4)
+        return step_tail(options, pipeline=4).after()
 
     on_devices, half, whole = map(tail, (0.0, 0.5, 1.0))
     assert whole - half == pytest.approx(30 * own / 2 / HOST_MEMORY_BANDWIDTH, rel=1e-9)

@@ -55,7 +55,7 @@ def test_a_step_ends_after_what_every_lane_was_given(device: Any) -> None:
         with lanes.lane(Lane.REDUCE, None):
             lag(device)
             sums.fill_(1)
-        with lanes.beside(0):
+        with lanes.service_stream(0):
             lag(device)
             guests.fill_(2)
 

@@ -33,7 +33,7 @@ def stage_of(config: Any, strategy: Any) -> Any:
     ledger = Ledger(torch.device("cuda"))
     built = build_stage(config, units, dtype=torch.float32)
     for unit in built:
-        unit.to("cuda").known_to(ledger)
+        unit.to("cuda").attach_ledger(ledger)
     return Stage(built, units, ledger), ledger
 
 

@@ -22,7 +22,7 @@ def stage_on(device: Any, config: Any, *, dtype: Any) -> Any:
     units = ModelConfig.from_hf(config).units[1:-1]
     built, ledger = build_stage(config, units, dtype=dtype), Ledger(device)
     for unit in built:
-        unit.to(device).known_to(ledger)
+        unit.to(device).attach_ledger(ledger)
     return Stage(built, units, ledger), ledger
 
 

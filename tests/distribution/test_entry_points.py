@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from debubble.processes import PYTHON
 
 MEMBERS = {
@@ -36,12 +38,12 @@ targets.add("mine", Target(name="mine", title="Mine"))
     "exports": """
 from dataclasses import fields
 from debubble.exports.options import Written
-from debubble.exports.registry import Made, exporter
+from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import RunOptions
 
 @exporter("mine", options={field.name: lambda plan: Written({}) for field in fields(RunOptions)})
 def mine(plan, settings):
-    return Made(files={"mine.txt": plan.schedule.name}, runs=plan)
+    return ExportDraft(files={"mine.txt": plan.schedule.name}, runs=plan)
 """,
     "views": """
 from debubble.views.registry import view
@@ -75,16 +77,78 @@ print(exports["mine"](plan).files["mine.txt"], views["mine"]([Scene.predicted(pl
 """
 
 
-def test_a_distribution_adds_a_member_to_every_room(tmp_path: Path) -> None:
-    described = tmp_path / "mine-1.0.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    groups = [f"[debubble.{room}]\nmine = mine_{room}\n" for room in MEMBERS]
-    (described / "entry_points.txt").write_text("".join(groups))
-    for room, source in MEMBERS.items():
-        (tmp_path / f"mine_{room}.py").write_text(source)
+FAILING = {
+    "schedules": """
+from debubble.schedules.registry import schedule
 
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([*PYTHON, "-c", SCRIPT], env=environment, capture_output=True, text=True)
+@schedule("mine", paper="none", bubble="all", memory="m")
+def mine(*, devices, micro_batches, costs=None):
+    return 1 // (devices - devices)
+""",
+    "planners": """
+from debubble.planners.registry import planner
+
+@planner("mine", paper="none")
+def mine(problem):
+    assert problem.devices > 8
+""",
+}
+
+
+def run(members: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where a distribution adds these members."""
+    described = folder / "mine-1.0.dist-info"
+    described.mkdir(exist_ok=True)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    groups = [f"[debubble.{room}]\nmine = mine_{room}\n" for room in members]
+    (described / "entry_points.txt").write_text("".join(groups))
+    for room, source in members.items():
+        (folder / f"mine_{room}.py").write_text(source)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run([*PYTHON, *arguments], env=environment, capture_output=True, text=True)
+
+
+def test_a_distribution_adds_a_member_to_every_room(tmp_path: Path) -> None:
+    done = run(MEMBERS, tmp_path, "-c", SCRIPT)
 
     assert done.stdout == "6 mine mine\n1B1\n1f1b 1 scene\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            "simulate --schedule mine --devices 2",
+            "The schedule 'mine' fails at mine_schedules.py, line 6 (ZeroDivisionError: integer division or modulo by"
+            " zero).",
+        ),
+        (
+            "plan llama-tiny --cluster 2xA100-80GB --planner mine",
+            "The planner 'mine' fails at mine_planners.py, line 6 (AssertionError).",
+        ),
+    ],
+)
+def test_a_member_that_fails_is_named_in_a_sentence(call: str, sentence: str, tmp_path: Path) -> None:
+    done = run(FAILING, tmp_path, "-m", "debubble", *call.split())
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == f"debubble: {sentence}"
+
+
+def test_members_that_fail_leave_the_other_planners_their_answers(tmp_path: Path) -> None:
+    script = """
+import debubble as db
+plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=2, sequence_length=128, effort=0.1)
+rejected = {c.planner: c.rejected for c in plan.candidates}
+print(rejected["mine"], rejected["portfolio"])
+"""
+    done = run(FAILING, tmp_path, "-c", script)
+
+    assert done.stdout == "The planner 'mine' fails at mine_planners.py, line 6 (AssertionError). None\n", done.stderr
+
+
+def test_a_member_without_a_docstring_is_listed(tmp_path: Path) -> None:
+    for rooms in ("schedules", "planners"):
+        done = run(FAILING, tmp_path, "-m", "debubble", rooms)
+        assert done.returncode == 0, done.stderr
+        assert "mine" in done.stdout

@@ -11,7 +11,7 @@ import pytest
 import debubble as db
 from debubble.imports import imports
 from debubble.imports.job import ImportedJob
-from debubble.imports.registry import Given
+from debubble.imports.registry import UserFacts
 from debubble.ir import InputError
 
 TITAN = """
@@ -58,7 +58,7 @@ def job(
     file = folder / name
     file.write_text(text)
     importer = imports[framework]
-    return importer.job(importer.settings(file), file, Given(cluster=db.Cluster.parse(cluster), **given))
+    return importer.job(importer.settings(file), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))
 
 
 def test_a_torchtitan_configuration(tmp_path: Path) -> None:
@@ -133,7 +133,11 @@ def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
 
     assert (read.pipeline, read.options.data, read.options.zero) == (1, 4, 3)
-    assert read.unread == ("Recomputation is your script's: predicted is none.",)
+    assert read.unread == (
+        "Recomputation is your script's: predicted is none.",
+        "zero_optimization.stage3_max_live_parameters is 1,000,000,000, and the prediction counts on two gathered"
+        " layers: 436,224,000 parameters.",
+    )
 
 
 SAVED = {
@@ -289,6 +293,13 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
         ),
         ("mindformers", "a.yaml", "runner_config: {batch_size: 1}\n", "give it with --model"),
         ("automodel", "a.ini", "", "no configuration that is read here"),
+        ("automodel", "a.yaml", AUTOMODEL.replace("2048", "long"), "dataset.seq_length is 'long', which is no whole"),
+        (
+            "torchtitan",
+            "a.toml",
+            TITAN.replace("local_batch_size = 8", "num_tokens_per_microbatch_per_dp_rank = 'many'"),
+            "per_dp_rank is 'many', which is no whole number",
+        ),
     ],
 )
 def test_what_is_missing_is_said_in_a_sentence(framework: str, name: str, text: str, said: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from debubble.costs import Cluster
-from debubble.imports.measurements import fitted, read_measurements
+from debubble.imports.measurements import fit_units, read_measurements
 from debubble.ir import InputError, Kind, Plan
 from debubble.models import Model
 from debubble.planners.model_problem import problem_of
@@ -37,7 +37,7 @@ def test_a_trace_scales_the_units_of_every_stage(tmp_path: Path) -> None:
     plan = priced(full(0, 2))
     slower = {(Kind.F, 0): 2.0, (Kind.B, 0): 3.0, (Kind.F, 1): 1.0, (Kind.B, 1): 1.5}
 
-    fit = fitted(plan, read_measurements(trace(plan, tmp_path, lambda kind, stage: slower[kind, stage])))
+    fit = fit_units(plan, read_measurements(trace(plan, tmp_path, lambda kind, stage: slower[kind, stage])))
 
     assert [pytest.approx(pair, rel=1e-6) for pair in ((2.0, 3.0), (1.0, 1.5))] == list(fit.factors)
     computed = units_of(plan)
@@ -53,7 +53,7 @@ def test_a_trace_scales_the_units_of_every_stage(tmp_path: Path) -> None:
 def test_what_ran_as_computed_is_predicted_as_computed(tmp_path: Path) -> None:
     plan = priced()
 
-    fit = fitted(plan, read_measurements(trace(plan, tmp_path, lambda kind, stage: 1.0)))
+    fit = fit_units(plan, read_measurements(trace(plan, tmp_path, lambda kind, stage: 1.0)))
 
     assert fit.predicted >= float(plan.simulate().makespan)
     assert fit.predicted == pytest.approx(float(plan.simulate().makespan), rel=0.2)
@@ -78,7 +78,7 @@ def test_megatrons_timers_scale_all_stages_alike(tmp_path: Path) -> None:
     ]
     (tmp_path / "log.txt").write_text(LOG.format(forward=2 * busiest[0], backward=4 * busiest[1]))
 
-    fit = fitted(plan, read_measurements([tmp_path / "log.txt"]))
+    fit = fit_units(plan, read_measurements([tmp_path / "log.txt"]))
 
     assert list(fit.factors) == [pytest.approx((2.0, 4.0), rel=1e-4)] * 2
     assert fit.measured == 0.9
@@ -96,7 +96,7 @@ def test_a_rank_that_is_missing_is_named_by_its_stage(tmp_path: Path) -> None:
     paths = trace(plan, tmp_path, lambda kind, stage: 1.0)
 
     with pytest.raises(InputError, match="no forward and backward of stage 1: give those of all ranks"):
-        fitted(plan, read_measurements(paths[:1]))
+        fit_units(plan, read_measurements(paths[:1]))
 
 
 def test_the_command_writes_a_profile_that_plan_takes(tmp_path: Path, run: Any, json_of: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import debubble as db
 from debubble.imports import imports
 from debubble.imports.job import ImportedJob
-from debubble.imports.registry import Given
+from debubble.imports.registry import UserFacts
 from debubble.imports.settings import read_arguments
 from debubble.ir import InputError
 
@@ -55,11 +55,14 @@ LOG = """using world size: 4, data-parallel size: 1
 """
 
 
+FIRST_AND_LAST = "--decoder-first-pipeline-num-layers 14 --decoder-last-pipeline-num-layers 18"
+
+
 def job(folder: Path, text: str, *, cluster: str = "4xA100-80GB", **given: Any) -> ImportedJob:
     file = folder / "job.sh"
     file.write_text(text)
     importer = imports["megatron"]
-    return importer.job(importer.settings(file), file, Given(cluster=db.Cluster.parse(cluster), **given))
+    return importer.job(importer.settings(file), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))
 
 
 def test_a_script_is_read_with_its_variables_arrays_and_quotes(tmp_path: Path) -> None:
@@ -72,6 +75,47 @@ def test_a_script_is_read_with_its_variables_arrays_and_quotes(tmp_path: Path) -
     assert arguments["--swiglu"] is True
     assert arguments["--train-iters"] == "1000"
     assert arguments["--bf16"] is True
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        "A=(--tensor-model-parallel-size 8 --sequence-parallel)",
+        "A=( --tensor-model-parallel-size 8 --sequence-parallel )",
+        "A=(\n  --tensor-model-parallel-size 8 # one node\n  --sequence-parallel)",
+        "A+=(--sequence-parallel --tensor-model-parallel-size 8)",
+        "A=(--pipeline-model-parallel-layout 'Et|(tt|)*3' --sequence-parallel --tensor-model-parallel-size=8)",
+    ],
+)
+def test_an_array_is_read_however_it_is_laid_out(array: str, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(f'{array}\ntorchrun pretrain_gpt.py "${{A[@]}}" --bf16\n')
+
+    arguments = dict(read_arguments(tmp_path / "job.sh"))
+
+    assert arguments.pop("--pipeline-model-parallel-layout", "Et|(tt|)*3") == "Et|(tt|)*3"
+    assert arguments == {"--tensor-model-parallel-size": "8", "--sequence-parallel": True, "--bf16": True}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "TP=8; run --tensor-model-parallel-size $TP --bf16 2>&1 | tee log",
+        "export NODES=4 TP=${TP:-8}\nrun --bf16 --tensor-model-parallel-size ${TP} > log 2> errors",
+        "NODES=2\nTP=$(( NODES * (1 + 3) ))\nrun --tensor-model-parallel-size $TP --bf16 &",
+        "A=16; run --tensor-model-parallel-size $((A/2)) --bf16 && echo done || exit 1",
+        "OPTIONS=' --tensor-model-parallel-size 8 --bf16'; run $OPTIONS;",
+    ],
+)
+def test_the_shell_around_arguments_is_no_part_of_them(script: str, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(script)
+
+    assert read_arguments(tmp_path / "job.sh") == {"--tensor-model-parallel-size": "8", "--bf16": True}
+
+
+def test_a_sum_of_what_the_script_does_not_set_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("run --global-batch-size $((GPUS * 8)) --bf16")
+
+    assert read_arguments(tmp_path / "job.sh")["--global-batch-size"] == "$((GPUS*8))"
 
 
 @pytest.mark.parametrize("text", [SCRIPT, LOG], ids=["script", "log"])
@@ -109,6 +153,11 @@ def test_arguments_that_cost_nothing_are_named(tmp_path: Path) -> None:
 )
 def test_layers_per_stage_are_read(arguments: str, layers: tuple[int, ...], tmp_path: Path) -> None:
     assert job(tmp_path, SCRIPT.replace("EXTRA", arguments)).layers == layers
+
+
+def test_a_first_and_a_last_device_need_none_between_them(tmp_path: Path) -> None:
+    text = SCRIPT.replace("PP=4", "PP=2").replace("EXTRA", FIRST_AND_LAST)
+    assert job(tmp_path, text).layers == (14, 18)
 
 
 def test_embedding_and_loss_count_as_layers_where_the_job_says_so(tmp_path: Path) -> None:
@@ -160,6 +209,9 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         (SCRIPT.replace("--vocab-size 128256", ""), "do not say --vocab-size"),
         (SCRIPT.replace("--swiglu", ""), "a model without SwiGLU"),
         (SCRIPT.replace("EXTRA", "--pipeline-model-parallel-layout 'Et|x'"), "no layout of E, t, m, L"),
+        (SCRIPT.replace("EXTRA", "--optimizer sgd --sgd-momentum lots"), "is 'lots', which is no share"),
+        (SCRIPT.replace("EXTRA", "--decoder-first-pipeline-num-layers few"), "is 'few', which is no whole number"),
+        (SCRIPT.replace("PP=4", "PP=1").replace("EXTRA", FIRST_AND_LAST), "first and the last of 1 pipeline devices"),
         (SCRIPT.replace("PP=4", "PP=3"), "do not divide the cluster's 4"),
         (SCRIPT.replace("=16", "=15.5"), "--global-batch-size is '15.5'"),
     ],
@@ -213,7 +265,7 @@ def test_a_configuration_of_megatron_bridge_is_read(tmp_path: Path) -> None:
     file = tmp_path / "run_config.yaml"
     file.write_text(BRIDGE)
     read = imports["megatron"].job(
-        imports["megatron"].settings(file), file, Given(cluster=db.Cluster.parse("8xH100-80GB"))
+        imports["megatron"].settings(file), file, UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
     )
 
     assert read.model.parameters == db.models["llama3-8b"].parameters
@@ -234,7 +286,7 @@ def test_a_layout_of_megatron_bridge_may_be_lists_of_names(tmp_path: Path) -> No
     file.write_text(text.replace("  virtual_pipeline_model_parallel_size: 2\n", ""))
 
     read = imports["megatron"].job(
-        imports["megatron"].settings(file), file, Given(cluster=db.Cluster.parse("4xH100-80GB"))
+        imports["megatron"].settings(file), file, UserFacts(cluster=db.Cluster.parse("4xH100-80GB"))
     )
 
     assert read.layers == (1, 3, 2, 1)

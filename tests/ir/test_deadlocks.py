@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import debubble as db
@@ -63,6 +63,7 @@ def goes_before(schedule: Schedule, costs: StageCosts, earlier: Op, later: Op) -
 
 
 @pytest.mark.parametrize("model", ["latency", "exclusive", "receiver", "blocking"])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_each_operation_of_a_reported_cycle_waits_for_the_next(model: str, data: st.DataObject) -> None:
     schedule = data.draw(random_schedules(deadlocks=True))

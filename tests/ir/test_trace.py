@@ -50,7 +50,7 @@ def test_parts_of_two_devices_are_joined_step_by_step_from_time_zero() -> None:
     event = TraceEvent("1F0", 1, Lane.COMPUTE, 11.0, 12.0)
     second = Trace(devices=2, steps=(TraceStep(step=7, events=(event,)),))
 
-    joined = Trace.joined([first, second])
+    joined = Trace.join([first, second])
 
     events = (*step(7).events, event._replace(start=1.0, end=2.0))
     assert joined.steps == (replace(step(7), events=events),)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from debubble.planners.adapipe import DynamicPrograms
 from debubble.planners.registry import Result
 
 
-def unit(work: Any, activation: Any, cheap: Any, static: int = 1) -> Any:
+def unit(work: int, activation: int, cheap: int, static: int = 1) -> Unit:
     return Unit(
         type=f"unit of {work}",
         layer=None,
@@ -29,6 +30,13 @@ def unit(work: Any, activation: Any, cheap: Any, static: int = 1) -> Any:
             "full": Strategy(1, work),
         },
     )
+
+
+def layer(work: int, activation: int, cheap: int) -> tuple[Unit, Unit]:
+    """Two halves of a layer, which keep one input where both recompute in full."""
+    first, second = unit(work, activation, cheap), unit(work + 1, activation + 1, cheap)
+    shared = {**second.strategies, "full": replace(second.strategies["full"], after_full=0)}
+    return replace(first, layer=0), replace(second, layer=0, strategies=shared)
 
 
 def brute_force(units: Any, limit: Any, devices: Any, micro_batches: Any, *, workspace: Any = None) -> Any:
@@ -52,30 +60,25 @@ def brute_force(units: Any, limit: Any, devices: Any, micro_batches: Any, *, wor
 
 def least_time(stage: Any, limit: Any, alive: Any, workspace: Any) -> Any:
     """Of a stage, over all strategies of its units; `workspace` None: what the chosen ones bring back at a time."""
+    units = Units(units=stage)
+    each = [units.stage_sums(tuple(enumerate(names))) for names in itertools.product(*(u.strategies for u in stage))]
     return min(
         (
-            sum(u.work for u in stage) + sum(s.recompute for s in chosen)
-            for chosen in itertools.product(*(u.strategies.values() for u in stage))
-            if alive * sum(s.activation for s in chosen)
-            + (
-                max(u.activation - s.activation for u, s in zip(stage, chosen, strict=True))
-                if workspace is None
-                else workspace
-            )
-            + sum(u.static for u in stage)
-            <= limit
+            sum(u.work for u in stage) + sums.recompute
+            for sums in each
+            if alive * sums.kept + (sums.workspace_before_b if workspace is None else workspace) + sums.static <= limit
         ),
         default=float("inf"),
     )
 
 
-kinds = st.builds(unit, st.integers(1, 4), st.integers(4, 9), st.integers(1, 3))
+sizes = st.integers(1, 4), st.integers(4, 9), st.integers(1, 3)
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    few=st.lists(kinds, min_size=1, max_size=2),
-    count=st.integers(3, 5),
+    few=st.lists(st.builds(lambda *size: (unit(*size),), *sizes) | st.builds(layer, *sizes), min_size=1, max_size=2),
+    count=st.integers(3, 4),
     devices=st.integers(1, 3),
     micro_batches=st.integers(2, 6),
     limit=st.integers(10, 60),
@@ -85,7 +88,8 @@ def test_adapipe_finds_the_best_cut_and_strategies(
     few: Any, count: Any, devices: Any, micro_batches: Any, limit: Any, data: Any
 ) -> None:
     """As good as all combinations are; it may overlook one that fits only for its smaller workspace."""
-    chosen = tuple(data.draw(st.lists(st.sampled_from(few), min_size=count, max_size=count)))
+    layers = data.draw(st.lists(st.sampled_from(few), min_size=count, max_size=count))
+    chosen = tuple(replace(u, layer=n) for n, each in enumerate(layers) for u in each)[:5]
     units = Units(units=chosen, memory_limit=(limit,))
     problem = Problem(devices=devices, micro_batches=micro_batches, workload=ModelUnits(units))
     programs = DynamicPrograms(problem, units)
@@ -100,7 +104,7 @@ def test_adapipe_finds_the_best_cut_and_strategies(
             for (a, b), choice in zip(itertools.pairwise(ends), programs.choices(lengths), strict=True)
         ]
         found = sum(times) + (micro_batches - 1) * max(times)
-    largest = max(u.activation for u in chosen) - 1
+    largest = 2 * max(u.activation for u in chosen)
     assert brute_force(chosen, limit, devices, micro_batches) <= found + 1e-9
     assert found <= brute_force(chosen, limit, devices, micro_batches, workspace=largest) + 1e-9
 
@@ -108,6 +112,15 @@ def test_adapipe_finds_the_best_cut_and_strategies(
 def partition_of(result: Result) -> Sequence[Sequence[tuple[int, str]]]:
     assert result.solution.partition is not None
     return result.solution.partition
+
+
+@pytest.mark.parametrize("name", ["adapipe", "obscura"])
+def test_layers_that_recompute_in_full_fit_with_one_input_each(name: str) -> None:
+    halves = tuple(replace(u, layer=n) for n in range(4) for u in layer(4, 9, 2))
+    problem = Problem(devices=2, micro_batches=4, workload=ModelUnits(Units(units=halves)))
+    peak = max(planners["dapple+"](problem).timeline.peak_memory)
+    limited = replace(problem, workload=ModelUnits(Units(units=halves, memory_limit=(peak,))))
+    assert max(planners[name](limited).timeline.peak_memory) == peak
 
 
 def test_adapipe_recomputes_most_where_most_is_alive_and_gives_those_stages_less() -> None:

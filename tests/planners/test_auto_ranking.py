@@ -26,7 +26,7 @@ def problem() -> db.Problem:
 
 def test_a_planners_answer_takes_what_follows_its_pipeline_too() -> None:
     result = db.planners["dapple"](problem())
-    assert result.time == result.timeline.makespan + TAIL.of(result.solution.schedule)
+    assert result.time == result.timeline.makespan + TAIL.of(result.solution.schedule, result.solution.costs)
     assert result.summary.step_time == result.time
     assert result.lower_bound == result.pipeline_bound + TAIL.least
 
@@ -35,7 +35,19 @@ def test_every_candidate_has_its_step_and_the_shortest_is_the_plan() -> None:
     best = fastest_of(problem(), [name for name, entry in db.planners.items() if not entry.searches])
     steps = [c.step_time for c in best.candidates if c.step_time is not None]
     assert steps == sorted(steps)
-    assert steps[0] == pytest.approx(float(db.simulate(best.schedule, best.costs).makespan) + TAIL.of(best.schedule))
+    assert steps[0] == pytest.approx(
+        float(db.simulate(best.schedule, best.costs).makespan) + TAIL.of(best.schedule, best.costs)
+    )
+
+
+def test_every_candidate_has_its_partition_with_the_strategies_of_its_units() -> None:
+    best = fastest_of(problem(), ["dapple", "adapipe"])
+    given = {c.planner: planners[c.planner](problem()).solution.partition for c in best.candidates}
+    for candidate in best.candidates:
+        partition = given[candidate.planner]
+        assert partition is not None
+        assert [[u.strategy for u in stage] for stage in candidate.partition] == [[n for _, n in s] for s in partition]
+        assert len(candidate.recompute) == len(partition)
 
 
 def test_planners_that_are_well_behind_have_a_part_of_the_effort_and_say_so() -> None:
@@ -63,6 +75,6 @@ def test_a_stage_that_is_stepped_inside_the_pipeline_leaves_less_behind_it() -> 
     costs = db.StageCosts.of(stages=4)
     slower = db.simulate(hosted, costs.replace(host_step=1))
     assert problem().step_time(db.simulate(made, costs)) - problem().step_time(slower) == pytest.approx(
-        TAIL.of(made) - TAIL.of(hosted) - float(slower.makespan - db.simulate(made, costs).makespan)
+        TAIL.of(made, costs) - TAIL.of(hosted, costs) - float(slower.makespan - db.simulate(made, costs).makespan)
     )
-    assert TAIL.least < TAIL.of(hosted) < TAIL.of(made)
+    assert TAIL.least < TAIL.of(hosted, costs) < TAIL.of(made, costs)

@@ -120,7 +120,7 @@ def test_a_slow_host_is_priced_honestly() -> None:
     assert Kind.S not in kinds(result)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     devices=st.integers(1, 4),
     count=st.integers(8, 12),

@@ -17,8 +17,9 @@ from debubble.planners import planners
 from debubble.planners.joint.annealing import Walk
 from debubble.planners.joint.levers import Levers, Point
 from debubble.planners.joint.list_scheduler import AHEAD, makespan, place
+from debubble.planners.joint.refinement import refine
 from debubble.planners.model_problem import problem_of as problem_of_model
-from debubble.planners.problem import FixedStages, ModelUnits, Problem
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.search.effort import Effort
 
 STRATEGIES = {
@@ -143,6 +144,38 @@ def test_a_list_schedule_is_given_up_only_where_it_takes_longer_than_it_may(
     _, found, _ = place(*table, 6, policy, most, part * time, *nothing)
     assert found in (time, np.inf)
     assert found == time or part < 1
+
+
+def test_units_of_a_plan_stop_recomputing_where_that_is_faster_and_fits() -> None:
+    problem = problem_of(bandwidth=None)
+    levers = levers_of(problem, Placement.linear(3))
+    point = drawn(levers, 0).best
+    slow, fast = (levers.solution(replace(point, levels=(level,) * 3)) for level in (levers.levels - 1, 0))
+
+    def time_of(solution: Solution) -> float:
+        return float(db.simulate(solution.schedule, solution.costs).makespan)
+
+    assert time_of(refine(levers.units, time_of, slow, Effort(10))) < time_of(slow)
+    assert refine(levers.units, time_of, fast, Effort(10)) is fast
+    assert refine(levers.units, time_of, slow, Effort(0)) is slow
+
+
+def test_a_list_schedule_is_given_up_where_a_step_on_the_host_ends_too_late() -> None:
+    host = HostStates(static=1, gradients=2, parameters=1, step=500)
+    problem = problem_of(bandwidth=8)
+    assert isinstance(problem.workload, ModelUnits)
+    units = problem.workload.units
+    units = replace(units, units=tuple(replace(unit, on_host=host) for unit in units.units))
+    levers = Levers(replace(problem, workload=ModelUnits(units)), units, Placement.linear(3))
+    point = replace(drawn(levers, 0).best, shares=(0,) * 3, hosted=(True,) * 3)
+    table, _ = levers.table(point)
+    policy, most = np.array(point.policy), np.array(point.most)
+    time, missing = makespan(table, 6, policy, most)
+    operations, keys = np.empty((6 * 3 * 6, 3), dtype=np.int64), np.empty(6 * 3 * 6)
+    placed, found, _ = place(*table, 6, policy, most, 0.99 * time, operations, keys)
+    assert missing == 0
+    assert found == np.inf
+    assert placed < 3 * 3 * 6
 
 
 @settings(max_examples=100, deadline=None)

@@ -231,6 +231,31 @@ def test_a_front_mixes_the_strategies_of_equal_units() -> None:
     assert sorted(choice.strategies) == ["cmb", "cmb", "none", "none"]
 
 
+@given(menus, st.integers(1, 5), st.integers(0, 200), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_fronts_hold_the_optimum_where_halves_of_a_layer_share_an_input(
+    menus: list[dict[str, tuple[int, int]]], alive: int, budget: int, cut: bool
+) -> None:
+    halves = []
+    for layer, menu in enumerate(menus):
+        ways = {"none": Strategy(10), **{k: Strategy(*v) for k, v in menu.items()}, "full": Strategy(2, 9)}
+        shared = {**ways, "full": Strategy(2, 9, after_full=0)}
+        halves += [unit("attention", layer, 1, ways), unit("mlp", layer, 1, shared)]
+    stage = Units(units=tuple(halves[cut:6]))
+    each = [
+        stage.stage_sums(tuple(enumerate(names))) for names in itertools.product(*(u.strategies for u in stage.units))
+    ]
+    found = front(stage.units).cheapest(alive=alive, budget=budget)
+    if found is None:
+        assert not any(alive * sums.kept + 20 <= budget for sums in each)
+    else:
+        sums = stage.stage_sums(tuple(enumerate(found.strategies)))
+        assert (found.kept, found.recompute) == (sums.kept, sums.recompute)
+        assert sums.workspace_before_b <= found.workspace
+        assert alive * sums.kept + sums.workspace_before_b <= budget
+        assert found.recompute <= min((s.recompute for s in each if alive * s.kept + 20 <= budget), default=10**9)
+
+
 @pytest.mark.parametrize(("size", "plain", "cheap"), [("13B", 0, 0), ("18B", 1, 0), ("23B", 4, 3), ("28B", 6, 5)])
 def test_adjusted_stages_of_the_papers_models(size: str, plain: int, cheap: int) -> None:
     stages = Stages.even(obscura_fit.problem("Llama-2", size, 32))

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Placement
-from debubble.planners.partitioning.balance import SHARPNESS, balanced_by_device, balanced_counts, even_counts
+from debubble.planners.partitioning.balance import (
+    SHARPNESS,
+    balanced_by_device,
+    balanced_counts,
+    balanced_within,
+    even_counts,
+)
 from tests.strategies import model_units
 
 
@@ -59,6 +65,19 @@ def test_a_heavy_head_gets_a_light_stage_beside_it() -> None:
     work, placement = [1] * 6 + [4], Placement.looped(2, 2)
     assert busiest(work, balanced_by_device(units_of(work), placement), placement) == 5
     assert busiest(work, balanced_counts(units_of(work), 4), placement) == 6
+
+
+@pytest.mark.parametrize(("limit", "counts"), [(6, None), (5, [2, 4]), (4, None)])
+def test_states_move_units_away_only_where_they_do_not_fit(limit: int, counts: list[int] | None) -> None:
+    """The embedding has states of 4, the other five units of 1 each; all of them work alike."""
+    units = units_of([1] * 6)
+    large = replace(units, units=tuple(replace(u, static=4 if i == 0 else 1) for i, u in enumerate(units.units)))
+    light = replace(large, units=tuple(replace(u, strategies={"none": Strategy(0)}) for u in large.units))
+    assert balanced_within(light, Placement.linear(2), [limit] * 2, micro_batches=4) == counts
+
+
+def test_units_without_states_are_divided_by_work_alone() -> None:
+    assert balanced_within(units_of([1] * 6), Placement.linear(2), [1, 1], micro_batches=4) is None
 
 
 def busiest(work: list[int], counts: Sequence[int], placement: Placement) -> int:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -111,6 +114,51 @@ def test_auto_is_the_best_of_all_and_says_why_others_were_rejected() -> None:
     assert {c.planner for c in candidates} == set(db.planners) - {"auto"}
     assert result.makespan == min(c.makespan for c in candidates if c.makespan is not None)
     assert all((c.rejected is None) == (c.makespan is not None) for c in candidates)
+
+
+def test_model_and_cluster_are_named_as_on_the_command_line(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(dict(db.models["llama-tiny"].config)))
+    (tmp_path / "cluster.yaml").write_text("devices: 2xL40S-48GB")
+    asked: dict[str, Any] = {"planner": "adapipe", "micro_batches": 4, "sequence_length": 128}
+
+    by_objects = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xL40S-48GB"), **asked)
+
+    for model, cluster in (("llama-tiny", "2xL40S-48GB"), (config, tmp_path / "cluster.yaml")):
+        assert db.plan(model, cluster, **asked).simulate().makespan == by_objects.simulate().makespan
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "message"),
+    [
+        ("no-such-model", "2xL40S-48GB", "There is no model or file 'no-such-model'"),
+        (8, "2xL40S-48GB", "A model is db.models[NAME], db.Model.from_hf(FILE), a name or a file, not int."),
+        ("llama-tiny", 8, "A cluster is a db.Cluster, a text such as '8xA100-80GB' or a file, not 8."),
+    ],
+)
+def test_what_is_no_model_or_cluster_is_answered_in_a_sentence(model: Any, cluster: Any, message: str) -> None:
+    with pytest.raises(db.DebubbleError, match=re.escape(message)):
+        db.plan(model, cluster)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"micro_batches": "8"}, "micro_batches must be a whole number, not '8'."),
+        ({"pipeline": 1.5}, "pipeline must be a whole number, not 1.5."),
+        ({"sequence_length": "128"}, "sequence_length must be a whole number, not '128'."),
+        ({"sequence_lenght": 128}, "There is no option of a run 'sequence_lenght'; did you mean 'sequence_length'?"),
+        ({"planner": 3}, "There is no planner '3'; there are:"),
+        ({"swap": "disk"}, "Activations may go to host, peer, none, not to 'disk'."),
+        ({"lengths": {0: 1}}, "Lengths are a file, or a number of sequences for each number of tokens"),
+        ({"lengths": {"a": 1}}, "Lengths are a file, or a number of sequences for each number of tokens"),
+        ({"lengths": {}}, "Lengths are a file, or a number of sequences for each number of tokens"),
+        ({"lengths": "missing.json"}, "The lengths file missing.json cannot be read"),
+    ],
+)
+def test_an_argument_that_is_none_is_answered_in_a_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(db.InputError, match=re.escape(message)):
+        db.plan("llama-tiny", "2xL40S-48GB", **{"planner": "dapple", **options})
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:

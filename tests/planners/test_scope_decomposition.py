@@ -226,6 +226,12 @@ def test_two_hundred_layers_on_sixteen_devices_leave_less_than_one_per_cent(chun
     assert found.gap < 0.01
 
 
+def test_bounds_on_devices_times_are_learnt_within_the_effort() -> None:
+    spent = Effort(0.002)
+    decompose(sixteen(1), effort=spent, seed=0)
+    assert spent.spent < 2 * spent.seconds
+
+
 def test_the_same_seed_gives_the_same_answer() -> None:
     first, second = (decompose(small(), effort=Effort(math.inf), seed=1) for _ in range(2))
     assert first.layers is not None

@@ -12,7 +12,7 @@ from rich.console import Console
 from debubble.cli.reproduce import split
 from debubble.reproduce import Entry, EntryResult, Exhibit, Paper, PaperReport, Table, pages, papers
 from debubble.reproduce.claims import compared, unavailable
-from debubble.reproduce.drawings import Bars, Cells, Lines, svg
+from debubble.reproduce.drawings import Bars, Boxes, Cells, Lines, svg
 from debubble.reproduce.registry import reproduced
 
 PAGE = (Path(__file__).parents[2] / "docs/papers.md").read_text()
@@ -37,6 +37,12 @@ def test_the_page_has_the_entries_of_the_registry_in_their_order(paper: str) -> 
     section = PAGE.split(f"## {papers[paper].title}\n")[1].split("\n## ")[0]
     places = re.findall(r"^\| \*\*(.*?)\*\*: (.*?) \|", section, re.MULTILINE)
     assert places == [(entry.place, entry.what) for entry in papers[paper].entries]
+
+
+@pytest.mark.parametrize("place", ["Figure 1", "Figure 2"])
+def test_optpipes_diagrams_are_drawn(place: str) -> None:
+    result = reproduced(papers["optpipe"].entry(place), draw=True)
+    assert len(result.pictures) == 1
 
 
 @pytest.mark.parametrize("paper", FIGURES)
@@ -68,24 +74,57 @@ def test_the_page_in_markdown_names_a_place_once() -> None:
     assert "|  | missing / two |  |  | cannot be had because no one knows |" in text
 
 
+def test_large_figures_are_shown_without_powers_of_ten() -> None:
+    assert [pages.shown(cell) for cell in (29936.4, 9999.6, 1.23456, None, "OOM")] == [
+        "29936", "10000", "1.235", "-", "OOM",
+    ]  # fmt: skip
+
+
 def test_the_page_in_html_has_every_table_and_picture() -> None:
     text = pages.html([made("one")])
     assert "<td>1.235</td><td>-</td>" in text
     assert 'src="data:image/svg+xml;base64,PHN2Zy8+"' in text
 
 
-def test_a_table_that_is_too_wide_is_split_beside_its_keys() -> None:
-    columns = ("method", *(f"stage {number}" for number in range(12)))
-    table = Table(title="Memory", columns=columns, rows=(("DAPPLE", *(100.5 + s for s in range(12))),), basis="exact")
+def printed(table: Table) -> tuple[int, list[str]]:
+    """How many parts a terminal of 80 characters shows of a table, and their lines."""
     console = Console(width=80, record=True, file=io.StringIO())
     parts = list(split(table, 80))
     for part in parts:
         console.print(part)
-    text = console.export_text()
-    assert len(parts) > 1
+    return len(parts), console.export_text().splitlines()
+
+
+def test_a_table_that_is_too_wide_is_split_beside_its_keys() -> None:
+    columns = ("method", *(f"stage {number}" for number in range(12)))
+    table = Table(title="Memory", columns=columns, rows=(("DAPPLE", *(100.5 + s for s in range(12))),), basis="exact")
+    parts, lines = printed(table)
+    text = "\n".join(lines)
+    assert parts > 1
     assert all(f"{100.5 + number:.4g}" in text for number in range(12))
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count("DAPPLE") == len(parts)
+    assert max(map(len, lines)) <= 80
+    assert text.count("DAPPLE") == parts
+
+
+def test_a_table_whose_sentences_take_several_lines_is_shown_up_to_its_right_edge() -> None:
+    columns = ("method", "paper: activations", "ours", "ours: states", "paper: of + R = 50%", "ours")
+    rows = (("interleaved 1F1B + R = 66.7%", 17.23, 17.23, 11.81, None, 0.98),)
+    _, lines = printed(Table(title="GB", columns=columns, rows=rows, basis="exact"))
+    assert all(line[-1] in "┓┩┃│┘" for line in lines)
+    assert any("0.98" in line for line in lines)
+
+
+def test_our_column_stays_beside_the_papers() -> None:
+    columns = ("method", *(name for stage in range(5) for name in (f"paper {stage}", f"ours {stage}")))
+    table = Table(title="GB", columns=columns, rows=(("Recomp-Non", *(["100.25"] * 10)),), basis="exact")
+    heads = [[str(column.header) for column in part.columns] for part in split(table, 80)]
+    assert len(heads) == 2
+    assert all(
+        head.index(f"ours {s}") == at + 1
+        for head in heads
+        for at, n in enumerate(head)
+        if (s := n[6:]) and n.startswith("paper")
+    )
 
 
 def test_the_same_drawing_gives_the_same_bytes() -> None:
@@ -94,6 +133,7 @@ def test_the_same_drawing_gives_the_same_bytes() -> None:
         Bars(title="Stacked", groups=("a",), series={"x": (1,), "y": (2,)}, unit="s", stacked=True, limit=2),
         Lines(title="Lines", across="m", x=(1, 2), series={"x": (1, None)}, unit="s", paper={"x": (None, 2)}),
         Cells(title="Cells", labels=("a", "b"), cells=(("on", "off"), ("off", "on")), colors={"on": "k", "off": "w"}),
+        Boxes(title="Boxes", boxes={"a": (0, 0), "b": (1, 1)}, arrows=[("a", "b", "then")]),
     )
     for drawing in drawings:
         assert svg(drawing) == svg(drawing)

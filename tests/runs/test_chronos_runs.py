@@ -13,7 +13,7 @@ from debubble.ir import Kind, Lane, Placement, Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.parameters.post_validation import StepResult
-from debubble.training.options import validates_after
+from debubble.training.checks import validates_after
 from debubble.training.trainer import PostValidated, Synchronous
 from tests.runtime.test_pipeline import ADAMW
 from tests.support import gloo_ranks
@@ -33,7 +33,7 @@ from tests.support.runtime_cases import run_threads, tokens_of
 STATES, ON_DEVICE = 16, 8
 """Bytes per fp32 parameter: parameter, gradient and two moments; the first two."""
 
-STEPS = 4
+STEPS = 3
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.support.runtime_cases import LLAMA_TIED, plan_of, tokens_of
 EVEN = {**LLAMA8, "vocab_size": 62}
 """Two replicas halve the rows of all its parameters."""
 
-STEPS = 6
+STEPS = 3
 
 
 def plan_with(config: Any, *, zero: Any, dtype: str = "fp32", group: int = 2) -> Any:

@@ -23,6 +23,7 @@ from tests.support.runtime_cases import (
     reference_gradients,
     run_threads,
     tokens_of,
+    with_layers,
 )
 
 pytestmark = pytest.mark.filterwarnings(  # dynamo's own
@@ -57,16 +58,28 @@ def check_processes(tmp_path: Path, plans: Any, config: Any, backend: str, *, to
         plan.save(path)
     (ranks,) = {plan.ranks for plan in plans}
     folder = gloo_ranks.spawn(ranks, gloo_ranks.gradients, paths, [tokens] * len(plans), backend)
+    for answers in zip(*(torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)), strict=True):
+        found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
+        check_gradients(answers[0][0], found, config, tokens, tolerance=tolerance)
+
+
+def check_threads(plan: Any, config: Any) -> None:
+    """Ranks on threads of this process, with compiled units, against one without."""
+    tokens = tokens_of(config, rows=ROWS, length=LENGTH)
+    loss, found = gradients_of(plan, tokens, compile="aot_eager")
+    check_gradients(loss, found, config, tokens)
+
+
+def check_gradients(loss: Any, found: Any, config: Any, tokens: Any, *, tolerance: float = 1e-12) -> None:
+    """They are those of one process."""
     if config["model_type"] in FAMILIES:
         expected_loss, expected = reference_gradients(config, tokens, micro_batches=4)
     else:
         alone = plan_of(db.schedules["gpipe"](devices=1, micro_batches=4), config)
         expected_loss, expected = gradients_of(alone, tokens)
-    for answers in zip(*(torch.load(folder / f"rank{rank}.pt") for rank in range(ranks)), strict=True):
-        found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}
-        assert found.keys() == expected.keys()
-        torch.testing.assert_close(answers[0][0], expected_loss, rtol=tolerance, atol=0)
-        assert_gradients(found, expected, relative=tolerance)
+    assert found.keys() == expected.keys()
+    torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=0)
+    assert_gradients(found, expected, relative=tolerance)
 
 
 def schedule(name: str, devices: int) -> Any:
@@ -82,14 +95,13 @@ def test_two_ranks_split_recompute_and_offload_with_compiled_units(tmp_path: Pat
     check_processes(tmp_path, plans, LLAMA, "aot_eager")
 
 
-def test_four_ranks_are_two_replicas_of_compiled_units(tmp_path: Path) -> None:
-    check_processes(tmp_path, [plan_of(schedule("zb-h1", 2), LLAMA, data=2)], LLAMA, "aot_eager")
+def test_four_ranks_are_two_replicas_of_compiled_units() -> None:
+    check_threads(plan_of(schedule("zb-h1", 2), LLAMA, data=2), LLAMA)
 
 
-def test_two_ranks_run_transformers_layers_compiled_whole(tmp_path: Path) -> None:
-    config = GENERIC["olmo2"]
-    plans = [plan_of(schedule("1f1b", 2), config, strategy=strategy) for strategy in ("none", "full")]
-    check_processes(tmp_path, plans, config, "aot_eager")
+@pytest.mark.parametrize("strategy", ["none", "full"])
+def test_two_ranks_run_transformers_layers_compiled_whole(strategy: str) -> None:
+    check_threads(plan_of(schedule("1f1b", 2), GENERIC["olmo2"], strategy=strategy), GENERIC["olmo2"])
 
 
 @pytest.mark.slow
@@ -106,7 +118,7 @@ def test_layers_that_are_alike_share_their_graphs(config: Any) -> None:
     for layers in (2, 4):
         torch._dynamo.reset()
         counters.clear()
-        fewer = {**config, "num_hidden_layers": layers}
+        fewer = with_layers(config, layers)
         tokens = tokens_of(config, rows=ROWS, length=LENGTH)
         step_alone(plan_of(schedule("gpipe", 1), fewer), compile="aot_eager", tokens=tokens)
         graphs.append(counters["stats"]["unique_graphs"])

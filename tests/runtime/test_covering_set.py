@@ -80,7 +80,7 @@ def check(case: Any, *, steps: Any) -> None:
 
 @pytest.mark.parametrize("case", one_per_schedule(first_family=0), ids=str)
 def test_every_schedule_trains_like_transformers(case: Any) -> None:
-    check(case, steps=3)
+    check(case, steps=2)
 
 
 @pytest.mark.slow

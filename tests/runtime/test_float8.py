@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import debubble as db
 from debubble.ir import InputError, RunOptions
-from debubble.runtime import float8
+from debubble.runtime.models import float8
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.operators import Linear
 from tests.runtime.test_modules import VOCABULARY, plan_for, step, tokens

@@ -13,7 +13,7 @@ from debubble.ir import InputError, PlannedUnit
 from debubble.models import ModelConfig
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.hf_model import Anatomy
+from debubble.runtime.models.hf.model import ModelParts
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
@@ -67,9 +67,9 @@ def test_a_stage_has_its_own_parameters_alone() -> None:
     assert names[0] == {"model.embed_tokens.weight"}
     assert all(name.startswith("model.layers.2.") for name in names[3])
     assert names[-1] == {"model.norm.weight", "lm_head.weight"}
-    anatomy = Anatomy(config)
+    parts = ModelParts(config)
     assert sum(map(len, names)) == len({name for unit in names for name in unit})
-    assert all(p.is_meta for p in (*anatomy.model.parameters(), *anatomy.layers.parameters()))
+    assert all(p.is_meta for p in (*parts.model.parameters(), *parts.layers.parameters()))
 
 
 def test_a_model_starts_alike_whatever_the_partition() -> None:
@@ -154,7 +154,7 @@ def test_a_unit_that_is_no_part_of_the_model_is_refused() -> None:
 def test_offload_leaves_what_all_micro_batches_share() -> None:
     planned, ledger = PlannedUnit("layer", 0), Ledger()
     (unit,) = build_stage(GENERIC["cohere2"], [planned])
-    unit.known_to(ledger)
+    unit.attach_ledger(ledger)
     stage = Stage([unit], [planned], ledger)
     for j in range(2):
         y = stage.forward(j, torch.randn(1, 9, 32), MicroBatch())  # longer than the window: a mask is needed
@@ -210,7 +210,7 @@ def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_d
 def test_ranks_that_are_threads_may_be_the_first_to_import_transformers() -> None:
     script = f"""
 from concurrent.futures import ThreadPoolExecutor
-from debubble.runtime.models.hf_model import on_meta
+from debubble.runtime.models.hf.model import on_meta
 with ThreadPoolExecutor(4) as ranks:
     print(*(type(model).__name__ for model in ranks.map(on_meta, [{GENERIC["olmo2"]}] * 4)))
 """

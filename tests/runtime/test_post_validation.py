@@ -17,9 +17,11 @@ from debubble.runtime.distributed.gradient_norm import CHUNK, NormRelay, Partial
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.execution.synchronization import speculative_instructions
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
-from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, tokens_of
+from tests.support import runtime_cases
+from tests.support.runtime_cases import plan_of, tokens_of, with_layers
 
-STEPS = 5
+LLAMA, LLAMA_TIED, GPT2 = (with_layers(runtime_cases.FAMILIES[family], 2) for family in ("llama", "llama-tied", "gpt2"))
+STEPS = 4
 
 
 def test_the_sum_of_squares_has_every_number_once() -> None:

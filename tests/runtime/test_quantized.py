@@ -9,8 +9,9 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError, RunOptions
+from debubble.models.quantization import NF4_BLOCK
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.runtime.models.nf4 import BLOCK, NUMBERS, dequantized, quantized
+from debubble.runtime.models.nf4 import NUMBERS, dequantized, quantized
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import FAMILIES, GPT2, LLAMA, MIXTRAL, plan_of, run_threads, tokens_of
 
@@ -83,19 +84,60 @@ def test_adapters_get_the_gradients_of_one_process_with_the_weights_that_the_cod
         assert (found[n] - factor.grad).abs().max() <= 1e-12 * factor.grad.abs().max(), n
 
 
+WIDE: dict[str, Any] = {
+    "llama": {**LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
+    "gpt2": {**GPT2, "n_embd": 128, "n_head": 2, "n_layer": 2},
+}
+"""Models that two ranks can divide in whole blocks."""
+
+
+@pytest.mark.parametrize("family", WIDE)
+def test_ranks_that_divide_quantised_weights_have_the_gradients_of_one_process(family: str) -> None:
+    model, tokens, random = hf_model(WIDE[family]), tokens_of(WIDE[family], rows=4), torch.Generator().manual_seed(0)
+    config = model.config.to_dict()
+    alone, divided = (
+        plan_of(schedule_for(2, "zb-h1"), config, lora=3, quantize="nf4", tensor=tensor) for tensor in (1, 2)
+    )
+    made = {n: t for state in run_threads(alone, lambda p: p.state_dict()) for n, t in state.items()}
+    adapters = {
+        n: 0.2 * torch.randn(t.shape, generator=random, dtype=t.dtype) for n, t in made.items() if ".lora_" in n
+    }
+    state = {**model.state_dict(), **adapters}
+
+    def one(pipeline: Any) -> Any:
+        pipeline.load_state_dict(state)
+        pipeline.optimizer = torch.optim.SGD(pipeline.parameters(), lr=1.0)
+        loss = pipeline.step(tokens)
+        pipeline.optimizer.step()
+        return loss, pipeline.state_dict()
+
+    answers = run_threads(divided, one)
+    factors = adapted(model, state)
+    torch.testing.assert_close(answers[0][0], loss_of(model, tokens, micro_batches=4), rtol=1e-12, atol=0)
+    found = {n: t for _, part in answers for n, t in part.items()}
+    for n, whole in state.items():
+        if n in factors:
+            gradient = factors[n].grad
+            assert gradient is not None
+            assert (whole - found[n] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), n
+        elif n in found:
+            is_linear = n.removesuffix("weight") + "lora_A.weight" in factors
+            assert torch.equal(found[n], as_quantized(whole) if is_linear else whole), n
+
+
 def test_codes_stand_for_the_nearest_numbers_times_the_largest_weight_of_64() -> None:
-    weight = torch.randn(6, 2 * BLOCK, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(6, 2 * NF4_BLOCK, generator=torch.Generator().manual_seed(0))
     codes, scales = quantized(weight)
-    assert (codes.shape, codes.dtype, scales.shape) == ((12, BLOCK // 2), torch.uint8, (12, 1))
-    blocks = weight.view(-1, BLOCK)
-    assert torch.equal(scales, blocks.abs().amax(1, keepdim=True))
+    assert (codes.shape, codes.dtype, scales.shape) == ((6, NF4_BLOCK), torch.uint8, (6, 2))
+    blocks = weight.view(6, 2, NF4_BLOCK)
+    assert torch.equal(scales, blocks.abs().amax(2))
     numbers = torch.tensor(NUMBERS)
-    nearest = (blocks[..., None] / scales[..., None] - numbers).abs().argmin(-1)
-    assert torch.equal(dequantized(codes, scales), numbers[nearest] * scales)
+    nearest = (blocks[..., None] / scales[..., None, None] - numbers).abs().argmin(-1)
+    assert torch.equal(dequantized(codes, scales), (numbers[nearest] * scales[..., None]).view(weight.shape))
 
 
 def test_quantising_twice_changes_nothing_and_zeros_stay() -> None:
-    weight = torch.cat([torch.randn(3, BLOCK), torch.zeros(1, BLOCK)])
+    weight = torch.cat([torch.randn(3, NF4_BLOCK), torch.zeros(1, NF4_BLOCK)])
     once = as_quantized(weight)
     assert torch.equal(as_quantized(once), once)
     assert not once[3].any()
@@ -114,7 +156,7 @@ def test_the_device_holds_four_bits_and_a_sixteenth_of_a_scale_per_weight(config
     for stage, plain, small in zip(plan.partition, sizes(None), sizes("nf4"), strict=True):
         layers = {"attention": model.attention_matrices, "mlp": model.mlp_matrices}
         matrices = sum(layers[unit.type](unit.layer) for unit in stage if unit.layer is not None)
-        assert plain - small == matrices * (2 - 0.5 - 4 / BLOCK)
+        assert plain - small == matrices * (2 - 0.5 - 4 / NF4_BLOCK)
 
 
 def test_a_checkpoint_of_floats_is_quantised_as_it_is_read(tmp_path: Path) -> None:
@@ -155,8 +197,10 @@ def test_what_cannot_be_quantised_is_refused() -> None:
     def refusal(config: Any = LLAMA, **options: Any) -> str:
         return str(beyond_runtime(RunOptions(lora=4, quantize="nf4", **options), config))
 
-    assert "it divides no quantised weights" in refusal(tensor=2)
-    assert "it divides no quantised weights" in refusal(zero=3)
+    assert "are no whole blocks of 64 quantised weights" in refusal(tensor=2)
+    assert beyond_runtime(RunOptions(lora=4, quantize="nf4", tensor=2), WIDE["llama"]) is None
+    assert "are no whole blocks of 64 quantised weights" in refusal(WIDE["llama"], tensor=4)
+    assert "ZeRO-3 divides no quantised weights" in refusal(zero=3)
     assert "it has no LoRA for 'olmo2'" in refusal(GENERIC["olmo2"])
     plan = plan_of(schedule_for(1), LLAMA, lora=2, quantize="nf4")
     with pytest.raises(InputError, match="fp8 multiplies weights of the run's dtype"):

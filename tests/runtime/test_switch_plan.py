@@ -9,9 +9,11 @@ from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import InputError, Kind, Op, OutOfMemoryError, Schedule, StageCosts
+from tests.support import runtime_cases
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import plan_of, run_threads, tokens_of, with_layers
 
+LLAMA, LLAMA_TIED, GPT2 = (with_layers(runtime_cases.FAMILIES[family], 2) for family in ("llama", "llama-tied", "gpt2"))
 STEPS = 4
 
 

@@ -200,7 +200,7 @@ def test_the_papers_pipeoffload_moves_whole_backwards_and_refuses_half() -> None
 
 @pytest.mark.parametrize("name", ["pipeoffload", "adaoffload"])
 def test_an_unknown_variant_is_refused(name: str) -> None:
-    with pytest.raises(db.InputError, match="'tuned' or 'paper'"):
+    with pytest.raises(db.InputError, match="it must be tuned or paper"):
         db.schedules[name](devices=2, micro_batches=4, variant="best")
 
 

@@ -19,7 +19,14 @@ def proved(problem: OrderProblem, *, below: int = 1900) -> float:
 
 
 @pytest.mark.parametrize("duplex", ["full-duplex", "half-duplex"])
-@pytest.mark.parametrize(("p", "m", "offload", "limit"), [(3, 4, 20, 4), (3, 4, 30, 4), (2, 5, 20, 3), (4, 4, 40, 4)])
+@pytest.mark.parametrize(
+    ("p", "m", "offload", "limit"),
+    [
+        (3, 4, 20, 4),
+        (2, 5, 20, 3),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(3, 4, 30, 4), (4, 4, 40, 4)]),
+    ],
+)
 def test_no_optimum_is_below_it(p: int, m: int, offload: int, limit: int, duplex: str) -> None:
     problem = uniform(p, m, offload=offload, limit=limit, communication=0, host_link=duplex)
     *_, best = optimize(problem, effort=60)

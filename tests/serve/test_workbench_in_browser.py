@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from debubble.serve import Workbench
-from tests.support.browsers import browser_page
+from tests.support.browsers import empty_page
 
 
 @pytest.fixture
-def page() -> Iterator[Any]:
+def page(browser: Any) -> Iterator[Any]:
     with Workbench() as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
-            with browser_page(viewport={"width": 1300, "height": 900}, accept_downloads=True) as opened:
+            with empty_page(browser, viewport={"width": 1300, "height": 900}, accept_downloads=True) as opened:
                 opened.goto(server.address)
                 for name, value in {"model": "llama-tiny", "cluster": "2xA100-80GB", "sequence_length": "128"}.items():
                     opened.fill(f"#search [name={name}]", value)

@@ -14,17 +14,25 @@ PHONE = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobil
 
 
 @contextmanager
-def browser_page(**settings: Any) -> Iterator[Any]:
-    """Open an empty page; errors of its scripts fail the test.  Skips without Chromium or Playwright."""
+def started_browser() -> Iterator[Any]:
+    """Start a browser.  Skips without Chromium or Playwright."""
     api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("needs Chromium")
-    errors: list[str] = []
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_context(**settings).new_page()
-        page.set_default_timeout(120_000)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        yield page
+        yield browser
         browser.close()
+
+
+@contextmanager
+def empty_page(browser: Any, **settings: Any) -> Iterator[Any]:
+    """Open a page that shares nothing with others of the browser; errors of its scripts fail the test."""
+    errors: list[str] = []
+    context = browser.new_context(**settings)
+    page = context.new_page()
+    page.set_default_timeout(120_000)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    context.close()
     assert errors == []

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
@@ -17,7 +17,7 @@ from torch.distributed.launcher import api
 
 from debubble.runtime.launcher import run_rank
 
-START_METHOD = "forkserver"
+START_METHOD: Final = "forkserver"
 
 multiprocessing.set_forkserver_preload(["debubble.training.rank", "torch._dynamo", "torch.distributed.checkpoint"])
 

@@ -55,7 +55,7 @@ class Finished:
 
 def solved(plan: Plan, steps_left: int = 0) -> Finished:
     """What the search finds for a plan."""
-    return Finished(plan, list(better_orders(plan, effort=1.0, steps_left=steps_left))[-1:])
+    return Finished(plan, list(better_orders(plan, effort=0.1, steps_left=steps_left))[-1:])
 
 
 @dataclass

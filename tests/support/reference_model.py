@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators, directly
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.hf_names import TABLE
+from debubble.runtime.models.hf.names import TABLE
 from debubble.runtime.models.units import Head, MicroBatch
 
 

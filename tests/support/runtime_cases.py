@@ -73,6 +73,11 @@ FAMILIES = {
 """One small model of every family, and of what families have in variants."""
 
 
+def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The model with another number of layers."""
+    return {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": layers}
+
+
 def plan_of(
     schedule: Any,
     config: Any,
@@ -123,14 +128,14 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.grad
 
 
-def gradients_of(plan: Any, tokens: Any) -> Any:
+def gradients_of(plan: Any, tokens: Any, **arguments: Any) -> Any:
     """Loss, and the gradient of every parameter, of one step of the plan."""
 
     def one(pipeline: Any) -> Any:
         loss = pipeline.step(tokens)
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}
 
-    answers = run_threads(plan, one)
+    answers = run_threads(plan, one, **arguments)
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 

@@ -9,7 +9,7 @@ from debubble.costs.units import partition_named
 from debubble.ir import OutOfMemoryError, Plan
 from debubble.models import Model
 from debubble.planners.model_problem import half_layers
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 
 
 def step_in(plan: Plan, target: str) -> float | None:
@@ -28,4 +28,4 @@ def step_in(plan: Plan, target: str) -> float | None:
         timeline = replace(plan, costs=costs).simulate()
     except OutOfMemoryError:
         return None
-    return float(step_time(timeline, plan.options, tail=tail_of(plan)))
+    return seconds_per_step(plan, timeline)

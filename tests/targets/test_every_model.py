@@ -14,7 +14,7 @@ import targets as benchmark
 from debubble.exports import exports
 from debubble.ir import DebubbleError, Plan
 from debubble.planners.analysis.nearest_plans import plan_runs_in
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import targets
 from tests.support.target_steps import step_in
 
@@ -84,7 +84,7 @@ def test_no_target_is_far_behind_the_fastest_plan_with_its_levers(model: str, cl
 
 
 def seconds(plan: Plan) -> float:
-    return float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
+    return seconds_per_step(plan)
 
 
 def searched(model: str, cluster: str, target: str | None, *, planner: str = "adapipe", effort: float = 0.3) -> Plan:

@@ -14,8 +14,10 @@ from debubble.ir import RunOptions
 from debubble.models import Model
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.model_problem import half_layers, problem_of
-from debubble.planners.plan_model import tail_of
-from debubble.planners.registry import planners, verified
+from debubble.planners.partitioning.local_search import PricedSchedule, improve
+from debubble.planners.plan_step import tail_of
+from debubble.planners.registry import planners, verify
+from debubble.search.effort import Effort
 from debubble.targets.offload import ModuleOffload
 from tests.exports.hand_plans import LLAMA, MIXTRAL
 
@@ -47,8 +49,8 @@ def test_a_stage_whose_backward_follows_its_forward_keeps_everything() -> None:
 
 
 def test_queries_keys_and_values_move_for_the_core_and_its_result_for_the_projection() -> None:
-    both = ModuleOffload(("core_attn", "attn_proj")).moved(units_of(LLAMA), TWO_STAGES)
-    core = ModuleOffload(("core_attn",)).moved(units_of(LLAMA), TWO_STAGES)
+    both = ModuleOffload(("core_attn", "attn_proj")).moved_bytes(units_of(LLAMA), TWO_STAGES)
+    core = ModuleOffload(("core_attn",)).moved_bytes(units_of(LLAMA), TWO_STAGES)
 
     layers, heads = 2, 8
     assert core[0] == layers * 3 * TOKENS * HIDDEN * BYTES
@@ -56,21 +58,21 @@ def test_queries_keys_and_values_move_for_the_core_and_its_result_for_the_projec
 
 
 def test_the_first_layer_of_a_stage_does_not_move_its_input() -> None:
-    moved = ModuleOffload(("qkv_linear",)).moved(units_of(LLAMA), TWO_STAGES)
+    moved = ModuleOffload(("qkv_linear",)).moved_bytes(units_of(LLAMA), TWO_STAGES)
 
     norm = TOKENS * HIDDEN * BYTES
     assert moved[0] == 2 * norm + norm
 
 
 def test_a_share_moves_the_first_modules_alone() -> None:
-    moved = ModuleOffload(("core_attn", "attn_proj"), 0.25).moved(units_of(LLAMA), TWO_STAGES)
+    moved = ModuleOffload(("core_attn", "attn_proj"), 0.25).moved_bytes(units_of(LLAMA), TWO_STAGES)
 
     assert moved[0] == 3 * TOKENS * HIDDEN * BYTES
 
 
 def test_dense_layers_have_no_experts_to_move_from() -> None:
-    assert ModuleOffload(("expert_fc1", "moe_act")).moved(units_of(LLAMA), TWO_STAGES) == [0, 0]
-    assert all(ModuleOffload(("expert_fc1", "moe_act")).moved(units_of(MIXTRAL), TWO_STAGES))
+    assert ModuleOffload(("expert_fc1", "moe_act")).moved_bytes(units_of(LLAMA), TWO_STAGES) == [0, 0]
+    assert all(ModuleOffload(("expert_fc1", "moe_act")).moved_bytes(units_of(MIXTRAL), TWO_STAGES))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_dense_layers_have_no_experts_to_move_from() -> None:
     ],
 )
 def test_what_recomputes_is_not_offloaded(modules: tuple[str, ...], recomputed: set[str], together: bool) -> None:
-    assert ModuleOffload(modules).goes_with(recomputed) == together
+    assert ModuleOffload(modules).combines_with(recomputed) == together
 
 
 def test_an_answer_that_offloads_is_the_same_when_it_is_verified_again() -> None:
@@ -94,9 +96,13 @@ def test_an_answer_that_offloads_is_the_same_when_it_is_verified_again() -> None
     )  # fmt: skip
     result = planners["portfolio"](problem)
 
-    again = verified("auto", problem, result.solution, 0.0)
+    again = verify("auto", problem, result.solution, 0.0)
+    start = PricedSchedule(
+        float(result.time), result.solution.schedule, result.solution.costs, result.solution.partition
+    )
 
     assert result.solution.schedule.offloaded
+    assert improve(problem, start, effort=Effort(1.0)) is start
     assert again.solution.schedule == result.solution.schedule
 
 

@@ -12,7 +12,8 @@ from debubble.ir import InputError
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checkpoint.saver import Saver
 from debubble.training.checkpoint.state import state_of
-from debubble.training.options import TrainOptions, check
+from debubble.training.checks import check
+from debubble.training.options import TrainOptions
 from debubble.training.resume import load
 from tests.runtime.test_averages import DECAY, STEPS, plan_for, take_steps
 from tests.runtime.test_pipeline import ADAMW

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.ir import InputError
+from debubble.training.checks import check
 from debubble.training.data.datasets import TextSamples
 from debubble.training.data.text import Corpus, Sequences
 from debubble.training.data.tokenizer import HfTokenizer
-from debubble.training.options import TrainOptions, check
+from debubble.training.options import TrainOptions
 from debubble.training.samples import samples_of
 from tests.support.runtime_cases import reference_gradients
 from tests.support.training_cases import train_alone

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from debubble.ir import InputError, Plan
+from debubble.training.checks import check
 from debubble.training.data.datasets import DatasetSamples
-from debubble.training.options import TrainOptions, check
+from debubble.training.options import TrainOptions
 from debubble.training.user_code import named_dataset
 from tests.support.training_cases import drawn, seed_generators, train_alone
 

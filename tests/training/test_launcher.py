@@ -1,7 +1,7 @@
 import logging
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ import pytest
 
 from debubble.ir import InputError
 from debubble.runtime import launcher
-from debubble.runtime.launcher import RankFailedError, is_torchrun_rank, launch
+from debubble.runtime.launcher import RankFailedError, is_torchrun_rank, launch, run_rank
+from tests.support import forked
 from tests.support.processes import wait_for_end
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -36,7 +37,7 @@ def test_ranks_run_to_their_end_with_one_thread_each_and_nothing_in_the_launchin
 
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     before = state()
-    launch("launched_rank", f"end {tmp_path}", ranks=2)
+    launch("counted_rank", str(tmp_path), ranks=2)
     assert state() == before
     assert sorted(p.name for p in tmp_path.glob("rank-*")) == ["rank-0-1", "rank-1-1"]
 
@@ -49,25 +50,38 @@ def test_the_first_failure_is_named_and_no_process_stays(tmp_path: Path) -> None
     assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 
+def test_modules_in_the_folder_of_the_launch_are_none_of_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pathlib.py").write_text("raise ImportError('not the library')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+    launch("counted_rank", str(tmp_path), ranks=1)
+    assert [p.name for p in tmp_path.glob("rank-*")] == ["rank-0-1"]
+
+
+def launch_and_wait(place: Path) -> None:
+    """What a launcher does that hears of a Ctrl-C as it does in a terminal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), *sys.path])
+    try:
+        launch("launched_rank", f"wait {place}", ranks=2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)], ids=["Ctrl-C", "a killed launcher"]
 )
-def test_ranks_end_with_the_launcher(tmp_path: Path, sent: Any, code: int) -> None:
-    program = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from debubble.runtime.launcher import launch\n"
-        f"try: launch('launched_rank', 'wait {tmp_path}', ranks=2)\n"
-        "except KeyboardInterrupt: sys.exit(130)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waiting\n"
-        process.send_signal(sent)
-        assert process.wait(20) == code
+def test_ranks_end_with_the_launcher(tmp_path: Path, sent: int, code: int) -> None:
+    os.mkfifo(tmp_path / "waiting")
+    launcher = multiprocessing.get_context(forked.START_METHOD).Process(target=launch_and_wait, args=(tmp_path,))
+    launcher.start()
+    assert launcher.pid is not None
+    assert (tmp_path / "waiting").read_text() == "waiting"
+    os.kill(launcher.pid, sent)
+    launcher.join(20)
+    assert launcher.exitcode == code
     wait_for_end(started(tmp_path))
 
 
@@ -88,10 +102,14 @@ def as_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_standard_output_is_for_the_rank_and_not_for_libraries() -> None:
-    code = (
-        "import os; from debubble.runtime.launcher import run_rank;"
-        " run_rank(lambda _: (os.write(1, b'library'), print('rank')), '')"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (ran.stdout, ran.stderr) == ("rank\n", "library")
+def write_as_rank_and_library(place: Path) -> None:
+    for number, name in ((1, "output"), (2, "errors")):
+        os.dup2(os.open(place / name, os.O_CREAT | os.O_WRONLY), number)
+    run_rank(lambda _: print("rank", os.write(1, b"library")), "")
+
+
+def test_standard_output_is_for_the_rank_and_not_for_libraries(tmp_path: Path) -> None:
+    rank = multiprocessing.get_context(forked.START_METHOD).Process(target=write_as_rank_and_library, args=(tmp_path,))
+    rank.start()
+    rank.join()
+    assert ((tmp_path / "output").read_text(), (tmp_path / "errors").read_text()) == ("rank 7\n", "library")

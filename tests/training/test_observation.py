@@ -11,8 +11,9 @@ import debubble as db
 from debubble.costs.flops import Utilization, flops_per_token
 from debubble.ir import InputError
 from debubble.ir.trace import TraceEvent
+from debubble.training.checks import check
 from debubble.training.metrics import DeviceWork, bubble_fraction
-from debubble.training.options import TrainOptions, check
+from debubble.training.options import TrainOptions
 from debubble.training.progress import StepReport
 from debubble.training.report import TrainingSummary
 from tests.support.training_cases import train_alone

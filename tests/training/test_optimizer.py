@@ -11,8 +11,9 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LR
 
 import debubble as db
 from debubble.ir import InputError, Plan
+from debubble.training.checks import check
 from debubble.training.optimizer import check_optimizer, learning_rate, set_learning_rate
-from debubble.training.options import TrainOptions, check, maker_of
+from debubble.training.options import TrainOptions, maker_of
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads
 from tests.support.training_cases import train_alone
 

@@ -10,7 +10,8 @@ import pytest
 import debubble as db
 from debubble.ir import InputError, Kind, Op, Plan
 from debubble.training.checkpoint import folder as checkpoint_folder
-from debubble.training.options import TrainOptions, validates_after
+from debubble.training.checks import validates_after
+from debubble.training.options import TrainOptions
 from tests.support.training_cases import train_alone
 from tests.training.test_train import TEXT, arguments
 

@@ -13,10 +13,11 @@ import torch
 
 from debubble.ir import InputError
 from debubble.training.data.datasets import DatasetSamples, Prefetcher
+from tests.support import forked
 from tests.support.processes import wait_for_end
 from tests.support.training_cases import drawn, seed_generators
 
-SPAWN = multiprocessing.get_context("spawn")
+SPAWN, FORKED = multiprocessing.get_context("spawn"), multiprocessing.get_context(forked.START_METHOD)
 
 
 class Noisy:
@@ -125,8 +126,8 @@ def ask_for_an_item(kind: type[Waiting], told: Connection) -> None:
 
 @pytest.mark.parametrize("kind", [Waiting, Late])
 def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed(kind: type[Waiting]) -> None:
-    heard, told = SPAWN.Pipe(duplex=False)
-    rank = SPAWN.Process(target=ask_for_an_item, args=(kind, told))
+    heard, told = FORKED.Pipe(duplex=False)
+    rank = FORKED.Process(target=ask_for_an_item, args=(kind, told))
     rank.start()
     worker = heard.recv()
     rank.kill()

@@ -19,8 +19,9 @@ from debubble.ir import InputError, Plan, RunOptions, Trace
 from debubble.runtime.failures import RunError
 from debubble.runtime.launcher import RankFailedError, encode_options, launch
 from debubble.training.checkpoint import folder as checkpoint_folder
+from debubble.training.checks import check
 from debubble.training.memory_check import check_host_memory
-from debubble.training.options import TrainOptions, check, rate_remark, settle
+from debubble.training.options import TrainOptions, frozen_remark, rate_remark, with_settings
 from tests.support.training_cases import train_alone
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
@@ -151,13 +152,27 @@ def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options: Any, 
 def test_a_resumed_run_keeps_the_settings_that_are_not_given_anew(options: Any, tmp_path: Path) -> None:
     train_alone(changed(options, checkpoint=tmp_path / "c", steps=1, clip=0.5))
     again = TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True)
-    settled = settle({"steps": 4, "learning_rate": None, "clip": None}, again)
+    settled = with_settings({"steps": 4, "learning_rate": None, "clip": None}, again)
     assert (settled.steps, settled.learning_rate, settled.warmup, settled.clip) == (4, 0.01, 2, 0.5)
 
 
 def rates(options: TrainOptions) -> list[float]:
     """The learning rate of each step."""
     return [report.learning_rate for report in train_alone(options).reports]
+
+
+def test_adapters_beside_random_weights_are_remarked_on(options: Any, tmp_path: Path) -> None:
+    plan = Plan.load(options.plan)
+    adapted = replace(plan, options=replace(plan.options, lora=2))
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
+    alone = changed(options, load=(tmp_path / "adapters",))
+    whole = changed(options, load=(tmp_path / "whole", tmp_path / "adapters"))
+    resumed = changed(options, resume=True)
+    for without in (options, alone):
+        assert "random ones from the seed: give the checkpoint" in str(frozen_remark(without, adapted))
+    assert [frozen_remark(o, adapted) for o in (whole, resumed)] == [None, None]
+    assert frozen_remark(options, plan) is None
 
 
 @pytest.mark.usefixtures("process_group")
@@ -181,7 +196,7 @@ def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path
     train_alone(changed(options, steps=1, save=tmp_path / "whole"))
     loaded = changed(options, learning_rate=None, load=(tmp_path / "whole",), checkpoint=tmp_path / "c")
     train_alone(changed(loaded, steps=2))
-    again = settle({}, TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True))
+    again = with_settings({}, TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True))
     assert again.peak_rate == 1e-5
 
 
@@ -247,7 +262,7 @@ def test_a_run_that_falls_back_takes_the_settings_of_the_checkpoint_that_it_goes
     train_alone(changed(options, checkpoint=folder, steps=4, keep=9, clip=0.7, resume=True))
     flipped(folder / "step-000004")
     bare = TrainOptions(plan=options.plan, data=options.data, checkpoint=folder, auto_resume=True)
-    glanced = settle({"steps": 3}, bare)
+    glanced = with_settings({"steps": 3}, bare)
     assert glanced.clip == 0.7
     train_alone(glanced)
     assert checkpoint_folder.progress_of(folder / "step-000003").recipe["clip"] == 0.5

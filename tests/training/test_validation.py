@@ -11,9 +11,10 @@ import torch
 
 from debubble.ir import InputError, Plan
 from debubble.runtime.models.units import MicroBatch
+from debubble.training.checks import check
 from debubble.training.data.datasets import DatasetSamples, TextWindows, ValidationSet
 from debubble.training.data.text import Corpus, Sequences
-from debubble.training.options import TrainOptions, check
+from debubble.training.options import TrainOptions
 from tests.support.reference_model import ReferenceModel
 from tests.support.training_cases import train_alone
 

@@ -92,7 +92,7 @@ def test_devices_that_share_cores_are_compared_with_what_these_cores_can_do() ->
     plan = small_plan()
     trace = replace(trace_of(plan), cores=1)
 
-    predicted, measured = Scene.beside(plan, trace)
+    predicted, measured = Scene.pair(plan, trace)
 
     assert predicted.title.endswith("2 devices on 1 core")
     assert measured.timeline.makespan == Scene.predicted(plan).timeline.makespan == 19

@@ -82,7 +82,7 @@ def test_the_memory_axis_ends_at_the_peak_where_the_limit_is_far_above() -> None
 
 def test_prediction_and_measurement_share_the_page() -> None:
     plan = small_plan()
-    text = page(*Scene.beside(plan, trace_of(plan, slower=1.5)))
+    text = page(*Scene.pair(plan, trace_of(plan, slower=1.5)))
 
     assert [scene["makespan"] for scene in data(text)["scenes"]] == [19, 28.5]
     assert text.count("<canvas data-scene") == 2
@@ -205,7 +205,7 @@ def test_two_plans_are_compared_figure_by_figure() -> None:
 def test_measured_operations_are_coloured_by_their_difference_and_two_plans_are_not() -> None:
     plan = small_plan()
 
-    assert data(page(*Scene.beside(plan, trace_of(plan))))["differs"]
+    assert data(page(*Scene.pair(plan, trace_of(plan))))["differs"]
     assert not data(page(Scene.predicted(plan), Scene.predicted(plan)))["differs"]
 
 

@@ -19,7 +19,7 @@ def without(trace: Trace, *kinds: Kind) -> Trace:
 def test_a_trace_that_went_as_planned_is_the_predicted_timeline() -> None:
     plan = small_plan()
 
-    predicted, measured = Scene.beside(plan, trace_of(plan, samples=False))
+    predicted, measured = Scene.pair(plan, trace_of(plan, samples=False))
 
     assert measured.timeline.starts == predicted.timeline.starts
     assert measured.timeline.ends == predicted.timeline.ends
@@ -30,7 +30,7 @@ def test_a_trace_that_went_as_planned_is_the_predicted_timeline() -> None:
 def test_memory_samples_take_the_place_of_the_plans_accounting() -> None:
     plan = small_plan()
 
-    _, measured = Scene.beside(plan, trace_of(plan))
+    _, measured = Scene.pair(plan, trace_of(plan))
 
     assert measured.peak_memory == tuple(2 * peak for peak in plan.simulate().peak_memory)
 
@@ -39,7 +39,7 @@ def test_messages_that_were_not_timed_take_no_time() -> None:
     plan = small_plan(communication=0)
     trace = without(trace_of(plan), Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
-    predicted, measured = Scene.beside(plan, trace)
+    predicted, measured = Scene.pair(plan, trace)
 
     assert measured.timeline.starts == predicted.timeline.starts
 
@@ -49,7 +49,7 @@ def test_delays_between_operations_are_overhead() -> None:
     events = [TraceEvent(o.name, 0, o.lane, 2.0 * i, 2.0 * i + 1) for i, o in enumerate(plan.simulate().operations)]
     trace = Trace(devices=1, steps=(TraceStep(step=0, events=tuple(events)),))
 
-    _, measured = Scene.beside(plan, trace)
+    _, measured = Scene.pair(plan, trace)
 
     assert by_cause(measured.bubbles[0])[Cause.OVERHEAD] == 7
 
@@ -58,7 +58,7 @@ def test_a_trace_with_a_missing_operation_is_refused() -> None:
     plan = small_plan()
 
     with pytest.raises(InputError, match="not of this plan: step 5 did not measure 0B0"):
-        Scene.beside(plan, without(trace_of(plan), Kind.B))
+        Scene.pair(plan, without(trace_of(plan), Kind.B))
 
 
 def test_a_trace_with_a_strange_operation_is_refused() -> None:
@@ -67,9 +67,9 @@ def test_a_trace_with_a_strange_operation_is_refused() -> None:
     strange = replace(step, events=(*step.events, TraceEvent("0W0", 0, Lane.COMPUTE, 0, 1)))
 
     with pytest.raises(InputError, match="it measured 0W0, which the plan does not have"):
-        Scene.beside(plan, Trace(devices=1, steps=(strange,)))
+        Scene.pair(plan, Trace(devices=1, steps=(strange,)))
 
 
 def test_a_trace_of_other_devices_is_refused() -> None:
     with pytest.raises(InputError, match="The trace is of 3 devices, but the plan is for 2"):
-        Scene.beside(small_plan(), trace_of(small_plan(devices=3)))
+        Scene.pair(small_plan(), trace_of(small_plan(devices=3)))

@@ -63,7 +63,7 @@ def test_the_memory_counter_reaches_the_peak() -> None:
 
 def test_a_second_scene_has_processes_of_its_own() -> None:
     plan = small_plan()
-    found = events(*Scene.beside(plan, trace_of(plan)))["M"]
+    found = events(*Scene.pair(plan, trace_of(plan)))["M"]
 
     names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}
 
@@ -91,7 +91,7 @@ def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
 
 def test_what_surrounds_a_program_has_a_track_of_its_own_and_no_time_is_negative() -> None:
     plan = small_plan()
-    found = events(Scene.beside(plan, surrounded(plan))[1])
+    found = events(Scene.pair(plan, surrounded(plan))[1])
 
     around = [(e["name"], e["pid"], e["ts"], e["dur"]) for e in found["X"] if e["cat"] == "around"]
 

@@ -54,7 +54,7 @@ def test_two_scenes_are_drawn_under_each_other_on_one_scale() -> None:
     from debubble.views.picture import figure
 
     plan = small_plan()
-    axes = figure(Scene.beside(plan, trace_of(plan, slower=2))).axes
+    axes = figure(Scene.pair(plan, trace_of(plan, slower=2))).axes
 
     assert len(axes) == 2
     assert {a.get_xlim() for a in axes} == {(0, 38)}
@@ -64,7 +64,7 @@ def test_the_scale_has_room_for_what_surrounds_a_program() -> None:
     from debubble.views.picture import figure
 
     plan = small_plan()
-    axes = figure(Scene.beside(plan, surrounded(plan))).axes
+    axes = figure(Scene.pair(plan, surrounded(plan))).axes
 
     assert {a.get_xlim() for a in axes} == {(-3, 24)}
 

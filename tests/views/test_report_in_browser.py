@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from debubble.views import Scene, views
-from tests.support.browsers import PHONE, browser_page
+from tests.support.browsers import PHONE, empty_page
 from tests.views.scenes import small_plan, trace_of
 
 CANVAS = "canvas[data-scene]"
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     predicted = Scene.predicted(plan)
     pages = {
         "one": [predicted],
-        "measured": Scene.beside(plan, trace_of(plan, slower=2)),
+        "measured": Scene.pair(plan, trace_of(plan, slower=2)),
         "two": [predicted, predicted],
     }
     for name, scenes in pages.items():
@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(folder: Path) -> Iterator[Any]:
-    with browser_page(viewport={"width": 1280, "height": 900}) as opened:
+def page(folder: Path, browser: Any) -> Iterator[Any]:
+    with empty_page(browser, viewport={"width": 1280, "height": 900}) as opened:
         opened.goto(f"file://{folder}/one.html")
         yield opened
 
@@ -129,9 +129,9 @@ def test_memory_and_idle_time_are_said_where_the_pointer_is(page: Any) -> None:
     assert any(each.startswith("idle: ") for each in words + [hovered(page, x, 32) for x in range(100, 1200, 40)])
 
 
-def test_the_theme_follows_the_system_and_the_button(folder: Path) -> None:
+def test_the_theme_follows_the_system_and_the_button(folder: Path, browser: Any) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
-    with browser_page(color_scheme="dark") as page:
+    with empty_page(browser, color_scheme="dark") as page:
         page.goto(f"file://{folder}/one.html")
         dark = page.evaluate(paper)
         page.click("#theme")
@@ -141,8 +141,8 @@ def test_the_theme_follows_the_system_and_the_button(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "measured", "two"])
-def test_a_phone_shows_the_page_in_its_width_and_a_tap_pins(folder: Path, name: str) -> None:
-    with browser_page(**PHONE) as page:
+def test_a_phone_shows_the_page_in_its_width_and_a_tap_pins(folder: Path, browser: Any, name: str) -> None:
+    with empty_page(browser, **PHONE) as page:
         page.goto(f"file://{folder}/{name}.html")
         wide = page.evaluate("document.documentElement.scrollWidth")
         canvas = page.locator(CANVAS).first
@@ -156,8 +156,8 @@ def test_a_phone_shows_the_page_in_its_width_and_a_tap_pins(folder: Path, name: 
     assert re.match(r"0F\d: forward", pinned)
 
 
-def test_measured_operations_say_their_prediction_and_two_plans_are_compared_on_top(folder: Path) -> None:
-    with browser_page() as page:
+def test_measured_operations_say_their_prediction_and_two_plans_are_compared_on_top(folder: Path, browser: Any) -> None:
+    with empty_page(browser) as page:
         page.goto(f"file://{folder}/measured.html#1F2")
         assert "measured: " in said(page)
         assert page.locator("#differences").is_checked()

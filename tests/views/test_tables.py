@@ -3,17 +3,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from rich.console import Console, RenderableType
 
 import debubble as db
-from debubble.formatting import size_words, time_words
+from debubble.formatting import listed, size_words, time_words
 from debubble.ir import CandidateSummary, Kind, Plan, PlannedUnit
 from debubble.schedules.chronos.offload import offload_states
 from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
 from debubble.views.plan_table import render as render_plan
 from debubble.views.scene_table import render_scenes
-from debubble.views.summary import as_dict, device_summaries, kind_summaries, stage_summaries, why_not_faster
+from debubble.views.summary import (
+    as_dict,
+    bound_words,
+    device_summaries,
+    kind_summaries,
+    stage_summaries,
+    why_not_faster,
+)
 from debubble.views.terminal import device_table, headline, stage_table
 from tests.views.scenes import small_plan, surrounded
 
@@ -117,6 +125,36 @@ def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
     assert "Device 0 lacks 3." in text
 
 
+@pytest.mark.parametrize(
+    ("target", "orders"),
+    [
+        (None, "."),
+        ("torchtitan", "."),
+        (
+            "megatron",
+            "; the bound holds for every order of operations, and Megatron-LM runs 1f1b and interleaved alone.",
+        ),
+    ],
+)
+def test_a_wide_gap_says_what_stands_between_bound_and_step(target: str | None, orders: str) -> None:
+    plan = db.plan("llama3-8b", "4xH100-80GB", micro_batches=4, planner="adapipe", target=target)
+    scene = Scene.predicted(plan)
+    assert scene.why is not None
+
+    _, _, between = bound_words(replace(plan, lower_bound=0.5 * float(scene.step_time)), scene).partition("  Between ")
+
+    assert between == f"the two stand {listed(scene.why.losses)}{orders}"
+    assert scene.why.losses[0].startswith("filling and draining the pipeline (")
+    assert not [loss for loss in scene.why.losses if loss.startswith("optimizer")]
+
+
+def test_a_narrow_gap_is_left_alone() -> None:
+    plan = db.plan("llama3-8b", "4xH100-80GB", micro_batches=4, planner="adapipe")
+    scene = Scene.predicted(plan)
+
+    assert "Between" not in bound_words(replace(plan, lower_bound=0.95 * float(scene.step_time)), scene)
+
+
 def test_a_plan_says_whose_optimizers_are_on_the_host() -> None:
     plan = small_plan()
     plan = replace(plan, schedule=offload_states(plan.schedule, chunks=[0]))
@@ -144,7 +182,7 @@ def test_with_post_validation_the_longest_span_counts() -> None:
 
 def test_what_surrounds_a_measured_program_is_of_the_step() -> None:
     plan = small_plan()
-    measured = Scene.beside(plan, surrounded(plan))[1]
+    measured = Scene.pair(plan, surrounded(plan))[1]
     assert measured.step_time == 27
     assert headline(measured).startswith("27 s per step (the pipeline 19 s, before and after it 8 s),")
 
@@ -209,3 +247,22 @@ def test_forward_and_backward_bubbles_are_in_the_tables_and_the_summary() -> Non
     rows = [line.split() for line in printed(render_scenes([scene])).splitlines()]
     assert ["1", "0.0%", "10.5%", "26.3%"] in rows
     assert [(d["forward_bubbles"], d["backward_bubbles"]) for d in as_dict(scene)["per_device"]] == [(4, 3), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "differ"),
+    [
+        ({"rope_theta": 1e4, "rms_norm_eps": 1e-6, "_name_or_path": "mine"}, False),
+        ({"vocab_size": 128512}, False),
+        ({"intermediate_size": 12288}, True),
+        ({"num_hidden_layers": 30}, True),
+    ],
+)
+def test_two_plans_are_compared_unless_their_models_cost_otherwise(changes: dict[str, Any], differ: bool) -> None:
+    asked: dict[str, Any] = {"micro_batches": 4, "planner": "adapipe"}
+    config = db.models["llama3-8b"].config
+    plans = [db.plan(db.Model.from_hf({**config, **more}), "4xH100-80GB", **asked) for more in ({}, changes)]
+
+    text = printed(render_scenes([Scene.predicted(plan) for plan in plans]))
+
+    assert ("Their models differ" in text) is differ

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import debubble.cli.planners
 import debubble.cli.schedules
 import debubble.cli.show
 from debubble.cli.app import app
-from debubble.ir import DebubbleError, InputError
+from debubble.ir import DebubbleError, InfeasibleError, InputError
 from tests.views.scenes import small_plan, trace_of
 
 
@@ -80,6 +81,14 @@ def test_show_compares_two_plans_and_says_that_their_batches_differ(tmp_path: Pa
     assert "Side by side" in words
     assert re.search(r"tokens per step \S+ \S+ 2\.000 ", words)
     assert "Their batches differ: compare tokens per second" in words
+
+
+def test_show_names_the_plan_that_does_not_fit(plan: Path, tmp_path: Path) -> None:
+    tight = small_plan()
+    replace(tight, costs=tight.costs.with_limit(1)).save(tmp_path / "tight.json")
+
+    with pytest.raises(InfeasibleError, match=r"tight\.json does not fit: Device 0 runs out of memory at 0F0"):
+        run("show", plan, tmp_path / "tight.json")
 
 
 def test_show_does_not_warn_where_batches_are_the_same(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import logging
 import os
 import pkgutil
 import sys
@@ -80,6 +81,7 @@ def require_torch() -> None:
 def main() -> None:
     """Entry point of `debubble`."""
     _make_streams_robust()
+    _log_to_standard_error()
     try:
         try:
             with_all_commands()()
@@ -110,6 +112,13 @@ def _make_streams_robust() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _log_to_standard_error() -> None:
+    """Show what the package logs, such as that it compiles."""
+    logger = logging.getLogger("debubble")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)
 
 
 def _flush() -> None:

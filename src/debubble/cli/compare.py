@@ -10,11 +10,11 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json, console, print_answer
-from debubble.cli.progress import told_after_a_while
+from debubble.cli.progress import with_delayed_message
 
 
 @app.command(rich_help_panel="Look")
-@told_after_a_while("Comparing")
+@with_delayed_message("Comparing")
 def compare(
     plan: PlanFile,
     trace: Annotated[Path, typer.Argument(help="The trace of a run of that plan.", metavar="TRACE")],

@@ -11,11 +11,11 @@ from debubble.cli.app import app
 from debubble.cli.names import export_names, name_option
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json, console, print_answer
-from debubble.cli.progress import told_after_a_while
+from debubble.cli.progress import with_delayed_message
 
 
 @app.command(rich_help_panel="Take along")
-@told_after_a_while("Exporting")
+@with_delayed_message("Exporting")
 def export(
     plan: PlanFile,
     to: Annotated[

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_answer
-from debubble.cli.progress import told_after_a_while
+from debubble.cli.progress import with_delayed_message
 from debubble.ir import RunOptions
+
+if TYPE_CHECKING:
+    from debubble.costs import Cluster
+    from debubble.ir.degrees import Degrees
+    from debubble.planners.degrees.memory import Footprint
 
 
 @app.command(rich_help_panel="Plan")
 @o.with_option_groups
-@told_after_a_while("Adding up memory")
+@with_delayed_message("Adding up memory")
 def fits(
     model: o.ModelName,
     *,
@@ -31,6 +37,7 @@ def fits(
             help="Micro-batches per pipeline and step (default: what the batch makes).", rich_help_panel=o.QUESTION
         ),
     ] = None,
+    chunks: o.Chunks = None,
     memory_limit: o.MemoryLimit = None,
     json: Json = False,
 ) -> None:
@@ -41,7 +48,7 @@ def fits(
 
     devices = run.require_cluster()
     devices = devices if memory_limit is None else devices.with_limit(memory_limit)
-    fixed = run.degrees
+    fixed = run.degrees if chunks is None else {**run.degrees, "chunks": chunks}
     priced = named_model(model)
     job = Job(
         model=priced, cluster=devices, fixed=fixed,
@@ -56,31 +63,26 @@ def fits(
         found = footprints(replace(job, fixed={**fixed, "micro_batches": micro_batches}))
     remarks = [*([] if priced.remark is None else [priced.remark]), *devices.remarks]
     if json:
-        rows = [
-            {
-                "degrees": each.degrees.to_dict(),
-                "fits": each.fits,
-                "memory": asdict(each.kept),
-                "memory_recomputed": asdict(each.recomputed),
-                "memory_limit": each.limit,
-            }
-            for each in found
-        ]
-        print_answer(reserve=devices.reserve, footprints=rows, remarks=remarks)
+        print_answer(reserve=devices.reserve, footprints=list(map(_row, found)), remarks=remarks)
         return
-    node = devices.slowest.devices_per_node
-
-    def common(name: str, degree: int, most: int) -> bool:
-        return name in fixed or degree <= most
-
-    shown = [
-        each
-        for each in found
-        if common("context", each.degrees.context, 1)
-        and common("expert", each.degrees.expert, 1)
-        and (each.degrees.expert_tensor is None or "expert_tensor" in fixed)
-        and common("tensor", each.degrees.tensor, node)
-    ] or found
+    shown = [each for each in found if _is_common(each.degrees, fixed, devices)] or found
     console().print(render_footprints(shown, reserve=devices.reserve, left_out=len(found) - len(shown)))
     for remark in remarks:
         console().print(remark)
+
+
+def _row(footprint: Footprint) -> dict[str, Any]:
+    return {
+        "degrees": footprint.degrees.to_dict(),
+        "fits": footprint.fits,
+        "memory": asdict(footprint.kept),
+        "memory_recomputed": asdict(footprint.recomputed),
+        "memory_limit": footprint.limit,
+    }
+
+
+def _is_common(degrees: Degrees, fixed: Mapping[str, Any], cluster: Cluster) -> bool:
+    """Tell whether a choice of degrees is asked for or usual: tensor parallelism within a node, and little else."""
+    most = {"context": 1, "expert": 1, "tensor": cluster.slowest.devices_per_node}
+    usual = all(name in fixed or getattr(degrees, name) <= limit for name, limit in most.items())
+    return usual and (degrees.expert_tensor is None or "expert_tensor" in fixed)

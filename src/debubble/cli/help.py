@@ -82,7 +82,7 @@ TITLES = ("Plan", "Look", "Run", "Take along", "Lists")
 
 
 _UsageError: Any = typer.BadParameter.__base__
-"""What the parser raises for a call that it refuses."""
+"""The errors that the parser raises for a call that it refuses."""
 
 
 @contextmanager

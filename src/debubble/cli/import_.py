@@ -2,44 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.names import import_names, name_argument, name_option, planner_names
+from debubble.cli.names import cluster_completion, import_names, name_argument, name_option, planner_names
 from debubble.cli.output import Json, console, log, print_answer
-from debubble.cli.progress import SearchProgress, told_after_a_while
+from debubble.cli.progress import SearchProgress, with_delayed_message
 from debubble.files import check_writable
-from debubble.ir import InputError
+
+if TYPE_CHECKING:
+    from debubble.imports.registry import UserFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts(o.OptionGroup):
+    """The devices of a job, and what its configuration may leave open."""
+
+    section: ClassVar[str] = "The job"
+
+    cluster: str | None = o.option(o.CLUSTER, autocompletion=cluster_completion)
+    model: str | None = o.option("The model, as for `plan`, where the configuration does not describe it.")
+    pipeline: int | None = o.option("Pipeline devices, where it does not say.")
+    sequence_length: int | None = o.option("Tokens per sequence, where it does not say.")
+    micro_batches: int | None = o.option("Micro-batches per step, where it does not say.")
+
+    def read(self) -> UserFacts:
+        """The facts for an importer; raises InputError if the cluster is missing, or it or the model is unknown."""
+        from debubble.imports.registry import UserFacts
+        from debubble.models import named_model
+
+        return UserFacts(
+            cluster=o.parse_cluster(self.cluster),
+            model=None if self.model is None else named_model(self.model),
+            pipeline=self.pipeline,
+            sequence_length=self.sequence_length,
+            micro_batches=self.micro_batches,
+        )
 
 
 @app.command("import", rich_help_panel="Take along")
 @o.with_option_groups
-@told_after_a_while("Reading the job and planning it again")
+@with_delayed_message("Reading the job and planning it again")
 def import_(
     target: Annotated[
         str, name_argument(import_names, what="framework", help="The framework, such as megatron; see docs/imports.md.")
     ],
     file: Annotated[Path, typer.Argument(help="Its configuration.", metavar="FILE")],
     *,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            help="Devices, as NxNAME (8xA100-80GB), nodes of them (2x4xL40S-48GB) or a YAML file; see `hardware`.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model, as for `plan`, where the configuration does not describe it.")
-    ] = None,
-    pipeline: Annotated[int | None, typer.Option(help="Pipeline devices, where it does not say.")] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sequence, where it does not say.")] = None,
-    micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per step, where it does not say.")] = None,
+    facts: JobFacts,
     degrees: Annotated[
         bool, typer.Option("--degrees", help="Search the degrees of parallelism too, for the same global batch.")
     ] = False,
@@ -54,24 +70,12 @@ def import_(
     json: Json = False,
 ) -> None:
     """Read another framework's job, predict it as it is, and say what would make it faster."""
-    from debubble.costs import Cluster
     from debubble.imports import imports
     from debubble.imports.comparison import Figures, JobComparison, compare
-    from debubble.imports.registry import Given
-    from debubble.models import named_model
     from debubble.planners.plan_model import plan_again
 
     check_writable(output)
-    importer = imports[target]
-    if cluster is None:
-        raise InputError("Give the devices with --cluster, such as --cluster 8xA100-80GB (see `debubble hardware`).")
-    given = Given(
-        cluster=Cluster.parse(cluster),
-        model=None if model is None else named_model(model),
-        pipeline=pipeline,
-        sequence_length=sequence_length,
-        micro_batches=micro_batches,
-    )
+    importer, given = imports[target], facts.read()
     settings = importer.settings(file)
     job = importer.job(settings, file, given)
     yours = job.plan(given.cluster)
@@ -95,6 +99,8 @@ def import_(
     else:
         for sentence in comparison.sentences():
             console().print(sentence, soft_wrap=True)
+        if not degrees:
+            console().print("Degrees are the job's own: --degrees searches them too.", style="dim")
     if job.unread:
         console().print("\nWhat was not read, or is not in the prediction:")
         for sentence in job.unread:

@@ -1,4 +1,4 @@
-"""Arguments and options that take a name: itself or a beginning that only one name has, completed by the shell."""
+"""Arguments and options that take a name: itself or a beginning that only one name has, completion by the shell."""
 
 from __future__ import annotations
 
@@ -25,53 +25,56 @@ def name_option(names: Names, *declarations: str, what: str, help: str, metavar:
         help: What the help says.
         metavar: How the help writes its value.
     """
-    whole, offered = whole_name(names, what), completed(names)
-    return typer.Option(*declarations, help=help, metavar=metavar, callback=whole, autocompletion=offered)
+    return typer.Option(
+        *declarations, help=help, metavar=metavar, callback=name_reader(names, what), autocompletion=completion(names)
+    )
 
 
 def name_argument(names: Names, *, what: str, help: str, metavar: str | None = None) -> Any:
     """An argument that takes one of these names; see `name_option`."""
-    return typer.Argument(help=help, metavar=metavar, callback=whole_name(names, what), autocompletion=completed(names))
+    return typer.Argument(
+        help=help, metavar=metavar, callback=name_reader(names, what), autocompletion=completion(names)
+    )
 
 
-def whole_name(names: Names, what: str) -> Callable[[str | None], str | None]:
-    """How a value is read: the one of these names that it is, or begins; one that was not given stays None."""
+def name_reader(names: Names, what: str) -> Callable[[str | None], str | None]:
+    """The reader of a value: the one of these names that it is, or begins; one that was not given stays None."""
 
-    def whole(value: str | None) -> str | None:
+    def read(value: str | None) -> str | None:
         return None if value is None else full_name(value, names(), what=what)
 
-    return whole
+    return read
 
 
-def completed(names: Names) -> Callable[[str], list[str]]:
-    """What a shell offers: the names that begin with what was typed."""
+def completion(names: Names) -> Callable[[str], list[str]]:
+    """The completion of a shell: the names that begin with what was typed."""
 
-    def offered(incomplete: str) -> list[str]:
+    def complete(incomplete: str) -> list[str]:
         return sorted(name for name in names() if name.startswith(incomplete))
 
-    return offered
+    return complete
 
 
-def registered(place: str) -> Names:
+def names_in(place: str) -> Names:
     """The names in a mapping, `module:attribute`, which is imported when they are needed."""
     return lambda: resolve_name(f"debubble.{place}")
 
 
-model_names = registered("models:models")
-optimizer_names = registered("costs.step:MOMENTS")
-dtype_names = registered("costs.speed:ELEMENT")
-planner_names = registered("planners:planners")
-schedule_names = registered("schedules:schedules")
-export_names = registered("exports:exports")
-import_names = registered("imports:imports")
-framework_names = registered("targets:targets")
-theme_names = registered("views.palette:THEMES")
-size_names = registered("views.picture:SIZES")
-answer_names = registered("cli.answers:ANSWERS")
+model_names = names_in("models:models")
+optimizer_names = names_in("costs.step:MOMENTS")
+dtype_names = names_in("costs.speed:ELEMENT")
+planner_names = names_in("planners:planners")
+schedule_names = names_in("schedules:schedules")
+export_names = names_in("exports:exports")
+import_names = names_in("imports:imports")
+framework_names = names_in("targets:targets")
+theme_names = names_in("views.palette:THEMES")
+size_names = names_in("views.picture:SIZES")
+answer_names = names_in("cli.answers:ANSWERS")
 
 
 def learning_rate_names() -> Iterable[str]:
-    """What the learning rate does after the warm-up."""
+    """Names of the ways in which the learning rate goes on after the warm-up."""
     require_torch()
     from debubble.training.optimizer import SCHEDULES
 
@@ -85,9 +88,9 @@ def report_names() -> Iterable[str]:
     return [*papers, "all"]
 
 
-def offered_clusters(incomplete: str) -> list[str]:
-    """What a shell offers for a cluster: known devices, behind the number and the `x` that were typed."""
+def cluster_completion(incomplete: str) -> list[str]:
+    """The completion of a cluster: known devices, behind the number and the `x` that were typed."""
     from debubble.costs import hardware
 
     number, times, _ = incomplete.rpartition("x")
-    return completed(lambda: (f"{number or 8}{times or 'x'}{name}" for name in hardware))(incomplete)
+    return completion(lambda: (f"{number or 8}{times or 'x'}{name}" for name in hardware))(incomplete)

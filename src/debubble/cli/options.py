@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -13,11 +14,11 @@ import typer
 
 from debubble.cli.names import (
     Names,
-    completed,
+    cluster_completion,
+    completion,
     dtype_names,
     model_names,
     name_option,
-    offered_clusters,
     optimizer_names,
 )
 from debubble.ir import InputError, RunOptions
@@ -44,11 +45,26 @@ Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with --cost
 Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.", rich_help_panel=GIVEN)]
 UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.", rich_help_panel=GIVEN)]
 _MODEL = typer.Argument(
-    metavar="MODEL", help="A built-in name, a config.json, or a folder with one.", autocompletion=completed(model_names)
+    metavar="MODEL",
+    help="A built-in name, a config.json, or a folder with one.",
+    autocompletion=completion(model_names),
 )
 ModelName = Annotated[str, _MODEL]
 OptionalModelName = Annotated[str | None, _MODEL]
 PlanFile = Annotated[Path, typer.Argument(help="A plan file.", metavar="PLAN")]
+
+CLUSTER = "Devices, as NxNAME (8xA100-80GB), nodes of them (2x4xL40S-48GB) or a YAML file; see `hardware`."
+"""The help of --cluster."""
+
+
+def parse_cluster(text: str | None) -> Cluster:
+    """The devices of --cluster; raises InputError if they are missing or unknown."""
+    from debubble.costs import Cluster
+
+    if text is None:
+        raise InputError("Give the devices with --cluster, such as --cluster 8xA100-80GB (see `debubble hardware`).")
+    return Cluster.parse(text)
+
 
 DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size")
 
@@ -100,10 +116,7 @@ class ModelRun(OptionGroup):
 
     section: ClassVar[str] = "The run of the MODEL"
 
-    cluster: str | None = option(
-        "Devices, as NxNAME (8xA100-80GB), nodes of them (2x4xL40S-48GB) or a YAML file; see `hardware`.",
-        autocompletion=offered_clusters,
-    )
+    cluster: str | None = option(CLUSTER, autocompletion=cluster_completion)
     pipeline: int | None = option("Pipeline devices.")
     tensor: int | None = option("Tensor-parallel degree.")
     data: int | None = option("Data-parallel degree.")
@@ -164,13 +177,7 @@ class ModelRun(OptionGroup):
 
     def require_cluster(self) -> Cluster:
         """The devices; raises InputError if they are missing or unknown."""
-        from debubble.costs import Cluster
-
-        if self.cluster is None:
-            raise InputError(
-                "Give the devices with --cluster, such as --cluster 8xA100-80GB (see `debubble hardware`)."
-            )
-        return Cluster.parse(self.cluster)
+        return parse_cluster(self.cluster)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,11 +205,13 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         if name in groups:
             types = get_type_hints(groups[name], include_extras=True)
             for f in fields(groups[name]):
-                type_: Any = Annotated[types[f.name], f.metadata["option"]] if f.metadata else types[f.name]
-                declared = type_.__metadata__[0]
+                annotated: Any = Annotated[types[f.name], f.metadata["option"]] if f.metadata else types[f.name]
+                # A copy, as another command may have the same option in another section.
+                declared = copy(annotated.__metadata__[0])
                 declared.rich_help_panel = groups[name].section
                 if types[f.name] is bool and not declared.param_decls:  # typer would add a --no-NAME
                     declared.param_decls = (f"--{f.name.replace('_', '-')}",)
+                type_ = Annotated[annotated.__origin__, declared]
                 parameters.append(Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=type_))
         else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))

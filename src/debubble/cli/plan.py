@@ -50,7 +50,7 @@ def plan(
     front: Sequence[ConfigurationSummary] = ()
     nearest: Sequence[NearestPlan] = ()
     with log().status(doing) as status:
-        result = _planned(request, status, output)
+        result = _find_plan(request, status, output)
         if output.pareto and isinstance(request, ModelRequest):
             from debubble.planners.degrees import pareto_front
 
@@ -109,7 +109,7 @@ def _request(
     return ModelRequest(model=named, cluster=cluster, run=run, asked=asked, given=given, search=search)
 
 
-def _planned(request: Request, status: Status, output: Output) -> Plan:
+def _find_plan(request: Request, status: Status, output: Output) -> Plan:
     """The plan; where nothing fits, the error says what would, and so does the report if one was asked for."""
     try:
         return request.plan(status)

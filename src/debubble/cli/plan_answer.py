@@ -74,7 +74,7 @@ def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
 
 
 def _advice_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
-    """What might help, planned one way or the other."""
+    """The changes that might help, planned one way or the other."""
     return {"advice": [_change(each) for each in changes if not each.lever]}
 
 

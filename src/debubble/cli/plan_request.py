@@ -88,10 +88,10 @@ class GivenRequest:
     def plan(self, status: Status) -> Plan:
         """The fastest plan of them."""
         from debubble.planners.plan_model import solve
-        from debubble.planners.progress import listening
+        from debubble.planners.progress import progress_listener
 
         options = RunOptions(post_validation=self.run.post_validation)
-        with listening(SearchProgress(status, seconds=False)):
+        with progress_listener(SearchProgress(status, seconds=False)):
             return solve(self._problem, planner=self.asked.planner, options=options)
 
     @property

@@ -13,7 +13,7 @@ from debubble.cli import options as o
 from debubble.cli.app import app, require_torch
 from debubble.cli.names import name_option
 from debubble.cli.output import Json, console, log, print_answer
-from debubble.cli.progress import told_after_a_while
+from debubble.cli.progress import with_delayed_message
 from debubble.files import check_writable
 from debubble.ir import Number
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @app.command(rich_help_panel="Run")
-@told_after_a_while("Measuring")
+@with_delayed_message("Measuring")
 def profile(
     model: o.ModelName,
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the measured units here.")] = Path("costs.json"),
@@ -79,10 +79,10 @@ def _from_trace(plan: Path, traces: list[Path], output: Path, *, json: bool) -> 
     """Write the units that another framework's measurements of a plan make."""
     from debubble.costs.files import units_to_dict
     from debubble.files import write_whole
-    from debubble.imports.measurements import fitted, read_measurements
+    from debubble.imports.measurements import fit_units, read_measurements
     from debubble.ir import Plan
 
-    fit = fitted(Plan.load(plan), read_measurements(traces))
+    fit = fit_units(Plan.load(plan), read_measurements(traces))
     content = units_to_dict(fit.units)
     write_whole(output, dumps(content, indent=1).encode() + b"\n")
     log().print(f"The measured units are in {output}.")

@@ -23,7 +23,7 @@ PATIENCE = 2.0
 P = ParamSpec("P")
 
 
-def told_after_a_while(doing: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def with_delayed_message(doing: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Let a command that takes longer than two seconds say on standard error what it is doing."""
 
     def decorate(command: Callable[P, None]) -> Callable[P, None]:

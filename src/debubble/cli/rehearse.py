@@ -10,11 +10,11 @@ import typer
 from debubble.cli.app import app, require_torch
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json
-from debubble.cli.progress import told_after_a_while
+from debubble.cli.progress import with_delayed_message
 
 
 @app.command(rich_help_panel="Run")
-@told_after_a_while("Rehearsing")
+@with_delayed_message("Rehearsing")
 def rehearse(
     plan: PlanFile,
     steps: Annotated[int, typer.Option(help="Steps; the one of median length is compared.")] = 5,

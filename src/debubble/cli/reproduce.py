@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from debubble.cli.app import app
 from debubble.cli.names import name_argument, report_names
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from debubble.reproduce import EntryResult, PaperReport, Table
 
 PAGE = Path("papers.html")
+SENTENCE = 16
+"""Characters of a cell beyond which it is a sentence, and may take several lines."""
+BORDER = 3
+"""Characters of a column beside its text."""
 
 
 @app.command(rich_help_panel="Look")
@@ -52,7 +58,7 @@ def reproduce(
     check_writable(page, markdown)
     check_folder(pictures, "--pictures")
     results: list[PaperReport] = []
-    for report in _computed(chosen, draw=page is not None or pictures is not None):
+    for report in _compute(chosen, draw=page is not None or pictures is not None):
         results.append(report)
         if not json:
             _print(report)
@@ -64,7 +70,7 @@ def reproduce(
         print_answer(reports=[_plain(report) for report in results])
 
 
-def _computed(names: Sequence[str], *, draw: bool) -> Iterator[PaperReport]:
+def _compute(names: Sequence[str], *, draw: bool) -> Iterator[PaperReport]:
     """The reports in their order, computed side by side where there are several."""
     from debubble.reproduce import report
 
@@ -115,39 +121,64 @@ def _print_result(result: EntryResult) -> None:
     out = console()
     out.print(f"\n[bold]{result.place}[/bold]: {result.what}")
     for claim in result.claims:
-        out.print(f"  {claim.statement}", markup=False)
+        out.print(_indented(claim.statement, 2))
         figures = f"the paper: {claim.paper}; ours: {claim.ours}; " if claim.ours else ""
-        out.print(f"    {figures}{claim.verdict}", style="dim", markup=False)
+        out.print(_indented(f"{figures}{claim.verdict}", 4), style="dim")
     for table in result.tables:
+        out.print(f"\n{table.title}", style="bold", markup=False)
         for part in split(table, out.width):
             out.print(part)
-        out.print(f"  {BASIS[table.basis]}", style="dim")
-        if table.note:
-            out.print(f"  {table.note}", style="dim", markup=False)
+        out.print(_indented(f"{BASIS[table.basis]}\n{table.note}".strip(), 2), style="dim")
+
+
+def _indented(text: str, by: int) -> Padding:
+    return Padding(Text(text), (0, 0, 0, by))
 
 
 def split(table: Table, width: int) -> Iterator[RichTable]:
-    """The table, in parts that fit beside each other's key columns into so many characters."""
+    """The table, in parts of at most so many characters with its key columns in each; figures are never broken."""
     from debubble.reproduce.pages import shown
 
     texts = [[shown(cell) for cell in row] for row in table.rows]
-    words = [name.split() + [row[at] for row in texts] for at, name in enumerate(table.columns)]
-    widths = [max(map(len, each), default=0) + 3 for each in words]
+    longest = [max((len(row[at]) for row in texts), default=0) for at in range(len(table.columns))]
+    words = [max(map(len, name.split()), default=0) for name in table.columns]
+    least = [max(word, min(SENTENCE, text)) for word, text in zip(words, longest, strict=True)]
     keys = list(range(table.keys))
-    room = width - 1 - sum(widths[at] for at in keys)
-    parts: list[list[int]] = [[]]
-    for at in range(table.keys, len(table.columns)):
-        if parts[-1] and sum(widths[other] for other in parts[-1]) + widths[at] > room:
-            parts.append([])
-        parts[-1].append(at)
-    for number, part in enumerate(parts):
-        title = table.title if number == 0 else f"{table.title} (continued)"
-        drawn = RichTable(title=title, title_justify="left", title_style="bold")
-        for at in (*keys, *part):
-            drawn.add_column(table.columns[at], min_width=min(widths[at] - 3, 24), overflow="fold")
+    parts: list[list[int]] = [keys]
+    for pair in _pairs(table):
+        if parts[-1] != keys and _width(least, [*parts[-1], *pair]) > width:
+            parts.append(keys)
+        parts[-1] = parts[-1] + pair
+    for part in parts:
+        # Names of columns stand in one line where all of them can.
+        most = [max(len(name), text) for name, text in zip(table.columns, longest, strict=True)]
+        most = most if _width(most, part) <= width else longest
+        room = width - _width(least, part)
+        drawn = RichTable()
+        for at in part:
+            more = max(0, min(room, most[at] - least[at]))
+            drawn.add_column(table.columns[at], width=least[at] + more, overflow="fold")
+            room -= more
         for row in texts:
-            drawn.add_row(*(row[at] for at in (*keys, *part)))
+            drawn.add_row(*(row[at] for at in part))
         yield drawn
+
+
+def _width(columns: Sequence[int], part: Sequence[int]) -> int:
+    """Characters of a table of some of the columns."""
+    return 1 + sum(columns[at] + BORDER for at in part)
+
+
+def _pairs(table: Table) -> list[list[int]]:
+    """The columns behind the keys: the paper's and ours beside it, all others alone."""
+    pairs: list[list[int]] = []
+    for at in range(table.keys, len(table.columns)):
+        before, name = table.columns[at - 1 : at + 1]
+        if pairs and before.startswith("paper") and name.startswith("ours"):
+            pairs[-1].append(at)
+        else:
+            pairs.append([at])
+    return pairs
 
 
 def _plain(report: PaperReport) -> dict[str, Any]:

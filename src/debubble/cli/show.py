@@ -11,15 +11,15 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.names import name_option, size_names, theme_names
 from debubble.cli.output import Json, console, log, print_answer
-from debubble.cli.progress import told_after_a_while
-from debubble.ir import InputError
+from debubble.cli.progress import with_delayed_message
+from debubble.ir import InfeasibleError, InputError, Plan
 
 if TYPE_CHECKING:
     from debubble.views import Scene
 
 
 @app.command(rich_help_panel="Look")
-@told_after_a_while("Drawing")
+@with_delayed_message("Drawing")
 def show(
     plans: Annotated[list[Path], typer.Argument(help="A plan file, or two to compare.", metavar="PLAN [OTHER]")],
     trace: Annotated[Path | None, typer.Option(help="A trace to draw under the plan, on the same scale.")] = None,
@@ -48,7 +48,7 @@ def show(
 ) -> None:
     """Show when a plan does what, how much memory it takes, and why it is not faster."""
     from debubble.files import check_writable, write_whole
-    from debubble.ir import Plan, Trace
+    from debubble.ir import Trace
     from debubble.views import Scene, views
     from debubble.views.picture import picture
     from debubble.views.scene_table import render_scenes
@@ -57,9 +57,9 @@ def show(
         raise InputError("Show one plan, with --trace if it was measured, or two plans.")
     check_writable(html, png, svg, pdf, perfetto)
     loaded = [Plan.load(plan) for plan in plans]
-    scenes: Sequence[Scene] = [Scene.predicted(plan) for plan in loaded]
+    scenes: Sequence[Scene] = [_predicted(plan, path) for plan, path in zip(loaded, plans, strict=True)]
     if trace is not None:
-        scenes = Scene.beside(loaded[0], Trace.load(trace))
+        scenes = Scene.pair(loaded[0], Trace.load(trace))
     files = [("html", html), ("perfetto", perfetto), *map(_named_file, view or ())]
     pictures = [("png", png), ("svg", svg), ("pdf", pdf)]
     contents = {path: views[name](scenes) for name, path in files if path is not None}
@@ -73,6 +73,16 @@ def show(
         print_answer(**_figures(scenes[0]), measured=None if trace is None else second[0], **other)
     else:
         console().print(render_scenes(scenes))
+
+
+def _predicted(plan: Plan, path: Path) -> Scene:
+    """The predicted scene of a plan; the error of one that does not fit names its file."""
+    from debubble.views import Scene
+
+    try:
+        return Scene.predicted(plan)
+    except InfeasibleError as error:
+        raise InfeasibleError(f"{path} does not fit: {error}") from error
 
 
 def _figures(scene: Scene) -> dict[str, Any]:

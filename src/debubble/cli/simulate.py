@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.names import name_option, schedule_names
+from debubble.cli.names import schedule_names
+from debubble.cli.options import option
 from debubble.cli.output import Json, console, print_answer
-from debubble.cli.progress import told_after_a_while
+from debubble.cli.progress import with_delayed_message
 from debubble.ir import InputError, Plan, Schedule, StageCosts
 
 if TYPE_CHECKING:
@@ -23,47 +23,78 @@ MICRO_BATCHES = 8
 """Micro-batches per step where nobody says how many."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScheduleChoice(o.OptionGroup):
+    """A schedule by name, or an order of operations, and what it is given."""
+
+    section: ClassVar[str] = "The schedule"
+
+    schedule: str | None = option(
+        "1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`).", names=schedule_names, what="schedule"
+    )
+    csv: Path | None = option("An order of operations as torch writes it.")
+    micro_batches: int | None = option("Micro-batches per step (default: 8).")
+    chunks: o.Chunks = None
+    memory_limit: o.MemoryLimit = None
+    options: list[str] | None = option("An option of the schedule, as NAME=VALUE.", "--option")
+    recompute: str | None = option(
+        "With MODEL: none, selective or full, on every layer, or on those of the stages that the schedule's options"
+        " choose (default: full on such stages, none elsewhere)."
+    )
+    host_chunks: int = option(
+        "With --schedule: the last N chunks of every device have their optimizer states on the host, which steps them"
+        " beside the pipeline.",
+        default=0,
+        metavar="N",
+    )
+
+    @property
+    def step_micro_batches(self) -> int:
+        """Micro-batches of the step."""
+        return MICRO_BATCHES if self.micro_batches is None else self.micro_batches
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options of the schedule by name: whole numbers, numbers and words."""
+        settings: dict[str, Any] = {}
+        for text in self.options or []:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise InputError(f"--option {text}: write NAME=VALUE.")
+            settings[name.replace("-", "_")] = _value(value)
+        return settings
+
+    def refuse(self, given: AbstractCosts, reason: str, **others: Any) -> None:
+        """Raise InputError for the first option of a schedule that was given, where there is none to choose."""
+        of_a_schedule = {
+            "micro-batches": self.micro_batches, "chunks": self.chunks, "option": self.options,
+            "devices": given.devices, **others,
+        }  # fmt: skip
+        for name, value in of_a_schedule.items():
+            if value is not None:
+                raise InputError(f"Leave --{name} out: {reason}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbstractCosts(o.OptionGroup):
+    """Stages whose costs are given."""
+
+    section: ClassVar[str] = o.GIVEN
+
+    costs: o.Costs = None
+    devices: o.Devices = None
+
+
 @app.command(rich_help_panel="Plan")
 @o.with_option_groups
-@told_after_a_while("Simulating")
+@with_delayed_message("Simulating")
 def simulate(
     source: Annotated[
         str | None, typer.Argument(metavar="PLAN|MODEL", help="A plan file; with --schedule, a model.")
     ] = None,
     *,
-    schedule: Annotated[
-        str | None,
-        name_option(
-            schedule_names,
-            what="schedule",
-            help="1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`).",
-        ),
-    ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="An order of operations as torch writes it.")] = None,
-    costs: o.Costs = None,
-    devices: o.Devices = None,
-    micro_batches: Annotated[int | None, typer.Option(help="Micro-batches per step (default: 8).")] = None,
-    chunks: o.Chunks = None,
-    memory_limit: o.MemoryLimit = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", help="An option of the schedule, as NAME=VALUE.")
-    ] = None,
-    recompute: Annotated[
-        str | None,
-        typer.Option(
-            help="With MODEL: none, selective or full, on every layer, or on those of the stages that the schedule's"
-            " options choose (default: full on such stages, none elsewhere)."
-        ),
-    ] = None,
-    host_chunks: Annotated[
-        int,
-        typer.Option(
-            "--host-chunks",
-            metavar="N",
-            help="With --schedule: the last N chunks of every device have their optimizer states on the host, which"
-            " steps them beside the pipeline.",
-        ),
-    ] = 0,
+    choice: ScheduleChoice,
+    given: AbstractCosts,
     run: o.ModelRun,
     json: Json = False,
 ) -> None:
@@ -71,65 +102,87 @@ def simulate(
 
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
     """
-    of_a_schedule = {"micro-batches": micro_batches, "chunks": chunks, "option": option, "devices": devices}
-    if schedule is None and csv is None:
-        if source is None:
-            raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
-        run.refuse_given()
-        of_no_plan = {**of_a_schedule, "costs": costs, "recompute": recompute, "host-chunks": host_chunks or None}
-        _refuse(of_no_plan, "a plan file says all of its step")
-        scene = _scene_of_plan(source, memory_limit)
+    if choice.schedule is None and choice.csv is None:
+        scene = _scene_of_plan(source, choice, given, run)
     elif source is not None:
-        from debubble.models import named_model
-        from debubble.views.scene import configuration_scene
-
-        if schedule is None or csv is not None:
-            raise InputError("--csv is simulated with --costs, not with a MODEL; leave one of them out.")
-        if costs is not None:
-            raise InputError("Give either MODEL or --costs, not both.")
-        if devices is not None:
-            raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
-        scene = configuration_scene(
-            named_model(source), run.require_cluster(), run.run_options, schedule=schedule,
-            micro_batches=MICRO_BATCHES if micro_batches is None else micro_batches,
-            pipeline=run.pipeline, chunks=chunks, recompute=recompute, memory_limit=memory_limit,
-            host_chunks=host_chunks, schedule_options=_given(option),
-        )  # fmt: skip
+        scene = _scene_of_model(source, choice, given, run)
     else:
-        run.refuse_given()
-        if csv is not None:
-            _refuse({"schedule": schedule, **of_a_schedule}, "the CSV says the order of all operations")
-        if recompute is not None:
-            o.refuse_without_model("recompute")
-        limit = o.abstract_limit(memory_limit)
-        if csv is not None:
-            chosen, stage_costs = _of_csv(csv, costs, limit)
-        else:
-            assert schedule is not None
-            objective = "span" if run.post_validation else "makespan"
-            chosen, stage_costs = _named(
-                schedule, costs, devices, MICRO_BATCHES if micro_batches is None else micro_batches, chunks, limit,
-                objective, _given(option),
-            )  # fmt: skip
-        scene = _abstract_scene(chosen, stage_costs, host_chunks=host_chunks, post_validation=run.post_validation)
+        scene = _scene_of_costs(choice, given, run)
     _show(scene, json=json)
 
 
-def _refuse(options: Mapping[str, Any], reason: str) -> None:
-    """Raise InputError for the first of these options that was given."""
-    for name, value in options.items():
-        if value is not None:
-            raise InputError(f"Leave --{name} out: {reason}.")
-
-
-def _scene_of_plan(path: str, memory_limit: str | None) -> Scene:
+def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
     """A plan file's step, under another memory limit if one is given."""
     from debubble.views.scene import Scene
 
+    if path is None:
+        raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
+    run.refuse_given()
+    others = {"costs": given.costs, "recompute": choice.recompute, "host-chunks": choice.host_chunks or None}
+    choice.refuse(given, "a plan file says all of its step", **others)
     plan = Plan.load(path)
-    if memory_limit is not None:
-        plan = replace(plan, costs=plan.costs.with_limit(_limit_of_plan(plan, memory_limit)))
+    if choice.memory_limit is not None:
+        plan = replace(plan, costs=plan.costs.with_limit(_limit_of_plan(plan, choice.memory_limit)))
     return replace(Scene.predicted(plan), title=plan.schedule.name)
+
+
+def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
+    """The step of a model by a schedule."""
+    from debubble.models import named_model
+    from debubble.views.scene import configuration_scene
+
+    if choice.schedule is None or choice.csv is not None:
+        raise InputError("--csv is simulated with --costs, not with a MODEL; leave one of them out.")
+    if given.costs is not None:
+        raise InputError("Give either MODEL or --costs, not both.")
+    if given.devices is not None:
+        raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
+    return configuration_scene(
+        named_model(name), run.require_cluster(), run.run_options, schedule=choice.schedule,
+        micro_batches=choice.step_micro_batches, pipeline=run.pipeline, chunks=choice.chunks,
+        recompute=choice.recompute, memory_limit=choice.memory_limit, host_chunks=choice.host_chunks,
+        schedule_options=choice.settings,
+    )  # fmt: skip
+
+
+def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
+    """The step of a schedule or an order whose stages have given costs, and whose last chunks the hosts step."""
+    from debubble import simulate as simulated
+    from debubble.planners.analysis.explanation import timeline_remarks
+    from debubble.views.scene import Scene
+
+    run.refuse_given()
+    if choice.csv is not None:
+        choice.refuse(given, "the CSV says the order of all operations", schedule=choice.schedule)
+    if choice.recompute is not None:
+        o.refuse_without_model("recompute")
+    if choice.csv is None:
+        schedule, costs = _built(choice, given, objective="span" if run.post_validation else "makespan")
+    else:
+        from debubble.exports.torch_csv import read
+
+        schedule = read(choice.csv)
+        costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit))
+    timeline = simulated(schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks)), costs)
+    return Scene.of(
+        timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
+    )
+
+
+def _built(choice: ScheduleChoice, given: AbstractCosts, *, objective: str) -> tuple[Schedule, StageCosts]:
+    """A schedule by name, and its costs."""
+    from debubble.schedules import schedules
+
+    assert choice.schedule is not None
+    entry, limit = schedules[choice.schedule], o.abstract_limit(choice.memory_limit)
+    if given.devices is None:
+        raise InputError("Give the number of pipeline devices with --devices P, or a MODEL with --cluster.")
+    costs = _costs(given.devices * (choice.chunks or entry.default_chunks), given.costs, limit)
+    options = {**entry.accepted_options(memory_limit=limit, objective=objective), **choice.settings}
+    schedule = entry(
+        devices=given.devices, micro_batches=choice.step_micro_batches, chunks=choice.chunks, costs=costs, **options
+    )
+    return schedule, costs
 
 
 def _limit_of_plan(plan: Plan, text: str) -> float | int | None:
@@ -170,17 +223,6 @@ def _show(scene: Scene, *, json: bool) -> None:
     console().print(render_scenes([scene]))
 
 
-def _given(options: list[str] | None) -> dict[str, Any]:
-    """NAME=VALUE pairs; whole numbers, numbers and words."""
-    given: dict[str, Any] = {}
-    for text in options or []:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InputError(f"--option {text}: write NAME=VALUE.")
-        given[name.replace("-", "_")] = _value(value)
-    return given
-
-
 def _value(text: str) -> Any:
     for read in (int, float):
         try:
@@ -190,46 +232,6 @@ def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     return text
-
-
-def _abstract_scene(schedule: Schedule, costs: StageCosts, *, host_chunks: int, post_validation: bool) -> Scene:
-    """A schedule's step whose last chunks the hosts step."""
-    from debubble import simulate as simulated
-    from debubble.planners.analysis.explanation import timeline_remarks
-    from debubble.views.scene import Scene
-
-    timeline = simulated(schedule.with_host_steps(schedule.placement.last_chunks(host_chunks)), costs)
-    return Scene.of(timeline, title=schedule.name, post_validation=post_validation, remarks=timeline_remarks(timeline))
-
-
-def _of_csv(path: Path, costs_file: Path | None, limit: float | None) -> tuple[Schedule, StageCosts]:
-    """The order of a torch CSV, and its costs."""
-    from debubble.exports.torch_csv import read
-
-    schedule = read(path)
-    return schedule, _costs(schedule.stages, costs_file, limit)
-
-
-def _named(
-    name: str,
-    costs_file: Path | None,
-    devices: int | None,
-    micro_batches: int,
-    chunks: int | None,
-    limit: float | None,
-    objective: str,
-    given: dict[str, Any],
-) -> tuple[Schedule, StageCosts]:
-    """A schedule by name, and its costs."""
-    from debubble.schedules import schedules
-
-    entry = schedules[name]
-    if devices is None:
-        raise InputError("Give the number of pipeline devices with --devices P, or a MODEL with --cluster.")
-    costs = _costs(devices * (chunks or entry.default_chunks), costs_file, limit)
-    options = {**entry.accepted(memory_limit=limit, objective=objective), **given}
-    schedule = entry(devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs, **options)
-    return schedule, costs
 
 
 def _costs(stages: int, file: Path | None, limit: float | None) -> StageCosts:

@@ -26,13 +26,14 @@ def train(
 ) -> None:
     """Run a plan made for a MODEL: start its ranks here, or join when started by torchrun."""
     require_torch()
-    from debubble.training.options import TrainOptions, check, rate_remark, settle
+    from debubble.training.checks import check
+    from debubble.training.options import TrainOptions, frozen_remark, rate_remark, with_settings
 
     options = TrainOptions(
         plan=plan, load=tuple(weights.load or ()), save=weights.save, json=json,
         **vars(data), **vars(checkpoints), **vars(execution), **vars(records),
     )  # fmt: skip
-    options = settle(recipe.settings, options)
+    options = with_settings(recipe.settings, options)
     checked = check(options)
     from debubble.runtime.launcher import encode_options, is_torchrun_rank, start
     from debubble.training.memory_check import check_host_memory
@@ -43,6 +44,7 @@ def train(
         log().print(remark)
     if os.environ.get("RANK", "0") == "0":
         check_writable(records.trace, records.html)
-        if remark := rate_remark(options):
-            log().print(remark)
+        for remark in (rate_remark(options), frozen_remark(options, checked)):
+            if remark:
+                log().print(remark)
     start("debubble.training.rank", encode_options(options), ranks=checked.ranks)

@@ -1,11 +1,11 @@
 """Hardware, and what each unit and stage of a model costs on it."""
 
 from debubble.costs.cluster import Cluster, parse_size
-from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, profiled, read_profile
+from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, read_profile, with_profile
 from debubble.costs.known_hardware import Efficiency, Hardware, hardware
 from debubble.costs.model_units import joined_unit, model_units
 from debubble.costs.operators import DEEPSPEED, EAGER, FSDP, MEGATRON, Framework
-from debubble.costs.step import StepTail, step_tail
+from debubble.costs.step import StepTail
 from debubble.costs.units import Partition, Strategy, Unit, Units
 
 __all__ = [
@@ -26,11 +26,10 @@ __all__ = [
     "hardware",
     "load_costs",
     "load_profile",
-    "profiled",
+    "with_profile",
     "read_profile",
     "load_units",
     "joined_unit",
     "model_units",
     "parse_size",
-    "step_tail",
 ]

@@ -101,6 +101,19 @@ class Cluster:
     """The entries that it was made from, as in a cluster file."""
 
     @staticmethod
+    def of(cluster: Cluster | str | Path) -> Cluster:
+        """The cluster itself, or the one that a text or a file describes.
+
+        Raises:
+            InputError: If it is neither.
+        """
+        if isinstance(cluster, str | Path):
+            return Cluster.parse(cluster)
+        if not isinstance(cluster, Cluster):
+            raise InputError(f"A cluster is a db.Cluster, a text such as '8xA100-80GB' or a file, not {cluster!r}.")
+        return cluster
+
+    @staticmethod
     def parse(text: str | Path) -> Cluster:
         """Read `8xA100-80GB`, nodes such as `2x4xL40S`, a mixture such as `4xA100-80GB+4xA100-40GB`, or a YAML file.
 
@@ -128,7 +141,7 @@ class Cluster:
         except msgspec.ValidationError as error:
             raise InputError(f"The cluster file is wrong: {error}.") from error
         named = _types(file.devices, {name: _own(name, device) for name, device in file.hardware.items()})
-        types = tuple(_changed(t, file) for t in named)
+        types = tuple(type_ for count, each in named for type_ in [_with_overrides(each, file)] * count)
         # A plan names its devices in full: a shorter name may mean another device one day.
         file.devices = "+".join(f"{len(list(run))}x{name}" for name, run in groupby(t.name for t in types))
         if not 0 <= file.safety_margin < 1:
@@ -247,8 +260,10 @@ def _check_duplex(link: str) -> None:
         raise InputError(f"host_link is '{link}'; it must be full-duplex or half-duplex.")
 
 
-def _types(text: str, own: Mapping[str, Hardware]) -> list[Hardware]:
-    types: list[Hardware] = []
+def _types(text: str, own: Mapping[str, Hardware]) -> list[tuple[int, Hardware]]:
+    """How many there are of each type, in order."""
+    types: list[tuple[int, Hardware]] = []
+    total = 0
     for part in text.split("+"):
         match = re.fullmatch(r"\s*(\d+)\s*x\s*(?!\d+x)(\S+)\s*", part)
         if match is None:
@@ -256,16 +271,17 @@ def _types(text: str, own: Mapping[str, Hardware]) -> list[Hardware]:
                 f"'{text}' is no cluster; write NxNAME, such as 8xA100-80GB, NODESxNxNAME, such as 2x4xL40S-48GB, or"
                 " name a YAML file."
             )
-        if len(match[1]) > len(str(MOST_DEVICES)) or len(types) + int(match[1]) > MOST_DEVICES:
+        if len(match[1]) > len(str(MOST_DEVICES)) or total + int(match[1]) > MOST_DEVICES:
             raise InputError(f"A cluster may have up to {MOST_DEVICES} devices.")
         if not int(match[1]):
             raise InputError("A cluster needs at least one device.")
-        name = match[2]
-        types += [own[name] if name in own else find_hardware(name)] * int(match[1])
+        name, count = match[2], int(match[1])
+        types.append((count, own[name] if name in own else find_hardware(name)))
+        total += count
     return types
 
 
-def _changed(type_: Hardware, file: ClusterFile) -> Hardware:
+def _with_overrides(type_: Hardware, file: ClusterFile) -> Hardware:
     """The hardware with the entries that override what its makers state, and the efficiencies that override ours."""
     names = {f.name for f in dataclasses.fields(Hardware)} - {"efficiency"}
     changes = {k: v for k, v in msgspec.structs.asdict(file).items() if k in names and v is not None}

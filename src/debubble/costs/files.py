@@ -177,7 +177,7 @@ def read_profile(path: str | Path) -> dict[str, Any]:
     return dict(content)
 
 
-def profiled(units: Units, profile: Mapping[str, Any], *, model: ModelConfig, options: RunOptions) -> Units:
+def with_profile(units: Units, profile: Mapping[str, Any], *, model: ModelConfig, options: RunOptions) -> Units:
     """Put what a profile measured in place of computed costs.
 
     Bytes of parameters and states stay computed: they follow ZeRO, tensor parallelism and post-validation, which a
@@ -261,14 +261,16 @@ def apply_profile(units: Units, profile: Units) -> Units:
         raise InputError(f"The profile measures {', '.join(measured)}, none of which the model has.")
     return replace(
         units,
-        units=tuple(_stepped(_measured(unit, measured.get(unit.type)), profile) for unit in units.units),
+        units=tuple(
+            _with_measured_step(_with_measurement(unit, measured.get(unit.type)), profile) for unit in units.units
+        ),
         communication=profile.communication or units.communication,
         offload_bandwidth=profile.offload_bandwidth or units.offload_bandwidth,
         stage_entries={**units.stage_entries, **profile.stage_entries},
     )
 
 
-def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
+def _with_measurement(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
     if found is None:
         return unit
     measured = found.get(unit.layer, list(found.values())[-1])
@@ -279,7 +281,7 @@ def _measured(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
     )
 
 
-def _stepped(unit: Unit, profile: Units) -> Unit:
+def _with_measured_step(unit: Unit, profile: Units) -> Unit:
     """The unit with its step on the host at the pace that was measured."""
     if unit.on_host is None or profile.host_step_bandwidth is None:
         return unit

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
+from debubble.costs.model_units import model_on_cluster
 from debubble.costs.speed import Speed
 from debubble.ir import Plan, RunOptions
 from debubble.models.config import ModelConfig
@@ -41,12 +42,8 @@ class Utilization:
     @staticmethod
     def of(plan: Plan) -> Utilization | None:
         """The utilization of a plan; None if the plan does not say what its devices are."""
-        if plan.model is None or plan.cluster is None:
-            return None
-        options = plan.options
-        devices = plan.devices * options.data * options.tensor * options.context
-        model, cluster = ModelConfig.from_hf(plan.model), Cluster.from_dict(plan.cluster)
-        return Utilization.of_run(model, cluster, options, devices=devices)
+        described = model_on_cluster(plan)
+        return None if described is None else Utilization.of_run(*described, plan.options, devices=plan.ranks)
 
     @staticmethod
     def of_run(model: ModelConfig, cluster: Cluster, options: RunOptions, *, devices: int) -> Utilization:
@@ -58,5 +55,5 @@ class Utilization:
         )
 
     def mfu(self, tokens_per_second: float) -> float:
-        """A fraction."""
+        """The share of the peak that so many tokens per second take."""
         return tokens_per_second * self.flops_per_token / self.peak

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,34 @@ def read_lengths(path: Path) -> dict[int, int]:
         InputError: If the file cannot be read as one of these, or has no sequence.
     """
     text = read_file(path, what="lengths file").decode(errors="replace")
-    counts: dict[int, int] = {}
     try:
-        for length, count in _entries(text):
-            if length < 1 or count < 0 or length != int(length) or count != int(count):
-                raise ValueError
-            counts[int(length)] = counts.get(int(length), 0) + int(count)
+        counts = _counted(_entries(text))
     except (ValueError, TypeError, KeyError):
         raise InputError(f"The lengths in {path} are not readable: give {_FORMS}.") from None
-    if not sum(counts.values()):
+    if not counts:
         raise InputError(f"There is no sequence in {path}: give {_FORMS}.")
-    return dict(sorted(counts.items()))
+    return counts
+
+
+def checked_lengths(histogram: Histogram) -> dict[int, int]:
+    """The histogram, shortest first; raises InputError if it is none, or has no sequence."""
+    try:
+        counts = _counted(histogram.items())
+    except (ValueError, TypeError, AttributeError):
+        counts = {}
+    if not counts:
+        raise InputError("Lengths are a file, or a number of sequences for each number of tokens, such as {2048: 10}.")
+    return counts
+
+
+def _counted(entries: Iterable[tuple[float, float]]) -> dict[int, int]:
+    """Sequences by their number of tokens; none if there are none.  Raises ValueError for what counts nothing."""
+    counts: dict[int, int] = {}
+    for length, count in entries:
+        if length < 1 or count < 0 or length != int(length) or count != int(count):
+            raise ValueError
+        counts[int(length)] = counts.get(int(length), 0) + int(count)
+    return dict(sorted(counts.items())) if sum(counts.values()) else {}
 
 
 def _entries(text: str) -> Iterator[tuple[float, float]]:

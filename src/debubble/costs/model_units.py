@@ -12,15 +12,14 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from debubble.costs.cluster import Cluster
+from debubble.costs.half_layers import attention, mlp
 from debubble.costs.operators import (
     MEGATRON,
     Framework,
     Operator,
     Shapes,
-    attention,
     elementwise,
     matmul,
-    mlp,
     norm,
     product,
     strategies,
@@ -29,13 +28,20 @@ from debubble.costs.parallel_layout import Layout
 from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
 from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units, fastest_units
-from debubble.ir import InputError, PlannedUnit, RunOptions
+from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
 from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 
 MOST_TOKENS = 10**9
-"""Of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""
+"""Most tokens of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""
+
+
+def model_on_cluster(plan: Plan) -> tuple[ModelConfig, Cluster] | None:
+    """The model and the cluster that a plan was made for; None for a plan of abstract costs."""
+    if plan.model is None or plan.cluster is None:
+        return None
+    return ModelConfig.from_hf(plan.model), Cluster.from_dict(plan.cluster)
 
 
 def model_units(
@@ -77,7 +83,7 @@ def model_units(
         units=fastest_units([*tables.values()]) if mixed else next(iter(tables.values())),
         on_devices=tuple(tables[hardware.name] for hardware in paces) if mixed else (),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
-        offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.sharing,
+        offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.ranks_per_host_link,
         host_memory=min(each.host_memory for each in cluster.types) or None,
         host_link=speed.hardware.host_link,
         link_groups=layout.link_groups,
@@ -120,43 +126,54 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
         },
         activation_after_input=sum(half.activation_after_input or 0 for half in halves),
         workspace=max(half.workspace for half in halves),
-        states=_summed(StateBytes, [half.states for half in halves if half.states]),
-        on_host=_summed(HostStates, hosts) if hosts else None,
+        states=_sum(StateBytes, [half.states for half in halves if half.states]),
+        on_host=_sum(HostStates, hosts) if hosts else None,
         module_bytes={name: size for half in halves for name, size in half.module_bytes.items()},
     )
 
 
 _TIMES = ("forward", "backward_input", "backward_weight")
 _OF_PARAMETERS = ("static", "gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
-"""What a unit's parameters cost."""
+"""The entries of a unit that its parameters cost."""
 
 _Summable = TypeVar("_Summable", StateBytes, HostStates)
 
 
-def _summed(kind: type[_Summable], parts: Sequence[_Summable]) -> _Summable:
+def _sum(kind: type[_Summable], parts: Sequence[_Summable]) -> _Summable:
     """The sum of such costs, entry by entry."""
     return kind(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(kind)})
 
 
 def _without_states(unit: Unit) -> Unit:
     """The unit where another one has its parameters."""
-    host = None if unit.on_host is None else _summed(HostStates, [])
+    host = None if unit.on_host is None else _sum(HostStates, [])
     nothing: dict[str, Any] = dict.fromkeys(_OF_PARAMETERS, 0.0)
-    return replace(unit, states=_summed(StateBytes, []), on_host=host, **nothing)
+    return replace(unit, states=_sum(StateBytes, []), on_host=host, **nothing)
 
 
 def check(model: Architecture, options: RunOptions) -> None:
     """Refuse options that the model cannot be run with; raises InputError."""
-    if options.micro_batch_size < 1 or options.sequence_length < 1:
+    _check_tokens(model, options)
+    _check_tensor(model, options)
+    _check_adapters(model, options)
+    _check_experts(model, options)
+
+
+def _check_tokens(model: Architecture, options: RunOptions) -> None:
+    size, length = options.micro_batch_size, options.sequence_length
+    if size < 1 or length < 1:
+        raise InputError(f"Micro-batches need at least one sequence of at least one token, not {size} of {length}.")
+    if size * length > MOST_TOKENS:
+        raise InputError(f"A micro-batch may have up to {MOST_TOKENS:,} tokens, not {size} sequences of {length}.")
+    if length % options.context:
+        raise InputError(f"A sequence of {length} cannot be divided over {options.context} context-parallel ranks.")
+    if model.positions and length > model.positions:
         raise InputError(
-            f"Micro-batches need at least one sequence of at least one token, not {options.micro_batch_size} of"
-            f" {options.sequence_length}."
+            f"The model has learned positions for {model.positions} tokens; a sequence of {length} is too long."
         )
-    if options.micro_batch_size * options.sequence_length > MOST_TOKENS:
-        raise InputError(
-            f"A micro-batch may have up to {MOST_TOKENS:,} tokens, not {options.micro_batch_size} sequences of"
-            f" {options.sequence_length}."
-        )
+
+
+def _check_tensor(model: Architecture, options: RunOptions) -> None:
     divided = {"attention heads": model.heads, "columns of the MLP": model.ffn}
     if model.vision is not None:
         tower = model.vision.tower
@@ -164,6 +181,9 @@ def check(model: Architecture, options: RunOptions) -> None:
     for name, size in divided.items():
         if size % options.tensor:
             raise InputError(f"{size} {name} cannot be divided over {options.tensor} tensor-parallel ranks.")
+
+
+def _check_adapters(model: Architecture, options: RunOptions) -> None:
     if not 0 <= options.lora <= model.hidden:
         raise InputError(
             f"The rank of LoRA adapters must be at least 1 (or 0 for none) and at most the {model.hidden} features of a"
@@ -177,15 +197,9 @@ def check(model: Architecture, options: RunOptions) -> None:
         raise InputError(f"Frozen weights may be quantised to nf4, not to '{options.quantize}'.")
     if options.quantize and not options.lora:
         raise InputError("Quantised weights are frozen, and something must train beside them: give --lora RANK, too.")
-    if options.sequence_length % options.context:
-        raise InputError(
-            f"A sequence of {options.sequence_length} cannot be divided over {options.context} context-parallel ranks."
-        )
-    if model.positions and options.sequence_length > model.positions:
-        raise InputError(
-            f"The model has learned positions for {model.positions} tokens; a sequence of {options.sequence_length}"
-            " is too long."
-        )
+
+
+def _check_experts(model: Architecture, options: RunOptions) -> None:
     experts = model.experts
     if experts is None:
         if options.expert > 1 or options.expert_tensor is not None:
@@ -201,7 +215,7 @@ def check(model: Architecture, options: RunOptions) -> None:
 
 
 @lru_cache(maxsize=64)
-def _first_alike(layers: tuple[Layer, ...]) -> tuple[int, ...]:
+def _first_equal(layers: tuple[Layer, ...]) -> tuple[int, ...]:
     """Find for each layer the index of the first one that is equal to it."""
     first: dict[Layer, int] = {}
     return tuple(first.setdefault(layer, index) for index, layer in enumerate(layers))
@@ -233,7 +247,7 @@ class _Builder:
     def units(self) -> Iterator[Unit]:
         """Units of the language model in order; those of equal layers are priced once."""
         model = self.shapes.model
-        alike = _first_alike(model.per_layer)
+        alike = _first_equal(model.per_layer)
         priced: dict[tuple[str, int | None], Unit] = {}
         for planned in model.units:
             if planned.type == "vision":
@@ -311,7 +325,7 @@ class _Builder:
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
         )
-        return self.parameters.added(unit, counts)
+        return self.parameters.with_parameters(unit, counts)
 
     def _table_gradient(self) -> float:
         """Bytes of the table's gradient before it is divided; elsewhere rows add to the sum itself."""
@@ -342,7 +356,8 @@ class _Builder:
     ) -> Unit:
         unit = self._unit(kind, layer, list(build(self.shapes)), counts, workspace=self._workspace(layer))
         if kind == "mlp" and self.shapes.framework.whole_layers:
-            joined = {"full": replace(unit.strategies["full"], after_full=0.0)}
+            full = unit.strategies["full"]
+            joined = {"full": replace(full, after_full=full.activation - self.boundary)}
             return replace(unit, strategies={**unit.strategies, **joined})
         return unit
 
@@ -386,7 +401,7 @@ class _Builder:
             activation_after_input=sum(op.held for op in operators),
             workspace=workspace,
         )
-        return self.parameters.added(unit, counts, matrices=kind != "head")
+        return self.parameters.with_parameters(unit, counts, matrices=kind != "head")
 
     def _layer_gradients(self, layer: int) -> float:
         """A layer's weight gradients before they are added up."""
@@ -407,9 +422,9 @@ class _Builder:
         # The layer that computes and the next one, which is gathered meanwhile.
         gathered = 2 * self.parameters.gathered_unit(whole)
         activations = 2 * s.element * s.tokens * width / s.options.tensor
-        return self._layer_gradients(layer) + activations + gathered + self._expanded()
+        return self._layer_gradients(layer) + activations + gathered + self._dequantized_bytes()
 
-    def _expanded(self) -> float:
+    def _dequantized_bytes(self) -> float:
         """Bytes of the largest quantised weight while it is multiplied: in fp32, and in the run's dtype."""
         s, model = self.shapes, self.shapes.model
         if not s.options.quantize:

@@ -1,8 +1,4 @@
-"""Times and bytes of the operators that make up a half-layer, on one device, and the strategies of recomputing them.
-
-Bytes of a micro-batch follow Korthikanti et al. 2022 ("Reducing Activation Recomputation in Large Transformer Models"),
-with a fused attention core and a gated MLP where the model has one: per token and layer 12h + 4 kv d + 6 ffn bytes in
-bf16 with a fused activation function, 8 ffn without; 34h + 5as for GPT without a fused attention core.
+"""Times and bytes of the operators that half-layers are made of, on one device, and the strategies of recomputing them.
 
 A strategy is `none`, `full`, or operators joined by `+`.  `cmb` (Obscura's cheap operators) is
 norm+activation+multiply.  `mlp` is the whole inner MLP: a product's result is of no use without what follows it.
@@ -13,13 +9,13 @@ is `cmb`, which is what selective recomputation has become.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from debubble.costs.speed import Speed
 from debubble.costs.units import Strategy
 from debubble.ir import RunOptions
-from debubble.models.architecture import Architecture, Experts
-from debubble.models.mixers import Attention, LatentAttention, LinearAttention, StateSpace
+from debubble.models.architecture import Architecture
+from debubble.models.quantization import NF4_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +60,8 @@ class Operator:
     """Bytes."""
     held: float = 0.0
     """Bytes that stay between its backward for inputs and its backward for weights."""
+    always: float = 0.0
+    """Bytes that it leaves whatever is recomputed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +98,6 @@ class Shapes:
     def element(self) -> int:
         """Bytes per number in the dtype that the run computes in."""
         return self.speed.element
-
-
-NF4_BYTES = 0.5 + 4 / 64
-"""Bytes per quantised weight: 4 bits, and a scale in fp32 for every 64 (Dettmers et al., QLoRA, NeurIPS 2023)."""
 
 
 def matmul(
@@ -197,249 +191,28 @@ def collectives(shapes: Shapes) -> Operator:
     return Operator(name="collectives", forward=2 * once, backward_input=(2 if shapes.division > 1 else 1) * once)
 
 
-def attention(shapes: Shapes, layer: int) -> Iterator[Operator]:
-    """The operators of what mixes the tokens of a layer."""
-    yield norm(shapes)
-    yield collectives(shapes)
-    match shapes.model.per_layer[layer].attention:
-        case LatentAttention() as latent:
-            yield from _latent_attention(shapes, latent)
-        case LinearAttention() as linear:
-            yield from _recurrence(shapes, linear)
-        case StateSpace() as space:
-            yield from _recurrence(shapes, space)
-        case Attention() as grouped:
-            yield from _grouped_attention(shapes, layer, grouped)
-    yield from _end(shapes)
-
-
-def _grouped_attention(shapes: Shapes, layer: int, attention: Attention) -> Iterator[Operator]:
-    m, o, f, e = shapes.model, shapes.options, shapes.framework, shapes.element
-    n = shapes.tokens
-    q, kv = m.attention_width / o.tensor, m.kv_width / o.tensor
-    projected = (1 + attention.gated) * q + 2 * kv
-    yield matmul(shapes, "projections", tokens=n, local=projected, saved=e * n * projected, layers=m.qkv_layers)
-    if m.qk_norm:
-        size = n * (q + kv)
-        # The norms of queries and keys are recomputed with them.
-        saved = shapes.norm_bytes * size
-        yield elementwise(shapes, "projections", forward=2 * size, backward=3 * size, saved=saved)
-    if not m.positions:
-        yield elementwise(shapes, "rotary", forward=2 * n * (q + kv), backward=2 * n * (q + kv))
-    yield from (fused_core(shapes, layer) if f.flash else core(shapes))
-    if attention.gated:
-        yield elementwise(shapes, "multiply", forward=3 * n * q, backward=5 * n * q, saved=e * n * q)
-    yield matmul(shapes, "output", tokens=n, local=q, out=True)
-
-
-def _latent_attention(shapes: Shapes, latent: LatentAttention) -> Iterator[Operator]:
-    """Latent vectors of queries and of keys and values, both normed and expanded to all heads.
-
-    Every tensor-parallel rank computes the vectors, and expands them to its own heads (Megatron-LM).
-    """
-    n, e, t = shapes.tokens, shapes.element, shapes.options.tensor
-    h, queries, values = shapes.model.hidden, latent.queries / t, latent.values / t
-    narrow = latent.rank + (latent.query_rank or 0)
-    down = narrow + latent.rotary
-    yield product(shapes, "projections", inner=h, outer=down, saved=e * n * down)
-    yield elementwise(
-        shapes, "norm", forward=2 * n * narrow, backward=3 * n * narrow, saved=shapes.norm_bytes * n * narrow
-    )
-    yield product(shapes, "projections", inner=latent.query_rank or h, outer=queries, saved=e * n * queries)
-    yield product(shapes, "projections", inner=latent.rank, outer=latent.expanded / t, saved=e * n * (queries + values))
-    yield elementwise(shapes, "rotary", forward=4 * n * queries, backward=4 * n * queries)
-    flops = 2 * n * latent.attended(shapes.options.sequence_length) * (queries + values)
-    yield _attention_core(shapes, flops=flops, heads=latent.heads / t, kept=values, exchanged=queries + values)
-    yield matmul(shapes, "output", tokens=n, local=values, out=True)
-
-
-def _recurrence(shapes: Shapes, recurrence: LinearAttention | StateSpace) -> Iterator[Operator]:
-    """Projection, convolution, a recurrence over chunks, and a gated norm of its result.
-
-    The core is timed as attention of as many operations, three times as many backward: by analogy, not measured.
-    """
-    n, e, t = shapes.tokens, shapes.element, shapes.options.tensor
-    mixed, projected = recurrence.mixed / t, recurrence.projected / t
-    values, flops = recurrence.values / t, recurrence.flops / t
-    yield matmul(shapes, "projections", tokens=n, local=projected, saved=e * n * projected)
-    yield elementwise(shapes, "activation", forward=4 * n * mixed, backward=6 * n * mixed, saved=e * n * mixed)
-    rows = n * recurrence.heads / t
-    yield Operator(
-        name="core",
-        forward=shapes.speed.attention(n * flops, rows=rows),
-        backward_input=shapes.speed.attention(3 * n * flops, rows=rows, backward=True),
-        saved=e * n * values,
-    )
-    yield elementwise(shapes, "norm", forward=4 * n * values, backward=6 * n * values, saved=e * n * values)
-    yield matmul(shapes, "output", tokens=n, local=values, out=True)
-
-
-def _end(shapes: Shapes) -> Iterator[Operator]:
-    """Yield the operators that follow a half-layer's products."""
-    if shapes.model.norms_results:
-        # It keeps the product's result, which recomputing the norm alone would need as well.
-        yield replace(norm(shapes), name="output")
-    yield dropout(shapes)
-
-
-def fused_core(shapes: Shapes, layer: int) -> Iterator[Operator]:
-    """Flash attention: only the scores that count; keeps its output and one fp32 number per token and head."""
-    m, o = shapes.model, shapes.options
-    n, q = shapes.tokens, m.attention_width / o.tensor
-    attention = m.per_layer[layer].attention
-    assert isinstance(attention, Attention)
-    flops = 4 * n * attention.attended(o.sequence_length) * q
-    yield _attention_core(shapes, flops=flops, heads=m.heads / o.tensor, kept=q, exchanged=2 * m.kv_width / o.tensor)
-
-
-def _attention_core(shapes: Shapes, *, flops: float, heads: float, kept: float, exchanged: float) -> Operator:
-    """A fused core of so many operations, whose result has `kept` numbers per token.
-
-    Beside it context parallelism exchanges the numbers of keys and values, and backward their gradients too; the longer
-    one counts.
-    """
-    n, e, speed = shapes.tokens, shapes.element, shapes.speed
-    rows, exchange = n * heads, _exchange(shapes, exchanged)
-    return Operator(
-        name="core",
-        forward=max(speed.attention(flops, rows=rows), exchange),
-        backward_input=max(speed.attention(2.5 * flops, rows=rows, backward=True), 2 * exchange),
-        saved=n * (e * kept + 4 * heads),
-    )
-
-
-def _exchange(shapes: Shapes, width: float) -> float:
-    """Seconds in which a context-parallel rank gets the keys and values of all others (Liu et al., Ring Attention)."""
-    o = shapes.options
-    size = shapes.element * shapes.tokens * o.context * width
-    beside = min(o.context, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
-    return shapes.speed.gather(size, o.context, beside=beside)
-
-
-def core(shapes: Shapes) -> Iterator[Operator]:
-    """Attention with materialised scores: their softmax (and dropout) is kept, all of it, causal or not.
-
-    Its recomputation ("selective", Korthikanti et al.) drops the scores; the output stays.
-    """
-    m, o, e = shapes.model, shapes.options, shapes.element
-    n, q, s = shapes.tokens, m.attention_width / o.tensor, o.sequence_length
-    scores = n * s * m.heads / o.tensor
-    traffic = shapes.speed.stream(e * (7 if m.dropout else 5) * scores)
-    flops, rows = 4 * n * s * q, n * m.heads / o.tensor
-    yield Operator(
-        name="core",
-        forward=shapes.speed.attention(flops, rows=rows) + traffic,
-        backward_input=shapes.speed.attention(2 * flops, rows=rows) + traffic,
-        saved=scores * (2 * e + 1 if m.dropout else e),
-    )
-    yield Operator(name="context", forward=0.0, backward_input=0.0, saved=e * n * q)
-
-
-def dropout(shapes: Shapes) -> Operator:
-    """Dropout after a half-layer's products, which keeps a mask of one byte per number."""
-    size = shapes.stream * shapes.model.dropout
-    return elementwise(shapes, "dropout", forward=2 * size, backward=2 * size, saved=size)
-
-
-def mlp(shapes: Shapes, layer: int) -> Iterator[Operator]:
-    """The operators of an MLP half-layer, dense or a mixture of experts."""
-    m, o = shapes.model, shapes.options
-    yield norm(shapes)
-    if isinstance(experts := m.per_layer[layer].mlp, Experts):
-        yield from _experts(shapes, experts)
-    else:
-        yield collectives(shapes)
-        yield from _body(shapes, tokens=shapes.tokens, ffn=m.ffn / o.tensor)
-    yield from _end(shapes)
-
-
-def _experts(shapes: Shapes, experts: Experts) -> Iterator[Operator]:
-    """Routed evenly: every token passes through `per_token` experts, and travels there and back.
-
-    A device routes its share of the residual stream: it sorts copies of the tokens by expert, sends them, and where
-    several ranks divide an expert, gathers what these got (Megatron-LM's all-to-all dispatcher).  Back it is the other
-    way round.
-    """
-    m, o, e, speed = shapes.model, shapes.options, shapes.element, shapes.speed
-    h, own = m.hidden, shapes.tokens / o.tensor
-    sent, shards = own * experts.per_token, o.expert_shards
-    routed = sent * shards
-    sorting = speed.permute(e * h * (own + sent))
-    gathering = speed.gather(e * h * routed, shards, beside=min(shards, speed.hardware.devices_per_node))
-    body = list(_body(shapes, tokens=routed, ffn=experts.ffn / shards, experts=experts.count / o.expert))
-    travel = 2 * _dispatch(shapes, experts, tokens=own)
-    beside = sum(op.forward for op in body) if shapes.framework.dispatch_overlap else 0.0
-    moved = 2 * (sorting + gathering) + max(0.0, travel - beside)
-    yield matmul(shapes, "router", tokens=own, local=experts.count, layers=0)
-    yield Operator(name="dispatch", forward=moved, backward_input=moved, saved=e * h * (sent + routed))
-    yield from body
-    if experts.shared:
-        yield collectives(shapes)
-        yield from _body(shapes, tokens=shapes.tokens, ffn=experts.shared / o.tensor)
-
-
-DIRECT = 0.95
-"""Share of the network's bandwidth that DeepEP reaches (its README: 43 to 58 GB/s over cards of 50 GB/s)."""
-
-
-def _dispatch(shapes: Shapes, experts: Experts, *, tokens: float) -> float:
-    """Seconds in which a device's tokens get to the devices of their experts: one copy per expert, device or node."""
-    o, speed, k = shapes.options, shapes.speed, experts.per_token
-    size = shapes.element * tokens * shapes.model.hidden
-    beside = max(1, min(o.expert, speed.hardware.devices_per_node // o.expert_shards))
-    nodes = o.expert / beside
-    others = size * (nodes - 1) / nodes
-    if shapes.framework.dispatches_once:
-        copies, crossings = _places(o.expert, experts), _places(nodes, experts)
-        within = size * copies * (beside - 1) / beside
-        return speed.all_to_all(within=within, crossing=others * crossings, network=DIRECT)
-    return speed.all_to_all(within=size * k * (beside - 1) / o.expert, crossing=others * k)
-
-
-def _places(count: float, experts: Experts) -> float:
-    """Mean number of devices or nodes, of so many, that a token's experts are on: n (1 - (1 - 1/n)^k)."""
-    reached = max(1.0, count * experts.reach)
-    return reached * (1 - (1 - 1 / reached) ** experts.per_token)
-
-
-def _body(shapes: Shapes, *, tokens: float, ffn: float, experts: float = 1) -> Iterator[Operator]:
-    m, e = shapes.model, shapes.element
-    size = tokens * ffn
-    up, adapted = m.matrices - 1, m.experts is None
-    yield matmul(
-        shapes, "mlp", tokens=tokens, local=up * ffn, saved=e * up * size, layers=up * adapted, experts=experts
-    )  # fmt: skip
-    if not m.gated:
-        yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
-    elif shapes.framework.fused_activation:
-        yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=e * size)
-    else:
-        yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
-        yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=e * size)
-    yield matmul(shapes, "output", tokens=tokens, local=ffn, out=True, layers=int(adapted), experts=experts)
-
-
 CMB = "norm+activation+multiply"
 _IMPLIED = {"mlp": ("mlp", "activation", "multiply")}
 
 
 def strategies(operators: Sequence[Operator], *, boundary: float, framework: Framework) -> dict[str, Strategy]:
     """Every sensible strategy of a unit with these operators and an input of `boundary` bytes."""
-    total = boundary + sum(op.saved for op in operators)
+    least = boundary + sum(op.always for op in operators)
+    total = least + sum(op.saved for op in operators)
     own = {text: text for text in subsets(_present(operators))}
     aliases = {"cmb": CMB, "selective": CMB if framework.flash else "core"}
     result = {"none": Strategy(total)}
     for name, text in {**own, **aliases}.items():
-        chosen = _chosen(text)
+        chosen = _operators_in(text)
         dropped = [op for op in operators if op.name in chosen]
         result[name] = Strategy(
             total - sum(op.saved for op in dropped), sum(op.forward for op in dropped), _named(text, operators)
         )
-    result["full"] = Strategy(boundary, sum(op.forward for op in operators))
+    result["full"] = Strategy(least, sum(op.forward for op in operators))
     return result
 
 
-def _chosen(text: str) -> set[str]:
+def _operators_in(text: str) -> set[str]:
     return {operator for part in text.split("+") for operator in _IMPLIED.get(part, (part,))}
 
 

@@ -66,14 +66,16 @@ class Layout:
         given = {name: getattr(options, name) for name in ("tensor", "context", "data")}
         degrees = {**{name: n for name, n in given.items() if n > 1}, "pipeline": self.pipeline}
         words = " ".join(f"--{name} {n}" for name, n in degrees.items())
-        better = [" ".join(f"--{name} {n}" for name, n in choice.items()) for choice in self._filling(options)]
+        better = [
+            " ".join(f"--{name} {n}" for name, n in choice.items()) for choice in self._degrees_that_fill(options)
+        ]
         advice = f"{' or '.join(better)} uses all" if better else f"choose degrees whose product is {count}"
         raise InputError(
             f"{words} {'use' if len(degrees) > 1 else 'uses'} {used} of {count} devices: {advice}; or give a cluster of"
             f" {used}."
         )
 
-    def _filling(self, options: RunOptions) -> Iterator[dict[str, int]]:
+    def _degrees_that_fill(self, options: RunOptions) -> Iterator[dict[str, int]]:
         """Degrees that use all devices: a longer pipeline, and more replicas, of a shorter pipeline if need be."""
         count = self.cluster.count
         if count % self.ranks == 0:
@@ -92,14 +94,14 @@ class Layout:
         return self.ranks * self.pipeline > self.cluster.slowest.devices_per_node
 
     @property
-    def sharing(self) -> int:
+    def ranks_per_host_link(self) -> int:
         """Ranks of one pipeline device that share a link to the host, and use it at the same time."""
         return math.gcd(self.cluster.slowest.devices_per_switch, self.ranks)
 
     @property
     def link_groups(self) -> tuple[tuple[int, ...], ...]:
         """Pipeline devices that share a link to the host."""
-        size = self.cluster.slowest.devices_per_switch // self.sharing
+        size = self.cluster.slowest.devices_per_switch // self.ranks_per_host_link
         if self.ranks > 1 or size == 1:
             return ()
         return tuple(

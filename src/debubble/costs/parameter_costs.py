@@ -9,18 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from debubble.costs.operators import NF4_BYTES, Shapes
+from debubble.costs.operators import Shapes
 from debubble.costs.step import (
     HOST_MEMORY_BANDWIDTH,
     ParameterBytes,
-    beside,
     parameter_bytes,
+    ranks_in_node,
     scattered_bytes,
     step_seconds,
     step_traffic,
 )
 from debubble.costs.units import HostStates, StateBytes, Unit
 from debubble.ir import RunOptions
+from debubble.models.quantization import NF4_BYTES
 
 
 class Counts(NamedTuple):
@@ -48,7 +49,7 @@ class ParameterCosts:
 
     shapes: Shapes
 
-    def added(self, unit: Unit, counts: Counts, *, matrices: bool = False) -> Unit:
+    def with_parameters(self, unit: Unit, counts: Counts, *, matrices: bool = False) -> Unit:
         """The unit with these parameters; of `matrices`, Muon orthogonalizes the gradients."""
         return replace(
             unit,
@@ -58,15 +59,15 @@ class ParameterCosts:
             gradient_reduce=self._gradient_reduce(counts),
             optimizer_step=self._optimizer_step(counts, matrices=matrices),
             parameter_gather=self._parameter_gather(counts),
-            gathered=self._gathered(counts),
-            undivided=sum(count * (each.summed - each.gradient) for count, each in self._divided(counts)),
+            gathered=self._gathered_bytes(counts),
+            undivided=sum(count * (each.summed - each.gradient) for count, each in self._own_parameters(counts)),
         )
 
     def per_stage(self) -> dict[str, float]:
         """Seconds per step, by name, that every stage takes beside its units."""
         s = self.shapes
         ranks = s.options.data * s.options.context
-        latency, _ = s.speed.ring(ranks, beside=beside(s.speed, s.options))
+        latency, _ = s.speed.ring(ranks, beside=ranks_in_node(s.speed, s.options))
         step = {"optimizer_step": s.speed.hardware.efficiency.launch}
         gather = {"parameter_gather": latency} if self._gathers_stages else {}
         return {**step, "gradient_reduce": latency, **gather} if ranks > 1 else step
@@ -75,9 +76,9 @@ class ParameterCosts:
         """Seconds per step of summing gradients."""
         s = self.shapes
         ranks = s.options.data * s.options.context
-        _, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
+        _, bandwidth = s.speed.ring(ranks, beside=ranks_in_node(s.speed, s.options))
         moved = 0.0
-        for count, each in self._divided(counts):
+        for count, each in self._own_parameters(counts):
             if each.summed:
                 scattered = scattered_bytes(s.options, gradient=each.summed)
                 moved += count * scattered * (each.shards - 1) / each.shards
@@ -86,20 +87,20 @@ class ParameterCosts:
     def _optimizer_step(self, counts: Counts, *, matrices: bool = False) -> float:
         """Seconds of stepping on the device; if `matrices`, Muon orthogonalizes them."""
         s = self.shapes
-        stepped = self._stepped(counts)
+        stepped = self._stepped_parameters(counts)
         return step_seconds(s.model, s.speed, s.options, s.framework, stepped, matrices=stepped if matrices else 0.0)
 
-    def _stepped(self, counts: Counts) -> float:
+    def _stepped_parameters(self, counts: Counts) -> float:
         """Parameters that the optimizer of one rank updates on the device."""
-        options, divided = self.shapes.options, self._divided(counts)
+        options, divided = self.shapes.options, self._own_parameters(counts)
         own = sum(count / (each.shards if options.zero else 1) for count, each in divided if each.summed)
         return own * (1 - options.host_optimizer)
 
     def _static(self, counts: Counts) -> float:
-        return sum(count * each.total for count, each in self._divided(counts))
+        return sum(count * each.total for count, each in self._own_parameters(counts))
 
     def _states(self, counts: Counts) -> StateBytes:
-        divided = self._divided(counts)
+        divided = self._own_parameters(counts)
         return StateBytes(
             weights=sum(count * each.weight for count, each in divided),
             gradients=sum(count * each.gradient for count, each in divided),
@@ -117,8 +118,8 @@ class ParameterCosts:
         ranks = s.options.data * s.options.context
         if s.options.zero < 2 or ranks == 1:
             return ShardWaits(0.0, 0.0)
-        latency, bandwidth = s.speed.ring(ranks, beside=beside(s.speed, s.options))
-        divided = self._divided(counts)
+        latency, bandwidth = s.speed.ring(ranks, beside=ranks_in_node(s.speed, s.options))
+        divided = self._own_parameters(counts)
         moved = sum(count * (each.shards - 1) / each.shards * each.summed for count, each in divided)
         scatter = latency + moved / bandwidth
         gather = 0.0
@@ -142,15 +143,15 @@ class ParameterCosts:
         """Seconds of gathering parameters that ZeRO-3 divides, as a part of their stage's."""
         return self._gather_seconds(counts) if self._gathers_stages else 0.0
 
-    def _gathered(self, counts: Counts) -> float:
+    def _gathered_bytes(self, counts: Counts) -> float:
         """Bytes of such parameters, whole."""
-        divided = self._divided(counts) if self._gathers_stages else []
+        divided = self._own_parameters(counts) if self._gathers_stages else []
         return self.shapes.element * sum(count for count, _ in divided)
 
     def _gather_seconds(self, counts: Counts) -> float:
         s = self.shapes
-        _, bandwidth = s.speed.ring(s.options.data * s.options.context, beside=beside(s.speed, s.options))
-        divided = self._divided(counts)
+        _, bandwidth = s.speed.ring(s.options.data * s.options.context, beside=ranks_in_node(s.speed, s.options))
+        divided = self._own_parameters(counts)
         return s.element * sum(count * (each.shards - 1) / each.shards for count, each in divided) / bandwidth
 
     def gathered_unit(self, parameters: float) -> float:
@@ -168,7 +169,7 @@ class ParameterCosts:
         if self.shapes.options.host_optimizer:
             return None
         o = replace(self.shapes.options, post_validation=True)
-        divided = self._divided(counts, options=o)
+        divided = self._own_parameters(counts, options=o)
         share = 1 / (o.data * o.context) if o.zero else 1.0
         gradients = sum(count * each.gradient for count, each in divided) * (1.0 if o.zero >= 2 else share)
         weights = sum(count * each.weight for count, each in divided if each.gradient) * (1.0 if o.zero >= 3 else share)
@@ -177,10 +178,12 @@ class ParameterCosts:
             static=sum(count * (each.weight + each.gradient) for count, each in divided),
             gradients=gradients,
             parameters=weights,
-            step=traffic * self._stepped(counts) / HOST_MEMORY_BANDWIDTH,
+            step=traffic * self._stepped_parameters(counts) / HOST_MEMORY_BANDWIDTH,
         )
 
-    def _divided(self, counts: Counts, *, options: RunOptions | None = None) -> list[tuple[float, ParameterBytes]]:
+    def _own_parameters(
+        self, counts: Counts, *, options: RunOptions | None = None
+    ) -> list[tuple[float, ParameterBytes]]:
         """Parameters on one device with the bytes of each; ZeRO divides experts over what expert ranks leave.
 
         With LoRA all but the adapters are frozen.

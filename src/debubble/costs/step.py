@@ -11,7 +11,7 @@ without `--overlap-grad-reduce`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -20,7 +20,7 @@ from debubble.costs.known_hardware import share
 from debubble.costs.operators import MEGATRON, Framework
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed, element_bytes
-from debubble.ir import InputError, Kind, RunOptions, Schedule
+from debubble.ir import InputError, Kind, Number, RunOptions, Schedule, StageCosts
 from debubble.models.architecture import Architecture
 from debubble.models.config import ModelConfig
 
@@ -151,26 +151,12 @@ def moment_bytes(optimizer: str) -> int:
     return MOMENTS[optimizer]
 
 
-def step_tail(
-    model: ModelConfig,
-    cluster: Cluster,
-    options: RunOptions,
-    *,
-    pipeline: int | None = None,
-    framework: Framework = MEGATRON,
-    schedule: Schedule | None = None,
-) -> float:
-    """Seconds from the last backward to the end of the step, on a device with its even share of the parameters.
-
-    `schedule`: what it sums (G) or steps (S) itself, device or host, is not in the tail; None: nothing.
-    """
-    tail = StepTail(model=model, cluster=cluster, options=options, pipeline=pipeline, framework=framework)
-    return tail.of(schedule)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepTail:
-    """The time of a model's step after its pipeline, which depends on what the schedule does inside the pipeline."""
+    """Seconds from the last backward to the end of a model's step, on a device with its even share of the parameters.
+
+    What the schedule sums (G) or steps (S) itself, on device or host, is not in them.
+    """
 
     model: ModelConfig
     cluster: Cluster
@@ -178,9 +164,12 @@ class StepTail:
     pipeline: int | None = None
     framework: Framework = MEGATRON
 
-    def of(self, schedule: Schedule | None) -> float:
-        """Seconds after this schedule's pipeline; None: after one without G and S."""
-        return self.after(unsummed=_left(schedule, Kind.G), unstepped=_left(schedule, Kind.S))
+    def of(self, schedule: Schedule, costs: StageCosts) -> float:
+        """Seconds after this schedule's pipeline, with these costs of its stages."""
+        return self.after(
+            unsummed=_share_left(schedule, Kind.G, costs.gradient_reduce),
+            unstepped=_share_left(schedule, Kind.S, costs.optimizer_step),
+        )
 
     @property
     def least(self) -> float:
@@ -191,13 +180,13 @@ class StepTail:
         """Seconds after a pipeline that leaves these shares of a device's gradients and of its stages' steps.
 
         Args:
-            unsummed: The share of gradients that are still to be summed over replicas.
-            unstepped: The share of stages whose optimizer is still to step.
+            unsummed: The share of a device's gradients that are still to be summed over replicas.
+            unstepped: The share of a device's optimizer step that is still to be taken.
         """
         options = self.options
         layout = Layout.of(self.cluster, options, self.pipeline)
         speed = Speed.of(self.cluster.slowest, options.dtype)
-        trained, in_matrices, in_experts = _trained(self.model, options.lora)
+        trained, in_matrices, in_experts = _trained_counts(self.model, options.lora)
         between = options.expert * options.expert_shards
         dense = (trained - in_experts) / layout.pipeline / options.tensor
         experts = in_experts / layout.pipeline / between
@@ -208,13 +197,13 @@ class StepTail:
         gathered = speed.element if options.zero in (1, 2) else 0
         inside = options.zero >= 3 and self.framework.gathers_units
         moved = 0.0 if inside else scattered * unsummed + gathered
-        neighbours = beside(speed, options)
+        neighbours = ranks_in_node(speed, options)
         reduce = sum(
             speed.gather(parameters * moved, count, beside=min(count, neighbours))
             for parameters, count in ((dense, ranks), (experts, replicas))
         )
         own = dense / ranks + experts / replicas if options.zero else dense + experts
-        on_host = self._host_seconds(own * options.host_optimizer, sharing=layout.sharing)
+        on_host = self._host_seconds(own * options.host_optimizer, sharing=layout.ranks_per_host_link)
         stepped = own * (1 - options.host_optimizer) * unstepped
         matrices = stepped * in_matrices / trained
         launch = speed.hardware.efficiency.launch if stepped else 0.0
@@ -233,7 +222,7 @@ class StepTail:
 
 
 @lru_cache
-def _trained(model: Architecture, lora: int) -> tuple[int, int, int]:
+def _trained_counts(model: Architecture, lora: int) -> tuple[int, int, int]:
     """Parameters that are trained, those of them in matrices, and those in experts, of which LoRA trains none."""
     experts = 0 if lora else sum(model.expert_parameters(layer) for layer in range(model.layers))
     return model.trained_parameters(lora), model.matrix_parameters(lora), experts
@@ -261,18 +250,22 @@ def scattered_bytes(options: RunOptions, *, gradient: float) -> float:
     return gradient if options.zero else 2 * gradient
 
 
-def beside(speed: Speed, options: RunOptions) -> int:
+def ranks_in_node(speed: Speed, options: RunOptions) -> int:
     """Data- and context-parallel ranks that share a node: tensor-parallel ones are between them."""
     return max(1, min(options.data * options.context, speed.hardware.devices_per_node // options.tensor))
 
 
-def _left(schedule: Schedule | None, kind: Kind) -> float:
-    """The largest share of a device's stages for which the schedule has no operation of this kind."""
-    if schedule is None:
-        return 1.0
+def _share_left(schedule: Schedule, kind: Kind, seconds: Sequence[Number]) -> float:
+    """The largest share of a device's seconds of this kind for which the schedule has no operation."""
     done = {op.stage for op in schedule.operations if op.kind is kind}
-    return max(_share_outside(held, done) for held in schedule.placement.stages_of)
+    if not done:
+        return 1.0
+    return max(_share_outside(own, done, seconds) for own in schedule.placement.stages_of)
 
 
-def _share_outside(stages: Collection[int], done: Collection[int]) -> float:
-    return sum(stage not in done for stage in stages) / len(stages) if stages else 0.0
+def _share_outside(stages: Collection[int], done: Collection[int], seconds: Sequence[Number]) -> float:
+    """Stages are alike where none of them takes time."""
+    weights = {stage: float(seconds[stage]) for stage in stages}
+    if not any(weights.values()):
+        weights = dict.fromkeys(stages, 1.0)
+    return sum(weights[stage] for stage in stages if stage not in done) / sum(weights.values()) if stages else 0.0

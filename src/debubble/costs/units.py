@@ -283,7 +283,7 @@ class Units:
         )
 
     @cached_property
-    def _summed(self) -> dict[tuple[int, tuple[tuple[int, str], ...]], StageSums]:
+    def _sums_cache(self) -> dict[tuple[int, tuple[tuple[int, str], ...]], StageSums]:
         """A cache of `_sums`: planners ask for the same stages thousands of times."""
         return {}
 
@@ -295,9 +295,9 @@ class Units:
             kept = None if host is None else replace(host, static=host.static + unit.undivided)
             return replace(unit, static=unit.static + unit.undivided, on_host=kept)
 
-        return self.changed(whole)
+        return self.map_units(whole)
 
-    def changed(self, change: Callable[[Unit], Unit]) -> Units:
+    def map_units(self, change: Callable[[Unit], Unit]) -> Units:
         """Change every unit of the model, on every device."""
         tables = tuple(tuple(map(change, table)) for table in self.on_devices)
         return replace(self, units=tuple(map(change, self.units)), on_devices=tables)
@@ -315,9 +315,9 @@ class Units:
         """
         units = self.units if device is None else self.on(device)
         key = id(units), stage
-        if key not in self._summed:
-            self._summed[key] = _sums([(units[index], strategy) for index, strategy in stage])
-        return self._summed[key]
+        if key not in self._sums_cache:
+            self._sums_cache[key] = _sums([(units[index], strategy) for index, strategy in stage])
+        return self._sums_cache[key]
 
     def _entry(self, name: str) -> Number:
         number: Number = self.stage_entries.get(name, 0)

@@ -8,21 +8,9 @@ from typing import Any
 import yaml
 
 from debubble.exports.layers import StageLayers, hf_names, stage_layers
-from debubble.exports.options import (
-    MEGATRON_ALONE,
-    Decision,
-    Lost,
-    OptionTable,
-    Written,
-    by_value,
-    nested,
-    one_value,
-    post_validation,
-    quantized,
-    written,
-)
+from debubble.exports.options import UNSETTABLE, Decision, Lost, OptionTable, Written, as_tree, by_value, one_setting
 from debubble.exports.reduction import Alternative, fastest
-from debubble.exports.registry import Made, exporter
+from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import accumulation, expert_degree, fsdp, placing_schedule, whole_backwards
 from debubble.ir import Plan
@@ -86,15 +74,15 @@ def _lora(plan: Plan) -> Decision:
 
 
 OPTIONS: OptionTable = {
+    **UNSETTABLE,
     "micro_batch_size": _batch,
     "sequence_length": _length,
     "tensor": lambda plan: Written(
         {"distributed.tp_size": plan.options.tensor, "distributed.sequence_parallel": plan.options.tensor > 1}
     ),
-    "data": written("distributed.dp_size", "data"),
-    "context": written("distributed.cp_size", "context"),
+    "data": one_setting("distributed.dp_size", "data"),
+    "context": one_setting("distributed.cp_size", "context"),
     "expert": lambda plan: expert_degree(plan, name="distributed.ep_size"),
-    "expert_tensor": one_value,
     "zero": _zero,
     "optimizer": by_value(
         "optimizer",
@@ -107,14 +95,11 @@ OPTIONS: OptionTable = {
     ),
     "dtype": _dtype,
     "lora": _lora,
-    "quantize": quantized,
-    "post_validation": post_validation,
-    **MEGATRON_ALONE,
 }
 
 
 @exporter("automodel", options=OPTIONS)
-def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
+def automodel(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`plan.yaml`, to be merged into a recipe, and, for a pipeline, `schedule.csv`."""
     stages = stage_layers(plan, target=_TARGET, further_tokens=False)
     pipeline: dict[str, Any] = {}
@@ -126,7 +111,7 @@ def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
         }
     plan, recomputing, losses = fastest(plan, _ladders(stages), target=_TARGET)
     plan, split = whole_backwards(plan)
-    recipe = nested(
+    recipe = as_tree(
         {
             "distributed.strategy": "fsdp2",
             "distributed.pp_size": plan.devices,
@@ -148,7 +133,7 @@ def automodel(plan: Plan, settings: Mapping[str, Any]) -> Made:
             " inputs of a layer, not one: use the class of transformers, or leave a margin.",
             *split,
         )
-    return Made(files, plan, (*losses, *split))
+    return ExportDraft(files, plan, (*losses, *split))
 
 
 def _ladders(stages: Sequence[StageLayers]) -> list[list[Alternative[bool]]]:

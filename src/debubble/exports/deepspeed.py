@@ -13,22 +13,19 @@ from typing import Any
 
 from debubble.exports.layers import StageLayers, stage_layers
 from debubble.exports.options import (
-    MEGATRON_ALONE,
+    UNSETTABLE,
     Decision,
     Lost,
     OptionTable,
     Written,
-    adapters,
+    as_tree,
     by_value,
     global_batch,
-    nested,
+    one_setting,
     one_value,
-    post_validation,
-    quantized,
-    written,
 )
 from debubble.exports.reduction import recomputed_layers, require_order, whole_where_needed
-from debubble.exports.registry import Made, exporter
+from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import Plan
 from debubble.models import Model
 
@@ -113,31 +110,27 @@ def _optimizer(plan: Plan) -> Decision:
 
 
 OPTIONS: OptionTable = {
-    "micro_batch_size": written("train_micro_batch_size_per_gpu", "micro_batch_size"),
+    **UNSETTABLE,
+    "micro_batch_size": one_setting("train_micro_batch_size_per_gpu", "micro_batch_size"),
     "sequence_length": _length,
     "tensor": one_value,
     "data": global_batch("train_batch_size"),
     "context": one_value,
     "expert": one_value,
-    "expert_tensor": one_value,
     "zero": _zero,
     "optimizer": _optimizer,
     "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),
-    "lora": adapters,
-    "quantize": quantized,
-    "post_validation": post_validation,
-    **MEGATRON_ALONE,
 }
 
 
 @exporter("deepspeed", options=OPTIONS)
-def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> Made:
+def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`ds_config.json`, and the module or function for the model's layers."""
     stages = stage_layers(plan, target="DeepSpeed", further_tokens=False)
     require_order(plan, target="DeepSpeed", names=("1f1b",))
     plan, losses = whole_where_needed(plan, target="DeepSpeed")
     recomputed = set(recomputed_layers(plan, target="DeepSpeed"))
-    config = {"gradient_accumulation_steps": plan.micro_batches, **nested(settings)}
+    config = {"gradient_accumulation_steps": plan.micro_batches, **as_tree(settings)}
     if plan.devices == 1:
         files = {"planned_layers.py": _LAYERS.format(recomputed=recomputed)} if recomputed else {}
     else:
@@ -145,7 +138,7 @@ def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> Made:
         if plan.options.lora and recomputed:
             # Behind a frozen embedding nothing asks for a gradient, which reentrant checkpoints need.
             config["pipeline"] = {"use_reentrant": False}
-    return Made({**files, "ds_config.json": json.dumps(config, indent=1) + "\n"}, plan, losses)
+    return ExportDraft({**files, "ds_config.json": json.dumps(config, indent=1) + "\n"}, plan, losses)
 
 
 def _module(stages: Sequence[StageLayers], recomputed: Collection[int]) -> str:

@@ -93,12 +93,12 @@ def _layers(plan: Plan, stage: int, first: int, target: str) -> tuple[PlannedLay
         if len(run) == 1 and run[0].type in _HALVES:
             raise ExportError(
                 f"Stage {stage} holds only the {run[0].type} half of layer {run[0].layer}, and {target} moves whole"
-                f" layers: {again(plan, target)}."
+                f" layers: {replanning_advice(plan, target)}."
             )
     return tuple(PlannedLayer(first + i, tuple(unit.strategy for unit in run)) for i, run in enumerate(runs))
 
 
-def again(plan: Plan, target: str) -> str:
+def replanning_advice(plan: Plan, target: str) -> str:
     """Advice on how to plan for the target of that title."""
     if plan.model is None:
         return "plan again with --planner dapple+ on pipeline devices that divide the layers, or plan a MODEL"

@@ -18,20 +18,10 @@ from pprint import pformat
 from typing import Any
 
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
-from debubble.exports.options import (
-    Decision,
-    OptionTable,
-    Written,
-    adapters,
-    by_value,
-    global_batch,
-    post_validation,
-    quantized,
-    written,
-)
+from debubble.exports.options import UNSETTABLE, Decision, OptionTable, Written, by_value, global_batch, one_setting
 from debubble.exports.prices import module_offload
 from debubble.exports.reduction import Alternative, LayerStrategies, fastest, require_order
-from debubble.exports.registry import Made, exporter
+from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import Plan
 from debubble.models import Model
 from debubble.targets import Target, targets
@@ -125,26 +115,24 @@ def _expert_tensor(plan: Plan) -> Decision:
 
 
 OPTIONS: OptionTable = {
-    "micro_batch_size": written("--micro-batch-size", "micro_batch_size"),
-    "sequence_length": written("--seq-length", "sequence_length"),
+    **UNSETTABLE,
+    "micro_batch_size": one_setting("--micro-batch-size", "micro_batch_size"),
+    "sequence_length": one_setting("--seq-length", "sequence_length"),
     "tensor": _tensor,
     "data": global_batch("--global-batch-size"),
-    "context": written("--context-parallel-size", "context"),
+    "context": one_setting("--context-parallel-size", "context"),
     "expert": _expert,
     "expert_tensor": _expert_tensor,
     "zero": _zero,
     "optimizer": _optimizer,
     "dtype": _dtype,
-    "lora": adapters,
-    "quantize": quantized,
-    "post_validation": post_validation,
     "host_optimizer": _host_optimizer,
     "expert_overlap": _expert_overlap,
 }
 
 
 @exporter("megatron", options=OPTIONS)
-def megatron(plan: Plan, settings: Mapping[str, Any]) -> Made:
+def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`megatron-arguments.sh`, which sets a bash array, and `megatron_bridge.py`, which changes a Bridge recipe."""
     stages = stage_layers(plan, target=_TARGET)
     names = (COMBINED,) if plan.options.expert_overlap else ("1f1b", "interleaved")
@@ -162,10 +150,10 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> Made:
         "megatron-arguments.sh": _script(arguments, variables),
         "megatron_bridge.py": bridge_recipe(arguments, variables, chunks=plan.schedule.placement.chunks),
     }
-    return Made(files, plan, (*losses, *untested(plan)))
+    return ExportDraft(files, plan, (*losses, *untested_settings(plan)))
 
 
-def untested(plan: Plan) -> tuple[str, ...]:
+def untested_settings(plan: Plan) -> tuple[str, ...]:
     """Settings that Megatron-LM takes and does not test."""
     if plan.options.zero < 2 or plan.devices == 1:
         return ()

@@ -12,21 +12,9 @@ from typing import Any
 import yaml
 
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
-from debubble.exports.options import (
-    MEGATRON_ALONE,
-    Decision,
-    OptionTable,
-    Written,
-    adapters,
-    by_value,
-    nested,
-    one_value,
-    post_validation,
-    quantized,
-    written,
-)
+from debubble.exports.options import UNSETTABLE, Decision, OptionTable, Written, as_tree, by_value, one_setting
 from debubble.exports.reduction import require_order, whole_where_needed
-from debubble.exports.registry import Made, exporter
+from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import Plan
 from debubble.targets.frameworks import MINDFORMERS_CELLS
 
@@ -57,30 +45,26 @@ def _dtype(plan: Plan) -> Decision:
 
 
 OPTIONS: OptionTable = {
-    "micro_batch_size": written("runner_config.batch_size", "micro_batch_size"),
-    "sequence_length": written("model.model_config.seq_length", "sequence_length"),
+    **UNSETTABLE,
+    "micro_batch_size": one_setting("runner_config.batch_size", "micro_batch_size"),
+    "sequence_length": one_setting("model.model_config.seq_length", "sequence_length"),
     "tensor": lambda plan: Written(
         {
             "parallel_config.model_parallel": plan.options.tensor,
             "parallel_config.use_seq_parallel": plan.options.tensor > 1,
         }
     ),
-    "data": written("parallel_config.data_parallel", "data"),
-    "context": written("parallel_config.context_parallel", "context"),
-    "expert": written("parallel_config.expert_parallel", "expert"),
-    "expert_tensor": one_value,
+    "data": one_setting("parallel_config.data_parallel", "data"),
+    "context": one_setting("parallel_config.context_parallel", "context"),
+    "expert": one_setting("parallel_config.expert_parallel", "expert"),
     "zero": _zero,
     "optimizer": by_value("optimizer", {"adamw": {"optimizer.type": "AdamW"}}),
     "dtype": _dtype,
-    "lora": adapters,
-    "quantize": quantized,
-    "post_validation": post_validation,
-    **MEGATRON_ALONE,
 }
 
 
 @exporter("mindformers", options=OPTIONS)
-def mindformers(plan: Plan, settings: Mapping[str, Any]) -> Made:
+def mindformers(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`plan.yaml`, to be merged into a run's configuration."""
     stages = stage_layers(plan, target=_TARGET, further_tokens=False)
     require_order(plan, target=_TARGET, names=("1f1b", "interleaved-less-memory"))
@@ -89,7 +73,7 @@ def mindformers(plan: Plan, settings: Mapping[str, Any]) -> Made:
     chunks = plan.schedule.placement.chunks
     layers = sum(len(stage.layers) for stage in stages)
     even = layers // len(stages)
-    config = nested(
+    config = as_tree(
         {
             "parallel.pipeline_config.pipeline_interleave": chunks > 1,
             "parallel.pipeline_config.pipeline_scheduler": "1f1b",
@@ -102,9 +86,9 @@ def mindformers(plan: Plan, settings: Mapping[str, Any]) -> Made:
             "recompute_config": _recompute(stages, plan.devices),
         }
     )
-    if any(_moved(stage) for stage in stages):
+    if any(_is_unsorted(stage) for stage in stages):
         losses = (*losses, "Recomputation counts from each chunk's first layer: as many layers, but others.")
-    return Made({"plan.yaml": yaml.safe_dump(config, sort_keys=False, default_flow_style=None)}, plan, losses)
+    return ExportDraft({"plan.yaml": yaml.safe_dump(config, sort_keys=False, default_flow_style=None)}, plan, losses)
 
 
 def _per_chunk(stages: Sequence[StageLayers], devices: int, count: Callable[[StageLayers], int]) -> list[Any]:
@@ -141,7 +125,7 @@ def _reach(stage: StageLayers, operator: str) -> int:
     return _whole(stage) + having if having else 0
 
 
-def _moved(stage: StageLayers) -> bool:
+def _is_unsorted(stage: StageLayers) -> bool:
     """Tell whether the layers that recompute are not already sorted, most first."""
     keys = [(not layer.whole, not layer.recomputes) for layer in stage.layers]
     return keys != sorted(keys)

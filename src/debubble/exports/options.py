@@ -48,7 +48,7 @@ def settings_of(plan: Plan, table: OptionTable) -> tuple[dict[str, Any], tuple[s
     return settings, tuple(losses)
 
 
-def written(name: str, option: str) -> Callable[[Plan], Decision]:
+def one_setting(name: str, option: str) -> Callable[[Plan], Decision]:
     """The rule of an option that is one setting of the target."""
     return lambda plan: Written({name: getattr(plan.options, option)})
 
@@ -66,10 +66,6 @@ def by_value(option: str, settings: Mapping[str, Mapping[str, Any]]) -> Callable
 def one_value(plan: Plan) -> Decision:
     """The rule of an option of which the target has one value alone, and refuses the others."""
     return Written({})
-
-
-MEGATRON_ALONE: OptionTable = {"host_optimizer": one_value, "expert_overlap": one_value}
-"""Options that are written for Megatron-LM and Primus alone."""
 
 
 def adapters(plan: Plan) -> Decision:
@@ -105,7 +101,18 @@ def post_validation(plan: Plan) -> Decision:
     )
 
 
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+UNSETTABLE: OptionTable = {
+    "expert_tensor": one_value,
+    "lora": adapters,
+    "quantize": quantized,
+    "post_validation": post_validation,
+    "host_optimizer": one_value,
+    "expert_overlap": one_value,
+}
+"""The rules of options that most targets have no setting for."""
+
+
+def as_tree(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings whose names are paths, such as `model.dtype`, as a tree."""
     tree: dict[str, Any] = {}
     for path, value in settings.items():

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from debubble.costs import Cluster, Partition, Units, model_units, profiled
+from debubble.costs import Partition, Units, model_units, with_profile
+from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import partition_named
 from debubble.ir import OutOfMemoryError, Plan, PlannedUnit, RunOptions
 from debubble.models import Model
 from debubble.planners.model_problem import framework_of_plan
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 from debubble.simulator import simulate
 from debubble.targets import Target
 from debubble.targets.offload import ModuleOffload
@@ -69,23 +70,19 @@ def fits(plan: Plan) -> bool:
     return True
 
 
-def seconds(plan: Plan) -> float:
-    """Time of a whole step, gradients and optimizer included.  Raises OutOfMemoryError if the plan does not fit."""
-    return float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
-
-
 def slowdown(changed: Plan, plan: Plan) -> str:
     """The slowdown by a change, as the end of a sentence."""
-    return f"the step is predicted to take {seconds(changed) / seconds(plan):.3f} times as long"
+    return f"the step is predicted to take {seconds_per_step(changed) / seconds_per_step(plan):.3f} times as long"
 
 
 def _units(plan: Plan, options: RunOptions) -> Units | None:
-    if plan.model is None or plan.cluster is None:
+    described = model_on_cluster(plan)
+    if described is None:
         return None
-    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+    model, cluster = described
     units = model_units(model, cluster, options, pipeline=plan.devices, framework=framework_of_plan(plan))
     if plan.profile is not None:
-        units = profiled(units, plan.profile, model=model, options=options)
+        units = with_profile(units, plan.profile, model=model, options=options)
     return units if len(units.units) == sum(map(len, plan.partition)) else None
 
 
@@ -100,11 +97,11 @@ def to_whole_layers(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     if units is None:
         return plan, ()
     partition = partition_of(plan, units)
-    moved = [with_partition(plan, units, _moved(partition, split, earlier=earlier)) for earlier in (True, False)]
-    fitting = [candidate for candidate in moved if fits(candidate)]
+    partitions = [_with_whole_layers(partition, split, earlier=earlier) for earlier in (True, False)]
+    fitting = [moved for each in partitions if fits(moved := with_partition(plan, units, each))]
     if not fitting:
         return plan, ()
-    best = min(fitting, key=seconds)
+    best = min(fitting, key=seconds_per_step)
     count = f"{len(split)} stages end" if len(split) > 1 else "One stage ends"
     return best, (f"{count} within a layer; with whole layers {slowdown(best, plan)}.",)
 
@@ -114,7 +111,7 @@ def split_stages(partition: Sequence[Sequence[PlannedUnit]]) -> list[int]:
     return [s for s, units in enumerate(partition[:-1]) if units and units[-1].type == "attention"]
 
 
-def _moved(partition: Partition, split: Sequence[int], *, earlier: bool) -> Partition:
+def _with_whole_layers(partition: Partition, split: Sequence[int], *, earlier: bool) -> Partition:
     """The partition with the layers at the ends of these stages whole, in the earlier stage or in the later one."""
     stages = [list(stage) for stage in partition]
     for stage in split:
@@ -134,4 +131,4 @@ def module_offload(plan: Plan, target: Target) -> ModuleOffload | None:
     model = Model.from_hf(plan.model)
     if not levers.expresses(plan.partition, sparse_layers(model)):
         return None
-    return levers.offload_of(plan.schedule, levers.kept(units, model, plan.options), partition_of(plan, units))
+    return levers.offload_of(plan.schedule, levers.half_layers(units, model, plan.options), partition_of(plan, units))

@@ -19,10 +19,10 @@ from debubble.exports.megatron import (
     environment,
     ladders,
     offload_arguments,
-    untested,
+    untested_settings,
 )
 from debubble.exports.reduction import fastest, recomputed_layers, require_order, whole_where_needed
-from debubble.exports.registry import Made, exporter
+from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import Plan
 from debubble.targets import targets
 from debubble.targets.orders import COMBINED
@@ -31,16 +31,16 @@ _TARGET = "AMD Primus"
 
 
 @exporter("primus", options=OPTIONS)
-def primus(plan: Plan, settings: Mapping[str, Any]) -> Made:
+def primus(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`plan.yaml`, to be merged into an experiment's `modules.pre_trainer`."""
     stages = stage_layers(plan, target=_TARGET)
     combined = plan.options.expert_overlap
     names = (COMBINED,) if combined else ("1f1b", "interleaved", "zb-h1")
     order = require_order(plan, target=_TARGET, names=names)
-    plan, recompute, losses = _alike(plan, stages) if combined else _by_layer(plan)
+    plan, recompute, losses = _by_module(plan, stages) if combined else _by_layer(plan)
     arguments = {**arguments_of(plan, stages, settings), **offload_arguments(plan, targets["primus"])}
     overrides = as_settings(arguments) | recompute
-    losses = (*losses, *untested(plan))
+    losses = (*losses, *untested_settings(plan))
     variables = environment(arguments)
     if variables:
         said = " ".join(f"{name}={value}" for name, value in variables.items())
@@ -48,7 +48,7 @@ def primus(plan: Plan, settings: Mapping[str, Any]) -> Made:
     if order == "zb-h1":
         overrides |= {"patch_primus_pipeline": True, "pp_algorithm": "zero-bubble"}
     config = {"modules": {"pre_trainer": {"framework": "megatron", "overrides": overrides}}}
-    return Made({"plan.yaml": yaml.safe_dump(config, sort_keys=False, default_flow_style=None)}, plan, losses)
+    return ExportDraft({"plan.yaml": yaml.safe_dump(config, sort_keys=False, default_flow_style=None)}, plan, losses)
 
 
 def _by_layer(plan: Plan) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
@@ -59,7 +59,7 @@ def _by_layer(plan: Plan) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
     return plan, settings if recomputed else {}, losses
 
 
-def _alike(plan: Plan, stages: Sequence[StageLayers]) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
+def _by_module(plan: Plan, stages: Sequence[StageLayers]) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
     """Modules that recompute in every layer, as combined 1F1B recomputes no whole one."""
     plan, recompute, losses = fastest(plan, ladders(plan, stages), target=_TARGET)
     return plan, as_settings(recompute), losses

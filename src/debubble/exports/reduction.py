@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from debubble.costs import Units
-from debubble.exports.layers import ENDS, PlannedLayer, again, stage_layers
-from debubble.exports.prices import fits, partition_of, seconds, slowdown, units_of, with_options, with_partition
+from debubble.exports.layers import ENDS, PlannedLayer, replanning_advice, stage_layers
+from debubble.exports.prices import fits, partition_of, slowdown, units_of, with_options, with_partition
 from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan
+from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import Target
 from debubble.targets.orders import own_order, without_transfers
 
@@ -36,7 +37,7 @@ def compute_only(plan: Plan, *, target: Target, offloads: bool) -> tuple[Plan, t
         if on_devices is None:
             raise ExportError(
                 f"{target.title} cannot run this plan, whose memory depends on {need}; its costs do not say what it"
-                f" needs without: {again(plan, target.title)}."
+                f" needs without: {replanning_advice(plan, target.title)}."
             )
         reduced = replace(reduced, costs=on_devices.costs, options=on_devices.options)
     if not losses:
@@ -47,7 +48,7 @@ def compute_only(plan: Plan, *, target: Target, offloads: bool) -> tuple[Plan, t
         needs = " and ".join(needed) or "when it recomputes"
         raise ExportError(
             f"{target.title} cannot run this plan, whose memory depends on {needs}: {error}  To avoid that,"
-            f" {again(plan, target.title)}."
+            f" {replanning_advice(plan, target.title)}."
         ) from error
     return reduced, tuple(losses)
 
@@ -96,7 +97,7 @@ def require_order(plan: Plan, *, target: str, names: tuple[str, ...]) -> str:
         return name
     raise ExportError(
         f"{target} runs its own {' or '.join(names)} order, and this plan's '{plan.schedule.name}' is another; export"
-        f" it to torch, which takes any order, or {again(plan, target)}."
+        f" it to torch, which takes any order, or {replanning_advice(plan, target)}."
     )
 
 
@@ -125,16 +126,18 @@ def fastest(plan: Plan, ladders: Iterable[Sequence[Alternative[T]]], *, target: 
     units = units_of(plan)
     fitting = [pair for ladder in ladders if (pair := _first(plan, units, ladder)) is not None]
     if not fitting:
-        raise ExportError(f"{target} has no recomputation that keeps as little as planned; {again(plan, target)}.")
+        raise ExportError(
+            f"{target} has no recomputation that keeps as little as planned; {replanning_advice(plan, target)}."
+        )
     same = [(choice, changed) for choice, changed in fitting if changed.partition == plan.partition]
     choice, changed = (same or fitting)[0]
     if not same and units is not None:
-        choice, changed = min(fitting, key=lambda pair: seconds(pair[1]))
+        choice, changed = min(fitting, key=lambda pair: seconds_per_step(pair[1]))
     losses = () if same else (f"{choice.sentence}; {_price(changed, plan, units)}.",)
     return changed, choice.setting, losses
 
 
-def wholly_or_not(layer: PlannedLayer) -> bool:
+def all_or_nothing(layer: PlannedLayer) -> bool:
     """Tell whether all of a layer is recomputed, or nothing."""
     return layer.whole or not layer.recomputes
 
@@ -145,7 +148,7 @@ def recomputed_layers(plan: Plan, *, target: str) -> list[int]:
 
 
 def whole_where_needed(
-    plan: Plan, *, target: str, expressible: Callable[[PlannedLayer], bool] = wholly_or_not
+    plan: Plan, *, target: str, expressible: Callable[[PlannedLayer], bool] = all_or_nothing
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan for a target that recomputes other layers wholly or not at all.
 
@@ -163,7 +166,7 @@ def whole_where_needed(
         for count in range(len(layers) + 1):
             for place, layer in enumerate(layers):
                 chosen[layer.index] = ("full" if place < count else "none",) * len(layer.strategies)
-            if units is not None and _kept(_with_layers(plan, units, chosen), s) <= _kept(plan, s):
+            if units is not None and _kept_bytes(_with_layers(plan, units, chosen), s) <= _kept_bytes(plan, s):
                 break
         counts.append(count if layers else 0)
     changed = _with_layers(plan, units, chosen)
@@ -175,7 +178,7 @@ def whole_where_needed(
     )
 
 
-def ends_keep(plan: Plan, *, target: str) -> tuple[Plan, tuple[str, ...]]:
+def with_kept_ends(plan: Plan, *, target: str) -> tuple[Plan, tuple[str, ...]]:
     """The plan whose head keeps everything, as targets recompute layers alone.
 
     Raises ExportError if it then does not fit, or if its costs cannot say whether it does.
@@ -188,7 +191,7 @@ def ends_keep(plan: Plan, *, target: str) -> tuple[Plan, tuple[str, ...]]:
     if units is None or not fits(changed):
         raise ExportError(
             f"{target} recomputes decoder layers alone, and this plan recomputes its head to fit;"
-            f" {again(plan, target)}."
+            f" {replanning_advice(plan, target)}."
         )
     return changed, (f"The head keeps its activations, which fits, and is not recomputed: {slowdown(changed, plan)}.",)
 
@@ -221,7 +224,9 @@ def _first(plan: Plan, units: Units | None, ladder: Sequence[Alternative[T]]) ->
 
 def _keeps_no_more(changed: Plan, plan: Plan, *, priced: bool) -> bool:
     if priced:
-        return all(_kept(changed, s) <= _kept(plan, s) for s in range(plan.schedule.stages)) and fits(changed)
+        return all(_kept_bytes(changed, s) <= _kept_bytes(plan, s) for s in range(plan.schedule.stages)) and fits(
+            changed
+        )
     pairs = zip(changed.partition, plan.partition, strict=True)
     return all(
         _covers(ours.strategy, planned.strategy)
@@ -230,8 +235,8 @@ def _keeps_no_more(changed: Plan, plan: Plan, *, priced: bool) -> bool:
     )
 
 
-def _kept(plan: Plan, stage: int) -> float:
-    return float(plan.schedule.kept(plan.costs, stage, 0))
+def _kept_bytes(plan: Plan, stage: int) -> float:
+    return float(plan.schedule.kept_bytes(plan.costs, stage, 0))
 
 
 def _covers(strategy: str, planned: str) -> bool:

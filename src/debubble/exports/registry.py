@@ -8,10 +8,11 @@ from typing import Any
 
 from debubble.exports.layers import ENDS, require_layers
 from debubble.exports.options import OptionTable, settings_of
-from debubble.exports.prices import module_offload, seconds, to_whole_layers
-from debubble.exports.reduction import compute_only, ends_keep
+from debubble.exports.prices import module_offload, to_whole_layers
+from debubble.exports.reduction import compute_only, with_kept_ends
 from debubble.ir import ExportError, Plan
 from debubble.models import Model
+from debubble.planners.plan_step import seconds_per_step
 from debubble.registry import Registry
 from debubble.targets import Target, targets
 
@@ -31,7 +32,7 @@ Exporter = Callable[[Plan], Export]
 
 
 @dataclass(frozen=True)
-class Made:
+class ExportDraft:
     """An exporter's files for a plan that holds nothing but what its target knows."""
 
     files: Mapping[str, str]
@@ -45,7 +46,7 @@ exports: Registry[Exporter] = Registry("debubble.exports", what="export target")
 
 def exporter(
     name: str, *, options: OptionTable, layers: bool = True
-) -> Callable[[Callable[[Plan, Mapping[str, Any]], Made]], Exporter]:
+) -> Callable[[Callable[[Plan, Mapping[str, Any]], ExportDraft]], Exporter]:
     """Register the exporter of a target.
 
     Args:
@@ -54,7 +55,7 @@ def exporter(
         layers: Whether it partitions by layers; it is then given plans of whole layers, and others are refused.
     """
 
-    def register(make: Callable[[Plan, Mapping[str, Any]], Made]) -> Exporter:
+    def register(make: Callable[[Plan, Mapping[str, Any]], ExportDraft]) -> Exporter:
         def export(plan: Plan, /) -> Export:
             target = targets[name]
             if layers:
@@ -63,11 +64,11 @@ def exporter(
             offloads = plan.schedule.offloaded and module_offload(plan, target) is not None
             reduced, losses = compute_only(plan, target=target, offloads=bool(offloads))
             settings, lost = settings_of(reduced, options)
-            reduced, of_ends = ends_keep(reduced, target=target.title) if layers else (reduced, ())
+            reduced, of_ends = with_kept_ends(reduced, target=target.title) if layers else (reduced, ())
             reduced, of_layers = to_whole_layers(reduced)
             made = make(reduced, settings)
             said = (*lost, *_unit_losses(plan), *losses, *of_ends, *of_layers, *made.losses)
-            return Export(files=made.files, losses=(*said, *_together(plan, made.runs, said)))
+            return Export(files=made.files, losses=(*said, *_total_slowdown(plan, made.runs, said)))
 
         exports.add(name, export)
         return export
@@ -96,10 +97,10 @@ def _unit_losses(plan: Plan) -> tuple[str, ...]:
     return tuple(losses)
 
 
-def _together(plan: Plan, runs: Plan, losses: Sequence[str]) -> tuple[str, ...]:
+def _total_slowdown(plan: Plan, runs: Plan, losses: Sequence[str]) -> tuple[str, ...]:
     """The slowdown of all that was changed, where more than one sentence has one."""
     if sum("times as long" in sentence for sentence in losses) < 2:
         return ()
     waiting = replace(runs, options=replace(runs.options, post_validation=False))
-    ratio = seconds(waiting) / seconds(plan)
+    ratio = seconds_per_step(waiting) / seconds_per_step(plan)
     return (f"With all of this the step is predicted to take {ratio:.3f} times as long as planned.",)

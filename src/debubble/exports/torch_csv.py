@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from debubble.exports.layers import hf_names, stage_layers
-from debubble.exports.options import OptionTable, written
-from debubble.exports.registry import Made, exporter
+from debubble.exports.options import OptionTable, one_setting
+from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_hosts import whole_backwards
 from debubble.ir import ExportError, InputError, Op, Placement, Plan, RunOptions, Schedule, check
 
-OPTIONS: OptionTable = {field.name: written(field.name, field.name) for field in fields(RunOptions)}
+OPTIONS: OptionTable = {field.name: one_setting(field.name, field.name) for field in fields(RunOptions)}
 """The script that loads the CSV sets up the rest of the run itself: all options are named to the user."""
 _DEFAULT = RunOptions()
 _SIZES = ("micro_batch_size", "sequence_length")
@@ -28,7 +28,7 @@ _SIZES = ("micro_batch_size", "sequence_length")
 
 
 @exporter("torch", options=OPTIONS, layers=False)
-def torch(plan: Plan, settings: Mapping[str, Any]) -> Made:
+def torch(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`schedule.csv` for `_PipelineScheduleRuntime._load_csv`, and the modules of each stage as JSON."""
     recompute = plan.recompute
     plan, split = whole_backwards(plan)
@@ -48,7 +48,7 @@ def torch(plan: Plan, settings: Mapping[str, Any]) -> Made:
         files["modules.json"] = json.dumps(names, indent=1) + "\n"
     except ExportError:
         losses.append("There is no list of each stage's modules, which debubble has of whole decoder layers alone.")
-    return Made(files, plan, tuple(losses))
+    return ExportDraft(files, plan, tuple(losses))
 
 
 def to_csv(schedule: Schedule) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from debubble.exports.layers import again
+from debubble.exports.layers import replanning_advice
 from debubble.exports.options import Decision, Lost, Written
 from debubble.exports.prices import slowdown
 from debubble.ir import ExportError, Plan
@@ -23,7 +23,7 @@ def placing_schedule(plan: Plan, *, target: str) -> str:
         return _PLACING[kind]
     raise ExportError(
         f"{target} places stages in a loop, or in a V of two per device, and this plan places them as"
-        f" {list(plan.schedule.placement.device_of)}; export it to torch, or {again(plan, target)}."
+        f" {list(plan.schedule.placement.device_of)}; export it to torch, or {replanning_advice(plan, target)}."
     )
 
 

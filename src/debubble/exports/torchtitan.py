@@ -12,21 +12,9 @@ from pprint import pformat
 from typing import Any
 
 from debubble.exports.layers import stage_layers, torchtitan_names
-from debubble.exports.options import (
-    MEGATRON_ALONE,
-    Decision,
-    OptionTable,
-    Written,
-    adapters,
-    by_value,
-    nested,
-    one_value,
-    post_validation,
-    quantized,
-    written,
-)
+from debubble.exports.options import UNSETTABLE, Decision, OptionTable, Written, as_tree, by_value, one_setting
 from debubble.exports.reduction import recomputed_layers, whole_where_needed
-from debubble.exports.registry import Made, exporter
+from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import accumulation, expert_degree, fsdp, placing_schedule, whole_backwards
 from debubble.ir import Plan
@@ -113,8 +101,9 @@ def _zero(plan: Plan) -> Decision:
 
 
 OPTIONS: OptionTable = {
-    "micro_batch_size": written("size", "micro_batch_size"),
-    "sequence_length": written("length", "sequence_length"),
+    **UNSETTABLE,
+    "micro_batch_size": one_setting("size", "micro_batch_size"),
+    "sequence_length": one_setting("length", "sequence_length"),
     "tensor": lambda plan: Written(
         {"parallelism.tensor_parallel_degree": plan.options.tensor, "parallelism.enable_sequence_parallel": True}
     ),
@@ -124,9 +113,8 @@ OPTIONS: OptionTable = {
             "parallelism.data_parallel_shard_degree": plan.options.data,
         }
     ),
-    "context": written("parallelism.context_parallel_degree", "context"),
+    "context": one_setting("parallelism.context_parallel_degree", "context"),
     "expert": lambda plan: expert_degree(plan, name="parallelism.expert_parallel_degree"),
-    "expert_tensor": one_value,
     "zero": _zero,
     "optimizer": by_value("optimizer", {"adamw": {}, "adam": {}}),
     "dtype": by_value(
@@ -136,15 +124,11 @@ OPTIONS: OptionTable = {
             "fp32": {"training.dtype": "float32", "training.mixed_precision_param": "float32"},
         },
     ),
-    "lora": adapters,
-    "quantize": quantized,
-    "post_validation": post_validation,
-    **MEGATRON_ALONE,
 }
 
 
 @exporter("torchtitan", options=OPTIONS)
-def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> Made:
+def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`plan.py`, which changes a trainer config, and, for a pipeline, `schedule.csv`."""
     stages = stage_layers(plan, target="torchtitan", further_tokens=False)
     pipeline = plan.devices > 1
@@ -153,7 +137,7 @@ def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> Made:
         parallelism["pipeline_parallel_schedule"] = placing_schedule(plan, target="torchtitan")
     plan, losses = whole_where_needed(plan, target="torchtitan")
     plan, split = whole_backwards(plan)
-    tree = nested(settings)
+    tree = as_tree(settings)
     recomputed = set(recomputed_layers(plan, target="torchtitan"))
     recipe = _RECIPE.format(
         beside="; schedule.csv belongs beside this file" if pipeline else "",
@@ -167,8 +151,8 @@ def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> Made:
         checkpointing="PlannedAC.Config()" if recomputed else "None",
     )
     if not pipeline:
-        return Made({"plan.py": recipe}, plan, (*losses, *accumulation(plan), *split))
-    return Made({"plan.py": recipe, "schedule.csv": to_csv(plan.schedule)}, plan, (*losses, *split))
+        return ExportDraft({"plan.py": recipe}, plan, (*losses, *accumulation(plan), *split))
+    return ExportDraft({"plan.py": recipe, "schedule.csv": to_csv(plan.schedule)}, plan, (*losses, *split))
 
 
 def _python(value: object) -> str:

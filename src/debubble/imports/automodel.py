@@ -8,9 +8,9 @@ from pathlib import Path
 
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import hub_model
-from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings, unread
-from debubble.imports.torch_hosts import balanced_layers, chunks_of, layers_of, order_of, recomputed
+from debubble.imports.torch_hosts import balanced_layers, chunks_of, layer_strategies, layers_of, order_of
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
@@ -23,7 +23,7 @@ _MAY_COST = re.compile(
 
 
 @importer("automodel", settings=read_settings, file="plan.yaml")
-def automodel(settings: Settings, path: Path, given: Given) -> ImportedJob:
+def automodel(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
     read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
@@ -35,8 +35,8 @@ def automodel(settings: Settings, path: Path, given: Given) -> ImportedJob:
     parts = read.get("distributed.pipeline.module_fqns_per_model_part")
     stages = pipeline * chunks_of(order)
     layers = layers_of(parts) if parts else balanced_layers(model.layers, stages, first_less=0, last_less=0)
-    said = [read.get(name) for name in _LENGTHS]
-    length = given.sequence_length or next(filter(None, said), None)
+    said = [name for name in _LENGTHS if read.get(name) is not None]
+    length = given.sequence_length or next(map(read.size, said), None)
     if length is None:
         raise InputError(f"{path} does not say how long its sequences are: give --sequence-length.")
     ranks = read.size("distributed.ep_size", 1)
@@ -62,8 +62,8 @@ def automodel(settings: Settings, path: Path, given: Given) -> ImportedJob:
         micro_batches=given.micro_batches or number,
         layers=layers,
         order=order,
-        strategies=recomputed(range(model.layers)) if checkpointing else {},
-        unread=tuple(_unread(read, whole_gradients=options.zero == 3 and number > 1 and _deferred(read))),
+        strategies=layer_strategies(range(model.layers)) if checkpointing else {},
+        unread=tuple(_unread(read, options, pipeline=pipeline, micro_batches=number)),
     )
 
 
@@ -90,10 +90,10 @@ def _zero(read: SettingsReader, pipeline: int) -> int:
         return 1
     if read.get("distributed.reshard_after_forward", True):
         return 3
-    return 1 if _deferred(read) else 2
+    return 1 if _defers_gradients(read) else 2
 
 
-def _deferred(read: SettingsReader) -> bool:
+def _defers_gradients(read: SettingsReader) -> bool:
     return bool(read.get("distributed.defer_fsdp_grad_sync", True))
 
 
@@ -104,6 +104,11 @@ def _model(read: SettingsReader, path: Path) -> Model:
     return found
 
 
+def _torch_names(dtype: str) -> tuple[str, str]:
+    name = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
+    return name, f"torch.{name}"
+
+
 def _optimizer(read: SettingsReader) -> str:
     name = str(read.get("optimizer._target_", "torch.optim.AdamW")).rpartition(".")[2]
     if name == "SGD":
@@ -111,10 +116,21 @@ def _optimizer(read: SettingsReader) -> str:
     return _OPTIMIZERS.get(name, "adamw")
 
 
-def _unread(read: SettingsReader, *, whole_gradients: bool) -> Iterator[str]:
-    if whole_gradients:
+def _unread(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_batches: int) -> Iterator[str]:
+    if options.zero == 3 and micro_batches > 1 and _defers_gradients(read):
         yield (
             "Gradients stay whole until the last micro-batch (defer_fsdp_grad_sync), which takes more memory than is"
             " predicted."
         )
+    if pipeline > 1:
+        yield from read.assume(
+            "step_scheduler.global_batch_size", options.micro_batch_size * micro_batches * options.data
+        )
+    yield from read.assume("distributed.strategy", "fsdp2")
+    yield from read.assume("distributed.sequence_parallel", options.tensor > 1, default=False)
+    policy = "distributed.mp_policy."
+    yield from read.assume(f"{policy}_target_", "torch.distributed.fsdp.MixedPrecisionPolicy")
+    yield from read.assume(f"{policy}output_dtype", *_torch_names(options.dtype))
+    yield from read.assume(f"{policy}reduce_dtype", *_torch_names("fp32"))
+    yield from read.assume(f"{policy}cast_forward_inputs", True)
     yield from unread(read.left, _MAY_COST)

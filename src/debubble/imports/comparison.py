@@ -12,7 +12,7 @@ from debubble.exports import exports
 from debubble.formatting import size_words, time_words
 from debubble.imports.registry import Importer, Settings
 from debubble.ir import DebubbleError, OutOfMemoryError, Plan
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 from debubble.simulator import simulate
 
 
@@ -37,7 +37,7 @@ class Figures:
             timeline, fits = plan.simulate(), True
         except OutOfMemoryError:
             timeline, fits = simulate(plan.schedule, plan.costs.with_limit(None)), False
-        seconds = float(step_time(timeline, plan.options, tail=tail_of(plan)))
+        seconds = seconds_per_step(plan, timeline)
         return Figures(step_time=seconds, peak_memory=float(max(timeline.peak_memory)), fits=fits)
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
 
     A setting may mean the same in other words, as a degree of -1 that takes all ranks.
     """
-    wanted, before = _written(importer, plan), _written(importer, yours)
+    wanted, before = _exported_settings(importer, plan), _exported_settings(importer, yours)
     for name, value in wanted.items():
         now = settings.get(name)
         alike = before.get(name) == value and not _file(value)
@@ -135,7 +135,7 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
             yield SettingChange(name=name, now=settings[name], then=None)
 
 
-def _written(importer: Importer, plan: Plan) -> Mapping[str, Any]:
+def _exported_settings(importer: Importer, plan: Plan) -> Mapping[str, Any]:
     """The settings of a plan's export; none if the framework does not take the plan."""
     try:
         made = exports[importer.name](plan)

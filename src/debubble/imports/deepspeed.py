@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from debubble.imports.job import ImportedJob, even_layers, replicas
-from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
-from debubble.imports.torch_hosts import recomputed
+from debubble.imports.torch_hosts import layer_strategies
 from debubble.ir import InputError, RunOptions
+from debubble.models import Model
 
 _MODULE = "planned_pipeline.py"
 _LAYERS = "planned_layers.py"
@@ -36,7 +37,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 @importer("deepspeed", settings=read_config, file="ds_config.json")
-def deepspeed(settings: Settings, path: Path, given: Given) -> ImportedJob:
+def deepspeed(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
     read = SettingsReader(settings, path)
     if given.model is None:
@@ -74,13 +75,17 @@ def deepspeed(settings: Settings, path: Path, given: Given) -> ImportedJob:
         micro_batches=number,
         layers=tuple(counts),
         order="1f1b",
-        strategies=recomputed(
+        strategies=layer_strategies(
             [
                 *(index - 1 for index in read.numbers(f"{_MODULE}: RECOMPUTED_LAYERS")),
                 *read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS"),
             ]
         ),
-        unread=tuple(_unread(read, pipeline=pipeline, batch=batch, predicted=size * number * data)),
+        unread=(
+            *_unread(read, pipeline=pipeline, batch=batch, predicted=size * number * data),
+            *_gathered(read, given.model),
+            *unread(read.left, _MAY_COST),
+        ),
     )
 
 
@@ -110,4 +115,22 @@ def _unread(read: SettingsReader, *, pipeline: int, batch: int, predicted: int) 
             "Stages and recomputation are your script's: predicted are stages of equally many layers, and none that"
             " recompute."
         )
-    yield from unread(read.left, _MAY_COST)
+
+
+_LIVE_PARAMETERS = 10**9
+"""DeepSpeed's default."""
+
+
+def _gathered(read: SettingsReader, model: Model) -> Iterator[str]:
+    """A sentence if ZeRO-3 may keep more parameters gathered than the two layers that the prediction counts."""
+    setting = "zero_optimization.stage3_"
+    given = read.get(f"{setting}max_live_parameters")
+    most = given if isinstance(given, int | float) else _LIVE_PARAMETERS
+    for name in ("max_reuse_distance", "prefetch_bucket_size"):
+        read.get(f"{setting}{name}")
+    counted = 2 * max(model.layer_parameters(layer) for layer in range(model.layers))
+    if read.number("zero_optimization.stage", 0) == 3 and most > counted:
+        yield (
+            f"{setting}max_live_parameters is {most:,.0f}, and the prediction counts on two gathered layers:"
+            f" {counted:,} parameters."
+        )

@@ -15,13 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from debubble.costs import Cluster
+from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import Unit, Units, partition_named
 from debubble.files import read_file
 from debubble.ir import InputError, Kind, Plan
-from debubble.models import Model
 from debubble.planners.model_problem import half_layers
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 
 _OPERATION = re.compile(r"PP:(\d+)([FBIW])\d+")
 _TIMER = re.compile(r"(forward|backward)-compute \.*: \([\d.]+, ([\d.]+)\)")
@@ -97,7 +96,7 @@ def read_measurements(paths: Sequence[Path]) -> MeasuredStep:
     )
 
 
-def fitted(plan: Plan, measured: MeasuredStep) -> Fit:
+def fit_units(plan: Plan, measured: MeasuredStep) -> Fit:
     """The units of a plan's model whose times are those that were measured when it ran.
 
     The units of a stage keep their shares of its time.
@@ -109,20 +108,17 @@ def fitted(plan: Plan, measured: MeasuredStep) -> Fit:
     Raises:
         InputError: if the plan is of no model, or a stage of it was not measured.
     """
-    if plan.model is None or plan.cluster is None:
+    described = model_on_cluster(plan)
+    if described is None:
         raise InputError("Only a MODEL's plan can be fitted to a trace; this one is of abstract costs.")
     factors = tuple(_factors(plan, measured))
-    units = half_layers(
-        Model.from_hf(plan.model), Cluster.from_dict(plan.cluster), plan.options, pipeline=plan.devices,
-        target=plan.target,
-    )  # fmt: skip
+    units = half_layers(*described, plan.options, pipeline=plan.devices, target=plan.target)
     stage_of = [stage for stage, held in enumerate(plan.partition) for _ in held]
-    scaled = replace(units, units=tuple(_scaled(unit, *factors[stage_of[i]]) for i, unit in enumerate(units.units)))
+    scaled = replace(units, units=tuple(_with_times(unit, *factors[stage_of[i]]) for i, unit in enumerate(units.units)))
     costs = scaled.stage_costs(
         partition_named(plan.partition, units), plan.schedule.placement, on_host=plan.schedule.host_steps
     )
-    again = replace(plan, costs=costs.with_limit(None))
-    predicted = float(step_time(again.simulate(), plan.options, tail=tail_of(plan)))
+    predicted = seconds_per_step(replace(plan, costs=costs.with_limit(None)))
     return Fit(units=scaled, factors=factors, predicted=predicted, measured=measured.step)
 
 
@@ -178,7 +174,7 @@ def _factors(plan: Plan, measured: MeasuredStep) -> Iterator[tuple[float, float]
         yield ran / forward[stage], seconds / backward[stage]
 
 
-def _scaled(unit: Unit, forward: float, backward: float) -> Unit:
+def _with_times(unit: Unit, forward: float, backward: float) -> Unit:
     """A unit with other times; what it recomputes is part of the backward."""
     strategies = {
         name: replace(strategy, recompute=strategy.recompute * backward) for name, strategy in unit.strategies.items()

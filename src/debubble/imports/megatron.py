@@ -12,7 +12,7 @@ from debubble.exports.megatron import FSDP
 from debubble.imports.job import ImportedJob, even_layers, replicas
 from debubble.imports.megatron_bridge import read_bridge
 from debubble.imports.model import Sizes, hub_model
-from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_arguments, unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -28,12 +28,12 @@ def read_job(path: Path) -> Settings:
 
 
 @importer("megatron", settings=read_job, file="megatron-arguments.sh")
-def megatron(settings: Settings, path: Path, given: Given) -> ImportedJob:
+def megatron(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
     return job_of(settings, path, given, target="megatron")
 
 
-def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> ImportedJob:
+def job_of(settings: Settings, path: Path, given: UserFacts, *, target: str) -> ImportedJob:
     """The job of Megatron-LM's arguments in a framework that takes them."""
     arguments = Arguments(settings, path)
     pipeline = arguments.size("--pipeline-model-parallel-size", 1, instead=given.pipeline)
@@ -48,7 +48,7 @@ def job_of(settings: Settings, path: Path, given: Given, *, target: str) -> Impo
             f"{path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences."
         )
     named = given.model or hub_model(arguments.word("model") or "")
-    model = _model(arguments) if named is None else _as_described(named, arguments)
+    model = _model(arguments) if named is None else _named_model(named, arguments)
     layers, mtp_stage = _stages(arguments, model.layers, pipeline)
     options = RunOptions(
         micro_batch_size=size,
@@ -157,7 +157,7 @@ def _model(arguments: Arguments) -> Model:
     ).model()
 
 
-def _as_described(model: Model, arguments: Arguments) -> Model:
+def _named_model(model: Model, arguments: Arguments) -> Model:
     """The model that was named; raises InputError if the arguments describe one of another size."""
     for name, size in (
         ("--num-layers", model.layers), ("--hidden-size", model.hidden), ("--num-attention-heads", model.heads)
@@ -208,23 +208,26 @@ def _stages(arguments: Arguments, layers: int, pipeline: int) -> tuple[tuple[int
         return tuple(stage.count("t") for stage in stages), mtp
     per_virtual = arguments.number("--num-layers-per-virtual-pipeline-stage", 0)
     chunks = arguments.number("--num-virtual-stages-per-pipeline-rank", 0)
-    first = arguments.word("--decoder-first-pipeline-num-layers")
-    last = arguments.word("--decoder-last-pipeline-num-layers")
+    chunks = max(layers // pipeline // per_virtual if per_virtual else chunks, 1)
+    first, last = (arguments.numbers(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+    if not first and not last:
+        return _even_stages(arguments, layers, pipeline * chunks), None
+    between = pipeline - len(first) - len(last)
+    if between < 0:
+        raise InputError(f"{arguments.path} says the layers of the first and the last of {pipeline} pipeline devices.")
+    middle = even_layers(layers - sum(first) - sum(last), between) if between else ()
+    parts = [even_layers(count, chunks) for count in (*first, *middle, *last)]
+    return tuple(part[chunk] for chunk in range(chunks) for part in parts), None
+
+
+def _even_stages(arguments: Arguments, layers: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage, where embedding and loss count as one each if the arguments say so."""
     embedding = int("--account-for-embedding-in-pipeline-split" in arguments)
     loss = int("--account-for-loss-in-pipeline-split" in arguments)
-    if per_virtual:
-        chunks = layers // pipeline // per_virtual
-    chunks = max(chunks, 1)
-    if first is None and last is None:
-        counts = list(even_layers(layers + embedding + loss, pipeline * chunks))
-        counts[0] -= embedding
-        counts[-1] -= loss
-        return tuple(counts), None
-    ends = [None if text is None else int(text) for text in (first, last)]
-    middle = even_layers(layers - sum(end or 0 for end in ends), pipeline - sum(end is not None for end in ends))
-    per_device = [*([] if ends[0] is None else [ends[0]]), *middle, *([] if ends[1] is None else [ends[1]])]
-    parts = [even_layers(count, chunks) for count in per_device]
-    return tuple(part[chunk] for chunk in range(chunks) for part in parts), None
+    counts = list(even_layers(layers + embedding + loss, stages))
+    counts[0] -= embedding
+    counts[-1] -= loss
+    return tuple(counts)
 
 
 def _layout(text: str) -> list[str]:
@@ -251,7 +254,7 @@ def _zero(arguments: Arguments) -> int:
 def _optimizer(arguments: Arguments) -> str:
     name = arguments.word("--optimizer", "adam") or "adam"
     if name == "sgd":
-        return "momentum" if float(arguments.word("--sgd-momentum", "0.9") or 0) else "sgd"
+        return "momentum" if arguments.share("--sgd-momentum") else "sgd"
     small = arguments.word("--exp-avg-dtype", "fp32") == "fp8" and arguments.word("--exp-avg-sq-dtype") == "fp8"
     if name == "adam":
         return "adamw-8bit" if small and "--use-precision-aware-optimizer" in arguments else "adamw"
@@ -291,10 +294,10 @@ def _order(arguments: Arguments, *, chunks: int, combined: bool) -> str:
 
 def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> Mapping[int, tuple[str, str]]:
     """The operators that every layer recomputes."""
+    granularity = arguments.word("--recompute-granularity")
     numbers = arguments.numbers("--recompute-layer-ids")
     if numbers:
         return dict.fromkeys(numbers, ("full", "full"))
-    granularity = arguments.word("--recompute-granularity")
     if "--recompute-activations" in arguments:
         granularity = "selective"
     method, count = arguments.word("--recompute-method"), arguments.number("--recompute-num-layers", 1)
@@ -327,8 +330,14 @@ def _expert_tensor(arguments: Arguments, tensor: int) -> int | None:
 
 def _unread(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     """Sentences on what changes time or memory and is not in the prediction."""
-    if options.tensor > 1 and "--sequence-parallel" not in arguments:
-        yield "--sequence-parallel is off, and the prediction counts on it: the job keeps more than predicted."
+    counted_on = {
+        "--sequence-parallel": options.tensor > 1,
+        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0,
+        "--delay-wgrad-compute": options.expert_overlap,
+    }
+    for name, needed in counted_on.items():
+        if name not in arguments and needed:
+            yield f"{name} is off, and the prediction counts on it."
     if arguments.word("--recompute-method") == "uniform" and arguments.number("--recompute-num-layers", 1) > 1:
         yield "--recompute-method uniform is taken for one input kept per layer, not one per group of layers."
     modules = set(arguments.words("--recompute-modules"))
@@ -340,11 +349,20 @@ def _unread(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     unmoved = set(arguments.words("--offload-modules")) - {*MODULES}
     if unmoved:
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
+    if options.expert > 1:
+        yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
+    yield from arguments.assume("--attention-backend", "flash", "fused", "auto")
+    yield from arguments.assume("--min-offloaded-tensor-size", "0")
+    for name in _COUNTED:
+        arguments.get(name)
     for name, sentence in _UNPRICED.items():
         if name in arguments:
             yield f"{name}: {sentence}"
     yield from unread(arguments.left, _MAY_COST)
 
+
+_COUNTED = ("--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer")
+"""Arguments that change nothing beside those that were read."""
 
 _UNPRICED = {
     "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",

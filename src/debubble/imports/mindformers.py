@@ -9,7 +9,7 @@ from pathlib import Path
 
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import Sizes
-from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings, unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -23,17 +23,23 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @importer("mindformers", settings=read_settings, file="plan.yaml")
-def mindformers(settings: Settings, path: Path, given: Given) -> ImportedJob:
+def mindformers(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
     read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
+    number = read.size(f"{_MODEL}num_layers", model.layers)
+    if number != model.layers:
+        raise InputError(
+            f"{path} says num_layers {number}, but the model has {model.layers}: give the right one with --model."
+        )
     pipeline = read.size("parallel_config.pipeline_stage", 1, instead=given.pipeline)
     data = read.size("parallel_config.data_parallel", 1)
     context = read.size("parallel_config.context_parallel", 1)
     chunks = read.size(f"{_MODEL}pp_interleave_num", 1)
     layers = _layers(read, model.layers, pipeline, chunks)
     divides = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
-    zero = (2 if read.get(divides, False) else 1) if read.get("parallel.enable_parallel_optimizer", False) else 0
+    level = 2 if read.get(divides, False) else 1
+    zero = level if read.get("parallel.enable_parallel_optimizer", False) else 0
     options = RunOptions(
         micro_batch_size=read.size("runner_config.batch_size", 1),
         sequence_length=read.size(f"{_MODEL}seq_length", instead=given.sequence_length),
@@ -53,7 +59,7 @@ def mindformers(settings: Settings, path: Path, given: Given) -> ImportedJob:
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
         strategies=_strategies(settings, read, layers),
-        unread=tuple(_unread(read)),
+        unread=tuple(_unread(read, options, chunks)),
     )
 
 
@@ -125,7 +131,13 @@ def _half(named: Sequence[str], half: int) -> str:
     return "+".join(operator[2:] for operator in named if operator[0] == str(half)) or "none"
 
 
-def _unread(read: SettingsReader) -> Iterator[str]:
+def _unread(read: SettingsReader, options: RunOptions, chunks: int) -> Iterator[str]:
     if read.get(_SELECTED) is True:
         yield "select_recompute as a switch chooses MindFormers' own cells, which is predicted as nothing recomputed."
+    yield from read.assume("optimizer.type", "AdamW")
+    yield from read.assume("parallel.pipeline_config.pipeline_interleave", chunks > 1)
+    yield from read.assume("parallel.pipeline_config.pipeline_scheduler", "1f1b")
+    yield from read.assume("parallel_config.use_seq_parallel", options.tensor > 1, default=False)
+    yield from read.assume(f"{_MODEL}param_init_type", "float32")
+    yield from read.assume(f"{_MODEL}use_flash_attention", True)
     yield from unread(read.left, _MAY_COST)

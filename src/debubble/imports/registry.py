@@ -15,7 +15,7 @@ from debubble.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class UserFacts:
     """The facts that a configuration may leave to its user.
 
     Attributes:
@@ -55,6 +55,9 @@ class Given:
 Settings = Mapping[str, Any]
 """A configuration's settings, by the names that its framework has for them."""
 
+ReadJob = Callable[[Settings, Path, UserFacts], ImportedJob]
+"""Reads a job from the settings of a file, with what its user adds."""
+
 
 @dataclass(frozen=True)
 class Importer:
@@ -69,16 +72,14 @@ class Importer:
 
     name: str
     settings: Callable[[Path], Settings]
-    job: Callable[[Settings, Path, Given], ImportedJob]
+    job: ReadJob
     file: str
 
 
 imports: Registry[Importer] = Registry("debubble.imports", what="framework to import from")
 
 
-def importer(
-    name: str, *, settings: Callable[[Path], Settings], file: str
-) -> Callable[[Callable[[Settings, Path, Given], ImportedJob]], Callable[[Settings, Path, Given], ImportedJob]]:
+def importer(name: str, *, settings: Callable[[Path], Settings], file: str) -> Callable[[ReadJob], ReadJob]:
     """Register an importer under the name of its target.
 
     Args:
@@ -87,8 +88,8 @@ def importer(
         file: The file of an export that has the settings.
     """
 
-    def register(job: Callable[[Settings, Path, Given], ImportedJob]) -> Callable[[Settings, Path, Given], ImportedJob]:
-        def checked(settings: Settings, path: Path, given: Given) -> ImportedJob:
+    def register(job: ReadJob) -> ReadJob:
+        def checked(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
             read = job(settings, path, given)
             given.check_followed(read, path)
             return read

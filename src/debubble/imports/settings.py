@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from debubble.files import read_file
+from debubble.imports.shell import script_words
 from debubble.ir import InputError
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
@@ -125,6 +125,18 @@ class SettingsReader:
         self._asked.add(name)
         return name in self._settings
 
+    def assume(self, name: str, *values: Any, default: Any = None) -> Iterator[str]:
+        """A sentence if a setting has none of the values that the prediction counts on.
+
+        Args:
+            name: The setting.
+            values: What the prediction counts on.
+            default: The framework's own value where the setting is missing; None: one that is counted on.
+        """
+        value = self.get(name, values[0] if default is None else default)
+        if value not in values:
+            yield f"{name} is {value}, and the prediction counts on {values[0]}."
+
     def skip(self, prefix: str) -> None:
         """Count all settings that begin so as asked for: something else says what they say."""
         self._asked.update(name for name in self._settings if name.startswith(prefix))
@@ -159,8 +171,6 @@ class SettingsReader:
 
 
 _LOGGED = re.compile(r"^\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
 _DUMP = 10
 """Lines of a log that make it the list of a run's arguments."""
 
@@ -175,7 +185,7 @@ def read_arguments(path: Path) -> Mapping[str, Any]:
     """
     text = read_file(path, "script").decode(errors="replace")
     logged = _LOGGED.findall(text)
-    arguments = dict(_logged(logged)) if len(logged) >= _DUMP else _named(_words(text, path))
+    arguments = dict(_logged_arguments(logged)) if len(logged) >= _DUMP else _named_arguments(script_words(text, path))
     if not arguments:
         raise InputError(
             f"{path} has no arguments such as --num-layers 32, nor the list of them that Megatron-LM logs."
@@ -183,7 +193,7 @@ def read_arguments(path: Path) -> Mapping[str, Any]:
     return arguments
 
 
-def _logged(lines: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+def _logged_arguments(lines: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
     """Arguments as `name .... value`; those that are off are left out."""
     for name, value in lines:
         if value not in ("None", "False", "[]"):
@@ -191,38 +201,7 @@ def _logged(lines: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
             yield f"--{name.replace('_', '-')}", True if value == "True" else listed or value
 
 
-def _words(text: str, path: Path) -> list[str]:
-    """The words of a script, with its variables and `;` for ends of lines.
-
-    A value that is several arguments in quotes becomes these.
-    """
-    variables: dict[str, str] = {}
-    words: list[str] = []
-    for word in _split(text.replace("\\\n", " ").replace("\n", "\n ; "), path):
-        assigned = _ASSIGNED.fullmatch(word)
-        value = _filled(assigned[2] if assigned else word, variables)
-        if assigned is None:
-            words.append(value)
-        elif re.search(r"(^|\s)--\w", value):
-            words += [";", *_split(value, path), ";"]
-        else:
-            variables[assigned[1]] = value
-            words.append(";")
-    return words
-
-
-def _split(text: str, path: Path) -> list[str]:
-    try:
-        return shlex.split(text, comments=True)
-    except ValueError as error:
-        raise InputError(f"{path} cannot be read as a shell script: {error}.") from error
-
-
-def _filled(word: str, variables: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda m: variables.get(m[1] or m[3], m[2] if m[2] is not None else m[0]), word)
-
-
-def _named(words: list[str]) -> dict[str, Any]:
+def _named_arguments(words: list[str]) -> dict[str, Any]:
     """The arguments, the last of each name, with the words behind it."""
     arguments: dict[str, Any] = {}
     name: str | None = None
@@ -231,7 +210,7 @@ def _named(words: list[str]) -> dict[str, Any]:
             name, _, value = word.partition("=")
             name = f"--{name[2:].replace('_', '-')}"
             arguments[name] = (value,) if value else ()
-        elif word in (")", ";", "|", "&", "&&", "\\") or word.endswith("("):
+        elif word in (")", "\\") or word.endswith("(") or not word.strip(";|&"):
             name = None
         elif name is not None:
             arguments[name] += (word,)

@@ -9,7 +9,7 @@ from pathlib import Path
 from debubble.exports import torch_csv
 from debubble.files import read_file
 from debubble.imports.job import ImportedJob, replicas
-from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.torch_hosts import balanced_layers, layers_of
 from debubble.ir import InputError, RunOptions
 
@@ -19,7 +19,7 @@ def _whole(path: Path) -> Settings:
 
 
 @importer("torch", settings=_whole, file="schedule.csv")
-def torch(settings: Settings, path: Path, given: Given) -> ImportedJob:
+def torch(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     """The order of a CSV; all else is the script's, and given or 1."""
     if given.model is None or given.sequence_length is None:
         raise InputError("A schedule file is an order alone: give --model and --sequence-length too.")

@@ -73,6 +73,6 @@ def layers_of(parts: object) -> tuple[int, ...]:
     return tuple(sum(_LAYER.search(name) is not None for name in part) for part in parts)
 
 
-def recomputed(layers: Sequence[int], operators: str = "full") -> dict[int, tuple[str, str]]:
-    """These layers, both halves alike."""
+def layer_strategies(layers: Sequence[int], operators: str = "full") -> dict[int, tuple[str, str]]:
+    """The strategies of layers whose halves both recompute these operators."""
     return dict.fromkeys(layers, (operators, operators))

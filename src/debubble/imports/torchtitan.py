@@ -9,9 +9,9 @@ from typing import Any
 
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import hub_model
-from debubble.imports.registry import Given, Settings, importer
+from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
-from debubble.imports.torch_hosts import balanced_layers, chunks_of, layers_of, order_of, recomputed
+from debubble.imports.torch_hosts import balanced_layers, chunks_of, layer_strategies, layers_of, order_of
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
@@ -66,7 +66,7 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @importer("torchtitan", settings=read_recipe, file="plan.py")
-def torchtitan(settings: Settings, path: Path, given: Given) -> ImportedJob:
+def torchtitan(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     read = SettingsReader(settings, path)
     model = given.model or _model(read, path)
@@ -104,7 +104,7 @@ def torchtitan(settings: Settings, path: Path, given: Given) -> ImportedJob:
         layers=layers,
         order=order,
         strategies=_strategies(read, model),
-        unread=tuple(_unread(read)),
+        unread=tuple(_unread(read, options)),
     )
 
 
@@ -128,9 +128,9 @@ def _batch(read: SettingsReader, length: int, *, data: int, pipeline: int) -> tu
     A pipeline divides a local batch; without one it is a micro-batch, and the gradients of several add up to the global
     batch.  torchtitan's development version counts tokens in place of sequences.
     """
-    tokens = read.get("training.num_tokens_per_microbatch_per_dp_rank")
-    if tokens is not None:
-        size = max(1, tokens // length)
+    tokens = "training.num_tokens_per_microbatch_per_dp_rank"
+    if read.get(tokens) is not None:
+        size = max(1, read.size(tokens) // length)
         local, of_step = size, read.number("training.num_tokens_per_train_step", -1) // length
         number = read.size("parallelism.num_pp_microbatches", 1)
     else:
@@ -177,13 +177,13 @@ def _split(read: SettingsReader, model: Model, pipeline: int, chunks: int) -> tu
 def _strategies(read: SettingsReader, model: Model) -> dict[int, tuple[str, str]]:
     planned = read.numbers(RECOMPUTED)
     if planned:
-        return recomputed(planned)
+        return layer_strategies(planned)
     policy = _policy(read)
     if policy == "full":
-        return recomputed(range(model.layers))
+        return layer_strategies(range(model.layers))
     if policy.isdigit() and int(policy):
-        return recomputed(range(int(policy) - 1, model.layers, int(policy)))
-    return recomputed(range(model.layers), "norm+activation+multiply") if policy == "op" else {}
+        return layer_strategies(range(int(policy) - 1, model.layers, int(policy)))
+    return layer_strategies(range(model.layers), "norm+activation+multiply") if policy == "op" else {}
 
 
 def _policy(read: SettingsReader) -> str:
@@ -200,7 +200,7 @@ def _policy(read: SettingsReader) -> str:
     return next((policy for name, policy in own.items() if f"activation_checkpoint.{name}" in read), "none")
 
 
-def _unread(read: SettingsReader) -> Iterator[str]:
+def _unread(read: SettingsReader, options: RunOptions) -> Iterator[str]:
     policy = _policy(read)
     if policy == "op":
         yield (
@@ -211,4 +211,7 @@ def _unread(read: SettingsReader) -> Iterator[str]:
         yield "activation_checkpoint.memory_budget: what the compiler recomputes is predicted to be kept."
     if read.number("parallelism.data_parallel_replicate_degree", 1) > 1:
         yield "Replicas that FSDP does not divide (data_parallel_replicate_degree) are predicted as divided ones."
+    if not read.get("parallelism.enable_sequence_parallel", True) and options.tensor > 1:
+        yield "parallelism.enable_sequence_parallel is off, and the prediction counts on it."
+    yield from read.assume("training.dtype", "float32")
     yield from unread(read.left, _MAY_COST)

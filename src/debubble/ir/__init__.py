@@ -8,6 +8,7 @@ from debubble.errors import (
     InfeasibleError,
     InputError,
     OutOfMemoryError,
+    PluginError,
     ScheduleError,
     SolverError,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "Placement",
     "Plan",
     "PlannedUnit",
+    "PluginError",
     "Program",
     "Queue",
     "Robustness",

@@ -7,14 +7,22 @@ unit recomputes, and how the run is set up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from debubble.errors import InputError
 from debubble.ir.degrees import Degrees, DegreeSearch
 from debubble.ir.ops import Kind
-from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, Robustness, RunOptions, WhatIf
+from debubble.ir.plan_entries import (
+    CandidateSummary,
+    Origin,
+    PlannedUnit,
+    Robustness,
+    RunOptions,
+    WhatIf,
+    recomputation_of,
+)
 from debubble.ir.plan_file import VERSION, PlanFile, ScheduleFile, read_plan_file, write_plan_file
 from debubble.ir.schedule import Schedule
 from debubble.ir.stage_costs import Number, StageCosts
@@ -100,7 +108,7 @@ class Plan:
     @property
     def recompute(self) -> tuple[str, ...]:
         """Per stage, how it recomputes: a strategy, or several as `3 none, 2 full`."""
-        return tuple(_summary([unit.strategy for unit in units]) for units in self.partition)
+        return recomputation_of(self.partition)
 
     @property
     def cut_off(self) -> tuple[str, ...]:
@@ -159,6 +167,7 @@ class Plan:
         entries = {name: getattr(self, name) for name in _AS_IN_FILE}
         for name in ("model", "cluster", "profile"):
             entries[name] = entries[name] and dict(entries[name])
+        entries["candidates"] = tuple(replace(candidate, partition=()) for candidate in self.candidates)
         return PlanFile(
             **entries,
             debubble_plan=VERSION,
@@ -181,12 +190,3 @@ class Plan:
 
 _AS_IN_FILE = [f.name for f in fields(Plan) if f.name not in ("schedule", "costs", "lower_bound")]
 """The entries that a plan and its file have alike."""
-
-
-def _summary(strategies: list[str]) -> str:
-    counts: dict[str, int] = {}
-    for strategy in strategies:
-        counts[strategy] = counts.get(strategy, 0) + 1
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{count} {strategy}" for strategy, count in counts.items())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -18,6 +20,15 @@ class PlannedUnit:
     strategy: str = "none"
     """`none`, `full`, or the operators that it recomputes, joined by `+`: norm, activation, multiply, core,
     projections, mlp."""
+
+
+def recomputation_of(partition: Sequence[Sequence[PlannedUnit]]) -> tuple[str, ...]:
+    """Per stage, how it recomputes: a strategy, or several as `3 none, 2 full`."""
+    stages = (Counter(unit.strategy for unit in stage) for stage in partition)
+    return tuple(
+        next(iter(counts)) if len(counts) == 1 else ", ".join(f"{count} {name}" for name, count in counts.items())
+        for counts in stages
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +116,10 @@ class CandidateSummary:
     gap: float | None = None
     peak_memory: tuple[float, ...] = ()
     schedule: str | None = None
+    partition: tuple[tuple[PlannedUnit, ...], ...] = field(default=(), compare=False)
+    """Per stage, its units with their strategies; plan files keep it of the plan alone."""
+    recompute: tuple[str, ...] = ()
+    """Per stage, a summary of its units' strategies."""
     solve_seconds: float = 0.0
     rejected: str | None = None
     remark: str | None = None

@@ -154,15 +154,15 @@ class Schedule:
         """Time that one recomputation of the stage takes, before `micro_batch_scale`."""
         return costs.recompute[stage] * self.recompute_fraction.get(stage, 1)
 
-    def kept(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
+    def kept_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
         """Bytes that F of this stage and micro-batch leaves, before `micro_batch_scale`."""
         if not self.recomputes(stage, micro_batch):
             return costs.activation[stage]
-        return costs.activation[stage] - costs.dropped(stage) * self.recompute_fraction.get(stage, 1)
+        return costs.activation[stage] - costs.dropped_bytes(stage) * self.recompute_fraction.get(stage, 1)
 
-    def moved(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
+    def moved_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
         """Bytes that O of this stage and micro-batch moves, before `micro_batch_scale`."""
-        return self.kept(costs, stage, micro_batch) * self.offload_fraction.get(stage, 1)
+        return self.kept_bytes(costs, stage, micro_batch) * self.offload_fraction.get(stage, 1)
 
     def backward_of(self, stage: int, micro_batch: int) -> Op:
         """The operation that consumes the gradient: I if the backward is split, else B."""

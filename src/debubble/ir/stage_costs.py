@@ -252,7 +252,7 @@ class StageCosts:
         """Recompute-free compute time of one micro-batch on a stage."""
         return self.forward[stage] + self.backward(stage)
 
-    def dropped(self, stage: int) -> Number:
+    def dropped_bytes(self, stage: int) -> Number:
         """Bytes that recomputation does not keep."""
         return self.activation[stage] - self.activation_recomputed[stage]
 

@@ -88,7 +88,7 @@ class TraceStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The measured steps of one run, or one device's part of them (see `joined`)."""
+    """The measured steps of one run, or one device's part of them (see `join`)."""
 
     devices: int
     steps: tuple[TraceStep, ...]
@@ -110,7 +110,7 @@ class Trace:
         return sorted(self.warm, key=lambda step: step.makespan)[len(self.warm) // 2]
 
     @staticmethod
-    def joined(parts: Sequence[Trace]) -> Trace:
+    def join(parts: Sequence[Trace]) -> Trace:
         """The whole trace of parts that each hold some devices' events of the same steps, on one clock.
 
         Every step of the result starts at time 0.

@@ -223,9 +223,9 @@ class Architecture:
         """Operations per token that mix a layer's tokens, forward, beside its projections."""
         match self.per_layer[layer].attention:
             case Attention() as attention:
-                return 4 * attention.attended(length) * self.attention_width
+                return 4 * attention.keys_per_token(length) * self.attention_width
             case LatentAttention() as latent:
-                return 2 * latent.attended(length) * (latent.queries + latent.values)
+                return 2 * latent.keys_per_token(length) * (latent.queries + latent.values)
             case LinearAttention() | StateSpace() as recurrence:
                 return recurrence.flops
             case None:

@@ -40,7 +40,7 @@ class ModelConfig(Architecture):
             content = json.dumps(source)
         except (TypeError, ValueError, RecursionError):
             return _with_config(read_architecture(Entries(source, _CONTENT)), source)
-        return _with_config(_parsed(content), source)
+        return _with_config(_parse(content), source)
 
 
 _CONTENT = "The config"
@@ -48,7 +48,7 @@ _CONTENT = "The config"
 
 
 @lru_cache(maxsize=64)
-def _parsed(content: str) -> Architecture:
+def _parse(content: str) -> Architecture:
     return read_architecture(Entries(json.loads(content), _CONTENT))
 
 

@@ -54,6 +54,16 @@ _ALIASES = {
 """Other names of entries, in some families' configs."""
 
 
+ACTIVATIONS = frozenset(
+    (
+        "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh",
+        "gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu",
+        "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu",
+    )
+)  # fmt: skip
+"""The activation functions of transformers, by name."""
+
+
 class Entries:
     """A config's entries.  A default stands for an entry that is missing or null."""
 
@@ -106,6 +116,16 @@ class Entries:
             raise InputError(f"`{key}` must be true or false, not {value!r}.")
         return value
 
+    def activation(self, *keys: str, default: str) -> str:
+        """The name of an activation function, under the first of these keys that has one."""
+        name = next((name for key in keys if (name := self.get(key)) is not None), default)
+        if name not in ACTIVATIONS:
+            raise InputError(
+                f"{self.name} has the activation function {name!r}, which transformers does not know; there are:"
+                f" {', '.join(sorted(ACTIVATIONS))}."
+            )
+        return str(name)
+
     @property
     def _inside(self) -> str:
         return self.name[0].lower() + self.name[1:]
@@ -117,10 +137,10 @@ class Entries:
             raise InputError(f"{self.name} has {count} layers; debubble plans models of up to {MOST_LAYERS}.")
         return count
 
-    def head_dim(self, hidden: int, heads: int, default: int | None = None) -> int:
+    def head_dim(self, hidden: int, heads: int) -> int:
         """Width of a head."""
-        if default is not None or self.entries.get("head_dim") is not None:
-            return self.number("head_dim", default)
+        if self.entries.get("head_dim") is not None:
+            return self.number("head_dim")
         if hidden % heads:
             raise InputError(f"{self.name} has {heads} heads for a hidden size of {hidden}, which they cannot divide.")
         return hidden // heads

@@ -14,7 +14,16 @@ from debubble.ir import InputError
 from debubble.models.architecture import Architecture, Experts, Layer, Mlp
 from debubble.models.entries import Entries
 from debubble.models.generic import read_other
-from debubble.models.layers import first_dense, layer_kinds, like_layers, mtp_layers, rope_of, unpriced, windows
+from debubble.models.layers import (
+    first_dense,
+    layer_kinds,
+    like_layers,
+    mtp_layers,
+    rope_of,
+    sparse_mlps,
+    unpriced_error,
+    windows,
+)
 from debubble.models.mixers import Attention, LatentAttention, LinearAttention, StateSpace
 from debubble.models.vision import read_vision, text_entries
 
@@ -47,7 +56,7 @@ def _llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any)
         "vocab": config.number("vocab_size"),
         "tied": config.flag("tie_word_embeddings", False),
         "norm_eps": config.real("rms_norm_eps", 1e-6),
-        "activation": config.get("hidden_act", "silu"),
+        "activation": config.activation("hidden_act", default="silu"),
         "initializer_range": config.real("initializer_range", 0.02),
         "padding": config.get("pad_token_id"),
         "qkv_bias": bias,
@@ -101,12 +110,12 @@ def _qwen3_moe(config: Entries) -> Architecture:
         ffn=config.number("moe_intermediate_size", 768),
         renormalised=bool(config.get("norm_topk_prob", False)),
     )
-    step, dense = config.number("decoder_sparse_step", 1), config.get("mlp_only_layers", ())
-    mlps = [experts if i not in dense and (i + 1) % step == 0 else Mlp() for i in range(config.layers())]
+    mlps = sparse_mlps(config, experts)
     return _llama_like(config, kv_heads=4, per_layer=like_layers(config, mlps=mlps), qk_norm=True)
 
 
-def _gemma_like(config: Entries, *, kv_heads: int, activation: str, **changes: Any) -> Architecture:
+def _gemma_like(config: Entries, *, kv_heads: int, **changes: Any) -> Architecture:
+    activation = config.activation("hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
     common: dict[str, Any] = {
         "head_dim": config.number("head_dim", 256),
         # The first checkpoints say gelu, and mean its approximation.
@@ -120,8 +129,7 @@ def _gemma_like(config: Entries, *, kv_heads: int, activation: str, **changes: A
 
 
 def _gemma(config: Entries) -> Architecture:
-    activation = config.get("hidden_activation") or config.get("hidden_act", "gelu_pytorch_tanh")
-    return _gemma_like(config, kv_heads=16, activation=activation)
+    return _gemma_like(config, kv_heads=16)
 
 
 def _gemma2(
@@ -130,7 +138,6 @@ def _gemma2(
     return _gemma_like(
         config,
         kv_heads=4,
-        activation=config.get("hidden_activation") or config.get("hidden_act", "gelu_pytorch_tanh"),
         norms_results=True,
         attention_scale=config.real("query_pre_attn_scalar", 256) ** -0.5,
         # Null means none here, and a missing entry the default.
@@ -165,7 +172,7 @@ def _gpt2(config: Entries) -> Architecture:
         ffn=config.number("n_inner", 4 * hidden),
         vocab=config.number("vocab_size"),
         norm_eps=config.real("layer_norm_epsilon", 1e-5),
-        activation=config.get("activation_function", "gelu_new"),
+        activation=config.activation("activation_function", default="gelu_new"),
         initializer_range=config.real("initializer_range", 0.02),
         gated=False,
         tied=config.flag("tie_word_embeddings", True),
@@ -294,13 +301,9 @@ def _qwen3_next(config: Entries) -> Architecture:
     kinds = layer_kinds(
         config, default=["linear_attention" if (i + 1) % every else "full_attention" for i in range(count)]
     )
-    step, dense = config.number("decoder_sparse_step", 1), config.get("mlp_only_layers", ())
     layers = [
-        Layer(
-            attention=linear if kind == "linear_attention" else Attention(gated=True),
-            mlp=experts if i not in dense and (i + 1) % step == 0 else Mlp(),
-        )
-        for i, kind in enumerate(kinds)
+        Layer(attention=linear if kind == "linear_attention" else Attention(gated=True), mlp=mlp)
+        for kind, mlp in zip(kinds, sparse_mlps(config, experts), strict=True)
     ]
     return _of_layers(config, layers, kv_heads=2, head_dim=config.number("head_dim", 256), qk_norm=True)
 
@@ -308,7 +311,7 @@ def _qwen3_next(config: Entries) -> Architecture:
 def _nemotron_h(config: Entries) -> Architecture:
     """Every layer is a state space, an attention, an MLP or a mixture of experts, under one norm."""
     if config.get("moe_latent_size"):
-        raise unpriced(config, "moe_latent_size")
+        raise unpriced_error(config, "moe_latent_size")
     space = StateSpace(
         heads=config.number("mamba_num_heads", 128),
         head_dim=config.number("mamba_head_dim", 64),
@@ -338,7 +341,7 @@ def _nemotron_h(config: Entries) -> Architecture:
     kinds = config.get("hybrid_override_pattern") or config.get("layers_block_type") or config.get("layer_types") or ()
     for kind in kinds:
         if kind not in blocks:
-            raise unpriced(config, str(kind))
+            raise unpriced_error(config, str(kind))
     return _of_layers(
         config,
         [blocks[kind] for kind in kinds],

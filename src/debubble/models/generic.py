@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from debubble.models.architecture import Architecture, Experts, Layer, Mlp
 from debubble.models.entries import Entries
-from debubble.models.layers import unpriced, windows
+from debubble.models.layers import sparse_mlps, unpriced_error, windows
 from debubble.models.mixers import Attention
 
 KNOWN = frozenset(
@@ -98,7 +98,7 @@ def _check_layers(config: Entries) -> None:
     named = [name for name in entries.get("architectures") or () if not name.endswith(("CausalLM", "LMHeadModel"))]
     unlike = [*kinds, *(key for key in _OTHER_LAYERS if entries.get(key)), *named]
     if unlike:
-        raise unpriced(config, unlike[0])
+        raise unpriced_error(config, unlike[0])
 
 
 def _shares_all_keys(config: Entries) -> bool:
@@ -108,11 +108,10 @@ def _shares_all_keys(config: Entries) -> bool:
 
 def _mlps(config: Entries) -> list[Mlp | Experts]:
     """Per layer, its MLP or its mixture of experts."""
-    layers = config.layers()
     counts = (config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
     count = next((count for count in counts if count), None)
     if count is None:
-        return [Mlp()] * layers
+        return [Mlp()] * config.layers()
     ffn = config.number("moe_intermediate_size", config.get("intermediate_size"))
     experts = Experts(
         count=count,
@@ -121,9 +120,4 @@ def _mlps(config: Entries) -> list[Mlp | Experts]:
         shared_gate=config.family == "qwen2_moe",
         shared=config.get("shared_expert_intermediate_size") or ffn * config.get("n_shared_experts", 0),
     )
-    step, first = config.get("decoder_sparse_step", 1), config.get("first_k_dense_replace", 0)
-    dense = set(config.get("mlp_only_layers", ()))
-    return [
-        experts if layer >= first and (layer + 1) % step == 0 and layer not in dense else Mlp()
-        for layer in range(layers)
-    ]
+    return sparse_mlps(config, experts, dense=config.get("first_k_dense_replace", 0))

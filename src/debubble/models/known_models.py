@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from debubble.ir import InputError
 from debubble.models.config import ModelConfig
 from debubble.registry import Registry, full_name
 
@@ -25,6 +26,21 @@ def named_model(text: str) -> ModelConfig:
     if text not in models and (Path(text).exists() or Path(text).suffix == ".json"):
         return ModelConfig.from_hf(text)
     return models[full_name(text, models, what="model or file")]
+
+
+def as_model(model: ModelConfig | str | Path) -> ModelConfig:
+    """The model itself, or the one that a text or a path names.
+
+    Raises:
+        InputError: If it is neither.
+    """
+    if isinstance(model, str | Path):
+        return named_model(str(model))
+    if not isinstance(model, ModelConfig):
+        raise InputError(
+            f"A model is db.models[NAME], db.Model.from_hf(FILE), a name or a file, not {type(model).__name__}."
+        )
+    return model
 
 
 def _llama(

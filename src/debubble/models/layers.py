@@ -48,13 +48,26 @@ def mtp_layers(config: Entries) -> int:
 def layer_kinds(config: Entries, *, default: list[str]) -> list[str]:
     """Per layer, its kind; raises InputError if these are not as many as the layers."""
     kinds: list[str] = config.get("layer_types") or default
-    layers = config.layers()
-    if len(kinds) != layers:
-        raise InputError(f"{config.name} has `layer_types` for {len(kinds)} layers, but `num_hidden_layers` {layers}.")
+    _check_count(config, kinds)
     return kinds
 
 
-def unpriced(config: Entries, what: str) -> InputError:
+def _check_count(config: Entries, kinds: Sequence[object]) -> None:
+    layers = config.layers()
+    if len(kinds) != layers:
+        raise InputError(f"{config.name} has `layer_types` for {len(kinds)} layers, but `num_hidden_layers` {layers}.")
+
+
+def sparse_mlps(config: Entries, experts: Experts, *, dense: int = 0) -> list[Mlp | Experts]:
+    """Per layer, the experts, or an MLP in the first `dense` ones and wherever else the config says so."""
+    step, dense_layers = config.number("decoder_sparse_step", 1), set(config.get("mlp_only_layers", ()))
+    return [
+        experts if layer >= dense and (layer + 1) % step == 0 and layer not in dense_layers else Mlp()
+        for layer in range(config.layers())
+    ]
+
+
+def unpriced_error(config: Entries, what: str) -> InputError:
     """The refusal of a model with parts that debubble has no costs for."""
     return InputError(
         f"{config.name} has the model_type '{config.family}' with '{what}', but debubble prices causal models whose"
@@ -66,11 +79,8 @@ def unpriced(config: Entries, what: str) -> InputError:
 def windows(config: Entries, *, default: int | None = 4096) -> tuple[int | None, ...]:
     """Per layer, how many tokens back its attention reaches, itself included; None: all."""
     window = config.entries.get("sliding_window", None if config.family in _UNWINDOWED else default)
-    sliding, layers = _sliding(config), config.layers()
-    if len(sliding) != layers:
-        raise InputError(
-            f"{config.name} has `layer_types` for {len(sliding)} layers, but `num_hidden_layers` {layers}."
-        )
+    sliding = _sliding(config)
+    _check_count(config, sliding)
     return tuple(window if slides else None for slides in sliding)
 
 

@@ -34,7 +34,7 @@ class Attention:
     sinks: bool = False
     """True if every head has a learned score that takes part in its softmax (gpt-oss)."""
 
-    def attended(self, length: int) -> float:
+    def keys_per_token(self, length: int) -> float:
         """Tokens that a token of a sequence attends to, on average, itself counted half."""
         run = length if self.chunk is None else min(self.chunk, length)
         if not self.causal:
@@ -74,7 +74,7 @@ class LatentAttention:
         return self.heads * self.value
 
     @property
-    def expanded(self) -> int:
+    def expansion_width(self) -> int:
         """Width of what the latent vector is expanded to: keys without their rotary part, and values."""
         return self.heads * (self.content + self.value)
 
@@ -84,11 +84,11 @@ class LatentAttention:
             queries = hidden * self.queries
         else:
             queries = self.query_rank * (hidden + 1 + self.queries) + self.bias * self.query_rank
-        keys = hidden * (self.rank + self.rotary) + self.rank * (1 + self.expanded)
+        keys = hidden * (self.rank + self.rotary) + self.rank * (1 + self.expansion_width)
         biases = self.bias * (self.rank + self.rotary + hidden)
         return queries + keys + biases + self.values * hidden
 
-    def attended(self, length: int) -> float:
+    def keys_per_token(self, length: int) -> float:
         """Tokens that a token of a sequence attends to, on average, itself counted half."""
         return length / 2
 
@@ -107,7 +107,7 @@ class LinearAttention:
     """Tokens that the convolution before it sees."""
 
     @property
-    def mixed(self) -> int:
+    def convolution_width(self) -> int:
         """Width of queries, keys and values, which pass a convolution."""
         return 2 * self.key_heads * self.key + self.values
 
@@ -122,13 +122,18 @@ class LinearAttention:
         return self.value_heads * self.value
 
     @property
-    def projected(self) -> int:
+    def projection_width(self) -> int:
         """Width of the projections: queries, keys, values, output gates, and decay and step of every head."""
-        return self.mixed + self.values + 2 * self.value_heads
+        return self.convolution_width + self.values + 2 * self.value_heads
 
     def parameters(self, hidden: int) -> int:
         """Parameters of projections, convolution, decays and the gated norm."""
-        return hidden * (self.projected + self.values) + self.kernel * self.mixed + 2 * self.value_heads + self.value
+        return (
+            hidden * (self.projection_width + self.values)
+            + self.kernel * self.convolution_width
+            + 2 * self.value_heads
+            + self.value
+        )
 
     @property
     def flops(self) -> float:
@@ -162,19 +167,19 @@ class StateSpace:
         return self.heads * self.head_dim
 
     @property
-    def mixed(self) -> int:
+    def convolution_width(self) -> int:
         """Width of what passes a convolution: the inputs, and their input and output matrices."""
         return self.values + 2 * self.groups * self.state
 
     @property
-    def projected(self) -> int:
+    def projection_width(self) -> int:
         """Width of the projection: a gate, what is mixed, and the step of every head."""
-        return self.values + self.mixed + self.heads
+        return self.values + self.convolution_width + self.heads
 
     def parameters(self, hidden: int) -> int:
         """Parameters of projections, convolution, steps, decays, skips and the gated norm."""
-        projections = hidden * (self.projected + self.values) + self.bias * (self.projected + hidden)
-        return projections + (self.kernel + self.conv_bias) * self.mixed + 3 * self.heads + self.values
+        projections = hidden * (self.projection_width + self.values) + self.bias * (self.projection_width + hidden)
+        return projections + (self.kernel + self.conv_bias) * self.convolution_width + 3 * self.heads + self.values
 
     @property
     def flops(self) -> float:

@@ -25,7 +25,7 @@ _UNLIKE = {
 """Work of families between the modules, whatever their config says of it."""
 
 
-def not_plain(config: Mapping[str, Any]) -> str | None:
+def why_not_plain(config: Mapping[str, Any]) -> str | None:
     """Say why a model is not `model.embed_tokens`, `.layers`, `.norm` and `lm_head` in a row; None if it is."""
     family = str(config.get("model_type"))
     if family in OTHER_BASES or family in UNNAMED or family == "gpt2":

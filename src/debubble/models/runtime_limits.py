@@ -7,8 +7,10 @@ from typing import Any
 
 from debubble.ir import InputError
 from debubble.ir.plan_entries import RunOptions
+from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
+from debubble.models.quantization import NF4_BLOCK
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 """The dtypes in which the runtime computes."""
@@ -24,40 +26,72 @@ def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str 
         model: The model's Hugging Face config; None for abstract costs.
     """
     config = None if model is None else ModelConfig.from_hf(model)
-    reason = None if config is None else _missing_in_units(config)
-    divided = _missing_in_context(options, config) if options.context > 1 else None
-    if divided is not None:
-        reason = f"{divided}: make the plan with context 1 to train it."
-    elif options.expert > 1 and (config is None or config.whole_layers or config.experts is None):
-        reason = (
+    reason = (
+        _missing_degrees(options, config)
+        or _missing_numbers(options, config)
+        or _missing_overlap(options)
+        or (None if config is None else _missing_in_units(config))
+    )
+    return None if reason is None else f"The runtime cannot run this plan, because {reason}"
+
+
+def _missing_degrees(options: RunOptions, config: ModelConfig | None) -> str | None:
+    """Say which degrees or ZeRO level the runtime does not have for the model; None if it has them."""
+    if options.context > 1 and (reason := _missing_in_context(options, config)) is not None:
+        return f"{reason}: make the plan with context 1 to train it."
+    if options.expert > 1 and (config is None or config.whole_layers or config.experts is None):
+        return (
             "it divides the experts of its own units alone, Mixtral's and Qwen3-MoE's: make the plan with expert 1 to"
             " train it."
         )
-    elif options.expert_shards != options.tensor:
-        reason = "it divides each expert over all tensor-parallel ranks: make the plan without --expert-tensor."
-    elif options.zero > 0 and options.optimizer == "muon":
-        reason = (
-            "ZeRO leaves every replica rows of each parameter and Muon needs whole ones: make the plan with zero 0."
+    if options.expert_shards != options.tensor:
+        return "it divides each expert over all tensor-parallel ranks: make the plan without --expert-tensor."
+    if options.zero > 0 and options.optimizer == "muon":
+        return "ZeRO leaves every replica rows of each parameter and Muon needs whole ones: make the plan with zero 0."
+    return None
+
+
+def _missing_numbers(options: RunOptions, config: ModelConfig | None) -> str | None:
+    """Say what the runtime lacks for the dtype, the adapters or the quantised weights; None if it lacks nothing."""
+    if options.dtype not in DTYPES:
+        return f"it computes in {', '.join(DTYPES)}, not in '{options.dtype}': make the plan with one of them."
+    if options.dtype == "fp16" and options.post_validation:
+        return "fp16 skips steps, so it cannot update before the norm is known: make the plan without post-validation."
+    if options.dtype == "fp16" and config is not None and config.router_balance:
+        return (
+            "fp16 has a scaled loss, and the routers' auxiliary loss has no scale: make the plan with bf16, or set"
+            " output_router_logits to false."
         )
-    elif options.dtype not in DTYPES:
-        reason = f"it computes in {', '.join(DTYPES)}, not in '{options.dtype}': make the plan with one of them."
-    elif options.dtype == "fp16" and options.post_validation:
-        reason = (
-            "fp16 skips steps, so it cannot update before the norm is known: make the plan without post-validation."
-        )
-    elif options.dtype == "fp16" and config is not None and config.router_balance:
-        reason = "fp16 has a scaled loss, and the routers' auxiliary loss has no scale: make the plan with bf16."
-    elif options.host_optimizer:
-        reason = "it steps on hosts what a plan's operations say: make the plan without --host-optimizer to train it."
-    elif options.expert_overlap:
-        reason = "it waits for what ranks of experts exchange: make the plan without --expert-overlap to train it."
-    elif options.lora and config is not None and config.whole_layers:
-        reason = f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
-    elif options.quantize and (config is None or config.whole_layers):
-        reason = "it quantises the linear layers of its own units alone: make the plan without --quantize."
-    elif options.quantize and (options.tensor > 1 or options.zero > 2):
-        reason = "it divides no quantised weights: make the plan with tensor 1 and ZeRO up to 2, or without --quantize."
-    return None if reason is None else f"The runtime cannot run this plan, because {reason}"
+    if options.lora and config is not None and config.whole_layers:
+        return f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
+    if options.quantize and (config is None or config.whole_layers):
+        return "it quantises the linear layers of its own units alone: make the plan without --quantize."
+    if options.quantize and options.zero > 2:
+        return "ZeRO-3 divides no quantised weights: make the plan with ZeRO up to 2, or without --quantize."
+    if options.quantize and options.tensor > 1 and config is not None:
+        return _missing_blocks(options.tensor, config)
+    return None
+
+
+def _missing_blocks(tensor: int, config: ModelConfig) -> str | None:
+    """Say why ranks that divide the model's layers have no whole blocks of quantised weights; None if they have."""
+    dense = any(not isinstance(layer.mlp, Experts) for layer in config.per_layer)
+    inner = config.ffn if dense else 0
+    if not any(width % NF4_BLOCK for width in (config.hidden, config.attention_width / tensor, inner / tensor)):
+        return None
+    return (
+        f"rows of its linear layers, divided among {tensor} ranks, are no whole blocks of {NF4_BLOCK} quantised"
+        " weights: make the plan with a smaller --tensor, or without --quantize."
+    )
+
+
+def _missing_overlap(options: RunOptions) -> str | None:
+    """Say what runs beside the pipeline in other frameworks alone; None if nothing does."""
+    if options.host_optimizer:
+        return "it steps on hosts what a plan's operations say: make the plan without --host-optimizer to train it."
+    if options.expert_overlap:
+        return "it waits for what ranks of experts exchange: make the plan without --expert-overlap to train it."
+    return None
 
 
 def _missing_in_context(options: RunOptions, config: ModelConfig | None) -> str | None:

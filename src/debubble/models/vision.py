@@ -7,7 +7,7 @@ from typing import Any
 
 from debubble.models.architecture import Architecture, Layer, VisionTower
 from debubble.models.entries import Entries
-from debubble.models.layers import unpriced
+from debubble.models.layers import unpriced_error
 from debubble.models.mixers import Attention
 
 _DYNAMIC_PATCHES = 4096
@@ -45,7 +45,7 @@ def text_entries(config: Entries) -> Entries | None:
         own["model_type"] = "qwen2"
     for part in ("audio_config", "vision_config"):
         if config.entries.get(part) and (part != "vision_config" or config.family not in _TOWERS):
-            raise unpriced(config, part)
+            raise unpriced_error(config, part)
     return Entries(own, config.name)
 
 

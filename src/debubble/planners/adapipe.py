@@ -22,7 +22,7 @@ from itertools import accumulate
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number
 from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
-from debubble.planners.partitioning.pareto import Front, StageRecomputation, front
+from debubble.planners.partitioning.pareto import Front, StageRecomputation, blocks, front
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules.one_f_one_b import one_f_one_b
@@ -49,6 +49,10 @@ def adapipe(problem: Problem) -> Solution:
     return min(solutions, key=lambda pair: pair[0])[1]
 
 
+_Run = tuple[bool, tuple[int, ...]]
+"""Whether a run of units begins inside a block, and its numbers of each kind: runs that are equal so cost the same."""
+
+
 @dataclass(frozen=True)
 class _Suffix:
     """Stages s ... p - 1 on the units from i on, and where stage s ends."""
@@ -65,8 +69,8 @@ class DynamicPrograms:
     def __init__(self, problem: Problem, units: Units) -> None:
         self.problem, self.units = problem, units
         self.alive = _alive(problem)
-        self._fronts: dict[tuple[int, tuple[int, ...]], Front] = {}
-        self._times: dict[tuple[int, tuple[int, ...]], float | None] = {}
+        self._fronts: dict[tuple[int, _Run], Front] = {}
+        self._times: dict[tuple[int, _Run], float | None] = {}
 
     def lengths(self) -> list[tuple[int, ...]]:
         """Units per stage of the efficient cuts, fastest first.  Raises InfeasibleError if none fits."""
@@ -74,7 +78,7 @@ class DynamicPrograms:
         cuts: list[list[_Suffix]] = [[] for _ in range(n)] + [[_Suffix(0.0, 0.0, n, None)]]
         for s in reversed(range(p)):
             begins = range(n - p + s + 1) if s else range(1)
-            cuts = [_efficient(self._extended(s, i, cuts)) if i in begins else [] for i in range(n)] + [[]]
+            cuts = [_efficient(self._extend(s, i, cuts)) if i in begins else [] for i in range(n)] + [[]]
         if not cuts[0]:
             raise InfeasibleError(f"No partition fits on {p} devices, whatever its stages recompute.")
         passes = self.problem.micro_batches - 1
@@ -91,7 +95,7 @@ class DynamicPrograms:
             begin = end
         return chosen
 
-    def _extended(self, s: int, begin: int, cuts: list[list[_Suffix]]) -> Iterator[_Suffix]:
+    def _extend(self, s: int, begin: int, cuts: list[list[_Suffix]]) -> Iterator[_Suffix]:
         """Stage s from `begin` to every end from which the later stages can go on."""
         work = self._work[s]
         widest = WIDEST * sum(each[-1] for each in self._work) / self.problem.devices**2
@@ -105,7 +109,7 @@ class DynamicPrograms:
 
     def _time(self, s: int, begin: int, end: int) -> float | None:
         """Time of one micro-batch on stage s with those units; None if they do not fit."""
-        key = tuple(b - a for a, b in zip(self._kinds[begin], self._kinds[end], strict=True))
+        key = self._run(begin, end)
         if (s, key) not in self._times:
             units, work = self.units.on(s), self._work[s]
             if (id(units), key) not in self._fronts:
@@ -113,6 +117,10 @@ class DynamicPrograms:
             best = self._fronts[id(units), key].cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
             self._times[s, key] = None if best is None else work[end] - work[begin] + best.recompute
         return self._times[s, key]
+
+    def _run(self, begin: int, end: int) -> _Run:
+        counts = tuple(b - a for a, b in zip(self._kinds[begin], self._kinds[end], strict=True))
+        return begin in self._inside, counts
 
     def _budget(self, s: int, begin: int, end: int) -> float:
         units = self.units.units[begin:end]
@@ -127,9 +135,16 @@ class DynamicPrograms:
         return [works[id(table)] for table in tables]
 
     @cached_property
+    def _inside(self) -> frozenset[int]:
+        """Where a stage that begins there would cut a block of units that share inputs."""
+        ends = set(accumulate(map(len, blocks(self.units.units)), initial=0))
+        return frozenset(range(len(self.units.units))) - ends
+
+    @cached_property
     def _kinds(self) -> list[tuple[int, ...]]:
-        """Numbers of each kind of unit before every unit: runs of the same kinds cost the same."""
-        kinds = [(u.type, u.work, u.static, u.workspace, u.activation) for u in self.units.units]
+        """Numbers of each kind of unit before every unit.  Units of other blocks are of another kind."""
+        alike = [[(u.type, u.work, u.static, u.workspace, u.activation) for u in b] for b in blocks(self.units.units)]
+        kinds = [(kind, *block) for block in alike for kind in block]
         distinct = list(dict.fromkeys(kinds))
         rows = [(0,) * len(distinct)]
         for kind in kinds:

@@ -21,7 +21,7 @@ from debubble.ir import CandidateSummary, CutOffError, DebubbleError
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
 from debubble.planners.process_pool import WORKER, Answer, by_completion, side_by_side
 from debubble.planners.progress import Progress, tell
-from debubble.planners.registry import Result, planner, planners, verified
+from debubble.planners.registry import Result, planner, planners, verify
 from debubble.targets.orders import OwnOrders
 
 FIRST, CLOSE = 0.25, 1.05
@@ -64,7 +64,7 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
         begin = time.perf_counter()
         further = go_on(problem, [result.solution for result in results])
         if further is not None:
-            result = verified("joint", problem, further, time.perf_counter() - begin)
+            result = verify("joint", problem, further, time.perf_counter() - begin)
             if result.score < results[0].score:
                 answers["joint"] = result
                 results = _results(answers)
@@ -98,10 +98,10 @@ def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | De
     joins = "joint" in names and isinstance(problem.workload, ModelUnits) and problem.equally_long
     begin = min(problem.effort, max(WORKER, FIRST * problem.effort))
     if not joins or begin == problem.effort:
-        return _asked(dict.fromkeys(names, problem))
+        return _ask_side_by_side(dict.fromkeys(names, problem))
     # The longest search begins first.
     begun = {name: replace(problem, effort=begin) for name in names if name != "joint"}
-    answers = _asked({"joint": problem, **begun})
+    answers = _ask_side_by_side({"joint": problem, **begun})
     least = min((result.score for result in _results(answers)), default=math.inf)
     again: list[str] = []
     for name in (name for name in begun if planners[name].searches):
@@ -112,7 +112,7 @@ def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | De
             )
         elif isinstance(answer, Result) or not isinstance(answers["joint"], Result):
             again.append(name)
-    answers |= _asked(dict.fromkeys(again, problem), answers)
+    answers |= _ask_side_by_side(dict.fromkeys(again, problem), answers)
     return {name: answers[name] for name in names}
 
 
@@ -123,7 +123,7 @@ def _with_remark(result: Result, remark: str) -> Result:
     return replace(result, solution=solution)
 
 
-def _asked(
+def _ask_side_by_side(
     problems: Mapping[str, Problem], before: Mapping[str, Result | DebubbleError] = MappingProxyType({})
 ) -> dict[str, Result | DebubbleError]:
     """Every planner's verified answer to its problem, or why it has none; those that search side by side."""
@@ -146,13 +146,13 @@ def _asked(
             if name not in tasks:
                 take(name, partial(planners[name], problem))
         for name in by_completion(futures):
-            take(name, partial(_verified, name, problems[name], futures[name]))
+            take(name, partial(_verify, name, problems[name], futures[name]))
     return answers
 
 
-def _verified(name: str, problem: Problem, future: Future[Answer]) -> Result:
+def _verify(name: str, problem: Problem, future: Future[Answer]) -> Result:
     solution, seconds = future.result()
-    return verified(name, problem, solution, seconds)
+    return verify(name, problem, solution, seconds)
 
 
 def _answer(ask: Callable[[], Result]) -> Result | DebubbleError:

@@ -90,7 +90,7 @@ def _cheap_first(problem: Problem) -> list[str]:
 @planner("megatron-even", paper="Megatron-LM, SC 2021")
 def megatron_even(problem: Problem) -> Solution:
     """Equal runs of layers, the same number of fully recomputed ones on every stage."""
-    return _on_megatron(problem, split=even_counts, recompute=_uniformly_recomputed)
+    return _on_megatron(problem, split=even_counts, recompute=_uniform_recomputation)
 
 
 @planner("merak", paper="Merak, TPDS 2023")
@@ -102,7 +102,7 @@ def merak(problem: Problem) -> Solution:
 @planner("pipedream", paper="PipeDream, SOSP 2019")
 def pipedream(problem: Problem) -> Solution:
     """Balance the stages' compute exactly, then recompute uniformly as far as memory demands."""
-    return _on_megatron(problem, split=balanced_counts, recompute=_uniformly_recomputed)
+    return _on_megatron(problem, split=balanced_counts, recompute=_uniform_recomputation)
 
 
 def _on_megatron(
@@ -122,7 +122,7 @@ def _on_megatron(
             return recompute(search, split(units, problem.devices * chunks)).solution
 
 
-def _uniformly_recomputed(search: PartitionSearch, lengths: list[int]) -> PricedSchedule:
+def _uniform_recomputation(search: PartitionSearch, lengths: list[int]) -> PricedSchedule:
     """The partition with the least N for which the first N units of every stage recompute fully.
 
     Raises InfeasibleError if even all of them do not suffice.

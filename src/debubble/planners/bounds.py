@@ -9,10 +9,15 @@ from debubble.costs import Units
 from debubble.errors import readable
 from debubble.ir import InfeasibleError, Number, StageCosts
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
-from debubble.planners.relaxations import Pieces, granular_bound, pieces_of_stages, pieces_of_units, ramps_bound
+from debubble.planners.relaxations import Pieces, pieces_of_stages, pieces_of_units, ramps_bound
+from debubble.planners.unit_bounds import contiguous_bound, granular_bound
 
 WORK = "work and the path of one micro-batch"
 GRANULAR = "the work of every device, once forwards reach it, where units are dealt whole and states fit"
+CONTIGUOUS = (
+    "the work of every device, once forwards reach it, where units are dealt whole in runs and states fit; it assumes"
+    " as many stages on every device"
+)
 RAMPS = "work, and what memory and links let start before the first backward and end after the last forward"
 
 OF_ORDERS = "every order of these stages, by a search of bounds"
@@ -48,12 +53,21 @@ def _best_bound(problem: Problem) -> Bound:
     pieces = _pieces(problem)
     # Ramps are counted in one time for all devices, and for micro-batches that are alike.
     ramps = problem.objective == "makespan" and problem.equally_long
+    arrivals = ramps and len(set(pieces.rooms)) == 1
     if isinstance(problem.workload, ModelUnits):
-        granular = granular_bound(pieces, arrivals=ramps and len(set(pieces.rooms)) == 1)
-        best = max(best, Bound(granular, GRANULAR), key=lambda bound: bound.time)
+        best = max(best, Bound(granular_bound(pieces, arrivals=arrivals), GRANULAR), key=_time)
     if ramps:
-        best = max(best, Bound(ramps_bound(pieces), RAMPS), key=lambda bound: bound.time)
+        best = max(best, Bound(ramps_bound(pieces), RAMPS), key=_time)
+    if isinstance(problem.workload, ModelUnits):
+        most = len(pieces.pieces) // problem.devices
+        chunks = range(1, most + 1) if problem.chunks is None else (problem.chunks,)
+        contiguous = contiguous_bound(pieces, chunks=chunks, least=float(best.time), arrivals=arrivals)
+        best = max(best, Bound(contiguous, CONTIGUOUS), key=_time)
     return best
+
+
+def _time(bound: Bound) -> Number:
+    return bound.time
 
 
 def _pieces(problem: Problem) -> Pieces:

@@ -36,7 +36,7 @@ def milp(problem: Problem) -> Solution:
     for rank, stages in enumerate(choices):
         orders = replace(stages.order_problem(problem.micro_batches), recompute=False)
         try:
-            best, remark = _solved(orders, effort.part(effort.left / (len(choices) - rank)))
+            best, remark = _solve(orders, effort.part(effort.left / (len(choices) - rank)))
         except InfeasibleError as error:
             reason = error
             continue
@@ -50,7 +50,7 @@ def milp(problem: Problem) -> Solution:
     return replace(solution, remark=remark, cut_off=effort.cut_off)
 
 
-def _solved(problem: OrderProblem, effort: Effort) -> tuple[Incumbent, str]:
+def _solve(problem: OrderProblem, effort: Effort) -> tuple[Incumbent, str]:
     """The best schedule of the program, and what there is to say of it."""
     rows = _rows(problem)
     if ROW * rows > effort.left:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, model_units, profiled
+from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, model_units, with_profile
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Partition, Units
 from debubble.ir import InputError, Placement, Plan, RunOptions, Schedule, StageCosts
@@ -85,8 +85,8 @@ def half_layers(
     if units.on_devices and (profile is not None or levers is not None):
         raise InputError("Pipelines on devices of several types are planned without a profile and without --for.")
     if profile is not None:
-        units = profiled(units, profile, model=model, options=options)
-    return units if levers is None else levers.kept(units, model, options)
+        units = with_profile(units, profile, model=model, options=options)
+    return units if levers is None else levers.half_layers(units, model, options)
 
 
 def pipeline_devices(cluster: Cluster, options: RunOptions, pipeline: int | None = None) -> int:
@@ -153,7 +153,7 @@ def fixed_configuration(
     if recompute is not None and recompute not in known:
         raise InputError(f"--recompute is '{recompute}'; it must be one of: {', '.join(known)}.")
     entry = schedules[schedule]
-    given = {**entry.accepted(objective=objective_of(run)), **(schedule_options or {})}
+    given = {**entry.accepted_options(objective=objective_of(run)), **(schedule_options or {})}
     chunks = chunks or entry.default_chunks
     counts = even_counts(units, devices * chunks)
     can_choose = bool(_STAGES_THAT_RECOMPUTE & entry.options)
@@ -161,17 +161,17 @@ def fixed_configuration(
     rough = units.stage_costs(everywhere, Placement.looped(devices, chunks))
     made = entry(devices=devices, micro_batches=micro_batches, chunks=chunks, costs=rough, **given)
     chosen = made.fused_recompute | {stage for stage, _ in made.explicit_recompute}
-    if not chosen and not _chooses(entry, given):
-        partition = everywhere if recompute else Partition.cut(units, counts)
-        made = replace(made, fused_recompute=partition.recomputing)
-    elif chosen and recompute == "none":
+    nowhere = Partition.cut(units, counts)
+    if chosen and recompute == "none":
         raise InputError(
             f"'{schedule}' is to recompute {len(chosen)} of its {made.stages} stages, but --recompute none leaves"
             " nothing to recompute: give --recompute full or selective, or no stages to recompute."
         )
+    if chosen or _chooses(entry, given):
+        partition = Partition(everywhere[s] if s in chosen else nowhere[s] for s in range(made.stages))
     else:
-        kept = Partition.cut(units, counts)
-        partition = Partition(everywhere[s] if s in chosen else kept[s] for s in range(made.stages))
+        partition = everywhere if recompute else nowhere
+        made = replace(made, fused_recompute=partition.recomputing)
     if host_chunks and not units.hostable:
         raise InputError("--host-chunks needs a cluster with a link to the host, and no --host-optimizer.")
     hosted = made.placement.last_chunks(host_chunks)

@@ -35,7 +35,8 @@ class PlacedStages:
             costs=self.costs,
             offload=self.costs.offload is not None,
             objective=self.objective,
-            recompute=self.costs.memory_limit is not None and any(map(self.costs.dropped, range(self.costs.stages))),
+            recompute=self.costs.memory_limit is not None
+            and any(map(self.costs.dropped_bytes, range(self.costs.stages))),
         )
 
     def solution(self, schedule: Schedule, *, lower_bound: Number = 0) -> Solution:

@@ -48,7 +48,7 @@ def optpipe(problem: Problem) -> Solution:
     reason: DebubbleError | None = None
     for rank, stages in enumerate(choices):
         try:
-            candidate, from_cache = _ordered(problem, stages, effort.part(effort.left / (len(choices) - rank)))
+            candidate, from_cache = _best_order(problem, stages, effort.part(effort.left / (len(choices) - rank)))
         except InfeasibleError as error:
             reason = error
             bounds.append(0)
@@ -68,7 +68,7 @@ def optpipe(problem: Problem) -> Solution:
     )  # fmt: skip
 
 
-def _ordered(problem: Problem, stages: PlacedStages, effort: Effort) -> tuple[Incumbent, bool]:
+def _best_order(problem: Problem, stages: PlacedStages, effort: Effort) -> tuple[Incumbent, bool]:
     """The best order on these stages, and whether the cache had a start for it."""
     from debubble.search import cache
     from debubble.search.optimize import optimize
@@ -127,7 +127,7 @@ def _fastest_first(problem: OrderProblem, candidates: Iterable[Schedule]) -> lis
 def _built(problem: OrderProblem, name: str, **options: Any) -> Schedule | None:
     """A schedule of the library for the problem; None if it does not fit, or has another number of chunks."""
     entry = schedules[name]
-    given = entry.accepted(objective=problem.objective, **options)
+    given = entry.accepted_options(objective=problem.objective, **options)
     if "chunks" not in entry.options and problem.placement.chunks != entry.default_chunks:
         return None
     try:

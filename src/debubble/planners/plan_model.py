@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from fractions import Fraction
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from debubble.costs import Cluster, model_units, read_profile, step_tail
-from debubble.costs.lengths import read_lengths, typical_step
-from debubble.costs.speed import element_bytes
-from debubble.costs.step import moment_bytes
-from debubble.costs.units import Partition
-from debubble.ir import InputError, Number, Plan, PlannedUnit, RunOptions
+from debubble.costs import Cluster, read_profile
+from debubble.costs.lengths import checked_lengths, read_lengths, typical_step
+from debubble.costs.model_units import model_on_cluster
+from debubble.ir import InputError, Plan, RunOptions
 from debubble.ir.degrees import Degrees
-from debubble.models import Model
+from debubble.models import Model, as_model
 from debubble.planners.degrees import Job, search_degrees
 from debubble.planners.micro_batch_order import with_lengths
-from debubble.planners.model_problem import framework_of_plan, half_layers, objective_of, problem_of
-from debubble.planners.problem import ModelUnits, Problem, Solution, Swap
-from debubble.planners.progress import Listener, listening, tell
+from debubble.planners.model_problem import half_layers, problem_of
+from debubble.planners.problem import ModelUnits, Problem, Swap
+from debubble.planners.progress import Listener, progress_listener, tell
 from debubble.planners.registry import Result, planners
-from debubble.simulator import Timeline
+from debubble.registry import unknown_name
 from debubble.targets import targets
 
 
 def plan(
-    model: Model,
-    cluster: Cluster,
+    model: Model | str | Path,
+    cluster: Cluster | str | Path,
     *,
     global_batch: int | None = None,
     micro_batches: int | None = None,
@@ -44,7 +42,7 @@ def plan(
     target: str | None = None,
     swap: Swap = "host",
     robust: bool = False,
-    lengths: Path | Mapping[int, int] | None = None,
+    lengths: Path | str | Mapping[int, int] | None = None,
     progress: Listener | None = None,
     **options: Any,
 ) -> Plan:
@@ -54,8 +52,8 @@ def plan(
     that are given among the other arguments are kept.  Without it they are what is given, or 1.
 
     Args:
-        model: The model.
-        cluster: Its devices.
+        model: The model, or as the command line names it: a built-in name, a `config.json` or a folder with one.
+        cluster: Its devices, or as the command line names them: `8xA100-80GB` or a YAML file.
         global_batch: Sequences per step, over all replicas and micro-batches; None: the degrees are not searched.
         micro_batches: Per pipeline and step; None: 32, or what the search chooses.
         planner: A planner's name.
@@ -77,30 +75,38 @@ def plan(
         lengths: The lengths of the sequences: a file (see `costs.lengths.read_lengths`), or how many sequences have
             so many tokens; None: all have `sequence_length`.  Not with `global_batch`.
         progress: Called after every choice of degrees that was looked at, and every planner that answered.
-        options: Those of RunOptions, such as `sequence_length=4096`.
+        options: Those of RunOptions, such as `sequence_length=4096` (2048 by default, 4096 on the command line).
 
     Raises:
-        InputError: for what does not go together.
+        InputError: for an unknown name, and for what does not go together.
         InfeasibleError: if nothing fits, with the reason.
     """
+    model, cluster = as_model(model), Cluster.of(cluster)
+    run = _run_options(options)
+    numbers = {
+        "global_batch": global_batch, "micro_batches": micro_batches, "pipeline": pipeline, "chunks": chunks,
+        "seed": seed,
+    }  # fmt: skip
+    for name, number in numbers.items():
+        if number is not None:
+            _check_whole(name, number)
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
-    if RunOptions(**options).expert_overlap and (target is None or targets[target].overlapping is None):
+    if run.expert_overlap and (target is None or targets[target].overlapping is None):
         raise InputError("--expert-overlap is Megatron-LM's and Primus's combined 1F1B; plan --for megatron or primus.")
     if global_batch is not None:
         _refuse_of_given_degrees(profile=profile, swap=swap, robust=robust, lengths=lengths)
-        fixed = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
+        given = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
         job = Job(
-            model=model, cluster=cluster, global_batch=global_batch, options=RunOptions(**options),
-            fixed={name: degree for name, degree in fixed.items() if name in DEGREES and degree is not None},
+            model=model, cluster=cluster, global_batch=global_batch, options=run,
+            fixed={name: degree for name, degree in given.items() if name in DEGREES and degree is not None},
             effort=effort, deadline=deadline, cache=cache, seed=seed, target=target,
         )  # fmt: skip
-        with listening(progress):
-            return _searched(job, planner)
+        with progress_listener(progress):
+            return _plan_of_search(job, planner)
     if target is not None and swap != "host":
         raise InputError("Where activations go follows from the target; leave out the swap or the target.")
     if target is not None and lengths is not None:
         raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
-    run = RunOptions(**options)
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     problem = problem_of(
         model, cluster, run, micro_batches=MICRO_BATCHES if micro_batches is None else micro_batches,
@@ -109,10 +115,10 @@ def plan(
     )  # fmt: skip
     problem = replace(problem.swapping(swap), robust=robust)
     if lengths is not None:
-        problem = with_lengths(problem, _dealt(lengths, run, problem.micro_batches))
-    with listening(progress):
+        problem = with_lengths(problem, _micro_batch_sizes(lengths, run, problem.micro_batches))
+    with progress_listener(progress):
         result = planners[planner](problem)
-    return replace(_of_model(result, problem, model, cluster, run, measured), profile=measured)
+    return replace(_model_plan(result, problem, model, cluster, run, measured), profile=measured)
 
 
 MICRO_BATCHES = 32
@@ -131,9 +137,25 @@ def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, lengt
         raise InputError("Lengths are dealt to micro-batches of given degrees: leave out the global batch.")
 
 
-def _dealt(lengths: Path | Mapping[int, int], run: RunOptions, micro_batches: int) -> list[float]:
+def _run_options(options: Mapping[str, Any]) -> RunOptions:
+    """The options of a run.  Raises InputError for a name that it does not have, or for what is no whole number."""
+    defaults = {field.name: field.default for field in fields(RunOptions)}
+    for name, value in options.items():
+        if name not in defaults:
+            raise unknown_name(name, defaults, what="option of a run")
+        if type(defaults[name]) is int:
+            _check_whole(name, value)
+    return RunOptions(**options)
+
+
+def _check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{name} must be a whole number, not {value!r}.")
+
+
+def _micro_batch_sizes(lengths: Path | str | Mapping[int, int], run: RunOptions, micro_batches: int) -> list[float]:
     """The sizes of a typical step's micro-batches."""
-    histogram = read_lengths(lengths) if isinstance(lengths, Path) else lengths
+    histogram = read_lengths(Path(lengths)) if isinstance(lengths, str | Path) else checked_lengths(lengths)
     return typical_step(
         histogram, micro_batches=micro_batches, micro_batch_size=run.micro_batch_size,
         sequence_length=run.sequence_length, replicas=run.data,
@@ -144,13 +166,13 @@ DEGREES = frozenset(field.name for field in fields(Degrees))
 """Names of the degrees that a search may be told."""
 
 
-def _searched(job: Job, planner: str) -> Plan:
+def _plan_of_search(job: Job, planner: str) -> Plan:
     best = search_degrees(job, planner=planner, progress=tell)
-    made = _of_model(best.result, best.problem, job.model, job.cluster, job.run_options(best.degrees))
+    made = _model_plan(best.result, best.problem, job.model, job.cluster, job.run_options(best.degrees))
     return replace(made, degree_search=best.search)
 
 
-def _of_model(
+def _model_plan(
     result: Result,
     problem: Problem,
     model: Model,
@@ -187,10 +209,13 @@ def plan_again(plan_: Plan, *, degrees: bool = False, **search: Any) -> Plan:
         search: Further arguments of `plan`: planner, effort, deadline, cache, seed and progress.
 
     Raises:
+        InputError: if the plan was made from abstract costs.
         InfeasibleError: if nothing fits.
     """
-    assert plan_.model is not None
-    model, cluster, options = Model.from_hf(plan_.model), Cluster.from_dict(plan_.cluster), vars(plan_.options)
+    described = model_on_cluster(plan_)
+    if described is None:
+        raise InputError("A plan of abstract costs names no model to plan again.")
+    (model, cluster), options = described, vars(plan_.options)
     batch: dict[str, Any]
     if degrees:
         batch = {"global_batch": plan_.degrees.global_batch}
@@ -205,7 +230,6 @@ def solve(
     *,
     planner: str = "auto",
     model: Mapping[str, Any] | None = None,
-    cluster: Mapping[str, Any] | None = None,
     options: RunOptions | None = None,
 ) -> Plan:
     """Let a planner solve a problem.
@@ -214,14 +238,13 @@ def solve(
         problem: The problem.
         planner: Name of the planner.
         model: Config of the model, for the plan file; None for abstract costs.
-        cluster: The devices as in a cluster file, for the plan file.
         options: Options of the run, for the plan file.
 
     Raises:
         InfeasibleError: The planner finds nothing that fits.
     """
     plan = _plan_of(planners[planner](problem), problem, options or RunOptions())
-    return replace(plan, model=model, cluster=cluster)
+    return replace(plan, model=model)
 
 
 def _plan_of(result: Result, problem: Problem, options: RunOptions) -> Plan:
@@ -232,58 +255,7 @@ def _plan_of(result: Result, problem: Problem, options: RunOptions) -> Plan:
         lower_bound=result.lower_bound,
         bound_argument=result.bound_argument,
         solve_seconds=result.solve_seconds,
-        partition=_planned(problem, result.solution),
+        partition=result.partition,
         candidates=result.solution.candidates or (result.summary,),
         options=options,
     )
-
-
-def tail_of(plan: Plan) -> float:
-    """Seconds that a model's step takes after its pipeline, for gradients and optimizer; 0 for abstract costs."""
-    if plan.model is None or plan.cluster is None:
-        return 0.0
-    return step_tail(
-        Model.from_hf(plan.model), Cluster.from_dict(plan.cluster), plan.options, pipeline=plan.devices,
-        framework=framework_of_plan(plan), schedule=plan.schedule,
-    )  # fmt: skip
-
-
-def undo_bytes(plan: Plan) -> list[Number]:
-    """Bytes per device of the copies that take updates back, which only a post-validated plan of a model counts."""
-    assert plan.model is not None
-    assert plan.cluster is not None
-    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
-    static = []
-    for counted in (False, True):
-        options = replace(plan.options, post_validation=counted)
-        units = model_units(model, cluster, options, pipeline=plan.devices)
-        partition = Partition.cut(units, map(len, plan.partition))
-        static.append(units.stage_costs(partition, plan.schedule.placement, on_host=plan.schedule.host_steps).static)
-    return [more - less for less, more in zip(*static, strict=True)]
-
-
-def average_bytes(plan: Plan) -> list[Number]:
-    """Bytes per device of a moving average of the weights, in fp32 where the master copies are; no plan counts them."""
-    master = element_bytes("fp32")
-    share = Fraction(master, master + moment_bytes(plan.options.optimizer))
-    return [copies * share for copies in undo_bytes(plan)]
-
-
-def step_time(timeline: Timeline, options: RunOptions, *, tail: float) -> Number:
-    """The time of a whole step: the pipeline's, and the `tail` behind it."""
-    return pipeline_time(timeline, options) + tail
-
-
-def pipeline_time(timeline: Timeline, options: RunOptions) -> Number:
-    """The pipeline's time: with post-validation the longest span, as devices wait for each other no more."""
-    return timeline.makespan if objective_of(options) == "makespan" else timeline.span
-
-
-def _planned(problem: Problem, solution: Solution) -> tuple[tuple[PlannedUnit, ...], ...]:
-    """The partition as a plan lists it; a fixed stage is one unit of type `stage`."""
-    if isinstance(problem.workload, ModelUnits):
-        assert solution.partition is not None
-        return problem.workload.units.planned(solution.partition)
-    schedule = solution.schedule
-    recomputing = schedule.fused_recompute | {stage for stage, _ in schedule.explicit_recompute}
-    return tuple((PlannedUnit("stage", s, "full" if s in recomputing else "none"),) for s in range(schedule.stages))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from debubble.costs import StepTail
 from debubble.costs.units import Partition, Units
@@ -144,8 +144,11 @@ class Problem:
         """The problem whose activations may go there, and nowhere else.
 
         Raises:
-            InputError: If messages between devices take no time, so that the link to a peer is not known.
+            InputError: If there is no such place, or messages between devices take no time, so that the link to a peer
+                is not known.
         """
+        if swap not in get_args(Swap):
+            raise InputError(f"Activations may go to {', '.join(get_args(Swap))}, not to {swap!r}.")
         if swap == "host":
             return self
         match self.workload:
@@ -168,7 +171,7 @@ class Problem:
 
     def step_time(self, timeline: Timeline) -> Number:
         """Time of the whole step, with gradient reduction and optimizer: plans are ranked by it."""
-        tail = 0 if self.tail is None else self.tail.of(timeline.program.schedule)
+        tail = 0 if self.tail is None else self.tail.of(timeline.program.schedule, timeline.program.costs)
         return self.time_of(timeline) + tail
 
     def step_bound(self, bound: Number) -> Number:

@@ -51,7 +51,7 @@ def side_by_side(tasks: Mapping[Key, Task]) -> Iterator[dict[Key, Future[Answer]
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         workers = {key: pool.submit(_ask, task, running) for key, task in tasks.items() if _is_worth_a_worker(*task)}
         try:
-            yield {key: workers[key] if key in workers else _Later(task) for key, task in tasks.items()}
+            yield {key: workers[key] if key in workers else _LocalAnswer(task) for key, task in tasks.items()}
         finally:
             for future in workers.values():
                 future.cancel()
@@ -62,8 +62,8 @@ def side_by_side(tasks: Mapping[Key, Task]) -> Iterator[dict[Key, Future[Answer]
 
 def by_completion(futures: Mapping[Key, Future[Answer]]) -> Iterator[Key]:
     """The keys as they are answered: those worked out here first, each when it is asked for."""
-    yield from (key for key, future in futures.items() if isinstance(future, _Later))
-    key_of = {future: key for key, future in futures.items() if not isinstance(future, _Later)}
+    yield from (key for key, future in futures.items() if isinstance(future, _LocalAnswer))
+    key_of = {future: key for key, future in futures.items() if not isinstance(future, _LocalAnswer)}
     for future in as_completed(key_of):
         yield key_of[future]
 
@@ -75,7 +75,7 @@ def _is_worth_a_worker(asked: str | Callable[[Problem], Solution], problem: Prob
     return searches and problem.effort >= WORKER
 
 
-class _Later(Future[Answer]):
+class _LocalAnswer(Future[Answer]):
     """A task's answer that is worked out here when it is asked for."""
 
     def __init__(self, task: Task) -> None:

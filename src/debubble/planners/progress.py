@@ -37,7 +37,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def listening(listener: Listener | None) -> Iterator[None]:
+def progress_listener(listener: Listener | None) -> Iterator[None]:
     """Call the listener at every `tell` within."""
     token = _listener.set(listener)
     try:

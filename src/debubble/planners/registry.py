@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from debubble.costs.host_memory import check_host_memory
-from debubble.ir import CandidateSummary, InputError, Number, Robustness
+from debubble.ir import CandidateSummary, InputError, Number, PlannedUnit, Robustness
+from debubble.ir.plan_entries import recomputation_of
 from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.planners.restriction import as_run, offloading
-from debubble.registry import Registry
+from debubble.planners.restriction import as_run, with_module_offload
+from debubble.registry import Registry, guarding_plugins
 from debubble.schedules.registry import check_size
 from debubble.simulator import Timeline, simulate
 from debubble.targets.target import runs_in
@@ -35,6 +36,7 @@ class Result:
         bound_argument: What these bounds count, in words.
         solve_seconds: Seconds on the clock that the planner took.
         time: Time of the whole step: makespan or span, as the problem says, and gradients and optimizer after it.
+        partition: Per stage, its units with their strategies.
         runs_in: Names of the targets that run it as it is, if it is a model's.
         robustness: Its step under disturbances, if the problem asks for plans that stand them.
     """
@@ -47,6 +49,7 @@ class Result:
     bound_argument: str
     solve_seconds: float
     time: Number
+    partition: tuple[tuple[PlannedUnit, ...], ...]
     runs_in: tuple[str, ...] = ()
     robustness: Robustness | None = None
 
@@ -78,6 +81,8 @@ class Result:
             gap=self.gap,
             peak_memory=tuple(map(float, self.timeline.peak_memory)),
             schedule=self.solution.schedule.name,
+            partition=self.partition,
+            recompute=recomputation_of(self.partition),
             solve_seconds=self.solve_seconds,
             remark=self.solution.remark,
             runs_in=self.runs_in,
@@ -106,7 +111,7 @@ class PlannerEntry:
     @property
     def summary(self) -> str:
         """The first line of the function's docstring."""
-        return (inspect.getdoc(self.find) or "").splitlines()[0]
+        return (inspect.getdoc(self.find) or "").partition("\n")[0]
 
     def __call__(self, problem: Problem) -> Result:
         """Plan, and verify the answer by simulating it.
@@ -115,6 +120,7 @@ class PlannerEntry:
             InfeasibleError: If nothing fits.
             InputError: If activations are to go to peers, and the planner cannot do that, or there are more
                 micro-batches than can be ordered.
+            PluginError: If a planner of another distribution fails.
         """
         if problem.peers and not self.peers:
             able = " and ".join(sorted(name for name in planners if planners[name].peers))
@@ -122,11 +128,12 @@ class PlannerEntry:
         check_size(problem.devices * (problem.chunks or 1), problem.micro_batches)
         check_states(problem)
         start = time.perf_counter()
-        solution = self.find(problem)
-        return verified(self.name, problem, solution, time.perf_counter() - start)
+        with guarding_plugins(self.find, what=f"The planner '{self.name}'"):
+            solution = self.find(problem)
+        return verify(self.name, problem, solution, time.perf_counter() - start)
 
 
-def verified(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
+def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
     """Lower a planner's answer, as the problem's target runs it, under the limit and simulate it.
 
     Args:
@@ -140,8 +147,9 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
         InfeasibleError: If it keeps more on a host than there is.
         DeadlockError: If its operations wait for each other.
     """
-    solution = offloading(problem, as_run(problem, solution))
+    solution = with_module_offload(problem, as_run(problem, solution))
     timeline = simulate(solution.schedule, solution.costs)
+    partition = _planned_units(problem, solution)
     if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
         check_host_memory(problem.workload.units, solution.partition, timeline)
     proven = proven_bound(problem)
@@ -151,7 +159,8 @@ def verified(name: str, problem: Problem, solution: Solution, solve_seconds: flo
         solution=solution,
         timeline=timeline,
         time=problem.step_time(timeline),
-        runs_in=_runs_in(problem, solution),
+        partition=partition,
+        runs_in=_runs_in(problem, solution, partition),
         lower_bound=problem.step_bound(bound),
         pipeline_bound=bound,
         bound_argument=proven.argument if proven.time == bound else OF_ORDERS,
@@ -174,13 +183,22 @@ def _robustness(problem: Problem, solution: Solution, timeline: Timeline) -> Rob
     return robustness(timeline.program, objective=problem.objective, tail=tail, seed=problem.seed)
 
 
-def _runs_in(problem: Problem, solution: Solution) -> tuple[str, ...]:
+def _planned_units(problem: Problem, solution: Solution) -> tuple[tuple[PlannedUnit, ...], ...]:
+    """The partition as a plan lists it; a fixed stage is one unit of type `stage`."""
+    if isinstance(problem.workload, ModelUnits):
+        assert solution.partition is not None
+        return problem.workload.units.planned(solution.partition)
+    schedule = solution.schedule
+    recomputing = schedule.fused_recompute | {stage for stage, _ in schedule.explicit_recompute}
+    return tuple((PlannedUnit("stage", s, "full" if s in recomputing else "none"),) for s in range(schedule.stages))
+
+
+def _runs_in(problem: Problem, solution: Solution, partition: Sequence[Sequence[PlannedUnit]]) -> tuple[str, ...]:
     if problem.target is not None:
         return (problem.target,)
     if problem.tail is None or solution.partition is None or not isinstance(problem.workload, ModelUnits):
         return ()
-    stages = problem.workload.units.planned(solution.partition)
-    return runs_in(solution.schedule, stages, problem.tail.options, problem.tail.model)
+    return runs_in(solution.schedule, partition, problem.tail.options, problem.tail.model)
 
 
 planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner")

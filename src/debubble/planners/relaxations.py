@@ -1,11 +1,6 @@
-"""Two relaxations that every plan satisfies: devices are dealt whole units, and memory is short in the ramps.
+"""A relaxation that every plan satisfies: memory is short in the ramps, before the first backward and at the end.
 
-*Granular.*  Units cannot be cut, and the states of a device's units must fit.  Every plan deals the units to devices in
-some way, and a device has all the work of its units, for every micro-batch, after the first forward has come to it.
-The least time in which all devices can be done, over all ways to deal, is a bound; contiguity, and all else, is given
-up.
-
-*Ramps.*  The first backward cannot begin before one micro-batch went forward through all units, at t0; after the last
+The first backward cannot begin before one micro-batch went forward through all units, at t0; after the last
 forward a micro-batch goes back through all units, which takes t1.  So in the first t0 devices only do forwards, in the
 last t1 only backwards, and what these windows cannot fill is idle time:
 
@@ -30,7 +25,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +33,6 @@ from debubble.costs import Units
 from debubble.costs.units import Unit
 from debubble.ir import StageCosts
 
-STATES = 200_000
-"""Ways to deal units of each kind up to which the granular bound is computed."""
 RANGES = 32
 """Ranges of the time that hosts step."""
 ROUNDING = 1e-9
@@ -177,43 +169,6 @@ def _links(devices: int, groups: Sequence[Sequence[int]]) -> int:
     return devices - sum(map(len, groups)) + len(groups)
 
 
-def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
-    """The least time in which all devices do their work, over all ways to deal pieces whose states fit.
-
-    Devices are taken one after the other.  For what has been dealt of all kinds but one, the most of that one is kept:
-    fewer pieces never take a device longer, so that what covers more covers all.
-
-    Args:
-        a: The pieces, and the devices that they are dealt to.
-        arrivals: Whether the time counts from the first forward on, which comes late to all devices but one.  Devices
-            are then taken to have the same room.
-
-    Returns:
-        The time; 0 if there are too many ways.
-    """
-    kinds = Counter((piece.work, piece.hosted) for piece in a.pieces)
-    # The commonest kind is the one whose number is a value and no part of the state.
-    (work, states), most = kinds.most_common(1)[0]
-    others = [(kind, count) for kind, count in kinds.items() if kind != (work, states)]
-    shape = tuple(count + 1 for _, count in others)
-    if math.prod(shape) * (most + 1) > STATES or work <= 0:
-        return 0.0
-    loads = _loads(others, shape)
-    per_device = np.unique(loads.work[:, None] + work * np.arange(most + 1)[None, :])
-    least = max(sum(piece.work for piece in a.pieces) / len(a.rooms), max(piece.work for piece in a.pieces))
-    waits = first_arrivals(a) / a.micro_batches if arrivals else np.zeros(len(a.rooms))
-    candidates = np.unique(per_device[:, None] + np.unique(waits)[None, :])
-    candidates = candidates[candidates >= least * (1 - ROUNDING)]
-    low, high = 0, len(candidates)
-    while low < high:
-        middle = (low + high) // 2
-        if _can_be_dealt(a, loads, (work, states), most, candidates[middle] * (1 + ROUNDING) - waits):
-            high = middle
-        else:
-            low = middle + 1
-    return a.micro_batches * float(candidates[low]) * (1 - ROUNDING) if low < len(candidates) else math.inf
-
-
 def first_arrivals(a: Pieces) -> NDArray[np.float64]:
     """Earliest times of the devices' first forwards, in order: one micro-batch comes to them one after the other.
 
@@ -223,45 +178,6 @@ def first_arrivals(a: Pieces) -> NDArray[np.float64]:
     before = np.cumsum([0.0, *(piece.forward for piece in a.pieces)])
     arrivals: NDArray[np.float64] = before[number] + a.communication * number
     return arrivals
-
-
-@dataclass(frozen=True)
-class _Loads:
-    """All numbers of pieces of the kinds that make up a state, with their work and their states' bytes."""
-
-    counts: NDArray[np.int64]
-    work: NDArray[np.float64]
-    states: NDArray[np.float64]
-    shape: tuple[int, ...]
-
-
-def _loads(others: Sequence[tuple[tuple[float, float], int]], shape: tuple[int, ...]) -> _Loads:
-    counts = np.array([*product(*map(range, shape))], dtype=np.int64).reshape(math.prod(shape), len(shape))
-    columns = np.array([kind for kind, _ in others], dtype=np.float64).reshape(len(shape), 2)
-    return _Loads(counts, counts @ columns[:, 0], counts @ columns[:, 1], shape)
-
-
-def _can_be_dealt(a: Pieces, loads: _Loads, kind: tuple[float, float], most: int, limits: NDArray[np.float64]) -> bool:
-    """Tell whether no device needs to work longer than its limit."""
-    work, states = kind
-    dealt = np.full(loads.shape, -1, dtype=np.int64)
-    dealt[(0,) * len(loads.shape)] = 0
-    for room, limit in zip(a.rooms, limits, strict=True):
-        # Of the commonest kind, as many as fit beside each number of the others.
-        fits = np.minimum((limit - loads.work) / work, most)
-        if states > 0:
-            fits = np.minimum(fits, (room * (1 + ROUNDING) - loads.states) / states)
-        possible = (loads.work <= limit) & (loads.states <= room * (1 + ROUNDING))
-        following = np.full(loads.shape, -1, dtype=np.int64)
-        for index in np.flatnonzero(possible):
-            more = math.floor(fits[index] + ROUNDING)
-            count = loads.counts[index]
-            source = tuple(slice(0, size - c) for size, c in zip(loads.shape, count, strict=True))
-            target = tuple(slice(c, None) for c in count)
-            here = dealt[source]
-            following[target] = np.maximum(following[target], np.where(here >= 0, here + more, -1))
-        dealt = following
-    return bool(dealt[tuple(size - 1 for size in loads.shape)] >= most)
 
 
 def ramps_bound(a: Pieces) -> float:

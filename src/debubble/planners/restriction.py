@@ -35,7 +35,7 @@ def _recomputing_alike(problem: Problem, levers: TargetLevers, solution: Solutio
     assert solution.partition is not None
     fitting: list[Solution] = []
     reason: OutOfMemoryError | None = None
-    for ways in levers.together(units, solution.partition.lengths):
+    for ways in levers.uniform_partitions(units, solution.partition.lengths):
         for way in ways:
             changed = _with(solution, levers, units, way)
             try:
@@ -51,13 +51,13 @@ def _recomputing_alike(problem: Problem, levers: TargetLevers, solution: Solutio
 
 
 def _with(solution: Solution, levers: TargetLevers, units: Units, partition: Partition) -> Solution:
-    partition = levers.arranged(units, partition)
+    partition = levers.in_target_order(units, partition)
     schedule = levers.as_run(solution.schedule, partition.recomputing)
     costs = units.stage_costs(partition, schedule.placement)
     return replace(solution, schedule=schedule, costs=costs, partition=partition)
 
 
-def offloading(problem: Problem, solution: Solution) -> Solution:
+def with_module_offload(problem: Problem, solution: Solution) -> Solution:
     """An answer as the framework runs it, with modules offloaded where that is faster than recomputation.
 
     It is the fastest that recomputes less than this one and offloads what it takes to fit; this one if none is.  In
@@ -73,12 +73,12 @@ def offloading(problem: Problem, solution: Solution) -> Solution:
     best, time = solution, _time(problem, solution)
     for way in _recomputing_less(levers, units, partition, as_much=time is None):
         operators = recomputed_operators(units, way)
-        settings = _by_bytes([each for each in levers.offload if each.goes_with(operators)], units, way)
+        settings = _by_bytes([each for each in levers.offload if each.combines_with(operators)], units, way)
         plain = _with(solution, levers, units, way)
         low, high = 0, len(settings)
         while low < high:
             middle = (low + high) // 2
-            changed = _moving(plain, units, settings[middle])
+            changed = _with_offload(plain, units, settings[middle])
             taken = _time(problem, changed)
             if taken is None:
                 low = middle + 1
@@ -106,19 +106,19 @@ def _recomputing_less(
         return sum(float(units.units[index].strategies[name].recompute) for stage in ways for index, name in stage)
 
     most = recompute(partition)
-    ladders = [list(ways) for ways in levers.together(units, partition.lengths)]
+    ladders = [list(ways) for ways in levers.uniform_partitions(units, partition.lengths)]
     ways = ladders[0] if ladders else [Partition.cut(units, partition.lengths)]
     yield from (way for way in ways if recompute(way) < most or (as_much and recompute(way) == most))
 
 
 def _by_bytes(settings: Sequence[ModuleOffload], units: Units, way: Partition) -> list[ModuleOffload]:
     """The settings that move something, from the least to the most; of equal ones the first."""
-    sizes = {setting: sum(setting.moved(units, way)) for setting in settings}
+    sizes = {setting: sum(setting.moved_bytes(units, way)) for setting in settings}
     distinct = {round(sizes[setting]): setting for setting in reversed(settings) if sizes[setting]}
     return sorted(distinct.values(), key=lambda setting: sizes[setting])
 
 
-def _moving(plain: Solution, units: Units, setting: ModuleOffload) -> Solution:
+def _with_offload(plain: Solution, units: Units, setting: ModuleOffload) -> Solution:
     """The answer with a setting's offload, for which no bound without it holds."""
     assert plain.partition is not None
     schedule = setting.schedule(plain.schedule, units, plain.partition)

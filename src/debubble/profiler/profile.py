@@ -27,7 +27,7 @@ from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
 from debubble.processes import own_cores
-from debubble.profiler.units import DTYPES, Kind, Measurements, ModelSlice, costs_of, kind_of, merged
+from debubble.profiler.units import DTYPES, Kind, Measurements, ModelSlice, costs_of, kind_of, merge
 from debubble.runtime.distributed.gradient_norm import sum_of_squares
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.launcher import encode_options, launch
@@ -80,21 +80,24 @@ def host_bandwidth(device: torch.device, *, host: HostMemory, size: int = 2**24,
     return size / max(down, up)
 
 
-def host_step_bandwidth(options: RunOptions, *, parameters: int = 2**22, repetitions: int) -> float:
+STEPPED = 2**22
+"""Parameters of the optimizer step that is timed on the host."""
+
+
+def host_step_bandwidth(options: RunOptions, *, repetitions: int) -> float:
     """Bytes per second that an AdamW step on the host moves in its memory.
 
     It begins with the norm of its gradients and the copies that take it back, as a host's step in a run does.
 
     Args:
         options: The run, whose bytes per parameter are counted as the cost model counts them.
-        parameters: Parameters that are stepped.
         repetitions: Steps that are timed.
     """
-    weight = torch.zeros(parameters, requires_grad=True)
-    weight.grad = gradient = torch.ones(parameters)
+    weight = torch.zeros(STEPPED, requires_grad=True)
+    weight.grad = gradient = torch.ones(STEPPED)
     optimizer = torch.optim.AdamW([weight], fused=True)
     optimizer.step()
-    kept = [weight.detach(), *(s for s in optimizer.state[weight].values() if s.numel() == parameters)]
+    kept = [weight.detach(), *(s for s in optimizer.state[weight].values() if s.numel() == STEPPED)]
     copies = [torch.empty_like(tensor) for tensor in kept]
 
     def step() -> None:
@@ -105,7 +108,7 @@ def host_step_bandwidth(options: RunOptions, *, parameters: int = 2**22, repetit
 
     seconds = median_time(step, repetitions=repetitions, device=torch.device("cpu"))
     run = replace(options, dtype="fp32", optimizer="adamw", post_validation=True)
-    return parameters * step_traffic(run, gradient_bytes=4) / seconds
+    return STEPPED * step_traffic(run, gradient_bytes=4) / seconds
 
 
 ALIASES: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -141,22 +144,22 @@ def profile(options: ProfileOptions) -> None:
         sum(p.numel() * (each if p.requires_grad else each.frozen).total for p in unit.parameters())
         for unit in part.units
     ]
-    kinds = costs_of(part.planned, merged(parts), static=static, config=options.config)
+    kinds = costs_of(part.planned, merge(parts), static=static, config=options.config)
     boundary = part.boundary
     paired = dist.get_world_size() % 2 == 0
     units = Units(
-        units=layered(kinds, options.config),
+        units=units_of_layers(kinds, options.config),
         communication=message_time(boundary, repetitions=5 * options.repetitions) if paired else 0.0,
         offload_bandwidth=_offload_bandwidth(part, options),
         host_step_bandwidth=host_step_bandwidth(options.run, repetitions=options.repetitions),
     )
     if dist.get_rank() == 0:
-        entries = {"measured": _measured(options, device), **units_to_dict(units)}
+        entries = {"measured": _source(options, device), **units_to_dict(units)}
         content = msgspec.json.format(msgspec.json.encode(entries), indent=1)
         write_whole(options.output, content + b"\n")
 
 
-def _measured(options: ProfileOptions, device: torch.device) -> costs.ProfileSource:
+def _source(options: ProfileOptions, device: torch.device) -> costs.ProfileSource:
     run = options.run
     return costs.ProfileSource(
         model=dict(options.config),
@@ -176,7 +179,7 @@ def _offload_bandwidth(part: ModelSlice, options: ProfileOptions) -> float:
     return part.offload_bandwidth(host=host, repetitions=options.repetitions)
 
 
-def layered(kinds: Mapping[Kind, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:
+def units_of_layers(kinds: Mapping[Kind, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:
     """All units of the model, each with the costs of its kind."""
     return tuple(_unit(kinds[kind_of(u, config)], u.layer) for u in ModelConfig.from_hf(config).units)
 

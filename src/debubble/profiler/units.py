@@ -115,7 +115,7 @@ class ModelSlice:
             add_adapters(built, new_adapters(built, model.family, rank=options.lora), model, dtype=dtype)
         self.units = [unit.to(device) for unit in built]
         for unit in self.units:
-            unit.known_to(self.ledger)
+            unit.attach_ledger(self.ledger)
         size = (options.micro_batch_size, options.sequence_length + 1)
         tokens = torch.randint(256, size, generator=torch.Generator().manual_seed(0)).to(device)
         self.tokens, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -183,7 +183,7 @@ class ModelSlice:
             self._backward(j, stages, samples, split=split)
             if split:
                 for stage, sample in zip(stages, samples, strict=True):
-                    with self._timed(sample, "weight"):
+                    with self._time(sample, "weight"):
                         stage.weights(j)
         moments = self._lanes.seconds([mark for _, *marks in self._timings for mark in marks])
         for (times, _, _), start, end in zip(self._timings, moments[::2], moments[1::2], strict=True):
@@ -195,29 +195,29 @@ class ModelSlice:
         micro_batch = MicroBatch(targets=self.targets.clone(), scale=1 / self.targets.numel(), seed=j)
         for stage, sample in zip(stages, samples, strict=True):
             before = self.ledger.bytes
-            with self._timed(sample, "forward"):
+            with self._time(sample, "forward"):
                 x = stage.forward(j, x, micro_batch, recomputing=len(stage.units))
             sample.kept = self.ledger.bytes - before
 
     def _backward(self, j: int, stages: Sequence[Stage], samples: Sequence[UnitSamples], *, split: bool) -> None:
         gradient: Tensor | None = torch.ones((), device=self.device)
         for stage, sample in zip(reversed(stages), reversed(samples), strict=True):
-            with self._timed(sample, "recompute"):
+            with self._time(sample, "recompute"):
                 stage.recompute(j)
             before = self.ledger.bytes
             assert gradient is not None
-            with self._timed(sample, "backward"):
+            with self._time(sample, "backward"):
                 gradient = stage.backward(j, gradient, split=split)
             sample.kept_after_input = sample.kept + self.ledger.bytes - before
 
     @contextmanager
-    def _timed(self, sample: UnitSamples, what: str) -> Iterator[None]:
+    def _time(self, sample: UnitSamples, what: str) -> Iterator[None]:
         start = self._lanes.mark()
         yield
         self._timings.append((sample.times[what], start, self._lanes.mark()))
 
 
-def merged(parts: Sequence[Measurements]) -> Measurements:
+def merge(parts: Sequence[Measurements]) -> Measurements:
     """The samples of several processes together."""
     whole: Measurements = {}
     for key, first in parts[0].items():

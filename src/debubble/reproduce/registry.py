@@ -99,10 +99,10 @@ class Entry:
     slow: bool = False
 
     @staticmethod
-    def diagram(place: str, what: str, statement: str, ours: str) -> Entry:
+    def diagram(place: str, what: str, statement: str, ours: str, *drawings: Drawing) -> Entry:
         """A figure without numbers; `ours` says where debubble's own documents show the same."""
         claim = unavailable(statement, because=f"it is a diagram without figures; {ours}")
-        return Entry(place, what, partial(Exhibit, claims=(claim,)))
+        return Entry(place, what, partial(Exhibit, claims=(claim,), drawings=drawings))
 
 
 @dataclass(frozen=True, kw_only=True)

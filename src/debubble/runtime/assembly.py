@@ -18,12 +18,12 @@ from debubble.runtime.distributed.cuts import Division, Divisions
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.float8 import Float8Products, multiply_in_float8
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.compilation import Compiler
-from debubble.runtime.models.hf_division import check_division
-from debubble.runtime.models.hf_model import tied_names
+from debubble.runtime.models.float8 import Float8Products, multiply_in_float8
+from debubble.runtime.models.hf.division import check_division
+from debubble.runtime.models.hf.model import tied_names
 from debubble.runtime.models.lora import Adapters, given_adapters, new_adapters, plain_name
 from debubble.runtime.models.loss import Loss
 from debubble.runtime.models.modules import Modules
@@ -179,7 +179,7 @@ def build_part(
         for unit in units:
             _move_buffers(unit, on)
             unit.context = groups.context
-            unit.known_to(ledger)
+            unit.attach_ledger(ledger)
     return part
 
 

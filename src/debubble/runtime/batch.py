@@ -220,10 +220,10 @@ def _tokens_and_targets(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
             f"'input_ids' and '{name}' must both have shape [rows, length], not"
             f" {list(tokens.shape)} and {list(labels.shape)}."
         )
-    return tokens, _shifted(labels) if name == "labels" else labels
+    return tokens, _next_labels(labels) if name == "labels" else labels
 
 
-def _shifted(labels: Tensor) -> Tensor:
+def _next_labels(labels: Tensor) -> Tensor:
     """The target of each position: the next one's label; the last position has none."""
     targets = torch.full_like(labels, IGNORED)
     targets[:, :-1] = labels[:, 1:]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from debubble.ir import InputError, Plan, lower_forwards
+from debubble.ir import InputError, Kind, Plan, lower_forwards
+from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.batch import Batch, StepBatch, TokenRows
+from debubble.runtime.batch_agreement import BatchAgreement
+from debubble.runtime.distributed.cuts import Cut
+from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.operations import TensorOperations
 from debubble.runtime.execution.status import RankStatus
-from debubble.runtime.generation import chosen_tokens, last_logits
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.stage import Stage
+from debubble.runtime.operators import widen
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.step_inputs import StepInputs
 from debubble.runtime.topology import Ranks
@@ -31,6 +37,7 @@ class ForwardRuns:
         plan: Whose stages run; they may train by another order of them.
         part: This device's stages.
         inputs: Makes the inputs.
+        batches: Compares the ranks' batches.
         ranks: All ranks of the run.
         operations: Those of the steps.
         activations: Ledger of the steps.
@@ -42,12 +49,13 @@ class ForwardRuns:
         plan: Plan,
         part: DevicePart,
         inputs: StepInputs,
+        batches: BatchAgreement,
         ranks: Ranks,
         operations: TensorOperations,
         activations: Ledger,
         status: RankStatus,
     ) -> None:
-        self._plan, self._part, self._inputs, self._ranks = plan, part, inputs, ranks
+        self._plan, self._part, self._inputs, self._batches, self._ranks = plan, part, inputs, batches, ranks
         self._status, self._lanes, self._activations = status, operations.lanes, activations
         program = lower_forwards(plan.schedule, plan.costs)
         messages = Ledger(self._lanes.device)
@@ -62,7 +70,7 @@ class ForwardRuns:
         with self._evaluation_mode():
             for batch in batches:
                 checked = self._inputs.read(batch)
-                counted, _ = self._ranks.agree(checked)
+                counted, _ = self._batches.agree(checked)
                 state = self._inputs.state(checked, counted, seed=0)
                 self._lanes.start_step()
                 self._interpreter.run(state)
@@ -88,7 +96,7 @@ class ForwardRuns:
         tokens = prompts.to(self._lanes.device)[torch.arange(-(-rows // each) * each) % rows]
         random = torch.Generator(device=self._lanes.device).manual_seed(seed)
         self._status.enter("generates", local=False)
-        kept = last_logits(self._plan, self._part.stages, self._ranks.device, self._ranks.tensor)
+        kept = _last_logits(self._plan, self._part.stages, self._ranks.device, self._ranks.tensor)
         with self._evaluation_mode(), kept as logits:
             for _ in range(new_tokens):
                 batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0)
@@ -96,7 +104,7 @@ class ForwardRuns:
                 self._interpreter.run(self._inputs.state(batch, 1, seed=0))
                 following = torch.zeros(len(tokens), dtype=torch.int64, device=self._lanes.device)
                 if logits:
-                    following = chosen_tokens(torch.cat([logits.pop(j) for j in range(each)]), temperature, random)
+                    following = _choose_tokens(torch.cat([logits.pop(j) for j in range(each)]), temperature, random)
                 self._ranks.sum_over_pipeline(following)
                 tokens = torch.cat((tokens, following[:, None]), dim=1)
         return tokens[:rows]
@@ -114,3 +122,40 @@ class ForwardRuns:
         finally:
             for module, training in modes:
                 module.training = training
+
+
+def _choose_tokens(logits: Tensor, temperature: float, random: torch.Generator) -> Tensor:
+    """A token for each row of logits [rows, vocabulary]: the likeliest at temperature 0, else a sample."""
+    if not temperature:
+        return logits.argmax(-1)
+    return torch.multinomial((widen(logits) / temperature).softmax(-1), 1, generator=random)[:, 0]
+
+
+@contextmanager
+def _last_logits(
+    plan: Plan, stages: Mapping[int, Stage], device: int, group: TensorGroup
+) -> Iterator[dict[int, Tensor]]:
+    """Let the last unit, in place of its loss, leave the last position's logits [rows, vocabulary] by micro-batch.
+
+    They stay empty where the last stage is not.
+    """
+    logits_of: dict[int, Tensor] = {}
+    last = plan.schedule.stages - 1
+    if last not in stages:
+        yield logits_of
+        return
+    unit = stages[last].units[-1]
+    forwards = (op for op in plan.schedule.orders[device] if op.kind is Kind.F and op.stage == last)
+    order = itertools.cycle([op.micro_batch for op in forwards])
+    cut = Cut(1, ModelConfig.from_hf(plan.model or {}).vocab)
+
+    def keep(logits: Tensor, targets: Tensor) -> Tensor:
+        own = logits[:, -1]
+        logits_of[next(order)] = own if group.size == 1 else group.gather(own, cut)
+        return logits.new_zeros(())
+
+    loss, unit.loss = unit.loss, keep
+    try:
+        yield logits_of
+    finally:
+        unit.loss = loss

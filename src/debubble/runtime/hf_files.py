@@ -16,8 +16,8 @@ from torch import Tensor
 
 from debubble.files import decode_json, write_whole
 from debubble.ir import InputError, Plan
-from debubble.runtime.models.hf_model import tied_names
-from debubble.runtime.models.hf_names import HEAD_TABLE, joined, sources, stored
+from debubble.runtime.models.hf.model import tied_names
+from debubble.runtime.models.hf.names import HEAD_TABLE, joined, sources, stored
 from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
 from debubble.runtime.models.nf4 import is_scales
 from debubble.runtime.parameters.device_part import DevicePart
@@ -32,7 +32,7 @@ def load_pretrained(part: DevicePart, model: Mapping[str, Any] | None, folder: s
     It reads these alone, one at a time.  Raises InputError if the folder has no safetensors checkpoint, or it lacks a
     parameter or has it in another shape.
     """
-    config, folder = _checked(model), Path(folder)
+    config, folder = _require_config(model), Path(folder)
     files, adapters = checkpoint_files(folder), (folder / CONFIG).is_file()
     if adapters and part.adapters is None:
         raise InputError(f"{folder} has adapters, but the plan trains whole parameters: make the plan with `--lora`.")
@@ -59,7 +59,7 @@ def save_pretrained(part: DevicePart, plan: Plan, ranks: Ranks, folder: str | Pa
 
     Parameters are written as the optimizer has them (fp32).
     """
-    config, folder = _checked(plan.model), Path(folder)
+    config, folder = _require_config(plan.model), Path(folder)
     if part.adapters is not None:
         _save_adapters(part, part.adapters, ranks, folder)
         return
@@ -85,7 +85,7 @@ def save_pretrained(part: DevicePart, plan: Plan, ranks: Ranks, folder: str | Pa
     ranks.transport.gather(None)
 
 
-def _checked(model: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _require_config(model: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if model is None:
         raise InputError("Modules of your own are no Hugging Face model: save and load `pipeline.state_dict()`.")
     return model

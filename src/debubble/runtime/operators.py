@@ -72,7 +72,7 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad.add_(gradient)
 
 
-def gradient_added(parameter: Tensor) -> None:
+def run_gradient_hooks(parameter: Tensor) -> None:
     """Run the hooks that autograd runs when it has added to a parameter's gradient."""
     for hook in tuple((parameter._post_accumulate_grad_hooks or {}).values()):
         hook(parameter)
@@ -157,10 +157,10 @@ def _accumulate(
     """Add a linear operator's gradients to its parameters', not by autograd: see `add_product`."""
     x, gy = x.flatten(0, -2), gy.flatten(0, -2)
     products.add_weight_gradient(weight, gy, x, transposed=transposed)
-    gradient_added(weight)
+    run_gradient_hooks(weight)
     if bias is not None:
         add_gradient(bias, gy.sum(0).to(bias.dtype))
-        gradient_added(bias)
+        run_gradient_hooks(bias)
 
 
 def deferrable_linear(
@@ -199,7 +199,7 @@ class _LookUp(Function):
         if ctx.table.grad is None:
             ctx.table.grad = torch.zeros_like(ctx.table)
         ctx.table.grad.index_put_((tokens,), gy, accumulate=True)
-        gradient_added(ctx.table)
+        run_gradient_hooks(ctx.table)
         return None, None, None
 
 
@@ -271,7 +271,8 @@ class _RMSNorm(Function):
         normal = widen(x) * scale
         gw = (gy * normal.to(gy.dtype)).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         g = widen(gy * (ctx.weight + ctx.offset if ctx.offset else ctx.weight))
-        gx = scale * (g - normal * (g * normal).mean(-1, keepdim=True))
+        mean = (g * normal).mean(-1, keepdim=True)
+        gx = g.sub_(normal.mul_(mean)).mul_(scale)
         return gx.to(gy.dtype), gw, None, None
 
 
@@ -352,14 +353,14 @@ class GatedProduct(Function):
         """Compute the product."""
         ctx.activation = activation
         ctx.save_for_backward(gate, up)
-        return activation(gate) * up
+        return activation(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
         """Compute the gradients of gate and up."""
         gate, up = ctx.saved_tensors
         (gy,) = gradients
-        return None, _DERIVATIVES[ctx.activation](gy * up, gate), gy * ctx.activation(gate)
+        return None, _DERIVATIVES[ctx.activation](gy * up, gate), ctx.activation(gate).mul_(gy)
 
 
 def capped(x: Tensor, cap: float) -> Tensor:

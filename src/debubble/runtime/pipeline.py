@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from time import perf_counter
 from typing import Literal
 
 import torch
@@ -20,9 +19,9 @@ from debubble.ir import InputError, Plan, lower
 from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep
 from debubble.runtime.assembly import build_part, check_follows, check_runnable, loss_dtype
 from debubble.runtime.batch import Batch, StepBatch
+from debubble.runtime.batch_agreement import BatchAgreement
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
-from debubble.runtime.distributed.gradient_norm import PartialSums
-from debubble.runtime.distributed.sharding import TensorShard, local_tensor
+from debubble.runtime.distributed.sharding import TensorShard
 from debubble.runtime.distributed.transport import Transport
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import lanes_of
@@ -30,25 +29,26 @@ from debubble.runtime.execution.operations import StepState, TensorOperations
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
 from debubble.runtime.failures import MoveMemoryError, is_out_of_memory
-from debubble.runtime.float8 import float8_of
 from debubble.runtime.forward_runs import ForwardRuns
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.compilation import compiler_of
+from debubble.runtime.models.float8 import float8_of
 from debubble.runtime.models.lora import Adapters
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
 from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.stage import Stage
-from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.averages import WeightAverages
-from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale, MakeOptimizer, scale_gradients
+from debubble.runtime.parameters.device_part import DevicePart
+from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale, MakeOptimizer
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
 from debubble.runtime.repartition import exchange_units, restore_states
 from debubble.runtime.step_inputs import StepInputs
-from debubble.runtime.topology import Ranks, default_device, default_transport, shape_words
+from debubble.runtime.topology import Ranks, default_device, default_transport
+from debubble.runtime.updates import DeviceGradients, ParameterUpdates
 
-MEETS, UPDATES = "meets the other ranks", "updates parameters"
-"""Phases of a step; the others have one place."""
+MEETS = "meets the other ranks"
+"""The phase of a step in which they agree on its batch."""
 
 
 class Pipeline:
@@ -117,9 +117,6 @@ class Pipeline:
         """This rank's status, which a watchdog can read."""
         self.steps_taken = 0
         """Set it when resuming: dropout masks follow from it."""
-        self.rolled_back = 0
-        """Devices whose hosts took their steps back in the last `optimizer_step`."""
-
         self.loss_scale = LossScale() if plan.options.dtype == "fp16" else None
         """The scale of the loss in an fp16 run."""
 
@@ -133,7 +130,12 @@ class Pipeline:
             build_part, device=self.device, loss=loss, seed=seed, on=self._lanes.device, ledger=self._activations,
             groups=self.ranks.groups, compiler=compiler, float8=float8_of(fp8, plan, self._lanes.device),
         )  # fmt: skip
-        self._part = self._build(plan, model=model, modules=modules)
+        self._optimize = partial(
+            DeviceOptimizers, make=optimizer, shares_table=self.ranks.shares_table, ema_decay=ema_decay
+        )
+        part = self._build(plan, model=model, modules=modules)
+        self._adopt(part, self._optimize(plan, part))
+        self._check_optimizers(made=optimizer is not None)
         self._operations = TensorOperations(
             program=program,
             device=self.device,
@@ -146,27 +148,11 @@ class Pipeline:
         )
         self._interpreter = Interpreter(self._operations, self.status)
         self._inputs = StepInputs(plan, modules, loss=loss, context=self.ranks.context, on=self._lanes.device)
+        self._batches = BatchAgreement(self.ranks)
 
         self.moves_units = plan.model is not None and model is None and optimizer is not None
         """Whether `switch_plan` takes plans with other units in their stages."""
-        self._optimize = partial(
-            DeviceOptimizers, make=optimizer, shares_table=self.ranks.shares_table, ema_decay=ema_decay
-        )
-        self._optimizers = self._optimize(plan, self._part)
-        self._check_optimizers()
-        if self.loss_scale is not None and (optimizer is None or self._optimizers.on_device):
-            raise InputError(
-                "fp16 skips the steps whose gradients overflow: give Pipeline an `optimizer`, call `optimizer_step`,"
-                " and let the plan step no stage on its device."
-            )
         self._validation: PostValidation | None = None
-        self._update = self._optimizers.tentative_update()
-        self._needs_update = False
-        """Whether hosts have taken steps that no `optimizer_step` has made right."""
-        self._agreed_shapes: tuple[tuple[int, ...], ...] = ()
-        """Shapes of the micro-batches, while the ranks do not ask each other."""
-        self._unchecked = 0
-        """Checksum of the batches since the ranks compared theirs."""
 
         self._executed: Sequence[ExecutedInstruction] = []
         """Instructions of the last step."""
@@ -192,18 +178,16 @@ class Pipeline:
                 cannot be honoured; or hosts have stepped stages since the last `optimizer_step`.
         """
         self.finish_update()
-        self._check_updated()
+        self._updates.check_finished()
         self.status.begin_step()
         with self.status.phase(MEETS, local=False):
             checked = self._inputs.read(batch)
-            targets, self._origin = self.ranks.agree(checked)
-        earlier = self._set_aside_gradients()
-        state = self._begin(checked, targets, self._step_stage)
-        self._executed = self._interpreter.run(state)
-        self._needs_update = bool(self._optimizers.on_host)
-        self._finish_gradients()
-        for parameter, gradient in earlier.items():
-            add_gradient(parameter, gradient)
+            targets, self._origin = self._batches.agree(checked)
+        with self._gradients.of_one_step():
+            state = self._begin(checked, targets, self._updates.step_stage)
+            self._executed = self._interpreter.run(state)
+            self._updates.end_program()
+            self._finish_gradients()
         self.steps_taken += 1
         return self._mean_loss(state)
 
@@ -225,7 +209,7 @@ class Pipeline:
             InputError: There is no batch, or one that `step` would refuse.
         """
         self.finish_update()
-        self._check_updated()
+        self._updates.check_finished()
         return self._forward_runs.evaluate(batches)
 
     @torch.no_grad()
@@ -247,7 +231,7 @@ class Pipeline:
             InputError: The plan has no model; or the prompts have another shape.
         """
         self.finish_update()
-        self._check_updated()
+        self._updates.check_finished()
         return self._forward_runs.generate(prompts, new_tokens=new_tokens, temperature=temperature, seed=seed)
 
     def optimizer_step(self, max_norm: float | None = None) -> Tensor | None:
@@ -265,21 +249,7 @@ class Pipeline:
         Raises:
             InputError: Devices have stepped stages that were to be clipped: `post_validated_step` can.
         """
-        if max_norm is not None and self._optimizers.on_device:
-            raise InputError(
-                "The plan steps stages on their devices before the norm of all gradients is known: clip them with"
-                " `post_validated_step`, or train without clipping."
-            )
-        total = PartialSums() if max_norm is None and self.loss_scale is None else self._total()
-        clip = math.inf if max_norm is None else max_norm
-        with self.status.phase(UPDATES, local=True):
-            self._update.finish(total, clip)
-        if self.loss_scale is not None:
-            self.loss_scale.update(finite=total.finite)
-        stands = total.harmless(clip)
-        # Where gradients are clipped, they often are for many steps: the next step's hosts then wait for the norm.
-        self._update, self._needs_update = self._optimizers.tentative_update(optimistic=stands), False
-        self.rolled_back = 0 if stands else total.ahead
+        total = self._updates.finish(max_norm)
         return None if max_norm is None else torch.tensor(total.norm, dtype=torch.float64)
 
     def post_validated_step(self, batch: Batch, *, max_norm: float = math.inf) -> StepResult | None:
@@ -301,26 +271,28 @@ class Pipeline:
         """
         if self.loss_scale is not None:
             raise InputError("fp16 skips steps: it cannot update before the norm is known, so call `step`.")
-        self._check_updated()
+        self._updates.check_finished()
         self.status.begin_step()
         validation = self._validation = self._validation or PostValidation(
             self.ranks.open_relay(), loss_dtype=loss_dtype(self.plan)
         )
         with self.status.phase(MEETS, local=False):
             checked = self._inputs.read(batch)
-            targets = self._count_targets(checked, overlapping=validation.pending)
+            if validation.pending:
+                targets, self._origin = self._batches.count(checked)
+            else:
+                targets, self._origin = self._batches.agree(checked)
+                self._gradients.clear()
         update = self._optimizers.tentative_update(max_norm)
         state = self._begin(checked, targets, update.step)
-        executed = self._interpreter.run_ahead(state, stands=validation.stands)
+        executed = self._interpreter.run_ahead(state, is_valid=validation.is_valid)
         result = validation.finish()
         if executed is None:
             state = self._begin(checked, targets, update.step)
             executed = self._interpreter.run(state)
         self._executed = executed
         self._finish_gradients()
-        here = self._lanes.device
-        with self.status.phase("sums the norm", local=False):
-            own = self.ranks.partial_sums(self._optimizers.squares(), float(state.loss(on=here)), on=here)
+        own = self._gradients.own_sums(float(state.loss(on=self._lanes.device)))
         with self.status.phase("updates parameters, if what is known of the norm lets it", local=False):
             validation.begin(self.steps_taken, update, own)
         self.steps_taken += 1
@@ -338,12 +310,12 @@ class Pipeline:
             return None
         with self.status.phase("settles the update", local=False):
             result = self._validation.finish()
-            self.ranks.check_batches(self._unchecked)
+            self._batches.check_counted()
             return result
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all gradients over all ranks, a scalar.  All ranks call it, before they step."""
-        return torch.tensor(self._total().norm, dtype=torch.float64)
+        return torch.tensor(self._updates.total().norm, dtype=torch.float64)
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm over all ranks is at most `max_norm`.
@@ -356,11 +328,7 @@ class Pipeline:
         Raises:
             InputError: The plan steps stages inside the step.
         """
-        if self._optimizers.on_host or self._optimizers.on_device:
-            raise InputError("The plan has stepped stages inside the step: clip with `optimizer_step(max_norm)`.")
-        total = self._total()
-        scale_gradients(self.parameters(), total.scale(max_norm))
-        return torch.tensor(total.norm, dtype=torch.float64)
+        return torch.tensor(self._updates.clip(max_norm).norm, dtype=torch.float64)
 
     def switch_plan(self, plan: Plan) -> None:
         """Go on with this plan, which orders, recomputes, offloads or divides the units otherwise.
@@ -382,7 +350,7 @@ class Pipeline:
             for number, stage in self._part.stages.items():
                 stage.follow(plan.partition[number])
         else:
-            self._check_updated()
+            self._updates.check_finished()
             try:
                 with self.status.phase("moves units", local=False):
                     self._move_units(plan)
@@ -424,6 +392,11 @@ class Pipeline:
                 yield
         finally:
             self._part.load_working()
+
+    @property
+    def rolled_back(self) -> int:
+        """Devices whose hosts took their steps back in the last `optimizer_step`."""
+        return self._updates.rolled_back
 
     @property
     def averages(self) -> WeightAverages | None:
@@ -525,7 +498,7 @@ class Pipeline:
         return self._optimizers.static_bytes
 
     def trace(self) -> Trace:
-        """This rank's events, memory and phases of the last step; `Trace.joined` joins those of all ranks."""
+        """This rank's events, memory and phases of the last step; `Trace.join` joins those of all ranks."""
         device, origin = self.device, self._origin
         step = TraceStep(
             step=self.steps_taken - 1,
@@ -539,7 +512,7 @@ class Pipeline:
         """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
         self._origin = self.ranks.earliest(self._origin)
         parts = self.ranks.first_per_device(self.ranks.transport.gather(self.trace().to_json()))
-        return Trace.joined([Trace.from_json(part) for part in parts])
+        return Trace.join([Trace.from_json(part) for part in parts])
 
     @torch.no_grad()
     def _move_units(self, plan: Plan) -> None:
@@ -550,47 +523,41 @@ class Pipeline:
         restore_states(part, optimizers, self._optimizers, states)
         for unit in (unit for stage in self._part.stages.values() for unit in stage.units):
             self._activations.include((*unit.parameters(), *unit.buffers()))
-        self._part, self._optimizers = part, optimizers
-        self._update = optimizers.tentative_update()
+        self._adopt(part, optimizers)
         self.__dict__.pop("_forward_runs", None)  # those of the stages that were
+
+    def _adopt(self, part: DevicePart, optimizers: DeviceOptimizers) -> None:
+        """Train these stages with these optimizers from now on."""
+        self._part, self._optimizers = part, optimizers
+        self._gradients = DeviceGradients(part, optimizers, self.ranks, self.status, self._lanes.device)
+        self._updates = ParameterUpdates(self._gradients, loss_scale=self.loss_scale)
 
     # Parts of a step
 
     @cached_property
     def _forward_runs(self) -> ForwardRuns:
         return ForwardRuns(
-            self.plan, self._part, self._inputs, self.ranks, self._operations, self._activations, self.status
+            self.plan,
+            self._part,
+            self._inputs,
+            self._batches,
+            self.ranks,
+            self._operations,
+            self._activations,
+            self.status,
         )
 
-    def _check_optimizers(self) -> None:
-        """Refuse optimizers, made here or by the user, for which ZeRO's rows are not enough."""
+    def _check_optimizers(self, *, made: bool) -> None:
+        """Refuse optimizers, made here or by the user, that cannot step rows (ZeRO) or skip steps (fp16)."""
+        if self.loss_scale is not None and (not made or self._optimizers.on_device):
+            raise InputError(
+                "fp16 skips the steps whose gradients overflow: give Pipeline an `optimizer`, call `optimizer_step`,"
+                " and let the plan step no stage on its device."
+            )
         if self.ranks.over_replicas.divided:
             for optimizer in self._optimizers.all:
                 check_divided(optimizer)
             check_before_steps(self, self.parameters())
-
-    def _check_updated(self) -> None:
-        if self._needs_update:
-            raise InputError(
-                "The plan's hosts step their stages in every step: call `optimizer_step` after each `step`."
-            )
-
-    def _count_targets(self, batch: StepBatch, *, overlapping: bool) -> int:
-        """Targets over all replicas; while other devices may be in the step before, none is asked."""
-        if not overlapping:
-            targets, self._origin = self.ranks.agree(batch)
-            self._agreed_shapes, self._unchecked = batch.shapes, 0
-            for parameter in self.parameters():
-                parameter.grad = None
-            return targets
-        if batch.shapes != self._agreed_shapes:
-            raise InputError(
-                f"Micro-batches of {shape_words(batch.shapes)} follow those of {shape_words(self._agreed_shapes)}: call"
-                " `finish_update` between batches of different shapes."
-            )
-        self._origin = perf_counter()
-        self._unchecked = zlib.crc32(batch.checksum.to_bytes(4, "big"), self._unchecked)
-        return self.ranks.count(batch)
 
     def _begin(self, batch: StepBatch, targets: int, step_stage: Callable[[int], None]) -> StepState:
         """The state of a step that starts now, with the working copies of the masters as they are."""
@@ -604,37 +571,11 @@ class Pipeline:
         self._lanes.start_step()
         return self._inputs.state(batch, targets, seed=seed, scale=self._scale, step_stage=step_stage)
 
-    def _step_stage(self, stage: int) -> None:
-        """S of a synchronous step: the host has room for the copies that take it back, the device has none."""
-        if stage in self._optimizers.on_host:
-            self._update.step(stage)
-        else:
-            self._optimizers.step(stage)
-
-    def _set_aside_gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Gradients of earlier steps: they are reduced already."""
-        earlier = {p: p.grad for p in self.parameters() if p.grad is not None}
-        for parameter in earlier:
-            parameter.grad = None
-        return earlier
-
     def _finish_gradients(self) -> None:
-        """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
         # Where replicas divide what an optimizer steps, whole gradients take more than what is left of them.
         whole = self.static_bytes if self.ranks.over_replicas.divided else 0
-        with self.status.phase("sums gradients", local=False):
-            for stage, weights in self._part.weights.items():
-                if stage not in self._optimizers.inside:
-                    weights.finish()
-            if self.ranks.shares_table:
-                self._sum_over_tied()
+        self._gradients.finish()
         self._static = max(whole, self.static_bytes)
-
-    def _sum_over_tied(self) -> None:
-        table = next(self._part.masters[name] for name in self._part.tied or () if name in self._part.masters)
-        if table.requires_grad:
-            table.grad = torch.zeros_like(table) if table.grad is None else table.grad
-            self.ranks.sum_over_tied(local_tensor(table.grad))
 
     def _mean_loss(self, state: StepState) -> Tensor:
         with self.status.phase("sums the loss", local=False):
@@ -646,10 +587,3 @@ class Pipeline:
     @property
     def _scale(self) -> float:
         return 1.0 if self.loss_scale is None else self.loss_scale.value
-
-    def _total(self) -> PartialSums:
-        """The sums over the gradients of all ranks."""
-        on = self._lanes.device
-        with self.status.phase("sums the norm", local=False):
-            own = self.ranks.partial_sums(self._optimizers.squares(), 0.0, on=on)
-            return self.ranks.total_sums(own + PartialSums(ahead=int(self._update.ahead)), on=on)

@@ -21,10 +21,10 @@ from debubble.runtime.parameters.optimizers import DeviceOptimizers, parameters_
 from debubble.runtime.topology import Ranks
 
 PARAMETER, GRADIENT, AVERAGE, STATE = "parameter", "gradient", "average", "state "
-"""What a parameter has; an optimizer's states have their names behind the last."""
+"""The parts of a parameter's state; an optimizer's states have their names behind the last."""
 
 ParameterState = dict[str, Any]
-"""What this rank has of a parameter: its tensors, without DTensors around them, and an optimizer's plain numbers."""
+"""This rank's part of a parameter's state: tensors, without DTensors around them, and an optimizer's plain numbers."""
 
 
 def exchange_units(
@@ -94,7 +94,7 @@ def _device_of(plan: Plan) -> dict[tuple[str, int | None], int]:
 
 
 def _own_states(part: DevicePart, optimizers: DeviceOptimizers) -> Iterator[tuple[str, ParameterState]]:
-    """What this rank has of each parameter."""
+    """This rank's state of each parameter, by Hugging Face name."""
     of_optimizers = {p: its for optimizer in optimizers.all for p, its in optimizer.state.items()}
     for name, parameter in part.masters.items():
         state: ParameterState = {PARAMETER: local_tensor(parameter)}
@@ -136,7 +136,7 @@ def _exchange(
                     transport.send(tensor.to(on), to, Channel.UNITS)
         elif transport.rank == to:
             for name, forms in all_forms[source][to].items():
-                arrived[name] = {what: _received(transport, source, form, on) for what, form in forms.items()}
+                arrived[name] = {what: _receive(transport, source, form, on) for what, form in forms.items()}
     return arrived
 
 
@@ -165,7 +165,7 @@ def _forms(state: ParameterState) -> dict[str, Any]:
 
 
 def _form(value: Any) -> Any:
-    """What a receiver must know of a value before it comes: of a plain number, the number itself."""
+    """The form of a value, which its receiver must know before it comes; of a plain number, the number itself."""
     if not isinstance(value, Tensor):
         return value
     inner = inner_tensors(value)
@@ -181,13 +181,13 @@ def _plain_tensors(value: Any) -> list[Tensor]:
     return (inner_tensors(value) or [value]) if isinstance(value, Tensor) else []
 
 
-def _received(transport: Transport, source: int, form: Any, on: torch.device) -> Any:
+def _receive(transport: Transport, source: int, form: Any, on: torch.device) -> Any:
     """The value of that form, whose tensors come next."""
     match form:
         case _PlainForm(shape, dtype, on_host):
             tensor = transport.receive(torch.empty(shape, dtype=dtype, device=on), source, Channel.UNITS)
             return tensor.cpu() if on_host else tensor
         case _WrappedForm(kind, inner, context, size, stride):
-            tensors = {name: _received(transport, source, each, on) for name, each in inner.items()}
+            tensors = {name: _receive(transport, source, each, on) for name, each in inner.items()}
             return kind.__tensor_unflatten__(tensors, context, size, stride)
     return form

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -17,7 +16,6 @@ from torch import Tensor
 from debubble.ir import InputError, Kind, Lane, Plan, Program
 from debubble.ir.ops import UNSHARDS
 from debubble.runtime.assembly import DeviceGroups, tied_devices
-from debubble.runtime.batch import StepBatch
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
@@ -47,7 +45,8 @@ class Ranks:
         self._pipeline, self.device = divmod(at, plan.devices)
         self.replica, self.slice = divmod(self._pipeline, plan.options.context)
         """The batch that this rank has, and the slice of its sequences."""
-        self._one_clock = True
+        self.one_clock = True
+        """Whether all ranks are on one host."""
         self._finish_order: tuple[int, ...] = ()
 
     def rank(self, pipeline: int, device: int, part: int) -> int:
@@ -163,32 +162,47 @@ class Ranks:
     def open(self, program: Program, *, seed: int, own_model: bool) -> None:
         """Open everybody's channels and groups.  Raises InputError if the ranks are not to run the same."""
         self.check_same(self._plan, seed, own_model)
-        self._one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
+        self.one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
         self._finish_order = finish_order(program)
-        pipelines, (copies, devices, parts) = self._pipelines(), self._sizes
-        options = self._plan.options
-        groups = [*pipelines]
-        sharing = [tuple(self.rank(c, d, p) for c in copies) for d in devices for p in parts]
-        groups += [tuple(self.rank(c, d, p) for p in parts) for c in copies for d in devices]
+        sharing = self._groups_sharing_parameters()
+        reducing = {i.lane: None for i in program.instructions if i.op.kind in OVER_REPLICAS}
+        channels = [
+            (ranks[a], ranks[b], what) for ranks in self._pipelines() for a, b, what in message_channels(program)
+        ]
+        self.transport.open(
+            channels,
+            [(ranks, Lane.COMPUTE) for ranks in (*self._groups_sharing_work(), *sharing, *self._groups_of_tied())]
+            + [(ranks, lane) for lane in reducing for ranks in sharing],
+        )
+
+    def _groups_sharing_work(self) -> Iterator[tuple[int, ...]]:
+        """The ranks of every pipeline, and those that divide its stages, sequences or experts among them."""
+        options, (copies, devices, parts) = self._plan.options, self._sizes
+        yield from self._pipelines()
+        yield from (tuple(self.rank(c, d, p) for p in parts) for c in copies for d in devices)
         if options.context > 1:
-            groups += [self._slices(r, d, p) for r in range(options.data) for d in devices for p in parts]
-            groups += [
+            yield from (self._slices(r, d, p) for r in range(options.data) for d in devices for p in parts)
+            yield from (
                 tuple(self.rank(c, d, p) for c in copies[first :: options.context])
                 for first in range(options.context)
                 for d in devices
                 for p in parts
-            ]
+            )
         if options.expert > 1:
-            everybody = [(c, d, p) for c in copies for d in devices for p in parts]
-            groups += [self._expert_ranks(*place) for place in everybody]
-            sharing += [self._same_experts(*place) for place in everybody]
-        groups += [*sharing, *(tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in pipelines)]
-        beside = {i.lane: None for i in program.instructions if i.op.kind in OVER_REPLICAS}
-        channels = [(ranks[a], ranks[b], what) for ranks in pipelines for a, b, what in message_channels(program)]
-        self.transport.open(
-            channels,
-            [(ranks, Lane.COMPUTE) for ranks in groups] + [(ranks, lane) for lane in beside for ranks in sharing],
-        )
+            yield from (self._expert_ranks(c, d, p) for c in copies for d in devices for p in parts)
+
+    def _groups_sharing_parameters(self) -> list[tuple[int, ...]]:
+        """The ranks that have the same stages, and those that have the same experts."""
+        copies, devices, parts = self._sizes
+        groups = [tuple(self.rank(c, d, p) for c in copies) for d in devices for p in parts]
+        if self._plan.options.expert > 1:
+            groups += [self._same_experts(c, d, p) for c in copies for d in devices for p in parts]
+        return groups
+
+    def _groups_of_tied(self) -> Iterator[tuple[int, ...]]:
+        """The ranks of every pipeline that have a copy of the tied table."""
+        tied = tied_devices(self._plan)
+        yield from (tuple(sorted(pipeline[d] for d in tied)) for pipeline in self._pipelines())
 
     @property
     def _sizes(self) -> tuple[range, range, range]:
@@ -234,60 +248,12 @@ class Ranks:
     def earliest(self, moment: float) -> float:
         """The earliest of all ranks' moments, on one clock; this rank's, if hosts have clocks of their own."""
         moments = self.transport.gather(moment)
-        return min(moments) if self._one_clock else moment
-
-    def count(self, batch: StepBatch) -> int:
-        """Targets over all replicas, summed over this device's alone: no rank of the pipeline waits for another."""
-        total = torch.tensor(batch.counted, device=batch.parts[0].tokens.device)
-        self.sum_over_replicas(total)
-        if not total:
-            raise InputError("The batch has no target to learn from.")
-        return int(total) // self._plan.options.context
-
-    def agree(self, batch: StepBatch) -> tuple[int, float]:
-        """Targets over all replicas, and the moment at which all ranks were ready, on this rank's clock.
-
-        Raises InputError if the ranks of a replica have different batches, or the replicas different shapes.
-        """
-        batches = self.transport.gather((batch.shapes, batch.counted, batch.checksum, perf_counter()))
-        for rank, (shapes, counted, _, _) in enumerate(batches):
-            first = rank // self._replica_size * self._replica_size
-            if shapes != batches[0][0] or counted != batches[first][1]:
-                raise InputError(
-                    f"Rank {rank} has micro-batches of {shape_words(shapes)} with {counted} targets, but rank {first}"
-                    f" of {shape_words(batches[first][0])} with {batches[first][1]}."
-                )
-        self._check_checksums([checksum for _, _, checksum, _ in batches])
-        total: int = sum(counted for _, counted, _, _ in batches[:: self._replica_size])
-        if not total:
-            raise InputError("The batch has no target to learn from.")
-        # Hosts have clocks of their own: there, the moment of the answer stands for it.
-        return total, max(at for _, _, _, at in batches) if self._one_clock else perf_counter()
-
-    def check_batches(self, checksum: int) -> None:
-        """Raise InputError if the ranks of a replica have had different batches, by a checksum of these."""
-        self._check_checksums(self.transport.gather(checksum))
-
-    def _check_checksums(self, checksums: Sequence[int]) -> None:
-        for first in range(0, len(checksums), self._replica_size):
-            ranks = range(first, first + self._replica_size)
-            others = [str(rank) for rank in ranks if checksums[rank] != checksums[first]]
-            if others:
-                others_have = f"Ranks {', '.join(others)} have" if len(others) > 1 else f"Rank {others[0]} has"
-                raise InputError(
-                    f"{others_have} other tokens or targets than rank {first} of the same replica: give them the same"
-                    " batch (a DataLoader that shuffles needs the same seed on all of them)."
-                )
+        return min(moments) if self.one_clock else moment
 
     @property
-    def _replica_size(self) -> int:
-        """Ranks of one replica."""
+    def of_replica(self) -> int:
+        """Ranks of one replica, which have one batch."""
         return self._plan.devices * self._plan.options.tensor * self._plan.options.context
-
-
-def shape_words(shapes: Sequence[tuple[int, ...]]) -> str:
-    """The shapes of micro-batches, those of equal ones once."""
-    return ", ".join(" x ".join(map(str, shape)) for shape in dict.fromkeys(shapes))
 
 
 def default_transport() -> Transport:

@@ -37,7 +37,7 @@ def _with_transfers(order: tuple[Op, ...], most: int) -> list[Op]:
 
     O stands right behind its forward; L right behind the operation during which it may start.
     """
-    evicted = _evicted(order, most)
+    evicted = _evictions(order, most)
     result = []
     for op in order:
         result.append(op)
@@ -48,7 +48,7 @@ def _with_transfers(order: tuple[Op, ...], most: int) -> list[Op]:
     return result
 
 
-def _evicted(order: tuple[Op, ...], most: int) -> set[int]:
+def _evictions(order: tuple[Op, ...], most: int) -> set[int]:
     """The micro-batches that must leave for a while: at each forward without room, the newest that is there."""
     evicted: set[int] = set()
     here: list[int] = []

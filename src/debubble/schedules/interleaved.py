@@ -79,7 +79,7 @@ def in_groups(
     group: int | None = None,
     delays: Sequence[int] | None = None,
 ) -> Schedule:
-    """Interleaved 1F1B.
+    """The order of interleaved 1F1B whose micro-batches take turns in groups.
 
     Args:
         name: The schedule's name.

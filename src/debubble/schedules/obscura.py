@@ -34,7 +34,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.schedules.one_f_one_b import alternate
@@ -64,7 +64,7 @@ def strawman(
         adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    orders = [_migrated(s, micro_batches, distance=devices - s) for s in range(adjusted)]
+    orders = [_migrated_stage(s, micro_batches, distance=devices - s) for s in range(adjusted)]
     orders += [alternate(s, micro_batches, warm_up=devices - s) for s in range(adjusted, devices)]
     return adjusted_pipeline("strawman", orders, micro_batches=micro_batches, adjusted=adjusted)
 
@@ -95,7 +95,7 @@ def adjusted_pipeline(name: str, orders: Iterable[Iterable[Op]], *, micro_batche
     return replace(plain, fused_recompute=frozenset(range(adjusted)))
 
 
-def _migrated(stage: int, micro_batches: int, *, distance: int) -> list[Op]:
+def _migrated_stage(stage: int, micro_batches: int, *, distance: int) -> list[Op]:
     """The adjusted stage that is `distance` = p - s from the end."""
     warm_up = min(3 * distance - 2, micro_batches)
     order = [Op(Kind.F, stage, j) for j in range(warm_up)]
@@ -284,8 +284,6 @@ def migrated_pipeline(
             "swapped_blocks must be 0 or more and swapped_fraction above 0 and at most 1;"
             f" they are {swapped_blocks} and {swapped_fraction}."
         )
-    if destination not in get_args(Destination):
-        raise InputError(f"destination must be host or peer, not '{destination}'.")
     warm_up = [devices - s + (migrated_forwards if s < adjusted else 0) for s in range(devices)]
     orders = [alternate(s, micro_batches, warm_up=warm_up[s]) for s in range(devices)]
     if not swapped_blocks:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.schedules.interleaved import in_groups
@@ -67,14 +67,12 @@ def pipeoffload(
     Raises:
         InfeasibleError: It does not fit the memory limit even if everything is offloaded.
     """
-    if offload not in (None, "half", "full"):
-        raise InputError(f"'offload' is {offload!r}; it must be 'half' or 'full'.")
     if variant == "paper" and offload == "half":
         raise InputError("The paper's variant offloads everything: leave 'offload' out, or ask for variant 'tuned'.")
     costs = _with_link(costs or StageCosts.of(stages=devices * chunks), memory_limit)
     build = partial(in_groups, "pipeoffload", micro_batches, chunks, ahead=range(devices, 0, -1), group=group)
     together = build(delays=[0] * devices)
-    if _checked(variant) == "paper":
+    if variant == "paper":
         return ComputeOrder(_whole(together), costs).just_in_time()
     if offload is not None:
         return ComputeOrder(together, costs).selective(offload)
@@ -122,7 +120,7 @@ def adaoffload(
         lists = [split_order(s, micro_batches, n, delay=(ahead[0] - n) * delayed) for s, n in enumerate(ahead)]
         return Schedule.of("adaoffload", Placement.linear(devices), micro_batches, lists)
 
-    if _checked(variant) == "paper":
+    if variant == "paper":
         return ComputeOrder(order(printed), costs).just_in_time()
     unfilled = forwards_ahead(costs, micro_batches, tolerance, least=(1,) * devices)
     fills = dict.fromkeys((printed, unfilled, one_f_one_b))
@@ -182,12 +180,6 @@ def _places(costs: StageCosts, stage: int) -> int:
     if room is None or not costs.activation[stage]:
         return int(1e9)
     return max(1, int(room // costs.activation[stage]))
-
-
-def _checked(variant: str) -> str:
-    if variant not in get_args(Variant):
-        raise InputError(f"'variant' is {variant!r}; it must be 'tuned' or 'paper'.")
-    return variant
 
 
 def _with_link(costs: StageCosts, memory_limit: Number | Sequence[Number] | None) -> StageCosts:

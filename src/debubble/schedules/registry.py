@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from debubble.ir import InputError, Number, Schedule, StageCosts
-from debubble.registry import Registry
+from debubble.registry import Registry, guarding_plugins
 
 MOST_PAIRS = 2**22
 """Pairs of stage and micro-batch beyond which a schedule is refused: it would take minutes and gigabytes."""
@@ -60,7 +60,7 @@ class ScheduleEntry:
     @property
     def summary(self) -> str:
         """The first line of the builder's docstring; empty if it has none."""
-        return (inspect.getdoc(self.build) or "").splitlines()[0]
+        return (inspect.getdoc(self.build) or "").partition("\n")[0]
 
     def __call__(
         self, *, devices: int, micro_batches: int, costs: StageCosts | None = None, **options: Any
@@ -75,6 +75,7 @@ class ScheduleEntry:
 
         Raises:
             InputError: For an option that the schedule does not have, or numbers that it cannot handle.
+            PluginError: If a schedule of another distribution fails.
         """
         if devices < 1:
             raise InputError(f"A pipeline needs at least one device, not {devices}.")
@@ -94,16 +95,23 @@ class ScheduleEntry:
                 raise InputError(f"The schedule '{self.name}' has no option '{name}'.")
             self._check_type(name, value)
         check_size(devices * given.get("chunks", self.default_chunks), micro_batches)
-        return self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
+        with guarding_plugins(self.build, what=f"The schedule '{self.name}'"):
+            return self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
 
-    def accepted(self, **options: Any) -> dict[str, Any]:
+    def accepted_options(self, **options: Any) -> dict[str, Any]:
         """The options among these that the schedule takes."""
         return {name: value for name, value in options.items() if name in self.options}
 
     def _check_type(self, name: str, value: Any) -> None:
-        """Raise InputError if an option should be a number and is none, as after `--option rho=abc`."""
+        """Raise InputError if an option is no number, below 0 or no word that it takes, as after `--option rho=abc`."""
         hint = get_type_hints(self.build)[name]
+        literals = (option for option in (hint, *get_args(hint)) if get_origin(option) is Literal)
+        words = [word for literal in literals for word in get_args(literal)]
+        if words and value not in words:
+            raise InputError(f"The option '{name}' of '{self.name}' is {value!r}; it must be {' or '.join(words)}.")
         types = [get_origin(option) or option for option in get_args(hint) or (hint,)]
+        if int in types and float not in types and isinstance(value, int) and value < 0:
+            raise InputError(f"The option '{name}' of '{self.name}' is {value!r}; it must not be negative.")
         if int in types and (isinstance(value, str) or not isinstance(value, tuple(types))):
             number = "a number" if float in types else "a whole number"
             raise InputError(f"The option '{name}' of '{self.name}' is {value!r}; it must be {number}.")

@@ -237,7 +237,7 @@ def _kept(problem: OrderProblem, stage: int) -> Number:
     """Bytes that F leaves when nothing is recomputed explicitly."""
     costs = problem.costs
     if stage in problem.fused_recompute:
-        return costs.activation[stage] - costs.dropped(stage) * problem.recompute_fraction.get(stage, 1)
+        return costs.activation[stage] - costs.dropped_bytes(stage) * problem.recompute_fraction.get(stage, 1)
     return costs.activation[stage]
 
 

@@ -28,6 +28,8 @@ SIMULATION = 170e-6
 """Seconds, per pair, to lower and simulate a schedule."""
 RESIMULATED = 30e-6
 """Seconds, per pair, to lower and simulate again a schedule whose costs alone have changed, whatever its limit."""
+EVALUATED = 10e-6
+"""Seconds, per pair, to lay a schedule out for the local search and to evaluate it."""
 MODEL = 500e-6
 """Seconds, per pair, to build a CP-SAT model of a schedule."""
 BUILT, DISPATCHED, MOVED, LISTED = (1e-2, 20e-6), (0.15, 60e-6), (0.05, 120e-6), (1e-2, 25e-6)

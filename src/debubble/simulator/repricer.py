@@ -55,7 +55,7 @@ class Repricer:
         """
         check_costs(self.schedule, costs)
         if costs.communication_model == "blocking" or (costs.link_groups and self._transfers):
-            return self._simulated(costs, fused_recompute)
+            return self._simulate(costs, fused_recompute)
         structure = self._structure(costs.communication_model, costs.host_link, gathers=costs.gathers)
         entries = structure.entries(self._op_costs(costs, fused_recompute))
         start, end = structure.times(entries)
@@ -79,7 +79,7 @@ class Repricer:
         priced = OpCosts.of(self.schedule, costs)
         return priced if fused_recompute is None else replace(priced, fused_recompute=fused_recompute)
 
-    def _simulated(self, costs: StageCosts, fused_recompute: frozenset[int] | None) -> Price:
+    def _simulate(self, costs: StageCosts, fused_recompute: frozenset[int] | None) -> Price:
         schedule = self.schedule
         self.simulations += 1
         if fused_recompute is not None:

@@ -59,7 +59,7 @@ class _Machine:
             index = self._next()
             self.ends[index] = self.now
             ended.append(index)
-            self._start(self._released(index, Moment.END))
+            self._start(self._release(index, Moment.END))
         if len(ended) < len(self.missing):
             raise deadlock(self.program, ended)
         return Timeline.of(self.program, self.starts, self.ends)
@@ -87,9 +87,9 @@ class _Machine:
                 heapq.heappush(self.busy, (self.virtual_time + instruction.duration, index))
             else:
                 heapq.heappush(self.others, (self.now + instruction.duration, index))
-            ready.extend(self._released(index, Moment.START))
+            ready.extend(self._release(index, Moment.START))
 
-    def _released(self, index: int, moment: Moment) -> list[int]:
+    def _release(self, index: int, moment: Moment) -> list[int]:
         """Count a moment of an instruction as come, and return the instructions that nothing holds back any more."""
         released: list[int] = []
         for edge in range(self.first[index], self.first[index + 1]):

@@ -28,7 +28,7 @@ from debubble.targets.limits import (
 )
 from debubble.targets.offload import ModuleOffload
 from debubble.targets.orders import COMBINED, GivenOrders, OwnOrders
-from debubble.targets.recomputation import NOTHING, WHOLE, Alike, Choice, EachLayer, Way, same
+from debubble.targets.recomputation import NOTHING, WHOLE, AllLayers, Choice, EachLayer, Way, same
 from debubble.targets.target import Target, targets
 
 
@@ -63,7 +63,7 @@ MEGATRON_MODULES = _selective()
 """Setting -> what it recomputes; the modules are joined by `+`."""
 
 OVERLAPPED_MODULES = {name: choice for name, choice in MEGATRON_MODULES.items() if "moe" not in name.split("+")}
-"""Those that combined 1F1B leaves, which takes the experts' computing apart."""
+"""The settings that combined 1F1B leaves, which takes the experts' computing apart."""
 
 
 def _offload() -> tuple[ModuleOffload, ...]:
@@ -120,7 +120,7 @@ _add(
     zero_alone=(0, 1, 2, 3),
     rules=(*PLAIN, whole_experts, one_of("optimizer", ("adamw", "adam", "momentum", "sgd")), *FSDP),
     for_pipelines=(plain_model, untied),
-    levers=TargetLevers(GivenOrders(LOOPS), Alike(WHOLE), keeps_until_weights=True),
+    levers=TargetLevers(GivenOrders(LOOPS), AllLayers(WHOLE), keeps_until_weights=True),
 )
 _add(
     "megatron",
@@ -128,8 +128,8 @@ _add(
     zero=(0, 1, 2, 3),
     zero_alone=(0, 1, 2, 3),
     rules=MEGATRON,
-    levers=TargetLevers(OwnOrders(("1f1b", "interleaved")), Alike(MEGATRON_MODULES, block=True), offload=OFFLOAD),
-    overlapping=TargetLevers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
+    levers=TargetLevers(OwnOrders(("1f1b", "interleaved")), AllLayers(MEGATRON_MODULES, block=True), offload=OFFLOAD),
+    overlapping=TargetLevers(OwnOrders((COMBINED,)), AllLayers(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
 )
 _add(
     "primus",
@@ -138,7 +138,7 @@ _add(
     zero_alone=(0, 1, 2, 3),
     rules=MEGATRON,
     levers=TargetLevers(OwnOrders(("1f1b", "interleaved", "zb-h1")), EachLayer(WHOLE), offload=OFFLOAD),
-    overlapping=TargetLevers(OwnOrders((COMBINED,)), Alike(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
+    overlapping=TargetLevers(OwnOrders((COMBINED,)), AllLayers(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
 )
 _add(
     "deepspeed",

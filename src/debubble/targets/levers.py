@@ -17,7 +17,7 @@ from debubble.ir import InfeasibleError, Number, PlannedUnit, RunOptions, Schedu
 from debubble.models import Model
 from debubble.targets.offload import ModuleOffload, setting_of, with_modules
 from debubble.targets.orders import Orders, without_transfers
-from debubble.targets.recomputation import EVERYTHING, WHOLE, Alike, Choice, EachLayer, Recomputation, Way
+from debubble.targets.recomputation import EVERYTHING, WHOLE, AllLayers, Choice, EachLayer, Recomputation, Way
 
 HALVES = ("attention", "mlp")
 LAYERS = (*HALVES, "layer")
@@ -54,9 +54,9 @@ class TargetLevers:
             raise InfeasibleError(f"The target {refusal}, and '{schedule.name}' is another.")
         return taken
 
-    def kept(self, units: Units, model: Model, options: RunOptions) -> Units:
+    def half_layers(self, units: Units, model: Model, options: RunOptions) -> Units:
         """The half-layers with the framework's memory; without offload, but for what it offloads by module."""
-        kept = tuple(map(self._kept, units.units))
+        kept = tuple(map(self._half_layer, units.units))
         if not self.offload:
             return replace(units, units=kept, offload_bandwidth=None)
         known = tuple(with_modules(unit, model, options) for unit in kept)
@@ -67,30 +67,30 @@ class TargetLevers:
         return setting_of(schedule, units, partition, self.offload) if schedule.offloaded else None
 
     def layers(self, units: Units, sparse: frozenset[int]) -> Units:
-        """The units that `kept` gave with every layer whole; `sparse` are the layers with experts."""
+        """The units that `half_layers` gave with every layer whole; `sparse` are the layers with experts."""
         layers = {unit.layer for unit in units.units if unit.type in LAYERS}
         choices = self._distinct(dense=bool(layers - sparse), sparse=bool(layers & sparse))
         joined = (
-            _joined(
+            _joined_layer(
                 units.units[first : last + 1], {name: _way(c, units.units[first].layer, sparse) for name, c in choices}
             )
             for first, last in _spans(units.units)
         )
         return replace(units, units=tuple(joined))
 
-    def together(self, units: Units, lengths: Sequence[int]) -> Iterator[Iterator[Partition]]:
+    def uniform_partitions(self, units: Units, lengths: Sequence[int]) -> Iterator[Iterator[Partition]]:
         """The ways in which all layers can recompute alike, from the least recomputation to the most in each group."""
         layers = [unit for unit in units.units if unit.type in LAYERS]
         common = [name for name in self._choices if all(name in unit.strategies for unit in layers)]
         times = {name: sum(unit.strategies[name].recompute for unit in layers) for name in common}
-        if isinstance(self.recomputation, Alike):
+        if isinstance(self.recomputation, AllLayers):
             yield (
                 Partition.cut(units, lengths, strategy=name) for name in sorted(common, key=lambda name: times[name])
             )
             if self.recomputation.block:
                 yield (_block(units, lengths, number) for number in range(1, max(lengths) + 1))
 
-    def arranged(self, units: Units, partition: Partition) -> Partition:
+    def in_target_order(self, units: Units, partition: Partition) -> Partition:
         """The partition with equal layers of a stage in the order that the framework counts them in."""
         if not isinstance(self.recomputation, EachLayer) or not self.recomputation.from_start:
             return partition
@@ -98,7 +98,7 @@ class TargetLevers:
 
     def alike(self, units: Units, partition: Partition) -> bool:
         """Tell whether the whole layers of a partition recompute together as the framework can."""
-        if not isinstance(self.recomputation, Alike):
+        if not isinstance(self.recomputation, AllLayers):
             return True
         stages = [
             [frozenset({name}) for index, name in stage if units.units[index].type in LAYERS] for stage in partition
@@ -126,7 +126,7 @@ class TargetLevers:
         if any(unit.strategy != "none" for unit in ends) or not all(all(stage) for stage in settings):
             return False
         of_layers = [names for stage in settings for names in stage]
-        if not isinstance(self.recomputation, Alike) or not of_layers or frozenset.intersection(*of_layers):
+        if not isinstance(self.recomputation, AllLayers) or not of_layers or frozenset.intersection(*of_layers):
             return True
         return self.recomputation.block and _is_block(settings)
 
@@ -138,12 +138,15 @@ class TargetLevers:
         return frozenset(
             name
             for name, way in ways.items()
-            if all(_alike(ours, unit.strategy) for ours, unit in zip((way.attention, way.mlp), layer, strict=False))
+            if all(
+                _same_operators(ours, unit.strategy)
+                for ours, unit in zip((way.attention, way.mlp), layer, strict=False)
+            )
         )
 
     @property
     def _choices(self) -> Mapping[str, Choice]:
-        whole = isinstance(self.recomputation, Alike) and self.recomputation.whole
+        whole = isinstance(self.recomputation, AllLayers) and self.recomputation.whole
         return {**self.recomputation.choices, **(WHOLE if whole else {})}
 
     def _distinct(self, *, dense: bool, sparse: bool) -> list[tuple[str, Choice]]:
@@ -154,14 +157,14 @@ class TargetLevers:
             kept.setdefault(key, (name, choice))
         return list(kept.values())
 
-    def _kept(self, unit: Unit) -> Unit:
+    def _half_layer(self, unit: Unit) -> Unit:
         held = unit.activation_after_input
         if self.keeps_until_weights:
             held = unit.activation + (unit.activation / 2 if held is None else held)
         return replace(unit, on_host=None, activation_after_input=held)
 
 
-def _joined(units: Sequence[Unit], ways: Mapping[str, Way]) -> Unit:
+def _joined_layer(units: Sequence[Unit], ways: Mapping[str, Way]) -> Unit:
     """The units of a layer as one; a unit alone keeps those of its strategies that are ways of both halves."""
     first = units[0]
     if len(units) == 1:
@@ -226,7 +229,7 @@ def _layers(stage: Sequence[PlannedUnit]) -> list[list[PlannedUnit]]:
     return [list(run) for _, run in groupby(units, key=lambda unit: unit.layer)]
 
 
-def _alike(ours: str, planned: str) -> bool:
+def _same_operators(ours: str, planned: str) -> bool:
     """Tell whether two names stand for the same operators.
 
     One kernel has `activation` and `multiply`, which a plan names by the one that its MLP has.

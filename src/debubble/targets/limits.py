@@ -7,7 +7,7 @@ from collections.abc import Collection
 from debubble.costs.step import MOMENTS
 from debubble.ir import RunOptions
 from debubble.models import Model
-from debubble.models.module_bases import not_plain
+from debubble.models.module_bases import why_not_plain
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.targets.target import Rule
 
@@ -109,7 +109,7 @@ def no_further_tokens(title: str) -> str:
 
 def plain_model(title: str, options: RunOptions, model: Model) -> str | None:
     """Refuse models that are more than embedding, layers, norm and head in a row."""
-    why = not_plain(model.config)
+    why = why_not_plain(model.config)
     if why is None:
         return None
     return f"{title} would train another model over a pipeline: {why}; export to torch or megatron."

@@ -33,7 +33,7 @@ class ModuleOffload:
     modules: tuple[str, ...]
     share: float = 1.0
 
-    def goes_with(self, recomputed: Collection[str]) -> bool:
+    def combines_with(self, recomputed: Collection[str]) -> bool:
         """Tell whether Megatron-LM offloads these modules where it recomputes these operators."""
         return not (
             "full" in recomputed
@@ -41,7 +41,7 @@ class ModuleOffload:
             or ("mlp" in recomputed and _OF_EXPERTS & {*self.modules})
         )
 
-    def moved(self, units: Units, partition: Partition) -> list[float]:
+    def moved_bytes(self, units: Units, partition: Partition) -> list[float]:
         """Bytes that every stage moves of each micro-batch."""
         return [float(sum(self._groups(units, stage))) for stage in partition]
 
@@ -60,7 +60,7 @@ class ModuleOffload:
             float(sums.kept if s in plain.fused_recompute else sums.activation)
             for s, sums in enumerate(units.stage_sums(tuple(stage)) for stage in partition)
         ]
-        shares = {s: size / kept[s] for s, size in enumerate(self.moved(units, partition)) if size}
+        shares = {s: size / kept[s] for s, size in enumerate(self.moved_bytes(units, partition)) if size}
         orders = tuple(tuple(_with_transfers(order, shares)) for order in plain.orders)
         moving = {op.stage for order in orders for op in order if op.kind is Kind.O}
         return replace(plain, orders=orders, offload_fraction={s: shares[s] for s in sorted(moving)})
@@ -97,15 +97,15 @@ def setting_of(
     if schedule.explicit_recompute or schedule.peers:
         return None
     for setting in settings:
-        if not setting.goes_with(recomputed_operators(units, partition)):
+        if not setting.combines_with(recomputed_operators(units, partition)):
             continue
         made = setting.schedule(plain, units, partition)
-        if made.orders == schedule.orders and _alike(made.offload_fraction, schedule.offload_fraction):
+        if made.orders == schedule.orders and _same_fractions(made.offload_fraction, schedule.offload_fraction):
             return setting
     return None
 
 
-def _alike(ours: Mapping[int, Number], theirs: Mapping[int, Number]) -> bool:
+def _same_fractions(ours: Mapping[int, Number], theirs: Mapping[int, Number]) -> bool:
     return ours.keys() == theirs.keys() and all(
         abs(float(ours[stage]) - float(theirs[stage])) < _ROUNDING for stage in ours
     )

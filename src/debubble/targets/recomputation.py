@@ -45,14 +45,14 @@ class EachLayer:
 
 
 @dataclass(frozen=True)
-class Alike:
+class AllLayers:
     """All layers recompute in the same way."""
 
     choices: Mapping[str, Choice]
     block: bool = False
     """True if, in place of that, the first N layers of every stage may recompute wholly, N being the same for all."""
     whole: bool = True
-    """Whether all layers may recompute wholly."""
+    """True if all layers may recompute wholly."""
 
 
-Recomputation = EachLayer | Alike
+Recomputation = EachLayer | AllLayers

@@ -97,7 +97,7 @@ class Target:
         if options.post_validation:
             return False
         if schedule.offloaded and units is not None and levers.offload:
-            kept = levers.kept(units, model, options)
+            kept = levers.half_layers(units, model, options)
             if levers.offload_of(schedule, kept, partition_named(stages, kept)) is not None:
                 schedule = without_transfers(schedule)
         plain = without_transfers(schedule)

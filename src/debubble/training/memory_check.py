@@ -8,10 +8,9 @@ from dataclasses import asdict
 
 import torch
 
-from debubble.costs import Cluster
+from debubble.costs.model_units import model_on_cluster
 from debubble.errors import readable
 from debubble.ir import DebubbleError, InfeasibleError, InputError, Kind, Number, Plan
-from debubble.models import Model
 from debubble.planners.plan_model import plan as make_plan
 from debubble.runtime.failures import DeviceMemoryError
 from debubble.simulator import Timeline
@@ -59,7 +58,7 @@ def peak_offloaded(timeline: Timeline) -> list[Number]:
     for operation in timeline.operations:
         kind, stage, j = operation.op
         if kind in (Kind.O, Kind.L) and operation.device not in schedule.peers:
-            moved = schedule.moved(costs, stage, j) * costs.scale_of(j)
+            moved = schedule.moved_bytes(costs, stage, j) * costs.scale_of(j)
             # A buffer is there from the start of O to the end of L.
             changes[operation.device].append((operation.start, moved) if kind is Kind.O else (operation.end, -moved))
     return [max(itertools.accumulate((size for _, size in sorted(of)), initial=0)) for of in changes]
@@ -99,14 +98,14 @@ def predicted_at(error: DeviceMemoryError, plan: Plan) -> float:
 
 def _advice(plan: Plan, *, beyond: float) -> str:
     """A plan that takes a tenth less, and as much less as this one took too much."""
-    if plan.model is None or plan.cluster is None:
+    described = model_on_cluster(plan)
+    if described is None:
         return "Plan again with a lower memory limit."
     timeline = plan.simulate()
     limit = max(1, int(LESS * float(max(timeline.peak_memory)) - beyond))
-    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
     try:
         found = make_plan(
-            model, cluster, micro_batches=plan.micro_batches, planner="portfolio", pipeline=plan.devices,
+            *described, micro_batches=plan.micro_batches, planner="portfolio", pipeline=plan.devices,
             memory_limit=limit, effort=EFFORT, profile=plan.profile, **asdict(plan.options),
         )  # fmt: skip
     except InfeasibleError:

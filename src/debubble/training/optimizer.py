@@ -146,16 +146,16 @@ SCHEDULES: Mapping[str, Callable[[float], float]] = {
     "cosine": _cosine, "linear": _linear, "constant": _constant, "wsd": _warm_up_stable_decay,
 }  # fmt: skip
 """Learning rates after the warm-up, from 1 (the peak) to 0 (the floor), by the share of the steps that are done."""
+FLOOR = 0.1
+"""Share of the peak to which the learning rate falls."""
 
 
-def learning_rate(
-    step: int, *, peak: float, warmup: int, steps: int, floor: float = 0.1, schedule: str = "cosine"
-) -> float:
-    """Linear warm-up to `peak` over `warmup` steps, then one of `SCHEDULES` down to `floor` x peak at the last step.
+def learning_rate(step: int, *, peak: float, warmup: int, steps: int, schedule: str = "cosine") -> float:
+    """Linear warm-up to `peak` over `warmup` steps, then one of `SCHEDULES` down to the floor at the last step.
 
     Steps count from 0.
     """
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
-    return peak * (floor + (1 - floor) * SCHEDULES[schedule](progress))
+    return peak * (FLOOR + (1 - FLOOR) * SCHEDULES[schedule](progress))

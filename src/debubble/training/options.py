@@ -1,26 +1,19 @@
-"""Options of a training run, checked before any rank starts."""
+"""Options of a training run, and what they say of its plan, data and optimizer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from debubble.errors import readable
-from debubble.files import check_folder
-from debubble.ir import InputError, Kind, Number, Plan
+from debubble.ir import InputError, Plan
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.planners.plan_model import average_bytes, undo_bytes
-from debubble.training.checkpoint.folder import DamagedError, RunProgress, checkpoints, glance, latest, progress_of
-from debubble.training.data.text import VOCABULARY, Corpus, Sequences, encoded
+from debubble.training.checkpoint.folder import DamagedError, RunProgress, check_sizes, checkpoints, latest, progress_of
+from debubble.training.data.text import VOCABULARY, Corpus, Sequences
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
-from debubble.training.online.scheduler import check_searchable
-from debubble.training.user_code import named_dataset
 
 if TYPE_CHECKING:
     from debubble.runtime.parameters.optimizers import MakeOptimizer
@@ -130,15 +123,29 @@ def rate_remark(options: TrainOptions) -> str | None:
     return f"The learning rate's peak is {FINE_TUNING_RATE:g}, as the weights are loaded: choose another with --lr."
 
 
-def settle(given: Mapping[str, Any], options: TrainOptions) -> TrainOptions:
+def frozen_remark(options: TrainOptions, plan: Plan) -> str | None:
+    """Say that adapters would be trained beside initial weights, which nothing trains; None if they are not."""
+    from debubble.runtime.models.lora import CONFIG
+
+    if not plan.options.lora or options.resume or options.auto_resume:
+        return None
+    if any(not (folder / CONFIG).is_file() for folder in options.load):
+        return None
+    return (
+        "The frozen weights beside the adapters are random ones from the seed: give the checkpoint that the adapters"
+        " are for with --load FOLDER."
+    )
+
+
+def with_settings(given: Mapping[str, Any], options: TrainOptions) -> TrainOptions:
     """The options with the settings that were given; for the others, those of the checkpoint to resume count."""
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options = replace(options, **settings, given=settings)
     newest = start_of(options)
-    return options if newest is None else settled_by(progress_of(newest), options)
+    return options if newest is None else with_checkpoint_settings(progress_of(newest), options)
 
 
-def settled_by(progress: RunProgress, options: TrainOptions) -> TrainOptions:
+def with_checkpoint_settings(progress: RunProgress, options: TrainOptions) -> TrainOptions:
     """The options with a checkpoint's settings in place of those that were not given."""
     if options.given is None:
         return options
@@ -155,144 +162,24 @@ def start_of(options: TrainOptions) -> Path | None:
         return None
     if not options.auto_resume:
         newest = latest(options.checkpoint)
-        glance(newest)
+        check_sizes(newest)
         return newest
     damaged: list[DamagedError] = []
     for checkpoint in reversed(checkpoints(options.checkpoint)):
         try:
-            glance(checkpoint)
+            check_sizes(checkpoint)
         except DamagedError as error:
             damaged.append(error)
         else:
             return checkpoint
-    check_any_whole(options.checkpoint, damaged)
+    refuse_if_all_damaged(options.checkpoint, damaged)
     return None
 
 
-def check_any_whole(folder: Path, damaged: Sequence[DamagedError]) -> None:
+def refuse_if_all_damaged(folder: Path, damaged: Sequence[DamagedError]) -> None:
     """Raise InputError if there are checkpoints, newest first, and all are damaged."""
     if damaged:
         raise InputError(f"No checkpoint in {folder} is whole, so there is none to resume. {damaged[0]}")
-
-
-def check(options: TrainOptions) -> Plan:
-    """The plan, if this run can be done.  Raises InputError with one sentence if not."""
-    plan = runnable(options.plan)
-    if plan.costs.micro_batch_scale is not None:
-        raise InputError(
-            "The plan counts on micro-batches of its own lengths, but `train` cuts the data into equal ones: plan"
-            " without --lengths, or give batches of these lengths to Pipeline."
-        )
-    _check_numbers(options)
-    _check_optimizer(options, plan)
-    _check_average(options, plan)
-    if options.tensorboard is not None and find_spec("tensorboard") is None:
-        raise InputError("--tensorboard needs TensorBoard: install debubble with its tensorboard extra.")
-    if (options.load or options.save is not None) and find_spec("safetensors") is None:
-        raise InputError("--load and --save need safetensors: install debubble with its hf extra.")
-    if options.wandb is not None and find_spec("wandb") is None:
-        raise InputError("--wandb needs Weights & Biases: install the package wandb.")
-    _check_data(options, plan)
-    if options.separate_texts:
-        separator_of(options, plan)
-    if options.prompt is not None:
-        _check_prompt(options, options.prompt, plan)
-    validates_after(options.post_validation, plan)
-    if options.compile or options.fp8:
-        _check_units(options, plan)
-    if options.online:
-        check_searchable(plan)
-    if (options.resume or options.auto_resume) and options.checkpoint is None:
-        raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
-    for folder in options.load:
-        if not folder.is_dir():
-            raise InputError(f"--load: there is no folder {folder}.")
-        _check_checkpoint(folder)
-    if options.offload_to is not None and not options.offload_to.is_dir():
-        raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
-    check_folder(options.save, "--save")
-    check_folder(options.checkpoint, "--checkpoint")
-    check_folder(options.tensorboard, "--tensorboard")
-    if options.checkpoint is not None:
-        _check_checkpoints(options, options.checkpoint, plan)
-    return plan
-
-
-def _check_checkpoint(folder: Path) -> None:
-    """Refuse to load a folder without a Hugging Face checkpoint."""
-    from debubble.runtime.hf_files import checkpoint_files
-
-    checkpoint_files(folder)
-
-
-def _check_average(options: TrainOptions, plan: Plan) -> None:
-    """Refuse averages of the weights for which the plan has no room, or a decay that is none."""
-    decay = options.ema_decay
-    if decay is None:
-        return
-    if not 0 < decay < 1:
-        raise InputError(f"--ema must lie between 0 and 1, not be {decay}.")
-    remedy = "plan with a --memory-limit that is as much smaller"
-    _check_room("The averages of the weights", average_bytes, plan, remedy=remedy)
-
-
-def _check_units(options: TrainOptions, plan: Plan) -> None:
-    """Refuse to compile the units, or to multiply in 8 bits, where that cannot be."""
-    import torch
-
-    from debubble.runtime.float8 import float8_of
-    from debubble.runtime.models.compilation import compiler_of
-
-    compiler_of(options.compile, plan)
-    float8_of(options.fp8, plan, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def _check_numbers(options: TrainOptions) -> None:
-    for name in ("steps", "validate_every", "sample_tokens", "save_every", "keep"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}.")
-    if options.seed < 0:
-        raise InputError(f"--seed must be 0 or more, not {options.seed}.")
-    for option, value in {
-        "--lr": options.peak_rate, "--warmup": options.warmup, "--weight-decay": options.weight_decay,
-        "--clip": options.clip, "--hang-timeout": options.hang_timeout,
-    }.items():  # fmt: skip
-        if not 0 <= value < math.inf:
-            raise InputError(f"{option} must be a number, 0 or more, not {value}.")
-
-
-def validates_after(wanted: bool | None, plan: Plan) -> bool:
-    """Tell whether devices update before the norm is known: `wanted`, or if that is None, what the plan is made for.
-
-    Steps on the host do so in any case: the host has room for the copies that take them back.  Raises InputError if
-    the plan has no room for the devices' copies, or if it steps stages on its devices and may not.
-    """
-    validates = plan.options.post_validation if wanted is None else wanted
-    on_device = {op.stage for op in plan.schedule.operations if op.kind is Kind.S} - plan.schedule.host_steps
-    if on_device and not validates:
-        raise InputError(
-            f"The plan steps stage {min(on_device)} on its device before the norm of all gradients is known: plan and"
-            " train it with --post-validation."
-        )
-    if validates and plan.options.dtype == "fp16":
-        raise InputError("fp16 skips steps, so it cannot update before the norm is known: train without.")
-    if validates and not plan.options.post_validation:
-        remedy = "plan with --post-validation, which counts them"
-        _check_room("The copies that take updates back", undo_bytes, plan, remedy=remedy)
-    return validates
-
-
-def _check_room(what: str, bytes_of: Callable[[Plan], Sequence[Number]], plan: Plan, *, remedy: str) -> None:
-    """Raise InputError if something that the plan does not count breaks its memory limit on a device."""
-    if plan.model is None or plan.cluster is None or plan.costs.memory_limit is None:
-        return
-    for device, (peak, more) in enumerate(zip(plan.simulate().peak_memory, bytes_of(plan), strict=True)):
-        limit = plan.costs.limit_of(device)
-        if limit is not None and peak + more > limit:
-            raise InputError(
-                f"{what} need {readable(float(more))} more than the plan has on device {device},"
-                f" {readable(float(peak + more))} of {readable(float(limit))}: {remedy}."
-            )
 
 
 def runnable(path: Path) -> Plan:
@@ -326,15 +213,6 @@ def maker_of(options: TrainOptions, plan: Plan) -> MakeOptimizer:
     return optimizer_maker(
         name, options.optimizer_settings, weight_decay=options.weight_decay, learning_rate=options.peak_rate
     )
-
-
-def _check_optimizer(options: TrainOptions, plan: Plan) -> None:
-    from debubble.training.optimizer import SCHEDULES, check_optimizer
-
-    if options.lr_schedule not in SCHEDULES:
-        raise InputError(f"--lr-schedule must be one of {', '.join(SCHEDULES)}, not '{options.lr_schedule}'.")
-    name = options.optimizer or plan.options.optimizer
-    check_optimizer(name, maker_of(options, plan), planned=plan.options.optimizer, saved=options.checkpoint is not None)
 
 
 def plan_of(options: TrainOptions, *, resuming: bool) -> Plan:
@@ -395,47 +273,3 @@ def _end_of_text(model: Mapping[str, Any]) -> int | None:
     """The token that ends a text, by the model's config; of several the first."""
     found = model.get("eos_token_id")
     return found[0] if isinstance(found, list) else found
-
-
-def _check_data(options: TrainOptions, plan: Plan) -> None:
-    if options.dataset is None:
-        for data in [options.data, *([] if options.validation is None else [Path(options.validation)])]:
-            sequences_of(options, plan, data)
-        return
-    if options.data is not None or options.tokenizer is not None:
-        raise InputError("--dataset takes the place of --data and --tokenizer: give one or the other.")
-    named_dataset(options.dataset)
-    if options.validation is not None:
-        named_dataset(options.validation, option="--validation")
-
-
-def _check_prompt(options: TrainOptions, prompt: str, plan: Plan) -> None:
-    """Refuse a prompt that the model cannot continue."""
-    assert plan.model is not None
-    if options.dataset is not None:
-        raise InputError("--prompt is text, as --data is: it does not go with --dataset.")
-    if plan.options.context > 1:
-        raise InputError("--prompt needs whole sequences, which the plan divides: plan with --context 1.")
-    length = len(encoded(prompt, tokenizer_of(options, plan)))
-    positions = ModelConfig.from_hf(plan.model).positions
-    if not length:
-        raise InputError("--prompt is empty: give some text.")
-    if positions and length + options.sample_tokens > positions:
-        raise InputError(
-            f"The prompt's {length} tokens and {options.sample_tokens} more are beyond the model's {positions}"
-            " positions: give a shorter prompt, or fewer --sample-tokens."
-        )
-
-
-def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
-    """Refuse to resume without a checkpoint of the plan's model and steps to go, or to mix two runs in a folder."""
-    newest = start_of(options)
-    if newest is None:
-        if checkpoints(folder):
-            raise InputError(f"{folder} holds checkpoints already: add --resume, or give another folder.")
-        return
-    progress = progress_of(newest)
-    if progress.model != plan.model:
-        raise InputError(f"{newest} is a checkpoint of another model than the plan's.")
-    if progress.step >= options.steps:
-        raise InputError(f"{newest} has done all of the {options.steps} steps: give more with --steps.")

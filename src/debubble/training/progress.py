@@ -50,12 +50,16 @@ class StepReport:
         return "   ".join([*figures, f"peak {readable(max(self.peak_memory))}"])
 
 
-class Display(AbstractContextManager["Display"]):
-    """Shows each step's report; `Silent` for the ranks that do not."""
+LINE_INTERVAL = 10
+"""Steps between the lines that are printed where standard error is piped."""
 
-    def __init__(self, *, steps: int, done: int, every: int = 10) -> None:
+
+class Display(AbstractContextManager["Display"]):
+    """Shows each step's report."""
+
+    def __init__(self, *, steps: int, done: int) -> None:
         console = Console(stderr=True, highlight=False)
-        self._console, self._steps, self._every = console, steps, every
+        self._console, self._steps = console, steps
         self._bar = Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
             TimeRemainingColumn(), console=console, disable=not console.is_terminal,
@@ -74,7 +78,7 @@ class Display(AbstractContextManager["Display"]):
     def show(self, report: StepReport) -> None:
         """Move the bar to the report's step, and print its validation loss and news; where piped, also some steps."""
         self._bar.update(self._task, completed=report.step, description=str(report))
-        if not self._console.is_terminal and (report.step % self._every == 0 or report.step == self._steps):
+        if not self._console.is_terminal and (report.step % LINE_INTERVAL == 0 or report.step == self._steps):
             self._console.print(f"step {report.step}/{self._steps}   {report}", soft_wrap=True)
         if report.validation_loss is not None:
             self._console.print(f"step {report.step}: validation loss {report.validation_loss:.3f}", soft_wrap=True)
@@ -82,10 +86,6 @@ class Display(AbstractContextManager["Display"]):
             self._console.print(f"step {report.step}: {report.sample!r}", soft_wrap=True, markup=False)
         for sentence in report.news:
             self._console.print(sentence, soft_wrap=True)
-
-    def say(self, message: str) -> None:
-        """Print a message."""
-        self._console.print(message)
 
 
 class TensorBoard(AbstractContextManager["TensorBoard"]):

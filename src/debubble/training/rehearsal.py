@@ -65,7 +65,7 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
         executed = interpreter.run(messages(plan))
         events = trace_events(executed, operations.lanes, device=transport.rank, origin=origin)
         mine = Trace(devices=plan.devices, steps=(TraceStep(step=step, events=events),))
-        parts.append(Trace.joined([Trace.from_json(part) for part in transport.gather(mine.to_json())]))
+        parts.append(Trace.join([Trace.from_json(part) for part in transport.gather(mine.to_json())]))
     return Trace(devices=plan.devices, steps=tuple(step for part in parts for step in part.steps))
 
 
@@ -105,7 +105,7 @@ class SleepingOperations(Operations):
         op, stages = instruction.op, self.program.schedule.stages
         to_peer = self.peer_offload.host is not None
         if op.kind is Kind.O and to_peer:
-            self.peer_offload.send(op, self.peer_offload.buffer(_moved(self.program, op)))
+            self.peer_offload.send(op, self.peer_offload.buffer(_offload_bytes(self.program, op)))
             return
         if op.kind is Kind.L and to_peer:
             self.peer_offload.fetch(op)
@@ -123,10 +123,10 @@ class SleepingOperations(Operations):
         """Do nothing: there are no gradients."""
 
 
-def _moved(program: Program, op: Op) -> int:
+def _offload_bytes(program: Program, op: Op) -> int:
     """Bytes that an offload moves."""
     schedule: Schedule = program.schedule
-    return round(schedule.moved(program.costs, op.stage, op.micro_batch) * program.costs.scale_of(op.micro_batch))
+    return round(schedule.moved_bytes(program.costs, op.stage, op.micro_batch) * program.costs.scale_of(op.micro_batch))
 
 
 def main(argument: str) -> None:

@@ -94,5 +94,5 @@ def print_comparison(comparison: Comparison, *, json: bool) -> None:
 def compare_timelines(plan: Plan, trace: Trace, *, html: Path | None) -> Comparison:
     """Plan against measurement; the timelines under each other go to `html`."""
     if html is not None:
-        write_whole(html, views["html"](Scene.beside(plan, trace)))
+        write_whole(html, views["html"](Scene.pair(plan, trace)))
     return compare(plan, trace)

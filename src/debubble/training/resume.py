@@ -1,6 +1,6 @@
 """Reads checkpoints: all ranks choose one together, look through it, and load it.
 
-Every rank of the process group calls `choose`, `verify` and `load`; all see the same folder.
+Every rank of the process group calls `checkpoint_to_resume`, `verify` and `load`; all see the same folder.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from debubble.training.checkpoint.folder import (
     Manifest,
     RunProgress,
     check_contents,
+    check_sizes,
     checkpoints,
-    glance,
     progress_of,
 )
 from debubble.training.checkpoint.metadata import CheckpointReader, read_metadata
 from debubble.training.checkpoint.saver import first_failure
-from debubble.training.options import TrainOptions, check_any_whole, start_of
+from debubble.training.options import TrainOptions, refuse_if_all_damaged, start_of
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Start:
     """Sentences for the user on the choice."""
 
 
-def choose(options: TrainOptions) -> Start | None:
+def checkpoint_to_resume(options: TrainOptions) -> Start | None:
     """The checkpoint to resume, the same on all ranks; None where the run begins.
 
     With --auto-resume, damaged ones are put aside for the newest that is whole.  Raises DamagedError if the one to
@@ -55,16 +55,16 @@ def choose(options: TrainOptions) -> Start | None:
     damaged: list[DamagedError] = []
     for checkpoint in ask_rank_0(lambda: checkpoints(folder)[::-1]):
         try:
-            return _checked(checkpoint, damaged)
+            return _read_or_refuse(checkpoint, damaged)
         except DamagedError as error:
             if not options.auto_resume:
                 raise
             damaged.append(error)
-    check_any_whole(folder, damaged)
+    refuse_if_all_damaged(folder, damaged)
     return None
 
 
-def _checked(checkpoint: Path, damaged: Sequence[DamagedError]) -> Start:
+def _read_or_refuse(checkpoint: Path, damaged: Sequence[DamagedError]) -> Start:
     """Go on from this checkpoint instead of the damaged ones, if it is whole.  Raises DamagedError if not."""
     has_checksums = verify(checkpoint)
     progress = ask_rank_0(lambda: progress_of(checkpoint))
@@ -134,7 +134,7 @@ def load(checkpoint: Path, state: State) -> None:
 
 def _looked_through(checkpoint: Path) -> Manifest | None:
     """The manifest of a checkpoint whose files are there; of one without a manifest, its metadata says which."""
-    found = glance(checkpoint)
+    found = check_sizes(checkpoint)
     if found is None:
         read_metadata(checkpoint)
     return found

@@ -22,11 +22,13 @@ from debubble.runtime import Batch
 from debubble.runtime.failures import DeviceMemoryError, RunError
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
+from debubble.runtime.topology import default_device
 from debubble.training.checkpoint.folder import RunProgress
 from debubble.training.checkpoint.saver import Saver
 from debubble.training.checkpoint.state import AVERAGE, state_of, take_numbers
+from debubble.training.checks import validates_after
 from debubble.training.data.datasets import Prefetcher, SampleSource
-from debubble.training.data.text import decoded, encoded
+from debubble.training.data.text import text_of, tokens_of
 from debubble.training.memory_check import explain_shortage
 from debubble.training.metrics import NO_WORK, DeviceWork, bubble_fraction
 from debubble.training.online.controller import OnlineScheduler
@@ -36,13 +38,12 @@ from debubble.training.options import (
     journal_of,
     maker_of,
     plan_of,
-    settled_by,
     tokenizer_of,
-    validates_after,
+    with_checkpoint_settings,
 )
 from debubble.training.progress import Display, StepReport, TensorBoard, WeightsAndBiases
 from debubble.training.report import TrainingSummary, compare_timelines
-from debubble.training.resume import ask_rank_0, choose, load
+from debubble.training.resume import ask_rank_0, checkpoint_to_resume, load
 from debubble.training.samples import samples_of, validation_of
 from debubble.training.user_code import Dataset
 from debubble.training.watchdog import SAVING, watch
@@ -93,7 +94,7 @@ class PostValidated:
         return [result for result in results if result is not None]
 
 
-def news_of(result: StepResult) -> tuple[str, ...]:
+def news_of_update(result: StepResult) -> tuple[str, ...]:
     """Sentences for the user on a step's update."""
     sentences = []
     if result.rolled_back:
@@ -112,7 +113,7 @@ METRICS_INTERVAL = 10
 """Steps between all-rank memory and bubble metrics."""
 
 TRACED_STEPS = 10
-"""The last steps are traced; the plan is compare_timelines with the typical one of them."""
+"""The last steps are traced; the plan is compared with the typical one of them."""
 
 
 def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingSummary | None:
@@ -130,11 +131,11 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
     """
     leader = dist.get_rank() == 0
     try:
-        start = choose(options)
+        start = checkpoint_to_resume(options)
     except InputError as error:
         raise RunError(str(error)) from error
     if start is not None:
-        options = replace(settled_by(start.progress, options), seed=start.progress.seed)
+        options = replace(with_checkpoint_settings(start.progress, options), seed=start.progress.seed)
         if leader:
             for note in start.notes:
                 Console(stderr=True, highlight=False).print(note, soft_wrap=True)
@@ -145,23 +146,18 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
     else:
         for folder in options.load:
             run.pipeline.load_pretrained(folder)
-    display = Display(steps=options.steps, done=run.step) if leader else None
     reports: list[StepReport] = []
     with ExitStack() as stack:
-        shown: list[Display | TensorBoard | WeightsAndBiases] = []
-        if display is not None:
-            shown.append(stack.enter_context(display))
-        if leader and options.tensorboard is not None:
-            shown.append(stack.enter_context(TensorBoard(options.tensorboard, done=run.step)))
-        if leader and options.wandb is not None:
-            shown.append(stack.enter_context(WeightsAndBiases(options.wandb, options.recipe)))
+        displays = list(_displays(options, done=run.step)) if leader else []
+        for display in displays:
+            stack.enter_context(display)
         if run.online is not None:
             stack.enter_context(run.online)
         stack.enter_context(watch(run.pipeline, patience=options.hang_timeout))
         for report in run.steps():
             reports.append(report)
-            for place in shown:
-                place.show(report)
+            for display in displays:
+                display.show(report)
     if options.save is not None:
         with run.averaged():
             run.pipeline.save_pretrained(options.save)
@@ -181,6 +177,15 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
     )
 
 
+def _displays(options: TrainOptions, *, done: int) -> Iterator[Display | TensorBoard | WeightsAndBiases]:
+    """The places that show every step's report."""
+    yield Display(steps=options.steps, done=done)
+    if options.tensorboard is not None:
+        yield TensorBoard(options.tensorboard, done=done)
+    if options.wandb is not None:
+        yield WeightsAndBiases(options.wandb, options.recipe)
+
+
 class TrainingRun:
     """The state of a run on this rank.
 
@@ -193,7 +198,7 @@ class TrainingRun:
     def __init__(self, options: TrainOptions, plan: Plan, samples: SampleSource) -> None:
         self.options, self.plan = options, plan
         self._data = Prefetcher(samples, stride=self.rows * plan.options.data)
-        self.device = _device()
+        self.device = default_device()
         # Beside a GPU, the host's cores step what the plan leaves to the host.
         torch.set_num_threads(1 if self.device.type == "cpu" else own_cores())
         self.pipeline = Pipeline(
@@ -212,7 +217,7 @@ class TrainingRun:
         self.traces: list[Trace] = []
         self._validation = validation_of(options, plan)
         self._tokenizer = tokenizer_of(options, plan)
-        self._prompt = None if options.prompt is None else encoded(options.prompt, self._tokenizer)
+        self._prompt = None if options.prompt is None else tokens_of(options.prompt, self._tokenizer)
         self._pending_reports: deque[StepReport] = deque()
         """Reports of steps whose results are not known yet."""
         self._peaks: tuple[float, ...] = ()
@@ -282,7 +287,7 @@ class TrainingRun:
         news = self._switch_order(self.online, seconds) if self.online is not None and self.step < o.steps else ()
         with self.averaged() if looks else nullcontext():
             validation_loss = None if validation is None else float(self.pipeline.evaluate(validation.batches(replica)))
-            sample = None if prompt is None else self._continued(prompt)
+            sample = None if prompt is None else self._continue_prompt(prompt)
         tokens_per_second = self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds
         self._pending_reports.append(
             StepReport(
@@ -301,19 +306,19 @@ class TrainingRun:
         )
         for result in results:
             report = self._pending_reports.popleft()
-            news = (*news_of(result), *report.news)
+            news = (*news_of_update(result), *report.news)
             yield replace(report, loss=result.loss, rolled_back=result.rolled_back, news=news)
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which parameters are their moving averages, if the run has some."""
         return nullcontext() if self.pipeline.averages is None else self.pipeline.averaged()
 
-    def _continued(self, prompt: Sequence[int]) -> str:
+    def _continue_prompt(self, prompt: Sequence[int]) -> str:
         """The prompt and a sample of what follows it."""
         tokens = self.pipeline.generate(
             torch.tensor([prompt]), new_tokens=self.options.sample_tokens, temperature=TEMPERATURE, seed=self.step
         )
-        return decoded(tokens[0].tolist(), self._tokenizer)
+        return text_of(tokens[0].tolist(), self._tokenizer)
 
     def _observe(self, *, traced: bool, together: bool) -> None:
         """Measure the step that has just been taken."""
@@ -331,7 +336,7 @@ class TrainingRun:
         before = len(online.entries)
         plan = online.after_step(self.step, seconds, self.traces[-1].steps[-1])
         if plan is not None:
-            # The plan is compare_timelines with its own steps alone.
+            # The plan is compared with its own steps alone.
             self.plan, self.traces = plan, []
         return tuple(map(str, online.entries[before:]))
 
@@ -350,10 +355,3 @@ class TrainingRun:
             recipe=self.options.recipe,
             loss_scale=None if scale is None else (scale.value, scale.steps_since),
         )
-
-
-def _device() -> torch.device:
-    """A GPU of its own where the ranks talk NCCL, else the CPU."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -137,7 +137,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         beats = self._heartbeats()
         if any(beat is not None and beat.doing == SAVING and beat != before[r] for r, beat in beats.items()):
             return None
-        silent = [f"rank {r} does not answer{_last_seen(beat)}" for r, beat in beats.items() if beat == before[r]]
+        silent = [f"rank {r} does not answer{_heartbeat_words(beat)}" for r, beat in beats.items() if beat == before[r]]
         answering = {r: beat for r, beat in beats.items() if beat is not None and beat != before[r]}
         held_up = [f"rank {r} {beat.doing} and does not end" for r, beat in answering.items() if beat.local]
         waiting = [f"rank {r} {beat.doing}" for r, beat in answering.items() if not beat.local]
@@ -159,5 +159,5 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._exit_rank(error)
 
 
-def _last_seen(beat: Heartbeat | None) -> str:
+def _heartbeat_words(beat: Heartbeat | None) -> str:
     return "" if beat is None else f" (it was last seen when it {beat.doing})"

@@ -69,7 +69,7 @@ def compare(plan: Plan, trace: Trace) -> Comparison:
     Raises:
         InputError: If the trace is not of this plan.
     """
-    predicted, measured = Scene.beside(plan, trace)
+    predicted, measured = Scene.pair(plan, trace)
     both = list(zip(predicted.timeline.operations, measured.timeline.operations, strict=True))
     compute = [(p, m) for p, m in both if p.lane is Lane.COMPUTE and p.op.kind in WORK]
     worst = sorted(compute, key=lambda pair: abs(float(pair[1].duration) - float(pair[0].duration)), reverse=True)[:5]

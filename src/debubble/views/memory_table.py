@@ -49,9 +49,11 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
         fits = Text(SHORT.get(each.fits, each.fits), style=STYLES[each.fits])
         table.add_row(degrees, str(each.degrees.zero), *sizes, *totals, fits)
     fitting = sum(each.fits != "no" for each in footprints)
+    chunks = footprints[0].degrees.chunks or 1
+    order = f"interleaved 1F1B of {chunks} chunks" if chunks > 1 else "1F1B"
     words = (
-        f"Degrees are {' x '.join(names)}.  {fitting} of {len(footprints)} fit with 1F1B on even stages: `yes` as they"
-        " are, `full` if they recompute everything; offload and host optimizers, which `plan` knows too, are not"
+        f"Degrees are {' x '.join(names)}.  {fitting} of {len(footprints)} fit with {order} on even stages: `yes` as"
+        " they are, `full` if they recompute everything; offload and host optimizers, which `plan` knows too, are not"
         " counted."
     )
     more = f"  {left_out} choices with context or expert ranks, or tensor ranks over several nodes, are in --json."

@@ -82,7 +82,7 @@ def picture(scenes: Sequence[Scene], form: str, *, theme: str = "light", size: s
     for what, name, known in (("theme", theme, THEMES), ("size", size, SIZES)):
         if name not in known:
             raise InputError(f"There is no {what} '{name}' of pictures; there are: {', '.join(known)}.")
-    return encoded(figure(scenes, theme=THEMES[theme], size=SIZES[size]), form)
+    return encode_figure(figure(scenes, theme=THEMES[theme], size=SIZES[size]), form)
 
 
 def figure(scenes: Sequence[Scene], *, theme: Theme = THEMES["light"], size: Size = SIZES["slide"]) -> Figure:
@@ -223,7 +223,7 @@ def _legend_entries(scenes: Sequence[Scene], theme: Theme) -> list[object]:
     return entries
 
 
-def encoded(drawn: Figure, form: str) -> bytes:
+def encode_figure(drawn: Figure, form: str) -> bytes:
     """The figure as a file of that form; the same figure gives the same bytes."""
     import matplotlib
 

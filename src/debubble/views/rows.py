@@ -36,14 +36,14 @@ def folded_planner_rows(plan: Plan, *, seconds: bool) -> Rows:
     """The planners' answers, equal ones in one row, fastest first."""
     planners: dict[tuple[str, tuple[str, ...], str, str], list[str]] = {}
     for c in _answers(plan):
-        judged = _judgement(plan, c, seconds=seconds)
+        judged = _robustness_entries(plan, c, seconds=seconds)
         row = time_words(_step(c), seconds=seconds), judged, c.schedule or "", ", ".join(c.runs_in)
         planners.setdefault(row, []).append(c.planner)
     rejected = [c.planner for c in plan.candidates if c.rejected]
     where = _runs_in(plan)
     return Rows(
         title="Planners",
-        columns=("step", *_judged(plan), "schedule", "planners", *where),
+        columns=("step", *_robustness_columns(plan), "schedule", "planners", *where),
         rows=[
             (step, *judged, schedule, ", ".join(names), *[runs_in] * len(where))
             for (step, judged, schedule, runs_in), names in planners.items()
@@ -62,13 +62,13 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
 
     return Rows(
         title="Planners",
-        columns=("planner", "schedule", "step", *_judged(plan), "pipeline", "gap", "peak memory", *where),
+        columns=("planner", "schedule", "step", *_robustness_columns(plan), "pipeline", "gap", "peak memory", *where),
         rows=[
             (
                 c.planner,
                 c.schedule or "",
                 time_words(_step(c), seconds=seconds),
-                *_judgement(plan, c, seconds=seconds),
+                *_robustness_entries(plan, c, seconds=seconds),
                 time_words(pipeline(c), seconds=seconds),
                 "" if c.gap is None else f"{100 * c.gap:.1f}%",
                 size_words(max(c.peak_memory)) if c.peak_memory else "",
@@ -80,12 +80,12 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
     )
 
 
-def _judged(plan: Plan) -> tuple[str, ...]:
+def _robustness_columns(plan: Plan) -> tuple[str, ...]:
     """The columns of a plan that was chosen by its step under disturbances."""
     return () if plan.robustness is None else ("disturbed", "worst 5%")
 
 
-def _judgement(plan: Plan, candidate: CandidateSummary, *, seconds: bool) -> tuple[str, ...]:
+def _robustness_entries(plan: Plan, candidate: CandidateSummary, *, seconds: bool) -> tuple[str, ...]:
     """The entries of these columns."""
     if plan.robustness is None:
         return ()

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from debubble.costs import Cluster, step_tail
+from debubble.costs import Cluster, StepTail
+from debubble.costs.model_units import model_on_cluster
 from debubble.formatting import cores_words
 from debubble.ir import InputError, Kind, Number, Plan, Program, RunOptions, Trace
 from debubble.ir.ops import BACKWARDS, SCHEDULED
@@ -17,7 +18,7 @@ from debubble.ir.trace import TracePhase
 from debubble.models import Model, models
 from debubble.planners.analysis.explanation import Explanation, explanation, model_remarks, plan_remarks
 from debubble.planners.model_problem import fixed_configuration
-from debubble.planners.plan_model import tail_of
+from debubble.planners.plan_step import tail_of
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
 from debubble.simulator.shared_cores import run_shared
 
@@ -90,7 +91,7 @@ class Scene:
         )
 
     @staticmethod
-    def beside(plan: Plan, trace: Trace) -> tuple[Scene, Scene]:
+    def pair(plan: Plan, trace: Trace) -> tuple[Scene, Scene]:
         """The scenes of a plan's prediction (on as few cores as it ran on) and of the typical step that was measured.
 
         Without memory samples, the measured memory is the plan's own account.
@@ -227,16 +228,15 @@ def configuration_scene(
     timeline = simulate(schedule, costs)
     return Scene.of(
         timeline, title=schedule.name, seconds=True, post_validation=run.post_validation,
-        tail=step_tail(model, cluster, run, pipeline=pipeline, schedule=schedule),
+        tail=StepTail(model=model, cluster=cluster, options=run, pipeline=pipeline).of(schedule, costs),
         remarks=model_remarks(timeline, run, model=model, cluster=cluster),
     )  # fmt: skip
 
 
 def subject(plan: Plan) -> str:
     """The model and its cluster."""
-    if plan.model is None or plan.cluster is None:
-        return f"Given costs on {plan.devices} devices"
-    return model_title(Model.from_hf(plan.model), Cluster.from_dict(plan.cluster))
+    described = model_on_cluster(plan)
+    return f"Given costs on {plan.devices} devices" if described is None else model_title(*described)
 
 
 def model_title(model: Model, cluster: Cluster) -> str:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from debubble.formatting import size_words, time_words
+from debubble.models import Model
 from debubble.views.plan_table import model_lines, step_tables
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene, subject
@@ -67,14 +68,24 @@ def _warning(first: Scene, second: Scene) -> str:
     """A sentence where two plans' steps cannot be compared."""
     assert first.plan is not None
     assert second.plan is not None
-    if first.plan.model != second.plan.model:
-        return "Their models differ, so that neither steps nor tokens per second say which plan is better."
     one, two = first.why, second.why
+    if (one is None) != (two is None) or (one is not None and two is not None and not _alike(one.model, two.model)):
+        return "Their models differ, so that neither steps nor tokens per second say which plan is better."
     if one is not None and two is not None:
         return "" if one.tokens == two.tokens else "Their batches differ: compare tokens per second, and not steps."
     if first.plan.micro_batches != second.plan.micro_batches:
         return "Their micro-batches differ in number: compare times per micro-batch, and not steps."
     return ""
+
+
+def _alike(model: Model, other: Model) -> bool:
+    """Tell whether two models cost the same but for the padding of a vocabulary, whatever else their configs say."""
+    same_layers = (model.layers, model.hidden) == (other.layers, other.hidden)
+    return same_layers and abs(model.parameters / other.parameters - 1) < PADDING
+
+
+PADDING = 0.01
+"""Share of the parameters by which models may differ that are taken for the same."""
 
 
 def render_scenes(scenes: Sequence[Scene]) -> RenderableType:

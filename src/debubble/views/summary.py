@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.formatting import percent, time_words
+from debubble.formatting import listed, percent, time_words
 from debubble.ir import Kind, Lane, Number, Plan
 from debubble.planners.analysis.explanation import Explanation
 from debubble.simulator import Cause, by_cause
 from debubble.simulator.timeline import WORK
+from debubble.targets import targets
+from debubble.targets.orders import OwnOrders
 from debubble.views.palette import KIND_WORDS
 from debubble.views.scene import Scene
 
@@ -130,7 +132,7 @@ def _idle_by_stage(scene: Scene) -> list[dict[Cause, Number]]:
     return idle
 
 
-def occurring(parts: Sequence[DeviceSummary | StageSummary], makespan: Number) -> list[Cause]:
+def notable_causes(parts: Sequence[DeviceSummary | StageSummary], makespan: Number) -> list[Cause]:
     """The causes that take some device or stage more than half a thousandth of the step."""
     return [cause for cause in Cause if any(part.idle[cause] > makespan / 2000 for part in parts)]
 
@@ -145,7 +147,7 @@ def present_kinds(scenes: Sequence[Scene]) -> list[Kind]:
 
 def present_causes(scenes: Sequence[Scene]) -> list[Cause]:
     """The causes that matter in some scene."""
-    present = {c for scene in scenes for c in occurring(device_summaries(scene), scene.timeline.makespan)}
+    present = {c for scene in scenes for c in notable_causes(device_summaries(scene), scene.timeline.makespan)}
     return [cause for cause in Cause if cause in present]
 
 
@@ -174,7 +176,23 @@ def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
     which = "No plan with these degrees" if plan.degree_search is not None else "No plan"
     bound = time_words(plan.lower_bound, seconds=scene.seconds)
     counted = "" if plan.bound_argument is None or not argument else f"  The bound counts {plan.bound_argument}."
-    return f"{which} takes less than {bound}: the gap is {100 * gap:.1f}%.{counted}"
+    wide = f"  {_wide_gap_words(plan, scene)}" if gap >= WIDE and scene.why is not None and scene.why.losses else ""
+    return f"{which} takes less than {bound}: the gap is {100 * gap:.1f}%.{counted}{wide}"
+
+
+WIDE = 0.1
+"""Gap from which the answer says what stands between bound and step."""
+
+
+def _wide_gap_words(plan: Plan, scene: Scene) -> str:
+    """A sentence on a gap that may be the bound's rather than the plan's."""
+    assert scene.why is not None
+    words = f"Between the two stand {listed(scene.why.losses)}"
+    levers = None if plan.target is None else targets[plan.target].levers_of(plan.options)
+    if plan.target is None or levers is None or not isinstance(levers.orders, OwnOrders):
+        return f"{words}."
+    own = f"{targets[plan.target].title} runs {listed(levers.orders.names)} alone"
+    return f"{words}; the bound holds for every order of operations, and {own}."
 
 
 def pace_words(why: Explanation) -> str:

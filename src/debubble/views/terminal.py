@@ -12,7 +12,7 @@ from debubble.formatting import percent, size_words, time_words
 from debubble.views.palette import KIND_COLORS, KIND_WORDS
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene
-from debubble.views.summary import DeviceSummary, device_summaries, kind_summaries, occurring, stage_summaries
+from debubble.views.summary import DeviceSummary, device_summaries, kind_summaries, notable_causes, stage_summaries
 
 
 def headline(scene: Scene) -> str:
@@ -57,7 +57,7 @@ def device_table(scene: Scene) -> Table:
     """The shares of each device's step, and its peak memory."""
     devices = device_summaries(scene)
     makespan = scene.timeline.makespan
-    causes = occurring(devices, makespan)
+    causes = notable_causes(devices, makespan)
     recomputing = any(d.recompute for d in devices)
     limits = {size_words(d.memory_limit) for d in devices if d.memory_limit is not None}
     title = "Share of the step, per device" + (f"; memory limit {limits.pop()}" if len(limits) == 1 else "")
@@ -91,7 +91,7 @@ def stage_table(scene: Scene) -> Table:
     """The shares of each chunk in its device's step; the stages of a device make up the step."""
     stages = stage_summaries(scene)
     makespan = scene.timeline.makespan
-    causes = occurring(stages, makespan)
+    causes = notable_causes(stages, makespan)
     table = titled_table("Share of the step, per stage")
     digits = _add_columns(table, ["stage", "device", "compute", "recompute", *(c.value for c in causes)])
     for s in stages:

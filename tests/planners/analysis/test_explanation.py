@@ -9,7 +9,7 @@ import pytest
 import debubble as db
 from debubble.ir import Plan
 from debubble.planners.analysis.explanation import Explanation, explanation
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 
 
 def explained(planner: str = "dapple", cluster: str = "4xA100-80GB", **more: Any) -> Explanation:
@@ -20,7 +20,7 @@ def explained(planner: str = "dapple", cluster: str = "4xA100-80GB", **more: Any
         **{"micro_batches": 8, "effort": 0.1, **more},
     )
     timeline = plan.simulate()
-    found = explanation(plan, timeline, float(step_time(timeline, plan.options, tail=tail_of(plan))))
+    found = explanation(plan, timeline, seconds_per_step(plan, timeline))
     assert found is not None
     return found
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 import debubble as db
 from debubble.planners.analysis.nearest_plans import plan_runs_in, quick_nearest
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import targets
 from debubble.views import Scene
 from debubble.views.plan_table import render
 from tests.support.target_steps import step_in
 
-PLAN = db.plan(db.models["llama3-8b"], db.Cluster.parse("4xL40S"), micro_batches=8, planner="adapipe")
+
+@pytest.fixture(scope="module")
+def planned() -> db.Plan:
+    return db.plan(db.models["llama3-8b"], db.Cluster.parse("4xL40S"), micro_batches=8, planner="adapipe")
 
 
-def test_quick_plans_are_of_the_targets_that_do_not_run_the_plan() -> None:
-    ratios = quick_nearest(PLAN)
+def test_quick_plans_are_of_the_targets_that_do_not_run_the_plan(planned: db.Plan) -> None:
+    ratios = quick_nearest(planned)
 
-    assert set(ratios) == {*targets} - {*plan_runs_in(PLAN)}
+    assert set(ratios) == {*targets} - {*plan_runs_in(planned)}
     assert min(ratios.values()) >= 1
 
 
@@ -34,16 +38,16 @@ def test_abstract_costs_run_in_no_framework() -> None:
     assert quick_nearest(plan) == {}
 
 
-def test_the_answer_says_what_the_others_cost() -> None:
+def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
     console = Console(width=200, file=StringIO(), record=True)
-    console.print(render(PLAN, Scene.predicted(PLAN), elsewhere={"megatron": 1.25, "torch": 1.0}))
+    console.print(render(planned, Scene.predicted(planned), elsewhere={"megatron": 1.25, "torch": 1.0}))
 
     assert "By quick plans the step takes in the others: megatron +25.0%, torch +0.0%; --targets plans them." in (
         console.export_text()
     )
 
 
-def test_a_target_without_memory_of_its_own_takes_the_step_of_the_plan() -> None:
-    predicted = float(step_time(PLAN.simulate(), PLAN.options, tail=tail_of(PLAN)))
+def test_a_target_without_memory_of_its_own_takes_the_step_of_the_plan(planned: db.Plan) -> None:
+    predicted = seconds_per_step(planned)
 
-    assert step_in(PLAN, "debubble") == predicted
+    assert step_in(planned, "debubble") == predicted

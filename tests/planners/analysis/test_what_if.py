@@ -10,7 +10,7 @@ import pytest
 import debubble as db
 from debubble.ir import Plan, WhatIf
 from debubble.planners.analysis.what_if import quick_what_ifs, what_if_lines, what_ifs
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 
 
 def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:
@@ -18,7 +18,7 @@ def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:
         db.models["llama3.2-1b"], db.Cluster.parse("2xA100-80GB"), planner=planner, micro_batches=4, **options
     )
     timeline = plan.simulate()
-    return plan, float(step_time(timeline, plan.options, tail=tail_of(plan)))
+    return plan, seconds_per_step(plan, timeline)
 
 
 def test_every_change_is_planned_and_none_that_keeps_the_plan_is_slower() -> None:
@@ -42,7 +42,7 @@ def test_every_change_is_planned_and_none_that_keeps_the_plan_is_slower() -> Non
 def test_one_more_node_has_more_replicas_and_takes_less_per_sequence() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xA100-80GB", "devices_per_node": 2})
     plan = db.plan(db.models["llama3.2-1b"], cluster, planner="dapple", micro_batches=4, pipeline=2, data=2, zero=1)
-    step = float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
+    step = seconds_per_step(plan)
     changes = {change.change: change for change in what_ifs(plan, step, effort=0.5)}
     node = changes["one more node (6 devices, a batch of 12)"]
     assert node.step_time is not None

@@ -18,7 +18,7 @@ from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import BEST, quickest
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.progress import Progress
-from debubble.planners.registry import verified
+from debubble.planners.registry import verify
 
 TINY = db.models["llama-tiny"]
 
@@ -42,7 +42,7 @@ def steps(asked: Job, *, every: int = 1) -> dict[Degrees, float]:
 
 
 def test_the_first_configuration_is_the_plan() -> None:
-    plan = db.plan(TINY, db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=128, effort=0.2)
+    plan = db.plan(TINY, db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=128, planner="merak")
     assert plan.degree_search is not None
     first, *others = plan.degree_search.configurations
     assert first.degrees == plan.degrees
@@ -72,8 +72,8 @@ def test_choices_that_fit_and_that_the_planner_refuses_are_counted_once() -> Non
 
 def test_the_bounds_are_below_the_step_of_every_quick_plan() -> None:
     asked = job("llama3-8b", "16xH100-80GB", batch=32, sequence_length=8192, dtype="bf16")
-    some = list(steps(asked, every=6).items())
-    assert len(some) > 16
+    some = list(steps(asked, every=12).items())
+    assert len(some) > 8
     for degrees, step in some:
         problem = asked.problem(degrees)
         assert step_bound(problem) <= step * (1 + 1e-12)
@@ -134,8 +134,8 @@ def slow(*arguments: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     "asked",
     [
-        partial(job),
-        partial(job, cluster="2xH100-80GB+2xA100-80GB"),
+        partial(job, batch=4),
+        partial(job, cluster="2xH100-80GB+2xA100-80GB", batch=4),
         slow("llama3-8b", "16xH100-80GB", batch=64, sequence_length=8192),
         slow("llama2-13b", "8xA100-40GB", batch=32, sequence_length=4096),
         slow("mixtral-8x7b", "16xH100-80GB", batch=32, sequence_length=4096),
@@ -188,4 +188,4 @@ def test_a_quick_plan_that_gathers_parameters_fits_as_its_operations_are_admitte
     asked = replace(job("llama3.1-8b", batch=16, sequence_length=8192), cluster=cluster)
     problem = asked.problem(Degrees(data=8, zero=3, micro_batch_size=2))
     step, plan = quick_step(problem)
-    assert float(verified("quick", problem, plan, 0.0).time) == pytest.approx(step)
+    assert float(verify("quick", problem, plan, 0.0).time) == pytest.approx(step)

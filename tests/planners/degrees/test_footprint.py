@@ -50,6 +50,25 @@ def test_the_total_is_the_peak_that_simulating_1f1b_finds(recompute: str, kept: 
     assert parts.total == pytest.approx(max(map(float, db.simulate(schedule, costs.with_limit(None)).peak_memory)))
 
 
+@pytest.mark.parametrize(("recompute", "kept"), [("none", True), ("full", False)])
+def test_with_chunks_it_is_the_peak_of_interleaved_1f1b(recompute: str, kept: bool) -> None:
+    from debubble.planners.model_problem import fixed_configuration
+
+    schedule, costs = fixed_configuration(
+        LLAMA, db.Cluster.parse("8xH100-80GB"), schedule="interleaved", micro_batches=8, pipeline=4, chunks=2,
+        recompute=recompute, tensor=2, sequence_length=4096,
+    )  # fmt: skip
+    [found] = [f for f in footprints(job(chunks=2, pipeline=4, tensor=2)) if f.degrees.zero == 0]
+    parts = found.kept if kept else found.recomputed
+    assert parts.total == pytest.approx(max(map(float, db.simulate(schedule, costs.with_limit(None)).peak_memory)))
+
+
+def test_the_command_says_what_order_of_the_chunks_fits(run: Any) -> None:
+    code, out, _ = run("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--chunks", "2")
+    assert code == 0
+    assert "fit with interleaved 1F1B of 2 chunks on even stages" in " ".join(out.split())
+
+
 def test_every_choice_has_every_level_once() -> None:
     found = [f.degrees for f in footprints(job(context=1))]
     assert len(set(found)) == len(found)

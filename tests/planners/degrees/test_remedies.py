@@ -8,7 +8,7 @@ import debubble as db
 from debubble.ir import RunOptions
 from debubble.planners.degrees import Job
 from debubble.planners.degrees.estimate import quick_step
-from debubble.planners.degrees.remedies import MOST, misfit, remedies, states_sentence
+from debubble.planners.degrees.remedies import MOST, Misfit, misfit, remedies
 
 LLAMA = db.models["llama3-8b"]
 
@@ -51,10 +51,15 @@ def test_fewer_devices_that_do_with_optimizers_on_the_host_are_told_before_more_
 def test_the_totals_are_eighteen_and_six_bytes_per_parameter() -> None:
     gib = 2**30
     states, hosted = 18 * LLAMA.parameters / gib, 6 * LLAMA.parameters / gib
-    assert states_sentence(job()) == (
+    assert Misfit(job=job(), reason="Why.", remedies=()).states == (
         f"One copy of the model's states is {states:.2f} GiB ({hosted:.2f} GiB with the optimizer on the host), and a"
-        " plan may use 576.00 GiB on all 8 devices together"
+        " plan may use 576.00 GiB on all 8 devices together."
     )
+
+
+def test_the_room_is_said_once() -> None:
+    said = str(Misfit(job=job(), reason="It needs more, but a plan may use 576.00 GiB on all 8 devices.", remedies=()))
+    assert said.count("576.00 GiB") == 1
 
 
 def test_where_no_change_fits_that_is_said() -> None:

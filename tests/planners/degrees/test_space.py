@@ -126,4 +126,4 @@ def test_zero_1_is_never_slower_or_larger_than_zero_0_which_is_left_out(dtype: s
         assert first.tail is not None
         pairs = list(zip(units_of(none).units, units_of(first).units, strict=True))
         assert all(a.work == b.work and a.static >= b.static for a, b in pairs)
-        assert none.tail.of(None) >= first.tail.of(None)
+        assert none.tail.after() >= first.tail.after()

@@ -12,13 +12,14 @@ from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import Plan
-from debubble.training.online.controller import OnlineScheduler
+from debubble.training.online.controller import OnlineScheduler, Policy
 from debubble.training.online.partition import better_partition, move_seconds, units_of
 from debubble.training.online.scheduler import better_orders
 from tests.support.online_cases import controlled, events_of, traced
 from tests.support.runtime_cases import LLAMA, run_threads, tokens_of
 
-STEPS = 10
+STEPS = 7
+QUICK = Policy(settling=1, window=2)
 
 
 def even_plan(devices: int) -> Plan:
@@ -136,21 +137,21 @@ def run(plan: Plan, *, controller: Any = None, costs: Any = None, seconds: Any =
     return answers[0][0], answers[0][1], {n: p for *_, state in answers for n, p in state.items()}
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_whose_device_is_slow_moves_units_and_no_loss_or_weight_changes_by_a_bit(
     devices: int, tmp_path: Path
 ) -> None:
     plan = even_plan(devices)
-    controller = controlled(plan, tmp_path, steps=10**6)
+    controller = controlled(plan, tmp_path, steps=10**6, policy=QUICK)
     # The machine's second device takes three times as long for whatever it has.
     answers = run(plan, controller=controller, costs=lambda p: true_costs(plan, p), seconds=lambda p: step_of(plan, p))
     losses, lengths, parameters = answers
-    assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "kept")]
-    assert [len(set(group)) for group in (lengths[:4], lengths[4:])] == [1, 1]
-    assert lengths[4][1] < lengths[0][1]
-    assert controller.journal.entries[1].units == lengths[4]
-    assert f"another order with {', '.join(map(str, lengths[4]))} units" in str(controller.journal.entries[1])
-    assert Plan.load(tmp_path / "plan.online.json").lengths == lengths[4]
+    assert events_of(controller) == [(3, "search"), (3, "adopted"), (6, "kept")]
+    assert [len(set(group)) for group in (lengths[:3], lengths[3:])] == [1, 1]
+    assert lengths[3][1] < lengths[0][1]
+    assert controller.journal.entries[1].units == lengths[3]
+    assert f"another order with {', '.join(map(str, lengths[3]))} units" in str(controller.journal.entries[1])
+    assert Plan.load(tmp_path / "plan.online.json").lengths == lengths[3]
     expected, _, weights = run(plan)
     assert losses == expected
     assert [name for name in weights if not torch.equal(weights[name], parameters[name])] == []
@@ -181,13 +182,13 @@ def test_units_move_if_enough_steps_are_left_to_pay_for_it(steps: int | None, mo
 
 def test_units_that_made_steps_slower_move_back(tmp_path: Path) -> None:
     plan = even_plan(2)
-    controller = controlled(plan, tmp_path, steps=10**6)
+    controller = controlled(plan, tmp_path, steps=10**6, policy=QUICK)
     _, lengths, _ = run(
         plan,
         controller=controller,
         costs=lambda p: true_costs(plan, p),
         seconds=lambda p: 1.0 if p.lengths == plan.lengths else 2.0,
     )
-    assert events_of(controller) == [(4, "search"), (4, "adopted"), (8, "taken back")]
-    assert lengths[7] != plan.lengths
-    assert lengths[8] == plan.lengths
+    assert events_of(controller) == [(3, "search"), (3, "adopted"), (6, "taken back")]
+    assert lengths[5] != plan.lengths
+    assert lengths[6] == plan.lengths

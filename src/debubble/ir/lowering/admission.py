@@ -165,7 +165,7 @@ class Admission:
         explicit = {(stage, j) for kind, stage, j in self._order if kind is Kind.R}
         for stage, j in self._live(position):
             if stage not in self.schedule.fused_recompute and (stage, j) not in explicit:
-                saved[stage] = saved.get(stage, 0) + self.costs.dropped(stage) * self.costs.scale_of(j)
+                saved[stage] = saved.get(stage, 0) + self.costs.dropped_bytes(stage) * self.costs.scale_of(j)
         chosen: list[int] = []
         for stage in sorted(saved, key=lambda s: (-saved[s], s)):
             if missing <= 0:

@@ -111,11 +111,11 @@ class _Lowering:
         peers = np.full(schedule.devices, NO_PEER)
         peers[[*schedule.peers]] = [*schedule.peers.values()]
 
-        self.kind = _beside(ops.kind, np.where(forward, SEND_F, SEND_B), np.where(forward, RECV_F, RECV_B))
-        self.stage = _beside(ops.stage, producer_stage, consumer)
-        self.micro_batch = _beside(ops.micro_batch, micro_batch, micro_batch)
-        self.device = _beside(ops.device, sender, receiver)
-        self.peer = _beside(np.where(_one_of(ops.kind, O, L), peers[ops.device], NO_PEER), receiver, sender)
+        self.kind = _with_messages(ops.kind, np.where(forward, SEND_F, SEND_B), np.where(forward, RECV_F, RECV_B))
+        self.stage = _with_messages(ops.stage, producer_stage, consumer)
+        self.micro_batch = _with_messages(ops.micro_batch, micro_batch, micro_batch)
+        self.device = _with_messages(ops.device, sender, receiver)
+        self.peer = _with_messages(np.where(_one_of(ops.kind, O, L), peers[ops.device], NO_PEER), receiver, sender)
         host_step = np.isin(self.stage, [*schedule.host_steps])
         self.lane = np.where((self.kind == S) & host_step, HOST, _LANE_OF[self.kind])
         self.index = schedule.positions.copy()
@@ -213,7 +213,7 @@ class _Lowering:
             operations=[op for order in self.schedule.orders for op in order],
             device=self.device.tolist(),
             duration=self.duration.tolist(),
-            needed=self._needed.tolist(),
+            needed=self._producers.tolist(),
             messages=dict(zip(self.producer.tolist(), messages, strict=True)),
             blocking={*self.producer[self.blocking].tolist()},
             compute=[computes[self.device[computes] == d].tolist() for d in range(self.schedule.devices)],
@@ -224,7 +224,7 @@ class _Lowering:
         self._wait(self.send, self.producer)
         self._wait(self.receive[~self.blocking], self.send[~self.blocking])
         if self.awaited.any():
-            self._wait(*self._posted())
+            self._wait(*self._awaited_sends())
         if self.blocking.any():
             # Both ends start at the same time: once both lanes are free.
             send, receive = self.send[self.blocking], self.receive[self.blocking]
@@ -235,7 +235,7 @@ class _Lowering:
             waits = before[receive] != NONE
             self._wait(send[waits], before[receive[waits]])
 
-    def _posted(self) -> tuple[Ints, Ints]:
+    def _awaited_sends(self) -> tuple[Ints, Ints]:
         """Sends of awaited messages, and what their receivers compute before they wait for them.
 
         A recomputation right before the backward that needs the message runs beside it.
@@ -260,7 +260,7 @@ class _Lowering:
         self._wait(*loads[loads[:, 1] < loads[:, 0]].T)
 
         # What is produced on another device is there when its message is.
-        needed = self._needed
+        needed = self._producers
         users = np.flatnonzero(needed != NONE)
         other = needed[users]
         received = self.index[np.where(kind[users] == F, RECV_F, RECV_B), stage[users], micro_batch[users]]
@@ -310,7 +310,7 @@ class _Lowering:
         return computes
 
     @cached_property
-    def _needed(self) -> Ints:
+    def _producers(self) -> Ints:
         """Per operation, the one of another stage whose result it uses: before it for F, behind it for B."""
         kind, stage, micro_batch, _ = self.operations
         before = self.index[F, stage - 1, micro_batch]
@@ -379,7 +379,7 @@ def _one_of(values: Ints, *wanted: int) -> Bools:
     return result
 
 
-def _beside(operations: Ints, sends: Ints, receives: Ints) -> Ints:
+def _with_messages(operations: Ints, sends: Ints, receives: Ints) -> Ints:
     """Entries of operations, then those of each message's send and receive."""
     return np.concatenate((operations, np.stack((sends, receives), axis=1).ravel()))
 

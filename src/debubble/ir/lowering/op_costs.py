@@ -115,7 +115,7 @@ class _TableBuilder:
         """Bytes that F leaves."""
 
     def tables(self) -> Tables:
-        """All three."""
+        """Times, bytes allocated and bytes freed of all operations."""
         allocated, freed = self._sizes()
         return Tables(self._table(self._times()), self._table(allocated), self._table(freed))
 
@@ -126,8 +126,8 @@ class _TableBuilder:
         moved = self.remaining * self._fractions(self.op_costs.offload_fraction) * scale
         after = self._column(costs.activation_after_input) * scale
         before_backward = whole if self.explicit else kept
-        restored = self._restored(costs.recompute_workspace)
-        restored_by_input = self._restored(costs.recompute_workspace_input or costs.recompute_workspace)
+        restored = self._workspace_bytes(costs.recompute_workspace)
+        restored_by_input = self._workspace_bytes(costs.recompute_workspace_input or costs.recompute_workspace)
         before_input = before_backward + restored_by_input
         gathered = self._column(costs.gathered)
         allocated = {
@@ -147,7 +147,7 @@ class _TableBuilder:
         }
         return allocated, freed
 
-    def _restored(self, workspace: PerStage | None) -> Numbers:
+    def _workspace_bytes(self, workspace: PerStage | None) -> Numbers:
         """Bytes that a fused recomputation brings back at a time."""
         dropped = self.whole - self.remaining
         most = dropped if workspace is None else np.minimum(self._column(workspace), dropped)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.flops import Utilization
+from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import Partition, Units
 from debubble.ir import Kind, Plan, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
@@ -38,6 +39,8 @@ ADVICE = {
     "optimizer": "ZeRO, or more micro-batches per step,",
 }
 """Remedy for the cause that takes most of the step beside computing."""
+BOUNDED = ("collectives", "gradients", "optimizer")
+"""Causes beside computing that lower bounds of a step count too."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,10 @@ class Explanation:
     plan: Plan
     timeline: Timeline
     step_time: float
+    model: Model
+    """The plan's model."""
+    cluster: Cluster
+    """The plan's cluster."""
 
     @property
     def tokens(self) -> int:
@@ -82,25 +89,12 @@ class Explanation:
     @property
     def mfu(self) -> float:
         """Model FLOPs utilization, a fraction."""
-        utilization = Utilization.of(self.plan)
-        assert utilization is not None
-        return utilization.mfu(self.tokens_per_second)
+        run = Utilization.of_run(self.model, self.cluster, self.plan.options, devices=self.plan.ranks)
+        return run.mfu(self.tokens_per_second)
 
     def days(self, tokens: float) -> float:
         """Days that training on so many tokens takes."""
         return tokens / self.tokens_per_second / SECONDS_PER_DAY
-
-    @cached_property
-    def model(self) -> Model:
-        """The plan's model, read from the config that the plan has."""
-        assert self.plan.model is not None
-        return Model.from_hf(self.plan.model)
-
-    @cached_property
-    def cluster(self) -> Cluster:
-        """The plan's cluster, read from the cluster file that the plan has."""
-        assert self.plan.cluster is not None
-        return Cluster.from_dict(self.plan.cluster)
 
     @cached_property
     def units(self) -> Units:
@@ -198,7 +192,7 @@ class Explanation:
 
     @property
     def advice(self) -> str | None:
-        """What would shorten the cause that takes most beside computing; None where all take hardly any time."""
+        """The remedy of the cause that takes most beside computing; None where all take hardly any time."""
         return None if self._most.seconds < MUCH * self.step_time else ADVICE[self._most.cause].removesuffix(",")
 
     @property
@@ -210,6 +204,14 @@ class Explanation:
         said = [f"{ADVICE[c.cause].removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in others]
         then = (f"Then {'; '.join(said)}.",) if said else ()
         return (f"At stake is what {first.cause} takes: about {self._percent(first.seconds)} of the step.", *then)
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """What takes a noticeable share of the step and no lower bound counts, with its share, largest first."""
+        noticeable = (
+            each for each in self._improvable if each.seconds >= MUCH * self.step_time and each.cause not in BOUNDED
+        )
+        return tuple(f"{each.cause} ({self._percent(each.seconds)} of the step)" for each in noticeable)
 
     @property
     def _most(self) -> CauseSeconds:
@@ -262,7 +264,7 @@ class Explanation:
                 model=self.model, cluster=cluster, options=plan.options, pipeline=plan.devices,
                 framework=framework_of_plan(plan),
             )  # fmt: skip
-            return tail.of(plan.schedule)
+            return tail.of(plan.schedule, plan.costs)
 
         stepped = tail(self._free_links)
         return tail(self.cluster) - stepped, stepped
@@ -281,9 +283,8 @@ _TRANSFERS = {
 
 def explanation(plan: Plan, timeline: Timeline, step_time: float) -> Explanation | None:
     """The explanation of a model's plan; None for a plan of abstract costs."""
-    if plan.model is None or plan.cluster is None:
-        return None
-    return Explanation(plan, timeline, step_time)
+    described = model_on_cluster(plan)
+    return None if described is None else Explanation(plan, timeline, step_time, *described)
 
 
 MUCH_BUBBLE = 0.5
@@ -297,9 +298,10 @@ PROPORTIONAL = (
 
 def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
     """The remarks on a plan, whose predicted timeline this is."""
-    if plan.model is None or plan.cluster is None:
+    described = model_on_cluster(plan)
+    if described is None:
         return timeline_remarks(timeline)
-    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+    model, cluster = described
     said = model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
     return said if plan.costs.micro_batch_scale is None else (PROPORTIONAL, *said)
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from debubble.costs import Cluster
+from debubble.costs.model_units import model_on_cluster
 from debubble.ir import DebubbleError, Plan
 from debubble.models import Model
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import LARGE
 from debubble.planners.model_problem import half_layers, problem_of
-from debubble.planners.plan_model import step_time, tail_of
+from debubble.planners.plan_step import seconds_per_step
 from debubble.targets.target import runs_in, targets
 
 
@@ -49,15 +50,15 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
         pipelines.
     """
     large = plan.devices * plan.micro_batches >= LARGE
-    if plan.model is None or plan.cluster is None or plan.profile is not None or large:
+    described = model_on_cluster(plan)
+    if described is None or plan.profile is not None or large:
         return {}
-    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
 
     def step(target: str | None) -> float | None:
         try:
             problem = problem_of(
-                model, cluster, plan.options, micro_batches=plan.micro_batches, pipeline=plan.devices, target=target
-            )  # fmt: skip
+                *described, plan.options, micro_batches=plan.micro_batches, pipeline=plan.devices, target=target
+            )
             return quick_step(problem)[0]
         except DebubbleError:
             return None
@@ -85,5 +86,4 @@ def _nearest(name: str, plan: Plan | None, again: Callable[[str], Plan]) -> Near
         plan = again(name) if plan is None else plan
     except DebubbleError as error:
         return NearestPlan(target=name, step_time=None, reason=str(error))
-    seconds = float(step_time(plan.simulate(), plan.options, tail=tail_of(plan)))
-    return NearestPlan(target=name, step_time=seconds, schedule=plan.schedule.name)
+    return NearestPlan(target=name, step_time=seconds_per_step(plan), schedule=plan.schedule.name)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from debubble.costs import Cluster
+from debubble.costs.model_units import model_on_cluster
 from debubble.ir import DebubbleError, InputError, Kind, Plan, WhatIf
 from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
@@ -24,7 +25,7 @@ from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorou
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.process_pool import Task, side_by_side
-from debubble.planners.registry import planners, verified
+from debubble.planners.registry import planners, verify
 
 AGAIN = "the same job again"
 """The plan's own problem, planned again as the changes are."""
@@ -45,21 +46,23 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
     Raises:
         InputError: for a plan of abstract costs, or with a profile.
     """
-    if plan.model is None or plan.cluster is None or plan.profile is not None:
+    described = model_on_cluster(plan)
+    if described is None or plan.profile is not None:
         raise InputError("What would help is planned for a MODEL on a --cluster, without a profile.")
-    changes = {change.words: change for change in _changes(plan, effort=THOROUGH * effort, deadline=deadline)}
+    found = _changes(plan, *described, effort=THOROUGH * effort, deadline=deadline)
+    changes = {change.words: change for change in found}
     tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
-    found = []
+    planned = []
     with side_by_side(tasks) as futures:
         for words, future in futures.items():
             change = changes[words]
             try:
                 solution, seconds = future.result()
-                time = float(verified(words, change.problem, solution, seconds).time)
+                time = float(verify(words, change.problem, solution, seconds).time)
             except DebubbleError:
                 time = float("inf")
-            found.append(change.taking(min(time, step_time) if change.keeps_plan else time))
-    return tuple(found)
+            planned.append(change.with_step(min(time, step_time) if change.keeps_plan else time))
+    return tuple(planned)
 
 
 def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
@@ -73,16 +76,17 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
         fits.
     """
     large = plan.devices * plan.micro_batches >= LARGE
-    if plan.model is None or plan.cluster is None or plan.profile is not None or large:
+    described = model_on_cluster(plan)
+    if described is None or plan.profile is not None or large:
         return ()
     found: list[WhatIf] = []
-    for change in _changes(plan, effort=0.0, deadline=None):
+    for change in _changes(plan, *described, effort=0.0, deadline=None):
         if not change.lever:
             try:
                 seconds = quick_step(change.problem)[0]
             except DebubbleError:
                 seconds = float("inf")
-            found.append(replace(change.taking(seconds), quick=True))
+            found.append(replace(change.with_step(seconds), quick=True))
             if found[0].step_time is None:
                 return ()
     return tuple(found)
@@ -148,7 +152,7 @@ MOST = 3
 """Changes that quick plans tell."""
 
 
-def helping(told: Sequence[Gain]) -> list[Gain]:
+def helpful(told: Sequence[Gain]) -> list[Gain]:
     """The changes that help, the best first, and more devices last; those that take a lever away are none."""
     helpful = (gain for gain in told if gain.helps and not gain.what_if.lever)
     return sorted(helpful, key=lambda gain: (gain.what_if.more_devices, gain.share or 0.0))
@@ -156,7 +160,7 @@ def helping(told: Sequence[Gain]) -> list[Gain]:
 
 def quick_words(told: Sequence[Gain]) -> str:
     """Say in a sentence which of the changes help most by quick plans."""
-    best = "; ".join(f"{g.what_if.change}: {-100 * (g.share or 0.0):.1f}% faster" for g in helping(told)[:MOST])
+    best = "; ".join(f"{g.what_if.change}: {-100 * (g.share or 0.0):.1f}% faster" for g in helpful(told)[:MOST])
     return f"What would help, per sequence, by quick plans: {best or 'nothing that was tried'}."
 
 
@@ -172,7 +176,7 @@ class _Change:
     """True if the plan itself is an answer to the changed problem."""
     more_devices: bool = False
 
-    def taking(self, seconds: float) -> WhatIf:
+    def with_step(self, seconds: float) -> WhatIf:
         """The change with a step of so many seconds; infinite: nothing fits."""
         fits = seconds < float("inf")
         return WhatIf(
@@ -184,13 +188,10 @@ class _Change:
         )
 
 
-def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_Change]:
-    cluster = Cluster.from_dict(plan.cluster)
-
+def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadline: float | None) -> Iterator[_Change]:
     def problem(cluster: Cluster, micro_batches: int, *, data: int = plan.options.data) -> Problem:
-        assert plan.model is not None
         return problem_of(
-            Model.from_hf(plan.model), cluster, replace(plan.options, data=data), micro_batches=micro_batches,
+            model, cluster, replace(plan.options, data=data), micro_batches=micro_batches,
             pipeline=plan.devices, effort=effort, deadline=deadline, target=plan.target,
         )  # fmt: skip
 
@@ -199,7 +200,7 @@ def _changes(plan: Plan, *, effort: float, deadline: float | None) -> Iterator[_
     yield _Change(words=AGAIN, problem=same, find=find, batch=batch, keeps_plan=True)
     units = units_of(same)
     if any(unit.strategy != "none" for stage in plan.partition for unit in stage):
-        kept = units.changed(lambda unit: replace(unit, strategies={"none": unit.strategies["none"]}))
+        kept = units.map_units(lambda unit: replace(unit, strategies={"none": unit.strategies["none"]}))
         whole = replace(same, workload=ModelUnits(kept))
         yield _Change(words="no recomputation", problem=whole, find=find, batch=batch, lever=True)
     if plan.schedule.host_steps or any(op.kind is Kind.O for op in plan.schedule.operations):

@@ -197,7 +197,7 @@ class _StagesBuilder(CombinationBuilder):
     def _ladders(self, chunk: int) -> Iterator[tuple[tuple[str, Number], str, Number, Number]]:
         costs, p = self._stage_costs, self.problem.devices
         stages = range(chunk * p, (chunk + 1) * p)
-        saved = sum(costs.dropped(s) for s in stages)
+        saved = sum(costs.dropped_bytes(s) for s in stages)
         if saved:
             yield ("stage", 0), "full", sum(costs.recompute[s] for s in stages), saved
 

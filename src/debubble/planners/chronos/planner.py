@@ -60,7 +60,7 @@ class _ChronosSearch:
         for rank, fit in enumerate(sorted(self._fits(), key=lambda fit: fit.expected)):
             if best is not None and (rank >= FINALISTS or self.effort.over):
                 break
-            increments = self._needed(fit)
+            increments = self._needed_increments(fit)
             whole = self.builder.build(fit.combination, increments, micro_batches=self.problem.micro_batches)
             for solution in (whole, replace(whole, schedule=whole.schedule.with_split_backwards())):
                 self.effort.spend(SIMULATION * solution.schedule.stages * self.problem.micro_batches)
@@ -103,15 +103,15 @@ class _ChronosSearch:
         """Raises InfeasibleError if not even full recomputation fits."""
         increments: Sequence[ChunkIncrement] = ()
         try:
-            solution = self._checked(combination, increments)
+            solution = self._short_run(combination, increments)
         except InfeasibleError:
             order = self.builder.increments(combination)
-            increments, solution = order, self._checked(combination, order)
+            increments, solution = order, self._short_run(combination, order)
             low, high = 0, len(order)
             while low + 1 < high:
                 middle = (low + high) // 2
                 try:
-                    solution = self._checked(combination, order[:middle])
+                    solution = self._short_run(combination, order[:middle])
                     increments, high = order[:middle], middle
                 except InfeasibleError:
                     low = middle
@@ -121,7 +121,7 @@ class _ChronosSearch:
         further = (self.problem.micro_batches - short) * max(timeline.busy) / short
         return _Fit(combination, increments, self.problem.step_time(timeline) + further)
 
-    def _needed(self, fit: _Fit) -> Sequence[ChunkIncrement]:
+    def _needed_increments(self, fit: _Fit) -> Sequence[ChunkIncrement]:
         """The fit's increments without those that the dearer ones after them have made superfluous."""
         needed = list(fit.increments)
         for increment in sorted(set(needed), key=lambda i: -i.price):
@@ -129,13 +129,13 @@ class _ChronosSearch:
                 fewer = needed.copy()
                 fewer.remove(increment)
                 try:
-                    self._checked(fit.combination, fewer)
+                    self._short_run(fit.combination, fewer)
                 except InfeasibleError:
                     break
                 needed = fewer
         return needed
 
-    def _checked(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> Solution:
+    def _short_run(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> Solution:
         """A run just long enough for the steady phase.  Raises InfeasibleError if it does not fit."""
         short = min(self.problem.micro_batches, (2 * self.problem.devices + 4) * combination.group)
         self.effort.spend(CHECKED * self.problem.devices * combination.chunks * short)

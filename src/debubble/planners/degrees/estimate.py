@@ -68,7 +68,7 @@ def quick_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: N
             break
         spend(_price(problem, chunks))
         try:
-            candidate = _fitted(problem, chunks)
+            candidate = _fit(problem, chunks)
         except DebubbleError as reason:
             reasons.append(reason)
         else:
@@ -98,7 +98,7 @@ def _chunk_bounds(problem: Problem) -> tuple[list[tuple[float, int]], list[Debub
 
 def _tail(problem: Problem) -> float:
     """Seconds after the pipeline; no quick plan sums gradients or steps inside it."""
-    return 0.0 if problem.tail is None else problem.tail.of(None)
+    return 0.0 if problem.tail is None else problem.tail.after()
 
 
 def _chunks(problem: Problem) -> list[int]:
@@ -123,7 +123,7 @@ def _price(problem: Problem, chunks: int) -> float:
     return once + per_pair * problem.devices * chunks * problem.micro_batches
 
 
-def _fitted(problem: Problem, chunks: int) -> PricedSchedule:
+def _fit(problem: Problem, chunks: int) -> PricedSchedule:
     units = units_of(problem)
     repricer = _repricer(_order(problem, chunks), problem.devices, problem.micro_batches, chunks)
     return PartitionSearch(problem, units, repricer).fitted(balanced_counts(units, problem.devices * chunks))

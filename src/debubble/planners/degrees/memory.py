@@ -1,22 +1,25 @@
 """Memory by part: of a choice of degrees without planning, and of a plan's fullest moment.
 
 Without planning a device of the pipeline is taken to hold its even share of the model, first and last stage with
-embedding and head, and as many micro-batches as 1F1B does (p - s on stage s).
+embedding and head, and as many micro-batches as 1F1B does (p - s on stage s), or interleaved 1F1B with several chunks.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 from debubble.costs.units import Partition, StateBytes, Unit, Units
-from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, InputError, Kind, Number, Placement, Schedule, StageCosts
 from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds import check_states
 from debubble.planners.degrees.space import Job, divisors, in_order, smallest_batches
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.schedules import schedules
 
 
 def units_of(problem: Problem) -> Units:
@@ -56,7 +59,7 @@ def footprints(job: Job) -> list[Footprint]:
 
 
 def footprints_with(job: Job, micro_batches: int) -> list[Footprint]:
-    """The same where every pipeline has so many micro-batches, whatever batch that makes; the job's is not looked at.
+    """The memory of every choice where each pipeline has so many micro-batches, whatever batch the job has.
 
     Raises:
         InputError: if no choice of degrees is legal.
@@ -76,7 +79,7 @@ def footprints_with(job: Job, micro_batches: int) -> list[Footprint]:
 
 
 def footprint(degrees: Degrees, problem: Problem) -> Footprint:
-    """Memory by part on the fullest device of even stages under 1F1B, without planning."""
+    """Memory by part on the fullest device of even stages under (interleaved) 1F1B, without planning."""
     kept, recomputed = _even_stages(problem, "none"), _even_stages(problem, "full")
     limits = problem.limits
     fullest, smallest = (
@@ -146,28 +149,36 @@ def parts_at_peak(
 
 
 def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
-    """The stages of 1F1B with one strategy for all units."""
-    units, devices = units_of(problem), problem.devices
-    partition = Partition.cut(units, even_counts(units, devices), strategy=strategy)
-    costs = units.stage_costs(partition, Placement.looped(devices, 1))
-    restored = costs.recompute_workspace or (0,) * devices
+    """The devices of (interleaved) 1F1B with one strategy for all units."""
+    units, devices, chunks = units_of(problem), problem.devices, problem.chunks or 1
+    placement = Placement.looped(devices, chunks)
+    partition = Partition.cut(units, even_counts(units, placement.stages), strategy=strategy)
+    costs = units.stage_costs(partition, placement)
+    kept = costs.activation if strategy == "none" else costs.activation_recomputed
+    restored = (0,) * placement.stages if strategy == "none" else costs.recompute_workspace or (0,) * placement.stages
+    alive = _in_flight(devices, problem.micro_batches, chunks)
     parts = []
-    for s, stage in enumerate(partition):
-        states = _states([units.units[index] for index, _ in stage])
-        kept = costs.activation[s] if strategy == "none" else costs.activation_recomputed[s]
-        again = 0 if strategy == "none" else restored[s]
-        alive = min(problem.micro_batches, devices - s)
+    for device, stages in enumerate(placement.stages_of):
+        states = _states([units.units[index] for stage in stages for index, _ in partition[stage]])
         of_states = float(states.weights + states.gradients + states.optimizer)
+        activations = sum(alive[stage] * kept[stage] for stage in stages) + max(restored[stage] for stage in stages)
         parts.append(
             MemoryParts(
                 weights=float(states.weights),
                 gradients=float(states.gradients),
                 optimizer=float(states.optimizer),
-                activations=float(alive * kept + again),
-                workspace=float(costs.static_of(s)) - of_states,
+                activations=float(activations),
+                workspace=float(costs.static_of(device)) - of_states,
             )
         )
     return parts
+
+
+def _in_flight(devices: int, micro_batches: int, chunks: int) -> Counter[int]:
+    """The forwards of every stage before its device's first backward, which is when it holds most."""
+    name, some = "interleaved" if chunks > 1 else "1f1b", min(micro_batches, 3 * devices)
+    order = schedules[name](devices=devices, micro_batches=some, chunks=chunks if chunks > 1 else None)
+    return Counter(op.stage for ops in order.orders for op in takewhile(lambda op: op.kind is Kind.F, ops))
 
 
 def _states(units: Sequence[Unit]) -> StateBytes:

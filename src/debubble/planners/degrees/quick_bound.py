@@ -67,7 +67,7 @@ class PipelineBounds:
         most = 0.0
         for d, limit in enumerate(problem.limits):
             held = range(d, p * chunks, p)
-            again = self._recomputed([stages[s] for s in held], alive[d], limit, device=d)
+            again = self._least_recomputation([stages[s] for s in held], alive[d], limit, device=d)
             own = problem.micro_batches * (sum(forward[s] + backward[s] for s in held) + again)
             filled = sum(count * forward[s] for count, s in zip(alive[d], held, strict=True))
             arrival = through[-1] - hop - through[d] + back[-1] - back[held[-1] + 1]
@@ -76,7 +76,7 @@ class PipelineBounds:
             most = max(most, outside + inside)
         return most * (1 - ROUNDING)
 
-    def _recomputed(
+    def _least_recomputation(
         self, stages: Sequence[tuple[int, int]], alive: Sequence[int], limit: float, *, device: int
     ) -> float:
         """Seconds of recomputation per micro-batch that a device needs at least to hold so many of each stage.

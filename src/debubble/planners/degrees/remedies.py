@@ -82,21 +82,22 @@ class Misfit:
     def __str__(self) -> str:
         changes = "; ".join(map(str, self.remedies))
         tried = f"What fits (tried): {changes}." if changes else "No change that was tried fits."
-        return f"Nothing fits.  {self.reason}  {states_sentence(self.job)}.  {tried}"
+        return f"Nothing fits.  {self.reason}  {self.states}  {tried}"
+
+    @property
+    def states(self) -> str:
+        """A sentence on the model's undivided states, and on the room on all devices unless the reason says it."""
+        states, hosted = map(readable, _states(self.job))
+        words = f"One copy of the model's states is {states} ({hosted} with the optimizer on the host)"
+        room = f"a plan may use {readable(float(sum(self.job.cluster.memory_limits)))} on all"
+        if room in self.reason:
+            return f"{words}."
+        return f"{words}, and {room} {self.job.cluster.count} devices together."
 
 
 def misfit(job: Job, reason: str) -> Misfit:
     """Try changes of a job that does not fit, for a reason that planners gave."""
     return Misfit(job=job, reason=reason, remedies=tuple(remedies(job)))
-
-
-def states_sentence(job: Job) -> str:
-    """Say what the model's undivided states take, and what all devices together have."""
-    (states, hosted), room = _states(job), float(sum(job.cluster.memory_limits))
-    return (
-        f"One copy of the model's states is {readable(states)} ({readable(hosted)} with the optimizer on the host), and"
-        f" a plan may use {readable(room)} on all {job.cluster.count} devices together"
-    )
 
 
 def _states(job: Job) -> tuple[float, float]:

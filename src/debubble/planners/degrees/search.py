@@ -31,7 +31,7 @@ from debubble.planners.degrees.space import Job, configurations, smallest_batche
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.progress import Progress
-from debubble.planners.registry import Result, planners, verified
+from debubble.planners.registry import Result, planners, verify
 from debubble.search.effort import Effort
 
 BEST = 5
@@ -175,7 +175,7 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
     for name in (QUICK, *names):
         try:
             if name == QUICK:
-                answers.append(verified(name, problem, quick_step(problem)[1], 0.0))
+                answers.append(verify(name, problem, quick_step(problem)[1], 0.0))
             else:
                 answers.append(planners[name](problem))
         except DebubbleError as reason:
@@ -252,7 +252,7 @@ class _DegreesSearch:
                 try:
                     solution, seconds = answer_of.result()
                     name = solution.remark or QUICK if callable(find) else find
-                    answer = verified(name, self.problems[degrees], replace(solution, remark=None), seconds)
+                    answer = verify(name, self.problems[degrees], replace(solution, remark=None), seconds)
                 except DebubbleError as refusal:
                     self.ranking.refused[degrees] = refusal
                 else:
@@ -290,7 +290,7 @@ class _DegreesSearch:
         large = problem.devices * problem.micro_batches >= LARGE
         names = [name for name in planners_for(problem) if not large or name in ALSO_LARGE]
         try:
-            answer = verified("auto", problem, fastest_of(problem, names), 0.0)
+            answer = verify("auto", problem, fastest_of(problem, names), 0.0)
         except DebubbleError as refusal:
             self.ranking.refused[degrees] = refusal
         else:
@@ -323,7 +323,7 @@ class _DegreesSearch:
             # Also where the planners had no answer, or no time for one.
             for degrees in self.ranking.best(BEST):
                 if degrees not in self.results:
-                    self.results[degrees] = verified(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
+                    self.results[degrees] = verify(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
         shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST]
         best = shown[0]
         found = DegreeSearch(
@@ -383,7 +383,7 @@ def pareto_front(job: Job, best: ConfigurationSummary) -> tuple[ConfigurationSum
     """
     found, front = best, [best]
     for _ in range(POINTS - 1):
-        smaller = replace(job, cluster=_limited(job.cluster, LESS * found.peak_memory), effort=SHARE * job.effort)
+        smaller = replace(job, cluster=_with_limit(job.cluster, LESS * found.peak_memory), effort=SHARE * job.effort)
         try:
             found = quickest(smaller).search.configurations[0]
         except DebubbleError:
@@ -392,7 +392,7 @@ def pareto_front(job: Job, best: ConfigurationSummary) -> tuple[ConfigurationSum
     return tuple(front)
 
 
-def _limited(cluster: Cluster, memory: float) -> Cluster:
+def _with_limit(cluster: Cluster, memory: float) -> Cluster:
     """The cluster where a plan may use so many bytes of a device, and no more than it may now."""
     limits = [min(limit, int(memory)) for limit in cluster.memory_limits]
     return Cluster.from_dict({**cluster.to_dict(), "memory_limit": limits})

@@ -114,7 +114,7 @@ def configurations(job: Job) -> list[Degrees]:
     """
     refusals: list[InputError] = []
     legal = []
-    for degrees in _divided(job):
+    for degrees in _divisions(job):
         try:
             _check(job, degrees)
         except InputError as refusal:
@@ -132,7 +132,7 @@ def configurations(job: Job) -> list[Degrees]:
     )
 
 
-def _divided(job: Job) -> Iterator[Degrees]:
+def _divisions(job: Job) -> Iterator[Degrees]:
     """Every way to divide devices and batch, whether the model allows it or not."""
     count = job.cluster.count
     for tensor in _choices(job, "tensor", divisors(count)):
@@ -140,13 +140,15 @@ def _divided(job: Job) -> Iterator[Degrees]:
             for data in _choices(job, "data", divisors(count)):
                 for pipeline in _choices(job, "pipeline", divisors(count)):
                     if tensor * context * data * pipeline == count and job.global_batch % data == 0:
-                        yield from _ranked(job, Degrees(tensor=tensor, context=context, data=data, pipeline=pipeline))
+                        yield from _choices_of_ranks(
+                            job, Degrees(tensor=tensor, context=context, data=data, pipeline=pipeline)
+                        )
 
 
-def _ranked(job: Job, degrees: Degrees) -> Iterator[Degrees]:
+def _choices_of_ranks(job: Job, degrees: Degrees) -> Iterator[Degrees]:
     """Expert degrees, ZeRO levels and micro-batches for these ranks."""
     ranks, batch = degrees.data * degrees.context, job.global_batch // degrees.data
-    for divided in _experts_divided(job, degrees):
+    for divided in _expert_divisions(job, degrees):
         for zero in _choices(job, "zero", _zero_levels(job, degrees.pipeline) if ranks > 1 else (0,)):
             for size in _choices(job, "micro_batch_size", divisors(batch)):
                 if batch % size == 0:
@@ -165,7 +167,7 @@ def _zero_levels(job: Job, pipeline: int) -> tuple[int, ...]:
     return tuple(level for level in ZERO_LEVELS if level in levels) or (0,)
 
 
-def _experts_divided(job: Job, degrees: Degrees) -> Iterator[Degrees]:
+def _expert_divisions(job: Job, degrees: Degrees) -> Iterator[Degrees]:
     """Every expert is divided by the tensor-parallel ranks, or whole, and all ranks divide the experts between them."""
     experts, ranks = job.model.experts, degrees.data * degrees.context
     whole = (1,) if experts is not None and degrees.tensor > 1 else ()

@@ -17,6 +17,7 @@ import numpy as np
 
 from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Number, Placement, Schedule
+from debubble.kernels import jit
 from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, StageTable, schedule
 from debubble.planners.joint.walk import ADDRESS, ENTRIES, QUARTERS, Space, fill
 from debubble.planners.problem import Problem, Solution
@@ -129,9 +130,9 @@ class Levers:
 
     @property
     def _tails(self) -> Floats:
-        """By the number of stages that a device steps itself, the time behind the last operation of the pipeline."""
-        chunks, tail = self.placement.chunks, self.problem.tail
-        return np.array([0.0 if tail is None else tail.after(unstepped=own / chunks) for own in range(chunks + 1)])
+        """The time behind the pipeline's last operation if devices step nothing, next to nothing, or all themselves."""
+        tail = self.problem.tail
+        return np.array([0.0 if tail is None else tail.after(unstepped=share) for share in (0.0, 1e-12, 1.0)])
 
     @property
     def most_units(self) -> int:
@@ -152,6 +153,7 @@ class Levers:
             sums.kept if recomputes else sums.activation, again, sums.after_input, sums.static + sums.gathered,
             sums.workspace, sums.static_on_host + sums.gathered, *self._host_times(begin, begin + count),
             sums.recompute if recomputes else 0, sums.activation - sums.kept if recomputes else 0,
+            sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0),
         )  # fmt: skip
         # It says that the row is known.
         row[0] = sums.forward
@@ -205,33 +207,10 @@ class Levers:
             ends[n] = max(ends[n], ends[n - 1] + 1)
 
         states = np.concatenate(([0.0], np.cumsum([float(unit.static) for unit in self.units.units])))
+        cuts = np.concatenate(([0], ends, [len(work)]))
         room = self.limits - float(self.units.static)
-
-        def unevenness(ends: Ints) -> float:
-            cuts = np.concatenate(([0], ends, [len(work)]))
-            each = np.diff(sums[cuts]) * paces
-            loads = np.bincount(self.device_of, weights=each, minlength=devices)
-            static = np.bincount(self.device_of, weights=np.diff(states[cuts]), minlength=devices)
-            lacking = np.maximum(static - SPARE * room, 0).sum() / room.min()
-            # Divided by the pace, the squares are least where the times are equal.
-            return float((loads**2 / pace_of).sum() + 1e-3 * (each**2 / paces).sum() + 1e3 * lacking * sums[-1] ** 2)
-
-        best = unevenness(ends)
-        improved = True
-        while improved:
-            improved = False
-            for begin in range(len(ends)):
-                for end in range(begin, len(ends)):
-                    for step in (-1, 1):
-                        moved = ends.copy()
-                        moved[begin : end + 1] += step
-                        bounded = np.concatenate(([0], moved, [len(work)]))
-                        counts = np.diff(bounded)
-                        if not 1 <= counts.min() <= counts.max() <= self.most_units:
-                            continue
-                        if (value := unevenness(moved)) < best * (1 - 1e-12):
-                            ends, best, improved = moved, value, True
-        return tuple(int(n) for n in np.diff(np.concatenate(([0], ends, [len(work)]))))
+        even_out(cuts, sums, states, self.device_of, paces, pace_of, room, self.most_units)
+        return tuple(np.diff(cuts).tolist())
 
     def partition(self, point: Point) -> Partition:
         """The units of each stage with their strategies."""
@@ -273,6 +252,60 @@ class Levers:
             costs=self.units.stage_costs(partition, self.placement, on_host=hosted),
             partition=partition,
         )
+
+
+@jit
+def even_out(
+    cuts: Ints, sums: Floats, states: Floats, device_of: Ints, paces: Floats, pace_of: Floats, room: Floats, most: int
+) -> None:
+    """Move the cuts between stages by one unit, alone or several in a row, while that evens out the devices' times.
+
+    Args:
+        cuts: The first unit of every stage, and the number of units; it is changed.
+        sums: Time of the first units, by their number.
+        states: Bytes of their states.
+        device_of: Per stage, its device.
+        paces: Per stage, the time of the model on its device over that on the fastest.
+        pace_of: The same per device.
+        room: Bytes per device.
+        most: Units of the longest stage.
+    """
+    best = _unevenness(cuts, sums, states, device_of, paces, pace_of, room)
+    improved = True
+    while improved:
+        improved = False
+        for begin in range(1, len(cuts) - 1):
+            for end in range(begin, len(cuts) - 1):
+                for step in (-1, 1):
+                    cuts[begin : end + 1] += step
+                    before, behind = cuts[begin] - cuts[begin - 1], cuts[end + 1] - cuts[end]
+                    # The lengths of the stages between these two do not change.
+                    if min(before, behind) >= 1 and max(before, behind) <= most:
+                        value = _unevenness(cuts, sums, states, device_of, paces, pace_of, room)
+                        if value < best * (1 - 1e-12):
+                            best, improved = value, True
+                            continue
+                    cuts[begin : end + 1] -= step
+
+
+@jit
+def _unevenness(
+    cuts: Ints, sums: Floats, states: Floats, device_of: Ints, paces: Floats, pace_of: Floats, room: Floats
+) -> float:
+    """Least where devices, and then stages, take equal times, and no device lacks room for its states."""
+    loads, static = np.zeros(len(room)), np.zeros(len(room))
+    stages = devices = lacking = 0.0
+    for s in range(len(device_of)):
+        load = (sums[cuts[s + 1]] - sums[cuts[s]]) * paces[s]
+        loads[device_of[s]] += load
+        static[device_of[s]] += states[cuts[s + 1]] - states[cuts[s]]
+        stages += load**2 / paces[s]
+    for d in range(len(room)):
+        # Divided by the pace, the squares are least where the times are equal.
+        devices += loads[d] ** 2 / pace_of[d]
+        lacking += max(static[d] - SPARE * room[d], 0.0)
+    unevenness: float = devices + 1e-3 * stages + 1e3 * lacking / room.min() * sums[-1] ** 2
+    return unevenness
 
 
 def _prices(unit: Unit) -> list[float]:

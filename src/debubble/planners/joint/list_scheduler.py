@@ -143,18 +143,36 @@ def _depths(stages: Floats) -> tuple[Floats, Floats]:
 
 
 @inlined
-def _tails(stages: Floats) -> Floats:
-    """[F or I, stage]: the least time from the end of that operation to the end of its micro-batch."""
+def _tails(stages: Floats, m: int) -> Floats:
+    """[F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
+
+    What is left is the rest of the micro-batch's way, on each stage of it the younger ones, which come in order, their
+    weight gradients, and the step on the host behind the last of these.
+    """
     S = len(stages)
-    behind = np.zeros((2, S))
+    behind = np.zeros((3, S, m))
     backward = stages[:, INPUT] - stages[:, AGAIN]
-    for s in range(S):
-        behind[I, s] = stages[0, WEIGHT] if s == 0 else behind[I, s - 1] + stages[s - 1, SEND] + backward[s - 1]
-    for s in range(S - 1, -1, -1):
-        if s == S - 1:
-            behind[F, s] = backward[s] + behind[I, s]
-        else:
-            behind[F, s] = stages[s, SEND] + stages[s + 1, FORWARD] + behind[F, s + 1]
+    for j in range(m - 1, -1, -1):
+        last = j == m - 1
+        for s in range(S):
+            if last:
+                behind[W, s, j] = stages[s, DRAIN] + stages[s, STEP]
+            else:
+                behind[W, s, j] = behind[W, s, j + 1] + stages[s, WEIGHT]
+            least = behind[W, s, j] + stages[s, WEIGHT]
+            if not last:
+                least = max(least, behind[I, s, j + 1] + backward[s])
+            if s > 0:
+                least = max(least, behind[I, s - 1, j] + stages[s - 1, SEND] + backward[s - 1])
+            behind[I, s, j] = least
+        for s in range(S - 1, -1, -1):
+            if s == S - 1:
+                least = behind[I, s, j] + backward[s]
+            else:
+                least = behind[F, s + 1, j] + stages[s, SEND] + stages[s + 1, FORWARD]
+            if not last:
+                least = max(least, behind[F, s, j + 1] + stages[s, FORWARD])
+            behind[F, s, j] = least
     return behind
 
 
@@ -314,7 +332,7 @@ def place(
 
     stages_of, count, period = _stages_by_device(stages, device_of, P)
     forward_depth, backward_depth = _depths(stages)
-    behind = _tails(stages)
+    behind = _tails(stages, m)
     rest, reserve = _totals(stages, device_of, P, m)
 
     next_f, next_i, next_w = np.zeros(S, np.int64), np.zeros(S, np.int64), np.zeros(S, np.int64)
@@ -457,7 +475,7 @@ def place(
         last = max(last, end)
         left -= 1 if kind != R else 0
         rest[d] -= end - now
-        least = end + (max(rest[d], behind[kind, s]) if kind < W else rest[d])
+        least = end + (max(rest[d], behind[kind, s, j]) if kind != R else rest[d])
         if least > threshold:
             return placed, never, 0
         if there != d:

@@ -11,41 +11,34 @@ from dataclasses import replace
 from itertools import chain, combinations
 
 from debubble.costs.units import Partition, Units
-from debubble.ir import DebubbleError, Number
 from debubble.planners.problem import Solution
-from debubble.search.effort import SIMULATION, Effort
+from debubble.search.effort import EVALUATED, Effort
 
 
-def refine(
-    units: Units, time_of: Callable[[Solution], Number], value: Number, solution: Solution, effort: Effort
-) -> tuple[Number, Solution]:
+def refine(units: Units, time_of: Callable[[Solution], float], solution: Solution, effort: Effort) -> Solution:
     """Change the strategies of one unit, or of two on a device, as long as that makes the step faster in this order.
 
     Args:
         units: The model.
-        time_of: The time of a solution's step; raises a DebubbleError if it does not fit.
-        value: Time of the solution's step.
+        time_of: The time of a solution's step; infinite if it does not fit.
         solution: Where it begins.
         effort: What it may spend.
 
     Returns:
-        The fastest plan and its step.
+        The fastest plan.
     """
-    improved = True
+    value, improved = time_of(solution), True
     while improved:
         improved = False
         for changed in _neighbours(units, solution):
             if effort.over:
-                return value, solution
-            effort.spend(SIMULATION * changed.schedule.stages * changed.schedule.micro_batches)
-            try:
-                time = time_of(changed)
-            except DebubbleError:
-                continue
+                return solution
+            effort.spend(EVALUATED * changed.schedule.stages * changed.schedule.micro_batches)
+            time = time_of(changed)
             if time < value:
                 value, solution, improved = time, changed, True
                 break
-    return value, solution
+    return solution
 
 
 def _neighbours(units: Units, solution: Solution) -> Iterator[Solution]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,6 +29,8 @@ from debubble.planners.joint.annealing import Walk, compile_kernels, price_of_po
 from debubble.planners.joint.levers import Levers
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.search.annealing.arrays import arrays_of, encode
+from debubble.search.annealing.evaluate import evaluate
 from debubble.search.annealing.layout import FROM_A_PLAN
 from debubble.search.annealing.search import MILD_TEMPERATURES, compile_kernel, improve
 from debubble.search.bounds import lower_bound
@@ -97,7 +100,7 @@ def search(problem: Problem, units: Units) -> Solution:
     walks = sorted(walks, key=lambda walk: walk.least)
     simulated = _simulated(problem, walks, effort)
     simulated = simulated[: max(ORDERED, _affordable(simulated, effort))]
-    refining = [partial(refine, units, partial(_step_time, problem), *entry) for entry in simulated]
+    refining = [partial(_refined, problem, *entry) for entry in simulated]
     refined = _side_by_side(refining, effort, REFINING * problem.effort)
     improved = _improved_orders(problem, refined, effort, BRIEFLY * effort.left)
     best = min([*refined, *improved], key=lambda entry: entry[0])
@@ -166,6 +169,29 @@ def _step_time(problem: Problem, solution: Solution) -> Number:
     if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
         check_host_memory(problem.workload.units, solution.partition, timeline)
     return problem.step_time(timeline)
+
+
+def _refined(problem: Problem, value: Number, solution: Solution, effort: Effort) -> tuple[Number, Solution]:
+    """A solution whose single units recompute less, and its step; as it is where that is not faster in this order."""
+    assert isinstance(problem.workload, ModelUnits)
+    try:
+        found = refine(problem.workload.units, partial(_evaluated, problem), solution, effort)
+        effort.spend(_price_of_simulation(found))
+        time = value if found is solution else _step_time(problem, found)
+    except DebubbleError:
+        # Messages that wait for their receivers are simulated alone.
+        return value, solution
+    return (time, found) if time < value else (value, solution)
+
+
+def _evaluated(problem: Problem, solution: Solution) -> float:
+    """The time of the step, as the order search evaluates it; infinite if it does not fit."""
+    schedule = solution.schedule.without_host_steps()
+    orders = OrderProblem.of(schedule, solution.costs, objective=problem.objective)
+    orders = replace(orders, host_steps=solution.schedule.host_steps)
+    layout, floats, ints, scale = arrays_of(orders)
+    time = evaluate(layout, floats, ints, *encode(orders, schedule), math.inf) / scale
+    return time + (0 if problem.tail is None else float(problem.tail.of(solution.schedule, solution.costs)))
 
 
 def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
@@ -267,7 +293,7 @@ def _recomputing_apart(schedule: Schedule, costs: StageCosts) -> Schedule:
             tried = [stage for stage in stages if stage in schedule.fused_recompute - fused]
             if not tried:
                 return schedule
-            fused |= {max(tried, key=costs.dropped)}
+            fused |= {max(tried, key=costs.dropped_bytes)}
         else:
             return apart
 

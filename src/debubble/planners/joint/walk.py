@@ -19,14 +19,15 @@ COUNT, LEVEL, SHARE, MOST, HOSTED = range(CHOICES)
 """Per stage: its units, its level of recomputation, the quarters of its activations that it offloads, the micro-batches
 that may be in flight, and 1 if its optimizer is the host's."""
 
-ENTRIES = 14
+ENTRIES = 15
 (
     T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP,
-    T_AGAIN, B_DROPPED,
+    T_AGAIN, B_DROPPED, T_OWN_STEP,
 ) = range(ENTRIES)  # fmt: skip
 """What the table knows of a stage: times of F, of I with recomputation and of W; bytes that F keeps, that come back
 before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
-of a step on the host; time of the recomputation, and the bytes that it brings back as an operation of its own."""
+of a step on the host; time of the recomputation, and the bytes that it brings back as an operation of its own; time of
+its step on the device."""
 
 ADDRESS = 4
 """The numbers of a row's place in the table."""
@@ -64,7 +65,8 @@ class Space(NamedTuple):
         pace: Time to move a byte to the host; infinite if nothing can be moved.
         longest: Longer than any step that is not stuck.
         hostable: 1 if the host may step.
-        tails: By the number of stages that a device steps itself, at most, the time behind the last operation.
+        tails: The time behind the last operation if hosts step everything, if devices step next to nothing of their
+            states, and if they step all.
     """
 
     rows: Floats
@@ -86,11 +88,20 @@ class Space(NamedTuple):
 
 @inlined
 def tail_of(a: Space, point: Ints) -> float:
-    """The time behind the last operation: what devices step themselves, at most, and what nobody does earlier."""
-    own = np.zeros(len(a.limits), np.int64)
+    """The time behind the last operation: the largest share of its step that a device takes itself, and the rest."""
+    if not point[HOSTED].any():
+        whole: float = a.tails[2]
+        return whole
+    own, all_ = np.zeros(len(a.limits)), np.zeros(len(a.limits))
+    begin = 0
     for s in range(point.shape[1]):
-        own[a.device_of[s]] += 1 - point[HOSTED, s]
-    tail: float = a.tails[own.max()]
+        step = a.rows[a.type_of[s], point[LEVEL, s], begin, point[COUNT, s], T_OWN_STEP]
+        begin += point[COUNT, s]
+        all_[a.device_of[s]] += step
+        if not point[HOSTED, s]:
+            own[a.device_of[s]] += step
+    share = (own / all_).max()
+    tail: float = a.tails[1] + share * (a.tails[2] - a.tails[1]) if share > 0 else a.tails[0]
     return tail
 
 

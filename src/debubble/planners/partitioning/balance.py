@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from debubble.costs.units import Units
+from debubble.costs.units import Partition, Units
 from debubble.ir import InputError, Placement
 
 SHARPNESS = 16
@@ -37,13 +37,12 @@ def even_counts(units: Units, stages: int) -> list[int]:
     return counts if all(counts) else balanced_counts(units, stages)
 
 
-def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | None = None) -> list[int]:
+def balanced_counts(units: Units, stages: int) -> list[int]:
     """The split whose largest stage has the least work, found exactly by dynamic programming.
 
     Args:
         units: The model.
         stages: Stages to fill, which lie on the devices in turn.
-        weights: What counts as the work of each unit; None: its compute time, on the device of each stage.
 
     Returns:
         Units per stage.
@@ -52,8 +51,6 @@ def balanced_counts(units: Units, stages: int, *, weights: Sequence[float] | Non
         InputError: If there are fewer units than stages.
     """
     _check(units, stages)
-    if weights is not None:
-        return list(_balanced((tuple(weights),), stages))
     tables = units.on_devices or (units.units,)
     return list(_balanced(tuple(tuple(float(u.work) for u in table) for table in tables), stages))
 
@@ -109,9 +106,72 @@ def balanced_by_device(units: Units, placement: Placement) -> list[int]:
         InputError: If there are fewer units than stages.
     """
     counts = balanced_counts(units, placement.stages)
-    if placement.chunks == 1:
-        return counts
+    return counts if placement.chunks == 1 else _evened(counts, [float(unit.work) for unit in units.units], placement)
+
+
+def balanced_within(
+    units: Units, placement: Placement, limits: Sequence[float], *, micro_batches: int
+) -> list[int] | None:
+    """A split of little work on the busiest device, in which every device has room if it recomputes everything.
+
+    A unit weighs its share of the work and its share of the states; the states count as little as fits.
+
+    Args:
+        units: The model.
+        placement: Stages on devices.
+        limits: Bytes that each device may use.
+        micro_batches: Of a step.
+
+    Returns:
+        Units per stage; None if the split by work alone has room, if none has, or if devices are of several types.
+
+    Raises:
+        InputError: If there are fewer units than stages.
+    """
+    _check(units, placement.stages)
     work = [float(unit.work) for unit in units.units]
+    states = [float(unit.static) for unit in units.units]
+    by_work = balanced_by_device(units, placement)
+    helps = 0 < sum(states) <= sum(limits) and not units.on_devices
+    if not helps or _has_room(units, by_work, placement, limits, micro_batches):
+        return None
+    for share in (step / STATES_STEPS for step in range(1, STATES_STEPS + 1)):
+        weights = [
+            (1 - share) * time / sum(work) + share * size / sum(states) for time, size in zip(work, states, strict=True)
+        ]
+        counts = _evened(list(_balanced((tuple(weights),), placement.stages)), weights, placement)
+        if _has_room(units, counts, placement, limits, micro_batches):
+            return counts
+    return None
+
+
+STATES_STEPS = 8
+"""Steps in which the states' share of the weights grows."""
+
+
+def _has_room(
+    units: Units, counts: Sequence[int], placement: Placement, limits: Sequence[float], micro_batches: int
+) -> bool:
+    """Tell whether every device has room for its states and for what (interleaved) 1F1B keeps if all recomputes.
+
+    Stage s of S then keeps S - s micro-batches, and about 2 (S - s) / v with v chunks.
+    """
+    costs = units.stage_costs(Partition.cut(units, counts, strategy="full"), placement)
+    restored = costs.recompute_workspace or (0,) * placement.stages
+    each = 1.0 if placement.chunks == 1 else 2 / placement.chunks
+    kept = [
+        min(micro_batches, each * (placement.stages - stage)) * float(size)
+        for stage, size in enumerate(costs.activation_recomputed)
+    ]
+    return all(
+        costs.static_of(device) + sum(kept[stage] for stage in stages) + max(restored[stage] for stage in stages)
+        <= limits[device]
+        for device, stages in enumerate(placement.stages_of)
+    )
+
+
+def _evened(counts: Sequence[int], work: Sequence[float], placement: Placement) -> list[int]:
+    """A split with boundaries moved while that evens out the devices."""
     mean = sum(work) / placement.devices
     ends = list(accumulate(counts))
     improved = True

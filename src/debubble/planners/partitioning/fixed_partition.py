@@ -120,22 +120,21 @@ class GivenStages(Stages):
         costs = self.costs
         if strategy == "none":
             return StageRecomputation(float(costs.activation[stage]), 0.0, 0.0, ("none",))
-        dropped = costs.dropped(stage)
+        dropped = costs.dropped_bytes(stage)
         workspace = dropped if costs.recompute_workspace is None else min(costs.recompute_workspace[stage], dropped)
         return StageRecomputation(
             float(costs.activation_recomputed[stage]), float(costs.recompute[stage]), float(workspace), ("full",)
         )
 
     def _front(self, stage: int) -> Front:
-        choices = [self._choice(stage, strategy) for strategy in ("none", "full")]
-        menu = tuple((c.strategies[0], c.kept, c.recompute) for c in choices)
+        menu = tuple(self._choice(stage, strategy) for strategy in ("none", "full"))
         return Front(
             menus=(menu,),
-            kept=np.array([c.kept for c in choices]),
-            recompute=np.array([c.recompute for c in choices]),
-            workspace=np.array([c.workspace for c in choices]),
+            kept=np.array([choice.kept for choice in menu]),
+            recompute=np.array([choice.recompute for choice in menu]),
+            workspace=np.array([choice.workspace for choice in menu]),
             counts=np.eye(2, dtype=np.int64),
-            columns=((menu, "none"), (menu, "full")),
+            columns=tuple((menu, choice) for choice in menu),
         )
 
 

@@ -18,7 +18,7 @@ from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
 from debubble.simulator import Repricer
 from debubble.targets.levers import TargetLevers
-from debubble.targets.recomputation import Alike
+from debubble.targets.recomputation import AllLayers
 
 NEAR = 1.2
 """Times the best, up to which a neighbouring partition's strategies are worth refining."""
@@ -69,9 +69,9 @@ def improve(
         strategies: Names that units may use beside `none`; None: all.
 
     Returns:
-        The fastest point, which is the start if nothing helps or its stages are fixed.
+        The fastest point, which is the start if nothing helps, if its stages are fixed or if it offloads.
     """
-    if start.partition is None or not isinstance(problem.workload, ModelUnits):
+    if start.partition is None or start.schedule.offloaded or not isinstance(problem.workload, ModelUnits):
         return start
     search = PartitionSearch(problem, problem.workload.units, Repricer(start.schedule), strategies)
     return search.improve(start, start.partition, effort)
@@ -123,7 +123,7 @@ class PartitionSearch:
     def _alike(self) -> TargetLevers | None:
         """The levers, where they let no layer recompute in a way of its own."""
         levers = self.problem.levers
-        return levers if levers is not None and isinstance(levers.recomputation, Alike) else None
+        return levers if levers is not None and isinstance(levers.recomputation, AllLayers) else None
 
     def _costs(self, partition: Partition) -> StageCosts:
         schedule = self.repricer.schedule

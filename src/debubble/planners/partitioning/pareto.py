@@ -3,23 +3,25 @@
 Obscura chooses operators by a 0-1 program: the least time r = sum x_i f_i such that a' = a - sum x_i a_i fits.  The
 right-hand side changes with every swapping configuration, the operators do not; so the program is solved once per
 stage for all right-hand sides, as its Pareto front of (a', r), and a configuration only looks its answer up.
+
+What a unit keeps may depend on whether the one before it recomputes in full: two halves of a layer then share one
+input.  So the front is made of blocks, runs of units that share inputs with no others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.costs.units import Unit
+from debubble.costs.units import Strategy, Unit, Units
 
 Floats = NDArray[np.float64]
-Menu = tuple[tuple[str, float, float], ...]
-"""A unit's strategies as (name, bytes kept, recompute time): units with the same menu are interchangeable."""
 
 RESOLUTION = 4096
 """Points of a front; beyond it, the fastest of each of so many equal steps of memory are kept."""
@@ -27,7 +29,7 @@ RESOLUTION = 4096
 
 @dataclass(frozen=True)
 class StageRecomputation:
-    """The recomputation of a stage.
+    """The recomputation of a stage, or of a part of one.
 
     Attributes:
         kept: Bytes that its forward leaves: a'.
@@ -42,17 +44,21 @@ class StageRecomputation:
     strategies: tuple[str, ...]
 
 
+Menu = tuple[StageRecomputation, ...]
+"""A block's efficient ways to recompute: blocks with the same menu are interchangeable."""
+
+
 @dataclass(frozen=True, eq=False)
 class Front:
     """A stage's efficient choices, from the fastest that keeps most to the slowest that keeps least.
 
     Attributes:
-        menus: The menu of each of the stage's units.
+        menus: The menu of each of the stage's blocks.
         kept: [points]: bytes that the forward leaves.
         recompute: [points]: recompute time.
         workspace: [points]: bytes that a fused recomputation brings back at a time.
-        counts: [points, columns]: units that take each strategy of each menu.
-        columns: The menu and strategy of each column.
+        counts: [points, columns]: blocks that take each choice of each menu.
+        columns: The menu and choice of each column.
     """
 
     menus: tuple[Menu, ...]
@@ -60,7 +66,7 @@ class Front:
     recompute: Floats
     workspace: Floats
     counts: NDArray[np.int64]
-    columns: tuple[tuple[Menu, str], ...]
+    columns: tuple[tuple[Menu, StageRecomputation], ...]
     _looked_up: dict[int, StageRecomputation] = field(default_factory=dict)
 
     def cheapest(
@@ -97,37 +103,82 @@ class Front:
         return self._looked_up[point]
 
     def _strategies(self, point: int) -> tuple[str, ...]:
-        """Interchangeable units get their strategies in the order of their menu."""
-        pending: dict[Menu, list[str]] = {}
-        for (menu, name), count in zip(self.columns, self.counts[point], strict=True):
-            pending.setdefault(menu, []).extend([name] * int(count))
-        return tuple(pending[menu].pop(0) for menu in self.menus)
+        """Interchangeable blocks get their strategies in the order of their menu."""
+        pending: dict[Menu, list[tuple[str, ...]]] = {}
+        for (menu, choice), count in zip(self.columns, self.counts[point], strict=True):
+            pending.setdefault(menu, []).extend([choice.strategies] * int(count))
+        return tuple(name for menu in self.menus for name in pending[menu].pop(0))
 
 
 def front(units: Sequence[Unit]) -> Front:
     """The front of a stage of model units."""
-    menus = tuple(menu_of(unit) for unit in units)
-    columns: list[tuple[Menu, str]] = []
+    menus = tuple(menu_of(block) for block in blocks(units))
+    columns: list[tuple[Menu, StageRecomputation]] = []
     points = np.zeros((1, 0), dtype=np.int64)
     for menu, count in Counter(menus).items():
-        columns += [(menu, name) for name, _, _ in menu]
+        columns += [(menu, choice) for choice in menu]
         points = _efficient(_joined(points, _copies(menu, count)), columns)
     return Front(menus, *_totals(points, columns), points, tuple(columns))
 
 
-def menu_of(unit: Unit) -> Menu:
-    """A unit's strategies without those that another beats in both respects."""
-    menu: list[tuple[str, float, float]] = []
-    for name, s in sorted(unit.strategies.items(), key=lambda item: (item[1].recompute, item[1].activation)):
-        if not menu or s.activation < menu[-1][1]:
-            menu.append((name, float(s.activation), float(s.recompute)))
-    return tuple(menu)
+def blocks(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Cut a stage between units that keep the same bytes whatever the other recomputes."""
+    found: list[list[Unit]] = []
+    for unit in units:
+        if found and shares_input(found[-1][-1], unit):
+            found[-1].append(unit)
+        else:
+            found.append([unit])
+    return found
+
+
+def shares_input(before: Unit, unit: Unit) -> bool:
+    """Tell whether a unit keeps less if the one before it recomputes in full."""
+    return before.layer == unit.layer and any(way.after_full is not None for way in unit.strategies.values())
+
+
+_MENUS: dict[tuple[tuple[bool, tuple[tuple[str, Strategy], ...]], ...], Menu] = {}
+
+
+def menu_of(block: Sequence[Unit]) -> Menu:
+    """The efficient ways to recompute of some units; those with the same strategies have the same."""
+    key = tuple(
+        (before is not None and shares_input(before, unit), tuple(unit.strategies.items()))
+        for before, unit in pairwise((None, *block))
+        if unit is not None
+    )
+    if key not in _MENUS:
+        partial: list[tuple[str, ...]] = [()]
+        for size, unit in enumerate(block, start=1):
+            ways = [recomputation(block[:size], (*each, name)) for each in partial for name in unit.strategies]
+            # The next unit may keep less behind one that recomputes in full.
+            full = [way for way in ways if way.strategies[-1] == "full"]
+            partial = [way.strategies for way in dict.fromkeys(efficient(ways) + efficient(full))]
+        _MENUS[key] = tuple(efficient(recomputation(block, each) for each in partial))
+    return _MENUS[key]
+
+
+def recomputation(units: Sequence[Unit], strategies: Sequence[str]) -> StageRecomputation:
+    """What units that recompute so cost, as a stage of their own."""
+    sums = Units(units=tuple(units)).stage_sums(tuple(enumerate(strategies)))
+    return StageRecomputation(
+        float(sums.kept), float(sums.recompute), float(sums.workspace_before_b), tuple(strategies)
+    )
+
+
+def efficient(ways: Iterable[StageRecomputation]) -> list[StageRecomputation]:
+    """The ways that no other beats in time and bytes, fastest first."""
+    found: list[StageRecomputation] = []
+    for way in sorted(ways, key=lambda way: (way.recompute, way.kept, way.workspace, way.strategies)):
+        if not found or way.kept < found[-1].kept:
+            found.append(way)
+    return found
 
 
 @cache
 def _copies(menu: Menu, count: int) -> NDArray[np.int64]:
-    """Efficient points of `count` units with the same menu, as numbers of units per strategy."""
-    columns = [(menu, name) for name, _, _ in menu]
+    """Efficient points of `count` blocks with the same menu, as numbers of blocks per choice."""
+    columns = [(menu, choice) for choice in menu]
     single = np.eye(len(menu), dtype=np.int64)
     if count == 1:
         return single
@@ -140,7 +191,7 @@ def _joined(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int
     return np.hstack([np.repeat(left, len(right), axis=0), np.tile(right, (len(left), 1))])
 
 
-def _efficient(points: NDArray[np.int64], columns: Sequence[tuple[Menu, str]]) -> NDArray[np.int64]:
+def _efficient(points: NDArray[np.int64], columns: Sequence[tuple[Menu, StageRecomputation]]) -> NDArray[np.int64]:
     """The points that no other beats, in order of recompute time."""
     kept, recompute, _ = _totals(points, columns)
     order = np.lexsort((kept, recompute))
@@ -153,10 +204,11 @@ def _efficient(points: NDArray[np.int64], columns: Sequence[tuple[Menu, str]]) -
     return chosen
 
 
-def _totals(points: NDArray[np.int64], columns: Sequence[tuple[Menu, str]]) -> tuple[Floats, Floats, Floats]:
+def _totals(
+    points: NDArray[np.int64], columns: Sequence[tuple[Menu, StageRecomputation]]
+) -> tuple[Floats, Floats, Floats]:
     """(bytes kept, recompute time, workspace) of each point."""
-    entries = [next(entry for entry in menu if entry[0] == name) for menu, name in columns]
-    kept = np.array([entry[1] for entry in entries])
-    recompute = np.array([entry[2] for entry in entries])
-    dropped = np.array([menu[0][1] - entry[1] for (menu, _), entry in zip(columns, entries, strict=True)])
-    return points @ kept, points @ recompute, np.max(np.where(points > 0, dropped, 0.0), axis=1, initial=0.0)
+    kept, recompute, workspace = (
+        np.array([getattr(choice, name) for _, choice in columns]) for name in ("kept", "recompute", "workspace")
+    )
+    return points @ kept, points @ recompute, np.max(np.where(points > 0, workspace, 0.0), axis=1, initial=0.0)

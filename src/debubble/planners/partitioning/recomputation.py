@@ -145,7 +145,7 @@ def cheapest_alike(repricer: Repricer, units: Units, lengths: Sequence[int], lev
     limits = _limits(units.stage_costs(Partition.cut(units, lengths), placement), placement)
     fitting: list[tuple[float, Partition]] = []
     missing = math.inf
-    for ways in levers.together(units, lengths):
+    for ways in levers.uniform_partitions(units, lengths):
         for partition in ways:
             costs = units.stage_costs(partition, placement)
             peaks = repricer.peak_memory(costs, fused_recompute=partition.recomputing)
@@ -182,9 +182,9 @@ def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
     increments = [
         sorted(
             (
-                Increment(s, s, "full", float(costs.recompute[s]), float(costs.dropped(s)) * alive[s])
+                Increment(s, s, "full", float(costs.recompute[s]), float(costs.dropped_bytes(s)) * alive[s])
                 for s in stages
-                if costs.dropped(s) > 0
+                if costs.dropped_bytes(s) > 0
             ),
             key=lambda step: step.price,
         )

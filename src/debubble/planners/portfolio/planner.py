@@ -4,6 +4,8 @@ Not from a paper: the plain search that a person would do by hand, and the yards
 each order, number of chunks and split it takes the least recomputation that fits, ranks them, and then moves units
 between neighbouring stages for the best few, re-choosing the recomputation after every move.
 
+Where the states of a split by work do not fit, units are divided by their states too, which count as little as fits.
+
 Where an order does not fit, hosts step the optimizers of the last chunks, of as few as that takes.  They do so, too,
 where it makes the best plan faster, because less is recomputed.
 
@@ -58,7 +60,7 @@ class Candidate:
 def portfolio(problem: Problem) -> Solution:
     """Try every schedule with every number of chunks, partition and recompute to fit."""
     search = _Portfolio(problem, problem.begun())
-    candidates = search.ranked()
+    candidates = search.ranking()
     spare = search.effort.part(search.effort.left - search.price_in_full(candidates[0]))
     for rank, candidate in enumerate(candidates[:FINALISTS]):
         share = spare.part(spare.left / (min(FINALISTS, len(candidates)) - rank))
@@ -81,12 +83,12 @@ class _Portfolio:
             replace(problem, micro_batches=SHORT * p + m % p) if problem.equally_long and m > LONG * p else problem
         )
 
-    def ranked(self) -> list[Candidate]:
+    def ranking(self) -> list[Candidate]:
         """The trials that fit, fastest first."""
         candidates: list[Candidate] = []
         reasons: list[DebubbleError] = []
         unlimited: set[Trial] = set()
-        for trial in self._promising(trials_of(self.short)):
+        for trial in self._shortlist(trials_of(self.short)):
             spare = (RANKING if candidates else 1.0) * self.problem.effort - self.effort.spent
             if self.effort.brake.bites or (spare < 0 and (candidates or reasons)):
                 break
@@ -97,7 +99,7 @@ class _Portfolio:
                 continue
             self.effort.spend(price)
             try:
-                found = _as_run(self.short, self._fitted(trial))
+                found = _as_run(self.short, self._fit(trial))
             except DebubbleError as error:
                 reasons.append(error)
                 continue
@@ -110,7 +112,7 @@ class _Portfolio:
             raise closest(reasons)
         return sorted(candidates, key=lambda candidate: candidate.time)
 
-    def _promising(self, trials: list[Trial]) -> list[Trial]:
+    def _shortlist(self, trials: list[Trial]) -> list[Trial]:
         """All trials; where there is not the effort for all, those first that promise the shortest step.
 
         That is the busiest device's work, stretched as much as the order stretches it on a likeness.
@@ -148,24 +150,26 @@ class _Portfolio:
             case ModelUnits(units):
                 key = trial.split, trial.order.placement
                 if key not in self._cuts:
-                    lengths = tuple(lengths_of(units, trial))
+                    lengths = tuple(lengths_of(self.problem, units, trial))
                     costs = units.stage_costs(Partition.cut(units, lengths), trial.order.placement)
                     self._cuts[key] = lengths, costs
                 return self._cuts[key]
 
-    def _fitted(self, trial: Trial) -> PricedSchedule:
+    def _fit(self, trial: Trial) -> PricedSchedule:
         """The trial on the short step with the least recomputation that fits; raises DebubbleError if it does not."""
         lengths, costs = self._cut(trial)
         try:
-            return self._repriced(trial.order.build(self.short, costs), lengths, costs)
+            return self._with_least_recomputation(trial.order.build(self.short, costs), lengths, costs)
         except InfeasibleError:
-            for hosted in self._hosted(trial.order.placement):
+            for hosted in self._host_step_choices(trial.order.placement):
                 with suppress(InfeasibleError):
                     self.effort.spend(trial.price(self.short.micro_batches))
                     return self._on_hosts(trial.order, lengths, hosted)
             raise
 
-    def _repriced(self, schedule: Schedule, lengths: Sequence[int], costs: StageCosts) -> PricedSchedule:
+    def _with_least_recomputation(
+        self, schedule: Schedule, lengths: Sequence[int], costs: StageCosts
+    ) -> PricedSchedule:
         """A schedule of the short step with the least recomputation that fits."""
         repricer = Repricer(schedule)
         try:
@@ -178,7 +182,7 @@ class _Portfolio:
             pairs = repricer.schedule.stages * self.short.micro_batches
             self.effort.spend(RESIMULATED * pairs * repricer.simulations)
 
-    def _hosted(self, placement: Placement) -> list[frozenset[int]]:
+    def _host_step_choices(self, placement: Placement) -> list[frozenset[int]]:
         """The stages whose optimizers hosts may step: the last chunk of every device, the last two, and so on."""
         workload = self.problem.workload
         if self.problem.levers is not None or isinstance(workload, FixedStages) or not workload.units.hostable:
@@ -190,14 +194,14 @@ class _Portfolio:
         assert isinstance(self.problem.workload, ModelUnits)
         units = self.problem.workload.units
         costs = units.stage_costs(Partition.cut(units, lengths), order.placement, on_host=hosted)
-        return self._repriced(order.build(self.short, costs).with_host_steps(hosted), lengths, costs)
+        return self._with_least_recomputation(order.build(self.short, costs).with_host_steps(hosted), lengths, costs)
 
     def on_hosts(self, best: Candidate) -> list[Candidate]:
         """The best candidate with optimizers on hosts, where that makes the whole step faster."""
         faster = []
         partition, schedule = best.found.partition, best.found.schedule
         if partition is not None and schedule.fused_recompute and not schedule.host_steps:
-            for hosted in self._hosted(best.order.placement):
+            for hosted in self._host_step_choices(best.order.placement):
                 if self.effort.over:
                     break
                 with suppress(DebubbleError):
@@ -207,7 +211,9 @@ class _Portfolio:
 
     def _step_time(self, found: PricedSchedule) -> float:
         """The pipeline's time, and what follows it: the optimizer step of the stages that are not on a host."""
-        return found.time + (0.0 if self.problem.tail is None else float(self.problem.tail.of(found.schedule)))
+        return found.time + (
+            0.0 if self.problem.tail is None else float(self.problem.tail.of(found.schedule, found.costs))
+        )
 
     def candidate(self, order: Order, found: PricedSchedule) -> Candidate:
         """Price a schedule of the short step for the whole one."""

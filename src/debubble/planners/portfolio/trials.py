@@ -13,7 +13,12 @@ from typing import Literal
 
 from debubble.costs import Units
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule, StageCosts
-from debubble.planners.partitioning.balance import balanced_by_device, balanced_counts, even_counts
+from debubble.planners.partitioning.balance import (
+    balanced_by_device,
+    balanced_counts,
+    balanced_within,
+    even_counts,
+)
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
 from debubble.schedules import schedules
 from debubble.search.constructive.zero_bubble import list_order
@@ -27,7 +32,7 @@ SMALL, MOST = 4, 64
 TRIES = 8
 """Candidates that schedules which try some may try for it."""
 
-Split = Literal["even", "balanced", "by device"]
+Split = Literal["even", "balanced", "by device", "within memory"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Order:
             return list_order(LIST, placement, problem.micro_batches, costs, objective=objective)
         entry = schedules[self.schedule]
         steps = None if self.searches else 0
-        options = entry.accepted(chunks=placement.chunks, objective=objective, tries=tries, steps=steps)
+        options = entry.accepted_options(chunks=placement.chunks, objective=objective, tries=tries, steps=steps)
         schedule = entry(devices=placement.devices, micro_batches=problem.micro_batches, costs=costs, **options)
         if schedule.stages != placement.stages:
             raise InfeasibleError(f"It does not have {placement.chunks} chunks per device.")
@@ -107,25 +112,26 @@ class Trial:
 
 def trials_of(problem: Problem) -> list[Trial]:
     """All trials that go together, in their order: few chunks, balanced splits and plain orders first."""
-    fixed = isinstance(problem.workload, FixedStages)
 
     def rank(trial: Trial) -> tuple[bool, bool, bool, int]:
         order = trial.order
         usual = 1 if order.schedule == LIST else schedules[order.schedule].default_chunks
         return trial.split == "even", order.to_limit, order.placement.chunks != usual, order.placement.chunks
 
-    trials = [
-        Trial(order, split)
-        for order in _orders(problem)
-        for split in _splits(order.placement.chunks, fixed=fixed)
-    ]  # fmt: skip
+    orders = _orders(problem)
+    splits = {placement: _splits(problem, placement) for placement in {order.placement for order in orders}}
+    trials = [Trial(order, split) for order in orders for split in splits[order.placement]]
     return sorted(trials, key=rank)
 
 
-def _splits(chunks: int, *, fixed: bool) -> tuple[Split, ...]:
-    if fixed:
+def _splits(problem: Problem, placement: Placement) -> tuple[Split, ...]:
+    """The splits of the units; one by memory, too, where the states of one by work do not fit."""
+    if isinstance(problem.workload, FixedStages):
         return ("even",)
-    return ("balanced", "even") if chunks == 1 else ("by device", "balanced", "even")
+    by_work: tuple[Split, ...] = ("balanced", "even") if placement.chunks == 1 else ("by device", "balanced", "even")
+    units = problem.workload.units
+    within = balanced_within(units, placement, problem.limits, micro_batches=problem.micro_batches)
+    return by_work if within is None else ("within memory", *by_work)
 
 
 def _orders(problem: Problem) -> list[Order]:
@@ -151,12 +157,12 @@ def _placement_of(name: str, devices: int, chunks: int) -> Placement:
     """The placement of a schedule, read off one micro-batch of it; looped if it has none so short."""
     entry = schedules[name]
     try:
-        return entry(devices=devices, micro_batches=1, **entry.accepted(chunks=chunks, tries=1)).placement
+        return entry(devices=devices, micro_batches=1, **entry.accepted_options(chunks=chunks, tries=1)).placement
     except DebubbleError:
         return Placement.looped(devices, chunks)
 
 
-def lengths_of(units: Units, trial: Trial) -> list[int]:
+def lengths_of(problem: Problem, units: Units, trial: Trial) -> list[int]:
     """Units per stage of a trial."""
     placement = trial.order.placement
     match trial.split:
@@ -166,6 +172,9 @@ def lengths_of(units: Units, trial: Trial) -> list[int]:
             return balanced_counts(units, placement.stages)
         case "by device":
             return balanced_by_device(units, placement)
+        case "within memory":
+            within = balanced_within(units, placement, problem.limits, micro_batches=problem.micro_batches)
+            return within or balanced_by_device(units, placement)
 
 
 def likeness(problem: Problem, chunks: int) -> tuple[Problem, StageCosts] | None:

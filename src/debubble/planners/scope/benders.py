@@ -170,6 +170,8 @@ class _BendersSearch:
         if (device, opened) not in self._probed:
             self._probed.add((device, opened))
             for load in _probes(self.inst, opened):
+                if self.effort.over:  # many runs make many and large programs
+                    break
                 self._learn(device, opened, load)
 
     def _learn(self, device: int, opened: Open, load: Sequence[int]) -> None:

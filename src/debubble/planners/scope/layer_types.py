@@ -6,11 +6,11 @@ partitioning then moves together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.costs.units import Partition, Unit, Units
-from debubble.ir import Placement
+from debubble.planners.partitioning.pareto import efficient, menu_of, recomputation
 
 LONGEST_PATTERN = 4
 """Units that one layer may consist of."""
@@ -99,38 +99,13 @@ def _run(units: Units, first: int, size: int, count: int, strategies: Sequence[s
 
 def _options(layer: Sequence[Unit], strategies: Sequence[str] | None) -> list[Option]:
     """The layer's Pareto front of time and bytes: over its units' own strategies, or over the given ones for all."""
-    if strategies is not None:
+    if strategies is None:
+        ways = [*menu_of(layer)]
+    else:
         uniform = {tuple(name if name in u.strategies else "none" for u in layer) for name in ("none", *strategies)}
-        return _efficient(_option(layer, each) for each in uniform)
-    partial: list[tuple[str, ...]] = [()]
-    for size, unit in enumerate(layer, start=1):
-        options = [_option(layer[:size], (*each, name)) for each in partial for name in unit.strategies]
-        # What a unit keeps may depend on whether the one before it recomputes in full.
-        after_full = [option for option in options if option.strategies[-1] == "full"]
-        partial = [option.strategies for option in dict.fromkeys(_efficient(options) + _efficient(after_full))]
-    return _efficient(_option(layer, each) for each in partial)
-
-
-def _efficient(options: Iterable[Option]) -> list[Option]:
-    """The options that no other beats in time and bytes, fastest first."""
-    front: list[Option] = []
-    for option in sorted(options, key=lambda o: (o.time, o.activation, o.restored, o.strategies)):
-        if not front or option.activation < front[-1].activation:
-            front.append(option)
-    return front
-
-
-def _option(layer: Sequence[Unit], strategies: tuple[str, ...]) -> Option:
-    """A layer whose units recompute so: priced as a stage of its own."""
-    costs = Units(units=tuple(layer)).stage_costs([list(enumerate(strategies))], Placement.linear(1))
-    assert costs.recompute_workspace is not None
-    return Option(
-        strategies=strategies,
-        time=float(costs.work(0) + costs.recompute[0]),
-        recompute=float(costs.recompute[0]),
-        activation=float(costs.activation_recomputed[0]),
-        restored=float(costs.recompute_workspace[0]),
-    )
+        ways = efficient(recomputation(layer, each) for each in uniform)
+    work = float(sum(unit.work for unit in layer))
+    return [Option(way.strategies, work + way.recompute, way.recompute, way.kept, way.workspace) for way in ways]
 
 
 def partition_of_layers(runs: Sequence[LayerRun], layers: Sequence[Sequence[Sequence[int]]]) -> Partition:

@@ -38,6 +38,8 @@ STEPS = (0.4, 1.0, 0.15, 2.0, 0.05, 0.7, 1.4, 3.0)
 """Parts of the shortest long layer by which one time is made longer."""
 LONGER = 1.15
 """The sum of times over the best one's beyond which nothing is looked for."""
+FIRST_STEP = 0.01
+"""Share by which times are made longer first, and then by twice as much each time, until layers can be dealt."""
 
 Times = tuple[int, ...]
 """The time of every chunk that no device exceeds."""
@@ -108,7 +110,7 @@ class _Search:
 
     def _multiple(self, times: Sequence[float], ends: Ends) -> Times | None:
         """The least multiple of these times within which layers can be dealt; None if it is too long."""
-        few, many = 1.0, LONGER * self._total / sum(times)
+        most = LONGER * min([self._total, *(total for total, _, _ in self._corners)]) / sum(times)
 
         def multiple(factor: float) -> Times:
             return tuple(int(factor * time) for time in times)
@@ -116,11 +118,12 @@ class _Search:
         def fits(factor: float) -> bool:
             return self._dealer.loads(multiple(factor), ends) is not None
 
-        if fits(few):
-            return multiple(few)
-        if many < few or not fits(many):
-            return None
-        while many - few > CLOSE * many:
+        few, many, step = 0.0, min(1.0, most), FIRST_STEP
+        while not fits(many):
+            if many >= most:
+                return None
+            few, many, step = many, min(most, (1 + step) * many), 2 * step
+        while few and many - few > CLOSE * many:
             middle = (few + many) / 2
             few, many = (few, middle) if fits(middle) else (middle, many)
         return multiple(many)

@@ -33,7 +33,7 @@ papers.add(
             Entry("Figure 9b", "the largest models", evaluation.figure_9b),
             Entry("Figure 10", "other ways to recompute", evaluation.figure_10, slow=True),
             Entry("Figure 11", "sequence lengths at PP4", evaluation.figure_11),
-            Entry("Figure 12", "other dense models", evaluation.figure_12),
+            Entry("Figure 12", "other dense models", evaluation.figure_12, slow=True),
             Entry("Figure 13", "the cost of messages", scaling.figure_13),
             Entry("Figure 14", "scaling of Chronos-Offload", scaling.figure_14),
             Entry("Figure 15", "recomputation of more chunks", scaling.figure_15),

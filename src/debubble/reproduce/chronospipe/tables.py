@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
 
-from debubble.costs import Cluster, model_units
-from debubble.ir import InfeasibleError, RunOptions
 from debubble.ir.stage_costs import CommunicationModel
-from debubble.models import Model, models
-from debubble.planners import planners
-from debubble.planners.problem import ModelUnits, Problem
 from debubble.reproduce.chronospipe.memory_model import (
     ALL,
     CHRONOS,
@@ -37,7 +29,6 @@ from debubble.reproduce.chronospipe.memory_model import (
 )
 from debubble.reproduce.registry import Cell, Table
 from debubble.schedules.chronos.offload import STATE_BYTES
-from debubble.simulator import Timeline, simulate
 
 LIMIT = 32
 """GB of device memory."""
@@ -131,50 +122,6 @@ def figure_10() -> Table:
         note="Fitted: 32 bytes per token and column of a layer (34 with dropout masks give 1.75 and 2.25), of which"
         " Megatron-Kwai recomputes 11. The speed is without the time of messages;"
         f" {throughput(RECOMP, FULL, devices=8, micro_batches=32)}",
-    )
-
-
-PLANNED_10 = (
-    ("dapple", 1.0, None),
-    ("megatron-kwai", 1.27, None),
-    ("adapipe", 1.76, 1.26),
-    ("chronos", 1.72, 1.17),
-    ("chronos", 2.22, None),
-)
-"""Planner, saving over 1F1B, and the paper's speed over 1F1B + R = 100%."""
-
-
-@cache
-def figure_10_planned() -> Table:
-    """Figure 10's model planned by our own planners, in the memory that each method's saving leaves."""
-    model = Model.from_hf({**models["gpt3-175b"].config, "n_positions": 16384})
-    options = RunOptions(sequence_length=16384, tensor=8)
-    units = model_units(model, Cluster.parse("64xH100-80GB"), options, pipeline=8)
-
-    def planned(name: str, limit: float) -> Timeline | None:
-        workload = ModelUnits(replace(units, memory_limit=(limit,)))
-        try:
-            solution = planners[name].find(Problem(devices=8, micro_batches=32, workload=workload, effort=2.0))
-            return simulate(solution.schedule, solution.costs)
-        except InfeasibleError:
-            return None
-
-    plain, full = planned("dapple", 1e15), planned("dapple+", 1e15)
-    assert plain is not None, "there is memory enough"
-    assert full is not None, "there is memory enough"
-    peak = float(max(plain.peak_memory))
-    rows: list[tuple[Cell, ...]] = []
-    for name, saving, speed in PLANNED_10:
-        run = planned(name, math.ceil(peak / saving))
-        ours = None if run is None else round(float(full.makespan / run.makespan), 3)
-        rows.append((name, saving, round(peak / saving / GB, 1), speed, ours))
-    return Table(
-        title="Figure 10, planned: GPT3-175B at 16K in the memory that the saving leaves, on 64 H100",
-        columns=("planner", "saving", "GB", "paper: speed over R = 100%", "ours"),
-        rows=tuple(rows),
-        basis="modelled",
-        note=f"Nothing fitted: by our cost model 1F1B holds {peak / GB:.1f} GB. The planner `chronos` recomputes cheap"
-        " operators first, offloads activations too and splits backwards, which the paper's method does not.",
     )
 
 
@@ -313,7 +260,7 @@ def message_models() -> Table:
         note="Blocking: a message takes both ends' compute lanes. Receiver waits: it moves once its receiver is at the"
         " operation that needs it, the recomputation right before that runs beside it, and the sender goes on."
         " Asynchronous: it moves as soon as it is there. Messages between chunks are asynchronous always.",
-        keys=2,
+        keys=3,
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from debubble.reproduce.claims import Claim, compared, holds, unavailable
 from debubble.reproduce.drawings import Bars, Lines, Timelines
-from debubble.reproduce.optpipe import program, tables
-from debubble.reproduce.optpipe.runs import LAYERS, LIMITED, METHODS, PRINTED_LAYERS, shape
+from debubble.reproduce.optpipe import diagrams, program, tables
+from debubble.reproduce.optpipe.runs import LAYERS, METHODS, PRINTED_LAYERS, shape
 from debubble.reproduce.optpipe.tables import PRINTED, Row
 from debubble.reproduce.registry import Entry, Exhibit, Paper, papers
 from debubble.views import Scene
@@ -128,7 +128,7 @@ def table_1() -> Exhibit:
             Bars(
                 title="Table 1: percent of the fastest baseline's time, ours",
                 groups=[f"{r.setting.model} {r.setting.micro_batches}x{r.setting.size}" for r in rows()],
-                series={name: [_percent_of_fastest(r, name) for r in rows()] for name in ("PipeOffload", "OptPipe")},
+                series={name: [_percent_of_fastest(r, name) for r in rows()] for name in tables.LIMITED_AND_OPTPIPE},
                 unit="percent",
                 limit=100,
             ),
@@ -186,9 +186,9 @@ def table_2() -> Exhibit:
 
 def figure_5() -> Exhibit:
     """Memory."""
-    table = tables.memory_use(rows())
-    pairs = list(zip(table.cells[::2], table.cells[1::2], strict=True))
-    more = [sum(own[at] >= pipe[at] for pipe, own in pairs) for at in (6, 7)]
+    shown = tables.settings_of_figure_5(rows())
+    pairs = [[tables.peaks(row, method) for method in ("PipeOffload", "OptPipe")] for row in shown]
+    more = [sum(own[at] >= pipe[at] for pipe, own in pairs) for at in (1, 2)]
     return Exhibit(
         claims=(
             compared(
@@ -198,14 +198,14 @@ def figure_5() -> Exhibit:
                 because="our PipeOffload is the selective one, which fills the limit too",
             ),
         ),
-        tables=(table,),
+        tables=(tables.memory_use(shown),),
         drawings=(
             Bars(
                 title="Figure 5: average peak memory over the devices",
-                groups=[f"{pipe[1]} {pipe[2]}x{pipe[3]}" for pipe, _ in pairs],
+                groups=[f"{row.setting.model} {row.setting.micro_batches}x{row.setting.size}" for row in shown],
                 series={
-                    "PipeOffload": [pipe[6] for pipe, _ in pairs],
-                    "OptPipe": [own[6] for _, own in pairs],
+                    method: [tables.peaks(row, method)[1] if method in row.timelines else None for row in shown]
+                    for method in tables.LIMITED_AND_OPTPIPE
                 },
                 unit="GiB",
             ),
@@ -217,7 +217,6 @@ def figure_6() -> Exhibit:
     """Many micro-batches."""
     table = tables.many_micro_batches(many())
     gains = [gain for row in many() if (gain := tables.saving(row, "PipeOffload")) is not None]
-    columns = (*LIMITED, "OptPipe")
     return Exhibit(
         claims=(
             compared(
@@ -230,7 +229,8 @@ def figure_6() -> Exhibit:
             holds(
                 "the saving grows with the number of micro-batches",
                 gains == sorted(gains),
-                because=f"ours are {', '.join(f'{gain:.1f}' for gain in gains)}%",
+                because=f"ours are {', '.join(f'{gain:.1f}' for gain in gains)}%: what OptPipe begins with moves"
+                " nothing, and our PipeOffload waits for the link from the first micro-batches on",
             ),
         ),
         tables=(table,),
@@ -239,7 +239,7 @@ def figure_6() -> Exhibit:
                 title=table.title,
                 across="micro-batches",
                 x=[row.setting.micro_batches for row in many()],
-                series={name: [_seconds(row.ours[name]) for row in many()] for name in columns},
+                series={name: [_seconds(row.ours[name]) for row in many()] for name in tables.LIMITED_AND_OPTPIPE},
                 unit="seconds",
             ),
         ),
@@ -261,12 +261,14 @@ papers.add(
                 "the framework",
                 "initialize, profile, schedule and train",
                 "docs/training.md says what --online does",
+                diagrams.framework(),
             ),
             Entry.diagram(
                 "Figure 2",
                 "the computation graph of a stage",
                 "forward, and the two halves of the backward",
                 "docs/architecture.md has F, I and W",
+                diagrams.computation_graph(),
             ),
             Entry("Figure 3", "determined and undetermined variables, section 4.1", figure_3, slow=True),
             Entry("Figure 4", "the toy example, and the abstract's 50%", figure_4, slow=True),

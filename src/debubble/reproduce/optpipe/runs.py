@@ -28,8 +28,14 @@ LAYERS = {"1.5B": 48, "3.6B": 128, "7.1B": 256, "14.2B": 480}
 BASELINES: Mapping[str, str] = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB": "zb-h2", "ZB-V": "zb-v"}
 METHODS = (*BASELINES, "PipeOffload", "OptPipe")
 """Table 1's columns."""
-LIMITED: Mapping[str, str] = {"PipeOffload": "pipeoffload", "AdaOffload": "adaoffload", "zb limited": "zb"}
-"""Schedules that take the memory limit into their order; the paper prints times of the first alone."""
+LIMITED: Mapping[str, tuple[str, ...]] = {
+    "PipeOffload": ("pipeoffload",),
+    "AdaOffload": ("adaoffload",),
+    "zb limited": ("zb",),
+    "V-shape limited": ("zb-v", "v-half", "v-min"),
+}
+"""Schedules that take the memory limit into their order, of several the fastest; the paper prints times of the first
+alone.  Those in a V have two stages per device."""
 
 MOVES = 2_000_000
 """Moves of the search for a single stage and micro-batch; a problem gets its share, so that all take about as long."""
@@ -88,19 +94,17 @@ class Setting:
         """Bytes of one device."""
         return _cluster(self.devices).types[0].memory
 
-    def costs(self, chunks: int, placement: Placement | None = None) -> StageCosts:
-        """Stage costs without a limit, for so many chunks per device."""
-        return _stage_costs(self.devices, self.model, self.size, placement or Placement.looped(self.devices, chunks))
+    def costs(self, schedule: str) -> StageCosts:
+        """Costs of a schedule's stages, without a limit."""
+        return _stage_costs(self.devices, self.model, self.size, placement_of(schedule, self.devices))
 
     @cache  # noqa: B019 - a few dozen settings, each asked for several times
     def schedule(self, method: str) -> tuple[Schedule, StageCosts]:
         """A baseline's schedule and costs, without regard to memory."""
         name = BASELINES[method]
-        chunks = 2 if name in ("interleaved", "zb-v") else 1
-        placement = Placement.v_shape(self.devices) if name == "zb-v" else None
-        costs = self.costs(chunks, placement)
-        options = {"chunks": chunks} if chunks > 1 else {}
-        built = schedules[name](devices=self.devices, micro_batches=self.micro_batches, costs=costs, **options)
+        costs = self.costs(name)
+        chunks = costs.stages // self.devices
+        built = schedules[name](devices=self.devices, micro_batches=self.micro_batches, chunks=chunks, costs=costs)
         return built, costs
 
     def limited(self, costs: StageCosts, samples: float) -> StageCosts:
@@ -108,6 +112,13 @@ class Setting:
         room = samples / self.size * float(sum(costs.activation)) / self.devices
         limits = [costs.static_of(d) + room for d in range(self.devices)]
         return costs.with_limit(limits)
+
+
+def placement_of(schedule: str, devices: int) -> Placement:
+    """The stages on devices that a schedule of the library is for."""
+    if schedule.startswith("v-") or schedule == "zb-v":
+        return Placement.v_shape(devices)
+    return Placement.looped(devices, 2 if schedule == "interleaved" else 1)
 
 
 @cache
@@ -175,23 +186,32 @@ def fitted_samples(rows: Sequence[tuple[Setting, Mapping[str, float | None]]]) -
 @cache
 def attempt(setting: Setting, method: str, samples: float) -> Timeline | None:
     """A baseline's timeline under the room; None if it does not fit."""
+    if method in LIMITED:
+        found = (_limited(setting, name, samples) for name in LIMITED[method])
+        return min((timeline for timeline in found if timeline is not None), key=lambda t: t.span, default=None)
+    schedule, costs = setting.schedule(method)
     try:
-        if method in LIMITED:
-            costs = setting.limited(setting.costs(1), samples)
-            schedule = limited_schedule(method, costs, setting.micro_batches, objective="span")
-        else:
-            schedule, costs = setting.schedule(method)
-            costs = setting.limited(costs, samples)
-        return simulate(schedule, costs)
+        return simulate(schedule, setting.limited(costs, samples))
     except DebubbleError:
         return None
 
 
-def limited_schedule(method: str, costs: StageCosts, micro_batches: int, *, objective: Objective) -> Schedule:
-    """A baseline that takes the memory limit into its order, with one stage per device."""
-    entry = schedules[LIMITED[method]]
-    chunks = {"chunks": 1} if "chunks" in entry.options else {}
-    return entry(devices=costs.stages, micro_batches=micro_batches, costs=costs, objective=objective, **chunks)
+def _limited(setting: Setting, name: str, samples: float) -> Timeline | None:
+    costs = setting.limited(setting.costs(name), samples)
+    try:
+        return simulate(limited_schedule(name, costs, setting.devices, setting.micro_batches, objective="span"), costs)
+    except DebubbleError:
+        return None
+
+
+def limited_schedule(
+    name: str, costs: StageCosts, devices: int, micro_batches: int, *, objective: Objective
+) -> Schedule:
+    """A schedule of the library that takes the memory limit into its order."""
+    chunks = costs.stages // devices
+    return schedules[name](
+        devices=devices, micro_batches=micro_batches, chunks=chunks, costs=costs, objective=objective
+    )
 
 
 @cache
@@ -202,7 +222,7 @@ def searched(setting: Setting, samples: float) -> Timeline | None:
     """
     attempts = [attempt(setting, method, samples) for method in (*LIMITED, *BASELINES)]
     baselines = sorted((timeline for timeline in attempts if timeline is not None), key=lambda t: t.span)
-    plain = setting.limited(setting.costs(1), samples)
+    plain = setting.limited(setting.costs("1f1b"), samples)
     linear = [t.program.schedule for t in baselines if t.program.schedule.placement.chunks == 1]
     best = _best_order(setting, plain, Placement.linear(setting.devices), linear[:1])
     for timeline in baselines:

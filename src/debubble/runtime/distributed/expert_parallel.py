@@ -61,13 +61,13 @@ class TokenExchange:
     sizes: list[int]
     """Rows of each of this rank's experts."""
     order: tuple[Tensor, ...]
-    """What sorts the rows that arrive by expert; nothing where they do not travel."""
+    """The indices that sort the rows that arrive by expert; empty where they do not travel."""
 
     def there(self, rows: Tensor, *order: Tensor) -> Tensor:
         """Send rows that are sorted by expert; those of this rank's experts, sorted too."""
         if not order:
             return rows
-        rows = call(_Travel, rows, self.group, self.sent, self.received)
+        rows = call(_Exchange, rows, self.group, self.sent, self.received)
         if not len(rows):
             # A row of zeros, so that every rank has the same operators to recompute, and meets the others in them.
             return torch.cat((rows, rows.new_zeros(1, rows.shape[1])))
@@ -78,7 +78,7 @@ class TokenExchange:
         if not order:
             return rows
         rows = rows.index_select(0, inverse(*order)) if sum(self.received) else rows[:0]
-        return call(_Travel, rows, self.group, self.received, self.sent)
+        return call(_Exchange, rows, self.group, self.received, self.sent)
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
-class _Travel(Function):
+class _Exchange(Function):
     """Rows to the ranks of a group, the first `sent[0]` to the first of them; their gradients travel back."""
 
     @staticmethod

@@ -66,7 +66,7 @@ class PartialSums:
         """
         return min(1.0, max_norm / (self.norm + 1e-6)) if self.finite else 1.0
 
-    def harmless(self, max_norm: float) -> bool:
+    def within(self, max_norm: float) -> bool:
         """Tell whether gradients may be used as they are, for all that is known."""
         return self.finite and self.scale(max_norm) == 1.0
 

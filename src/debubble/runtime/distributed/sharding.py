@@ -70,13 +70,13 @@ def _parts(block: ShardBlock, group: CutGroup, cut: Cut) -> Iterator[ShardBlock]
     for k in range(cut.fused):
         size = length if cut.fused > 1 else block.size[cut.dim]
         yield ShardBlock(
-            _moved(block.start, cut.dim, k * length),
+            _shift(block.start, cut.dim, k * length),
             _with(block.size, cut.dim, size),
-            _moved(block.offsets, cut.dim, k * layer + first),
+            _shift(block.offsets, cut.dim, k * layer + first),
         )
 
 
-def _moved(place: tuple[int, ...], dim: int, by: int) -> tuple[int, ...]:
+def _shift(place: tuple[int, ...], dim: int, by: int) -> tuple[int, ...]:
     return _with(place, dim, place[dim] + by)
 
 
@@ -84,7 +84,7 @@ def _with(place: tuple[int, ...], dim: int, value: int) -> tuple[int, ...]:
     return (*place[:dim], value, *place[dim + 1 :])
 
 
-def cropped(block: ShardBlock, rows: range) -> ShardBlock | None:
+def crop(block: ShardBlock, rows: range) -> ShardBlock | None:
     """The part of a block that lies in these rows of its shard, as a block of the tensor that has these rows alone."""
     first = max(block.start[0], rows.start)
     length = min(block.start[0] + block.size[0], rows.stop) - first

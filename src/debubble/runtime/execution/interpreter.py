@@ -44,17 +44,17 @@ class Interpreter:
 
     def run(self, state: StepState) -> list[ExecutedInstruction]:
         """Run one step.  Returns what ran and when; raises the first error of any lane."""
-        executed = self.run_ahead(state, stands=lambda: True)
+        executed = self.run_ahead(state, is_valid=lambda: True)
         assert executed is not None
         return executed
 
-    def run_ahead(self, state: StepState, *, stands: Callable[[], bool]) -> list[ExecutedInstruction] | None:
+    def run_ahead(self, state: StepState, *, is_valid: Callable[[], bool]) -> list[ExecutedInstruction] | None:
         """Run one step before it is known whether the last update of its parameters is taken back.
 
         Before the first operation that changes gradients, the compute lane asks; if they do not, the step ends there,
         nothing is left of it, and the answer is None.  All ranks must find the same.
         """
-        step = StepSynchronizer(self.program, self._local_waits, self.lanes, stands, self.status)
+        step = StepSynchronizer(self.program, self._local_waits, self.lanes, is_valid, self.status)
 
         # Start all lanes but the compute lane, each on its thread
         transfers = [queue for queue in self._queues if queue.lane is not Lane.COMPUTE]
@@ -69,7 +69,7 @@ class Interpreter:
         for queue in self._queues:
             if queue.lane is Lane.COMPUTE:
                 step.guard(partial(self._walk, queue, step, state))
-        step.guard(step.ask)  # a program without backwards has not asked
+        step.guard(step.validate)  # a program without backwards has not asked
 
         # Wait for the other lanes
         for end in ends:
@@ -77,10 +77,10 @@ class Interpreter:
         step.check()
         self._threads = threads
         self.lanes.end_step()
-        if step.goes_on():
+        if step.wait_validated():
             return step.executed
 
-        # The parameters did not stand: drop what the step has left
+        # The parameters were not valid: drop what the step has left
         self.operations.forget()
         return None
 
@@ -91,8 +91,8 @@ class Interpreter:
                 instruction = self.program.instructions[index]
                 if index not in self._speculative:
                     if queue.lane is Lane.COMPUTE:
-                        step.ask()
-                    if not step.goes_on():
+                        step.validate()
+                    if not step.wait_validated():
                         return
                 step.wait(instruction)
                 start = step.begin(index)
@@ -102,8 +102,8 @@ class Interpreter:
                 step.end(index, start)
 
     def _serve_peer(self, number: int, loop: Callable[[], None], step: StepSynchronizer) -> None:
-        if step.goes_on():
-            with self.lanes.beside(number):
+        if step.wait_validated():
+            with self.lanes.service_stream(number):
                 loop()
 
     def _execute_or_explain(self, instruction: Instruction, state: StepState) -> None:

@@ -2,7 +2,7 @@
 
 On CUDA an operation is over for its host thread when it is enqueued; a `Mark` carries the device event that says when
 it really is, and whoever waits makes its own stream wait for it.  Threads have a current device and a current stream
-each, so every thread that works for a device does it in `lane` or `beside`.
+each, so every thread that works for a device does it in `lane` or `service_stream`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CpuLanes:
         yield
 
     @contextmanager
-    def beside(self, work: Hashable) -> Iterator[None]:
+    def service_stream(self, work: Hashable) -> Iterator[None]:
         """Enter the context of work that belongs to no lane, which changes nothing on the CPU."""
         yield
 
@@ -98,7 +98,7 @@ class CudaLanes:
                 yield
 
     @contextmanager
-    def beside(self, work: Hashable) -> Iterator[None]:
+    def service_stream(self, work: Hashable) -> Iterator[None]:
         """Enter the context of work that belongs to no lane: it gets a stream of its own, which no lane waits for."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream(work)):
             yield

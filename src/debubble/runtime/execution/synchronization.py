@@ -1,6 +1,6 @@
 """Event synchronization between the lane threads of one device within one step.
 
-It also knows which instructions may run before it is known whether the step before them stands: all that no backward
+It also knows which instructions may run before it is known whether the step before them is valid: all that no backward
 precedes, which are the forwards of the warm-up with their messages, transfers and recomputations.  They change no
 parameter and no gradient, so they can run again.
 """
@@ -59,7 +59,7 @@ class StepSynchronizer:
         program: What all devices run.
         events: Those that instructions of this device wait for here (see `local_waits`).
         lanes: The lanes of this device.
-        stands: Whether the parameters of the step stand; asked before the first change of a gradient.
+        is_valid: Whether the parameters of the step are valid; asked before the first change of a gradient.
         status: What the lanes do is written there.
     """
 
@@ -68,11 +68,11 @@ class StepSynchronizer:
         program: Program,
         events: Collection[InstructionEvent],
         lanes: CpuLanes | CudaLanes,
-        stands: Callable[[], bool],
+        is_valid: Callable[[], bool],
         status: RankStatus,
     ) -> None:
         self._program, self._lanes, self._status = program, lanes, status
-        self._stands, self._asked, self._answer = stands, threading.Event(), False
+        self._is_valid, self._validated, self._valid = is_valid, threading.Event(), False
         self._events = {event: threading.Event() for event in events}
         self._marks: dict[InstructionEvent, Mark] = {}
         self._error: BaseException | None = None
@@ -90,17 +90,17 @@ class StepSynchronizer:
                 self.check()
                 self._lanes.wait(self._marks[key], for_memory=awaited.op.kind is Kind.O)
 
-    def ask(self) -> None:
-        """Ask, on the compute lane, whether the parameters stand; the other lanes wait for the answer."""
-        if not self._asked.is_set():
-            self._answer = self._stands()
-            self._asked.set()
+    def validate(self) -> None:
+        """Ask, on the compute lane, whether the parameters are valid; the other lanes wait for the answer."""
+        if not self._validated.is_set():
+            self._valid = self._is_valid()
+            self._validated.set()
 
-    def goes_on(self) -> bool:
+    def wait_validated(self) -> bool:
         """The answer, as soon as it is there."""
-        self._asked.wait()
+        self._validated.wait()
         self.check()
-        return self._answer
+        return self._valid
 
     def begin(self, index: int) -> Mark:
         """An instruction starts now, on the caller's lane."""
@@ -125,7 +125,7 @@ class StepSynchronizer:
         except BaseException as error:
             if self._error is None:
                 self._error = error
-            self._asked.set()
+            self._validated.set()
             for event in self._events.values():
                 event.set()
 

@@ -33,8 +33,13 @@ class _Rotate(Function):
 
 
 def _turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    low, high = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((-high, low), dim=-1) * sine
+    """Compute x cos + (-high, low) sin of halves (low, high), with no tensor of x's size but the result."""
+    (low, high), (sine_low, sine_high) = x.chunk(2, dim=-1), sine.chunk(2, dim=-1)
+    result = x * cosine
+    result_low, result_high = result.chunk(2, dim=-1)
+    result_low.sub_(high * sine_low)
+    result_high.add_(low * sine_high)
+    return result
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -84,8 +89,8 @@ def attention(
     many heads of the layer lie before these, on other ranks.  `context`: the ranks that divide the sequence.
     """
     attend = partial(
-        _attend, scale=scale, window=window, documents=documents, cap=cap, dropout=dropout, seed=seed,
-        first_head=first_head,
+        _attend if window is None or dropout else partial(_attend_by_windows, length=window),
+        scale=scale, window=window, documents=documents, cap=cap, dropout=dropout, seed=seed, first_head=first_head,
     )  # fmt: skip
     if context.size == 1:
         fused = not dropout and cap is None and (window is None or window >= k.shape[-2])
@@ -104,6 +109,25 @@ def _attend_by_chunks(
     return torch.cat(
         [attend(part, k[..., :end, :], v[..., :end, :]) for part, end in zip(parts, ends, strict=True)], -2
     )
+
+
+def _attend_by_windows(
+    q: Tensor, k: Tensor, v: Tensor, *, length: int, documents: Tensor | None, **options: Any
+) -> Tensor:
+    """Attention of as many queries at a time as the window has tokens, to the keys that these see alone.
+
+    A kernel computes the scores that a mask hides, too.
+    """
+    queries, keys = q.shape[-2], k.shape[-2]
+    results = []
+    for start in range(0, queries, length):
+        end = min(start + length, queries)
+        first, last = max(0, keys - queries + start - length + 1), keys - queries + end
+        seen = None if documents is None else documents[:, first:last]
+        results.append(
+            _attend(q[..., start:end, :], k[..., first:last, :], v[..., first:last, :], documents=seen, **options)
+        )
+    return results[0] if len(results) == 1 else torch.cat(results, -2)
 
 
 def _attend(

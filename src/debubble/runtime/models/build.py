@@ -22,8 +22,8 @@ from debubble.models.runtime_limits import check_units
 from debubble.processes import own_cores
 from debubble.runtime.models.experts import MoeMlp
 from debubble.runtime.models.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
-from debubble.runtime.models.hf_names import TABLE
-from debubble.runtime.models.hf_units import build_hf_stage
+from debubble.runtime.models.hf.names import TABLE
+from debubble.runtime.models.hf.units import build_hf_stage
 from debubble.runtime.models.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
 from debubble.runtime.models.lora import Adapters, adapt, is_adapter
 from debubble.runtime.models.units import Head, UnitModule

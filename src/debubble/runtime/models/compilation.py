@@ -53,7 +53,7 @@ def untraced_hooks() -> AbstractContextManager[None]:
 
 
 def compiler_of(wanted: bool | str, plan: Plan) -> Compiler | None:
-    """What compiles a plan's units: with torch's usual backend, or the one that is named; None if nothing does.
+    """The compiler of a plan's units, with torch's usual backend or the one that is named; None: they are not compiled.
 
     Raises InputError if a module that is compiled whole cannot run the plan, or torch has no such backend.
     """

@@ -22,7 +22,7 @@ from debubble.runtime.distributed.expert_parallel import TokenExchange, inverse
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.llama import GatedUnit
 from debubble.runtime.models.units import MicroBatch, norm, residual
-from debubble.runtime.operators import Deferring, Linear, WeightGradients, call, gradient_added, widen
+from debubble.runtime.operators import Deferring, Linear, WeightGradients, call, run_gradient_hooks, widen
 
 
 class _Grouped(Function):
@@ -60,7 +60,7 @@ def _accumulate(weight: Tensor, sizes: list[int], x: Tensor, gy: Tensor) -> None
     for rows, gradients, total in zip(torch.split(x, sizes), torch.split(gy, sizes), weight.grad, strict=True):
         if len(rows):
             total.addmm_(gradients.t(), rows)
-    gradient_added(weight)
+    run_gradient_hooks(weight)
 
 
 class _ExpertWeights(Deferring):

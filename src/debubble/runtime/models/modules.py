@@ -63,7 +63,7 @@ class ModuleUnit(UnitModule, Deferring):
         if is_compiled(self.module):
             with _seeded(seed, x.device), untraced_hooks():
                 return self.call(x)
-        with _Rewired(self.later, seed):
+        with _DeferredOperators(self.later, seed):
             return self.call(x)
 
 
@@ -74,7 +74,7 @@ def is_compiled(module: nn.Module) -> bool:
     )
 
 
-def _uncompiled(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
+def _without_compilation(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """A context in which compiled modules run as they were before."""
     return torch.compiler.set_stance("force_eager") if any(map(is_compiled, modules)) else nullcontext()
 
@@ -87,7 +87,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-class _Rewired(TorchFunctionMode):
+class _DeferredOperators(TorchFunctionMode):
     """The mode in which a module of the user's runs.
 
     `torch.utils.checkpoint` runs a part of it again in the backward, outside of the mode: that part has torch's own
@@ -169,7 +169,7 @@ class Modules:
         handed_on: set[tuple[int, ...]] = set()
         ends = self._bounds[1:-1]
         # Fake tensors stand for those that modules hold beside parameters and buffers, too.
-        with _uncompiled(self.modules), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        with _without_compilation(self.modules), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             x = torch.empty_like(tokens)
             for index, module in enumerate(self.modules[: max(ends, default=0)]):
                 # Checkpointed modules warn of inputs without gradients.  To silence warnings here would race: Python's

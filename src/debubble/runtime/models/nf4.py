@@ -1,21 +1,23 @@
 """Frozen weights in 4 bits beside adapters.
 
 Source: Dettmers et al., QLoRA, NeurIPS 2023, section 3 and appendix E: NormalFloat numbers of 4 bits, with a scale, the
-largest value, for every 64 weights.  Scales are kept in fp32 (no double quantisation).
+largest value, for every 64 weights.  Scales are kept in fp32 (no double quantisation).  Ranks that divide a weight
+have whole blocks of it: the codes are those of the undivided one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from debubble.models.quantization import NF4_BLOCK
+from debubble.runtime.distributed.cuts import Division, Divisions
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import Linear, Products
 
-BLOCK = 64
-"""Weights that share a scale."""
 NUMBERS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -33,21 +35,26 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
         weight: Of any shape; the number of its elements is a multiple of 64.
 
     Returns:
-        Codes [blocks, 32] in uint8, and scales [blocks, 1] in fp32.
+        Codes [..., in / 2] in uint8, and scales [..., in / 64] in fp32, of a weight [..., in] whose rows are whole
+        blocks; of others [blocks, 32] and [blocks, 1].
     """
-    blocks = weight.detach().float().reshape(-1, BLOCK)
+    blocks = weight.detach().float().reshape(-1, NF4_BLOCK)
     scales = blocks.abs().amax(1, keepdim=True)
     numbers = torch.tensor(NUMBERS, device=weight.device)
     middles = (numbers[1:] + numbers[:-1]) / 2
     codes = torch.bucketize(blocks / scales.clamp(min=torch.finfo(torch.float32).tiny), middles).to(torch.uint8)
-    return codes[:, ::2] * 16 + codes[:, 1::2], scales
+    pairs = codes[:, ::2] * 16 + codes[:, 1::2]
+    if weight.shape[-1] % NF4_BLOCK:
+        return pairs, scales
+    return pairs.view(*weight.shape[:-1], -1), scales.view(*weight.shape[:-1], -1)
 
 
 def dequantized(codes: Tensor, scales: Tensor) -> Tensor:
-    """The weights [blocks, 64] that codes and scales stand for, in fp32."""
+    """The weights that codes and scales stand for, in fp32: twice as many in the last dimension as codes."""
     numbers = torch.tensor(NUMBERS, device=codes.device)
     pairs = torch.cartesian_prod(numbers, numbers)  # of each byte
-    return pairs.index_select(0, codes.flatten().int()).view(-1, BLOCK).mul_(scales)
+    weights = pairs.index_select(0, codes.flatten().int()).view(-1, NF4_BLOCK).mul_(scales.view(-1, 1))
+    return weights.view(*codes.shape[:-1], -1)
 
 
 class Nf4Products(Products):
@@ -75,12 +82,18 @@ def quantize(units: Iterable[UnitModule]) -> None:
     for unit in units:
         for layer in unit.linear_layers():
             weight = layer.weight
-            if weight.numel() % BLOCK:
+            if weight.numel() % NF4_BLOCK:
                 continue
             codes, scales = quantized(weight)
             layer.weight = nn.Parameter(codes, requires_grad=False)
             layer.register_parameter(SCALES, nn.Parameter(scales, requires_grad=False))
             layer.products = Nf4Products(layer, weight.shape)
+
+
+def packed(divisions: Divisions, weight: torch.Size, per: int) -> Divisions:
+    """The divisions of a weight as those of its codes or scales, `per` weights of a row each."""
+    last = len(weight) - 1
+    return [Division(group, replace(cut, size=cut.size // per) if cut.dim == last else cut) for group, cut in divisions]
 
 
 def scales_name(name: str) -> str:

@@ -75,7 +75,7 @@ class Stage:
         self.follow(planned)
         self._ledger = ledger
         self._later = WeightGradients()
-        self._passages: dict[int, _Passage] = {}
+        self._states: dict[int, _MicroBatchState] = {}
         for unit in units:
             if compiler is not None:
                 unit.compile_functions(compiler)
@@ -90,15 +90,15 @@ class Stage:
 
     def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
         """F: the stage's output, detached.  The first `recomputing` units keep what their strategy says, others all."""
-        passage = self._passages[j] = _Passage()
+        state = self._states[j] = _MicroBatchState()
         for units, recomputed in self._segments(recomputing):
-            tape, inlet = Tape(self._ledger, recomputed), _Inlet()
+            tape, entry = Tape(self._ledger, recomputed), _SegmentInput()
             with tape.watch():
-                y = inlet.connect(x)
+                y = entry.connect(x)
                 for unit in units:
                     y = unit(y, micro_batch, tape)
             tape.finish()
-            passage.segments.append(_Segment(tape, inlet, get_gradient_edge(y) if y.requires_grad else None))
+            state.segments.append(_Segment(tape, entry, get_gradient_edge(y) if y.requires_grad else None))
             x = y.detach()
         return x
 
@@ -120,12 +120,12 @@ class Stage:
 
         for (kind, _), indices in groupby(range(len(self.units)), shared):
             first, *others = indices
-            recomputed = _nothing if kind == "none" else self._recomputed[first]
+            recomputed = _recomputes_nothing if kind == "none" else self._recomputed[first]
             yield self.units[first : first + 1 + len(others)], recomputed
 
     def recompute(self, j: int) -> None:
         """R: bring back all that the forward dropped."""
-        for segment in self._passages[j].segments:
+        for segment in self._states[j].segments:
             segment.tape.restore()
 
     def backward(self, j: int, gradient: Tensor, *, split: bool) -> Tensor | None:
@@ -133,58 +133,58 @@ class Stage:
 
         What is still dropped is recomputed unit by unit, right before the unit's backward.
         """
-        passage = self._passages[j]
+        state = self._states[j]
         if split:
-            self._later.defer(self._ledger, passage.deferred)
+            self._later.defer(self._ledger, state.deferred)
         flowing: Tensor | None = gradient
-        while passage.segments:
-            segment = passage.segments.pop()
+        while state.segments:
+            segment = state.segments.pop()
             if segment.edge is not None and flowing is not None:
                 segment.tape.restore()
                 # Backwards compute in the dtypes of their forwards.
                 with torch.autocast(flowing.device.type, enabled=False):
                     torch.autograd.backward([segment.edge], [flowing])
-            flowing = segment.inlet.gradient
+            flowing = segment.entry.gradient
         self._later.close()
         if not split:
-            del self._passages[j]
+            del self._states[j]
         return flowing
 
     def weights(self, j: int) -> None:
         """W: the weight gradients that I left, in its order."""
-        passage = self._passages.pop(j)
-        for deferred in passage.deferred:
+        state = self._states.pop(j)
+        for deferred in state.deferred:
             deferred.run()
-        passage.deferred.clear()
+        state.deferred.clear()
 
     def forget(self) -> None:
         """Let go of all that forwards have left: there will be no backward."""
-        self._passages.clear()
+        self._states.clear()
 
     def offload(self, j: int, share: float, allocate: Callable[[int], Tensor]) -> Tensor:
         """O: move that share of what is kept into one buffer of `allocate(bytes)`, and free it here."""
-        passage = self._passages[j]
-        storages = {id(s): s for segment in passage.segments for s in segment.tape.saved if s.on_device}
+        state = self._states[j]
+        storages = {id(s): s for segment in state.segments for s in segment.tape.saved if s.on_device}
         parts = _take_share(list(storages.values()), share)
         buffer = allocate(sum(size for _, size in parts))
         offset = 0
         for saved, size in parts:
             saved.offload(buffer[offset : offset + size])
             offset += size
-        passage.moved = [saved for saved, _ in parts]
+        state.moved = [saved for saved, _ in parts]
         return buffer
 
     def reload(self, j: int, buffer: Tensor) -> None:
         """L: bring back what O moved."""
-        passage = self._passages[j]
+        state = self._states[j]
         offset = 0
-        for saved in passage.moved:
+        for saved in state.moved:
             offset += saved.reload(buffer[offset:])
-        passage.moved.clear()
+        state.moved.clear()
 
 
 @dataclass
-class _Passage:
+class _MicroBatchState:
     """The tensors of one micro-batch between its forward and its backward."""
 
     segments: list[_Segment] = field(default_factory=list)
@@ -197,11 +197,11 @@ class _Segment:
     """One segment's part: its tape, where its input's gradient will be, and where its backward starts."""
 
     tape: Tape
-    inlet: _Inlet
+    entry: _SegmentInput
     edge: GradientEdge | None
 
 
-class _Inlet:
+class _SegmentInput:
     """The input of a segment's graph.  A leaf would pin its storage; this only catches its gradient."""
 
     def __init__(self) -> None:
@@ -211,22 +211,22 @@ class _Inlet:
         if not x.is_floating_point():
             return x
         anchor = torch.empty(0, device=x.device, requires_grad=True)
-        return call(_Catch, x, anchor, self)
+        return call(_CatchGradient, x, anchor, self)
 
 
-class _Catch(Function):
+class _CatchGradient(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, inlet: _Inlet) -> Tensor:
-        ctx.inlet = inlet
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, entry: _SegmentInput) -> Tensor:
+        ctx.entry = entry
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.inlet.gradient = gradients[0]
+        ctx.entry.gradient = gradients[0]
         return None, None, None
 
 
-def _nothing(_: str) -> bool:
+def _recomputes_nothing(_: str) -> bool:
     return False
 
 

@@ -132,7 +132,7 @@ class UnitModule(nn.Module):
         dropped: Tensor = op("dropout", partial(drop, p=p, seed=self.seed(micro_batch, place)), x)
         return dropped
 
-    def known_to(self, ledger: Ledger) -> None:
+    def attach_ledger(self, ledger: Ledger) -> None:
         """Tell the ledger of the unit's device what of it is no activation."""
         ledger.exclude((*self.parameters(), *self.buffers()))
 

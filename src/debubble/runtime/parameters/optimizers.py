@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from debubble.ir import InputError, Kind, Plan
 from debubble.runtime.distributed.gradient_norm import PartialSums, sum_of_squares
 from debubble.runtime.distributed.sharding import inner_tensors, local_tensor
-from debubble.runtime.models.hf_names import HEAD_TABLE
+from debubble.runtime.models.hf.names import HEAD_TABLE
 from debubble.runtime.parameters.averages import WeightAverages
 from debubble.runtime.parameters.device_part import DevicePart
 
@@ -84,8 +84,8 @@ class DeviceOptimizers:
 
     def go_on_with(self, before: DeviceOptimizers) -> None:
         """Let the earlier optimizers step these parameters; their settings stay, as do schedules that change them."""
-        self.outside = [*map(_continued, before.outside, self.outside)] or self.outside
-        self.inside = {stage: _continued(before.inside[stage], made) for stage, made in self.inside.items()}
+        self.outside = [*map(_rebound, before.outside, self.outside)] or self.outside
+        self.inside = {stage: _rebound(before.inside[stage], made) for stage, made in self.inside.items()}
 
     @property
     def static_bytes(self) -> int:
@@ -93,21 +93,29 @@ class DeviceOptimizers:
 
         What the plan leaves to the host is the host's, also where both are the CPU.
         """
-        part = self._part
-        working = [p for stage in part.stages.values() for unit in stage.units for p in unit.parameters()]
-        states = {p: state.values() for optimizer in self.all for p, state in optimizer.state.items()}
-        hosted = {p for weights in part.weights.values() if weights.on_host for p in weights.masters.values()}
-        stepped = [p for p in part.masters.values() if p.requires_grad and p not in hosted]
-        shards = [shard for weights in part.weights.values() for shard in weights.shards]
-        averages = [] if self.averages is None else [self.averages.of(p) for p in dict.fromkeys(stepped)]
-        gradients = [gradient for weights in part.weights.values() for gradient in weights.gradients]
-        optimized = (t for p in stepped for t in (p.grad, *states.get(p, ())))
-        tensors = [*stepped, *working, *shards, *gradients, *optimized, *averages]
-        local = [local_tensor(t) for t in tensors if isinstance(t, Tensor)]
-        own = [part for t in local for part in (inner_tensors(t) or [t])]
+        hosted = {p for weights in self._part.weights.values() if weights.on_host for p in weights.masters.values()}
+        stepped = [p for p in self._part.parameters() if p not in hosted]
+        tensors = (*stepped, *self._computing_tensors(), *self._optimizer_tensors(stepped))
+        own = [part for t in map(local_tensor, tensors) for part in (inner_tensors(t) or [t])]
         # A parameter that is not gathered has an empty storage.
         bytes_at = {t.untyped_storage().data_ptr(): t.nbytes for t in own if t.untyped_storage().nbytes()}
         return sum(bytes_at.values()) + self._snapshot_bytes
+
+    def _computing_tensors(self) -> Iterator[Tensor]:
+        """The parameters that compute, this replica's rows of them, and the gradients that masters do not have yet."""
+        for stage in self._part.stages.values():
+            yield from (p for unit in stage.units for p in unit.parameters())
+        for weights in self._part.weights.values():
+            yield from weights.shards
+            yield from weights.gradients
+
+    def _optimizer_tensors(self, stepped: Iterable[nn.Parameter]) -> Iterator[Tensor]:
+        """The gradients, optimizer states and averages of these parameters."""
+        states = {p: state.values() for optimizer in self.all for p, state in optimizer.state.items()}
+        for parameter in stepped:
+            average = None if self.averages is None else self.averages.of(parameter)
+            tensors = (parameter.grad, *states.get(parameter, ()), average)
+            yield from (t for t in tensors if isinstance(t, Tensor))
 
     @property
     def _snapshot_bytes(self) -> int:
@@ -147,16 +155,16 @@ class DeviceOptimizers:
 
     def _parameters_in_norm(self, shares_table: bool) -> dict[int, list[nn.Parameter]]:
         """The parameters of each stage that count in the norm: a tied table does once, in the first stage."""
-        counted: dict[int, list[nn.Parameter]] = {}
+        parameters: dict[int, list[nn.Parameter]] = {}
         seen: set[nn.Parameter] = set()
         for stage, weights in sorted(self._part.weights.items()):
-            counted[stage] = []
+            parameters[stage] = []
             for name, parameter in weights.masters.items():
                 second = shares_table and name == HEAD_TABLE
-                if parameter not in seen and not second and weights.counted(name):
-                    counted[stage].append(parameter)
+                if parameter not in seen and not second and weights.counts_in_norm(name):
+                    parameters[stage].append(parameter)
                     seen.add(parameter)
-        return counted
+        return parameters
 
     def _squares(self, stage: int) -> float:
         return sum_of_squares(local_tensor(p.grad) for p in self._counted[stage] if p.grad is not None)
@@ -199,7 +207,7 @@ class TentativeUpdate:
         if self._finished:
             return
         for step in self._steps:
-            if step.snapshot is None or not total.harmless(max_norm):
+            if step.snapshot is None or not total.within(max_norm):
                 step.correct(total, max_norm)
             step.optimizer.zero_grad()
         tried = [step.optimizer for step in self._steps]
@@ -209,7 +217,7 @@ class TentativeUpdate:
         self._finished = True
 
     def _try(self, optimizer: Optimizer, known: PartialSums) -> None:
-        steps_now = self._optimistic and known.harmless(self.max_norm)
+        steps_now = self._optimistic and known.within(self.max_norm)
         snapshot = self._optimizers.snapshot_of(optimizer) if steps_now else None
         self._steps.append(_TentativeStep(optimizer, settings_of(optimizer), snapshot))
         if snapshot is not None:
@@ -312,7 +320,7 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
-def _continued(before: Optimizer, made: Optimizer) -> Optimizer:
+def _rebound(before: Optimizer, made: Optimizer) -> Optimizer:
     """The optimizer of before with its settings, on the parameters of another and without states."""
     settings = settings_of(before)
     before.param_groups = made.param_groups
@@ -323,6 +331,6 @@ def _continued(before: Optimizer, made: Optimizer) -> Optimizer:
 
 
 def change_settings(optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
-    """Replace them."""
+    """Give each group of parameters its learning rate and the like."""
     for group, setting in zip(optimizer.param_groups, settings, strict=True):
         group.update(setting)

@@ -47,7 +47,7 @@ class _PendingUpdate:
 
 
 class PostValidation:
-    """The last update of this rank, and whether it stands.
+    """The last update of this rank, and whether it is valid.
 
     Args:
         relay: Passes partial sums along this rank's pipeline.
@@ -69,7 +69,7 @@ class PostValidation:
         overlaps = self._optimistic and not self._relay.alone
         ahead = overlaps and not self._relay.last
         known, total = self._relay.take_turn(
-            own, steps_ahead=lambda known: update.ahead or (ahead and known.harmless(update.max_norm))
+            own, steps_ahead=lambda known: update.ahead or (ahead and known.within(update.max_norm))
         )
         self._pending = _PendingUpdate(step, update, total, overlaps)
         if ahead:
@@ -77,12 +77,12 @@ class PostValidation:
         else:
             update.finish(total.result(), update.max_norm)
 
-    def stands(self) -> bool:
+    def is_valid(self) -> bool:
         """Wait until all is known: whether what was computed since may be kept.  If so, its gradients are cleared."""
         if self._pending is None or not self._pending.overlaps:
             return True
         total, update = self._pending.total.result(), self._pending.update
-        if not total.harmless(update.max_norm):
+        if not total.within(update.max_norm):
             return False
         update.finish(total, update.max_norm)
         return True
@@ -94,7 +94,7 @@ class PostValidation:
         pending, self._pending = self._pending, None
         total, update = pending.total.result(), pending.update
         update.finish(total, update.max_norm)
-        self._optimistic = total.harmless(update.max_norm)
+        self._optimistic = total.within(update.max_norm)
         return StepResult(
             step=pending.step,
             loss=torch.tensor(total.loss, dtype=self._loss_dtype).item(),

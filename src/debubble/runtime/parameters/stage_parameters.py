@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from debubble.ir import Op
+from debubble.models.quantization import NF4_BLOCK
 from debubble.runtime.distributed.cuts import Cut, Divisions, gathered, own_part, whole_shape
 from debubble.runtime.distributed.data_parallel import Replicas
-from debubble.runtime.distributed.sharding import TensorShard, blocks_of, cropped, dtensor_view, viewed_like
+from debubble.runtime.distributed.sharding import TensorShard, blocks_of, crop, dtensor_view, viewed_like
 from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.nf4 import dequantized, quantized, scales_name, shapes_of
+from debubble.runtime.models.nf4 import dequantized, packed, quantized, scales_name, shapes_of
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.zero3 import DividedParameter
@@ -153,12 +154,18 @@ class StageWeights:
             for name, parameter in module.named_parameters(recurse=False):
                 setattr(module, name, working[parameter])
         self._group, self._named = group, named
-        self._divisions = {name: divisions.get(name, ()) for name in named}
         self._local = {name: pair.working.shape for name, pair in named.items()}
+        self._cuts = {name: divisions.get(name, ()) for name in named}
+        """Divisions of each parameter, of a quantised weight those of the floats."""
         self.shapes: Mapping[str, torch.Size] = {
-            n: self._quantized.get(n) or whole_shape(self._local[n], self._divisions[n]) for n in named
+            n: whole_shape(self._quantized.get(n, self._local[n]), self._cuts[n]) for n in named
         }
         """Unsharded shapes by Hugging Face name."""
+        self._divisions = dict(self._cuts)
+        """Divisions of the tensors that are kept."""
+        for name, shape in self._quantized.items():
+            self._divisions[name] = packed(self._cuts[name], shape, 2)
+            self._divisions[scales_name(name)] = packed(self._cuts[name], shape, NF4_BLOCK)
         for name, pair in named.items():
             if pair.master not in pairs.optimizer_views:
                 pairs.optimizer_views[pair.master] = self._optimizer_view(name, pair)
@@ -228,8 +235,11 @@ class StageWeights:
         pair = self._named[name]
         tensor = pair.master.detach()
         if name in self._quantized:
-            scales = self._named[scales_name(name)].master
-            return dequantized(tensor, scales.detach()).view(self.shapes[name])
+            scales = scales_name(name)
+            codes = gathered(tensor, self._divisions[name])
+            return dequantized(codes, gathered(self._named[scales].master.detach(), self._divisions[scales])).view(
+                self.shapes[name]
+            )
         if pair.divided:
             tensor = tensor.new_empty(self._local[name])
             pair.replicas.own(tensor).copy_(pair.master)
@@ -239,27 +249,25 @@ class StageWeights:
     def shard(self, name: str) -> TensorShard:
         """This rank's part of a master, and where it lies in the whole."""
         local, pair = self._local[name], self._named[name]
-        if name in self._quantized:
-            return TensorShard.whole(pair.master.detach())
         blocks = blocks_of(local, self._divisions[name])
         if pair.divided:
             rows = pair.replicas.rows(local[0])
-            blocks = [block for whole in blocks if (block := cropped(whole, rows)) is not None]
-        return TensorShard(pair.master.detach(), self.shapes[name], tuple(blocks))
+            blocks = [block for whole in blocks if (block := crop(whole, rows)) is not None]
+        return TensorShard(pair.master.detach(), whole_shape(local, self._divisions[name]), tuple(blocks))
 
     def load(self, name: str, whole: Tensor) -> None:
         """Give the master of a parameter the values of a whole one, quantised if it is."""
         pair = self._named[name]
+        own = own_part(whole, self._cuts[name])
         if name in self._quantized:
-            codes, scales = quantized(whole.to(pair.master.device))
+            codes, scales = quantized(own.to(pair.master.device))
             pair.master.data.copy_(codes)
             self._named[scales_name(name)].master.data.copy_(scales)
             return
-        own = own_part(whole, self._divisions[name])
         with torch.no_grad():
             pair.master.copy_(pair.replicas.own(own) if pair.divided else own)
 
-    def counted(self, name: str) -> bool:
+    def counts_in_norm(self, name: str) -> bool:
         """Tell whether a gradient counts here in the norm: one that several ranks share does on the first of them."""
         replicas = self._named[name].replicas
         return (self._cut(name) is not None or self._group.part == 0) and (replicas.divided or replicas.first)
@@ -341,11 +349,11 @@ class StageWeights:
                 used_here(gradient)  # the lane that sums over replicas may have made it
                 if self.loss_scale != 1.0:
                     gradient.mul_(1 / self.loss_scale)
-                add_gradient(view, viewed_like(view, _moved(gradient, master.device)))
+                add_gradient(view, viewed_like(view, _on_device_of_master(gradient, master.device)))
                 self._reduced[index] = None
 
 
-def _moved(gradient: Tensor, device: torch.device) -> Tensor:
+def _on_device_of_master(gradient: Tensor, device: torch.device) -> Tensor:
     """The gradient where its master is; down to the host at the link's pace.  It is there when this returns."""
     if not gradient.is_cuda or device.type != "cpu":
         return gradient.to(device)

@@ -18,7 +18,7 @@ Its bubble is the registered formula, except that p = 7, g = 4 and a few setting
 With `split_backward` every backward is two operations, I and W: gradients go on after I, so that the last ones pass the
 pipeline sooner.  Nothing is held longer than by a whole backward.  The paper does not split.
 
-The timetable (`chronos_lanes`) is made for the mean times of all stages; only the order is used, so that each
+The timetable is made for the mean times of all stages; only the order is used, so that each
 operation starts as soon as it can with the stages' own times.  Of the timetables that hold equally little, none was
 found to be faster for uneven stages (30% spread, p = 4 and 8, v = 2 to 4).
 """

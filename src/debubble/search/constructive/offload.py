@@ -204,7 +204,7 @@ class _BeladyWalk:
         return True
 
     def _evict(self, pair: Pair, offloaded: set[Pair]) -> None:
-        size = self.base.moved(self.problem.costs, *pair) * self.problem.costs.scale_of(pair[1])
+        size = self.base.moved_bytes(self.problem.costs, *pair) * self.problem.costs.scale_of(pair[1])
         self.resident.discard(pair)
         self.away[pair] = size
         self.used -= size

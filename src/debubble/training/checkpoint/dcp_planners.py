@@ -28,7 +28,7 @@ State = Mapping[str, TensorShard]
 
 
 OF_A_PART = " of the part "
-"""What stands before the place of a part of a parameter, in the name of a state that belongs to this part alone."""
+"""The word before the place of a part of a parameter, in the name of a state that belongs to this part alone."""
 
 
 class OtherModelError(ValueError):

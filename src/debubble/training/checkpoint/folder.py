@@ -102,7 +102,7 @@ def write_manifest(checkpoint: Path, files: Mapping[str, Digest]) -> None:
     write_whole(checkpoint / MANIFEST, msgspec.json.format(msgspec.json.encode(Manifest(files)), indent=1) + b"\n")
 
 
-def glance(checkpoint: Path) -> Manifest | None:
+def check_sizes(checkpoint: Path) -> Manifest | None:
     """The manifest, if all files are there in their sizes; None for a checkpoint that has none.
 
     Raises DamagedError if a file is missing or of another size.

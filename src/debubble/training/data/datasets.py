@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from debubble.ir import DebubbleError, InputError
 from debubble.runtime.batch import IGNORED, Entries, check_entries
 from debubble.runtime.launcher import end_with_parent
-from debubble.training.data.text import Sequences, shuffled
+from debubble.training.data.text import Sequences, shuffled_indices
 from debubble.training.user_code import Dataset, current_folder_last
 
 
@@ -132,7 +132,7 @@ class DatasetSamples:
 
     def batch(self, first: int, *, count: int) -> Entries:
         """The items side by side: [count, length + 1], or a mapping with [count, length] each."""
-        places = shuffled(first, count=count, per_epoch=len(self.dataset), seed=self.seed)
+        places = shuffled_indices(first, count=count, per_epoch=len(self.dataset), seed=self.seed)
         return _side_by_side([self._item(first + i, int(place)) for i, place in enumerate(places)])
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class DatasetSamples:
 
     def _item(self, sample: int, place: int) -> Any:
         with _random_numbers(random.Random(f"{self.seed} {sample}").getrandbits(32)):
-            return _checked(self.dataset[place], place, self.sequence_length)
+            return _as_tensors(self.dataset[place], place, self.sequence_length)
 
 
 def _side_by_side(items: Sequence[Any]) -> Entries:
@@ -171,7 +171,7 @@ def _random_numbers(seed: int) -> Iterator[None]:
         random.setstate(before[2])
 
 
-def _checked(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor]:
+def _as_tensors(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor]:
     """An item as tensors.  Raises InputError if it has another form or length."""
     if isinstance(item, Mapping):
         check_entries(item, f"Item {place} of the dataset")

@@ -49,12 +49,12 @@ class Corpus:
             raise InputError(f"The data {error.filename} cannot be read: {error.strerror}.") from error
 
 
-def encoded(text: str, tokenizer: HfTokenizer | None) -> list[int]:
+def tokens_of(text: str, tokenizer: HfTokenizer | None) -> list[int]:
     """The tokens of a text: the tokenizer's, or bytes."""
     return list(text.encode()) if tokenizer is None else tokenizer.encode(text)
 
 
-def decoded(tokens: Sequence[int], tokenizer: HfTokenizer | None) -> str:
+def text_of(tokens: Sequence[int], tokenizer: HfTokenizer | None) -> str:
     """The text of some tokens; bytes that are no text become replacement characters."""
     if tokenizer is not None:
         return tokenizer.decode(tokens)
@@ -98,7 +98,7 @@ class Sequences:
 
     def batch(self, first: int, *, count: int) -> Tokens:
         """Samples `first` to `first + count`, [count, length + 1]: each token is to predict the next."""
-        return self.windows(shuffled(first, count=count, per_epoch=self.per_epoch, seed=self.seed))
+        return self.windows(shuffled_indices(first, count=count, per_epoch=self.per_epoch, seed=self.seed))
 
     def windows(self, windows: Tokens) -> Tokens:
         """Windows by their places in the text, [windows, length + 1]."""
@@ -107,7 +107,7 @@ class Sequences:
         return tokens
 
 
-def shuffled(first: int, *, count: int, per_epoch: int, seed: int) -> npt.NDArray[np.int64]:
+def shuffled_indices(first: int, *, count: int, per_epoch: int, seed: int) -> npt.NDArray[np.int64]:
     """Indices below `per_epoch` of the `count` samples from `first` on: each once per epoch, in a new order."""
     epochs, places = np.divmod(np.arange(first, first + count), per_epoch)
     orders = {epoch: np.random.default_rng([seed, int(epoch)]).permutation(per_epoch) for epoch in np.unique(epochs)}

@@ -87,13 +87,13 @@ class HfTokenizer:
             with tempfile.TemporaryDirectory(dir=place.parent) as folder:
                 unfinished = Path(folder) / place.name
                 with unfinished.open("wb") as file:
-                    for part in self._encoded(files):
+                    for part in self._encode(files):
                         file.write(np.array(part, dtype=dtype).tobytes())
                 unfinished.rename(place)
         empty = not place.stat().st_size
         return np.zeros(0, dtype=dtype) if empty else np.memmap(place, dtype=dtype, mode="r")
 
-    def _encoded(self, files: Sequence[Path]) -> Iterator[list[int]]:
+    def _encode(self, files: Sequence[Path]) -> Iterator[list[int]]:
         for file in files:
             for pieces in _groups(_pieces(file)):
                 for encoded in self._tokenizer.encode_batch(pieces, add_special_tokens=False):

@@ -172,10 +172,10 @@ class Controller:
         self.close()
         self._costs = costs
         self._found, self._predicted, self._best_rejected = None, None, math.inf
-        why = _held_words(excess) if self._exceeds(excess) else None
+        why = _excess_words(excess) if self._exceeds(excess) else None
         self.journal.note(JournalEntry(step=step, event="search", drift=change, reason=why))
         try:
-            self._search = self._begin(replace(self.plan, costs=costs), self._left(step))
+            self._search = self._begin(replace(self.plan, costs=costs), self._steps_left(step))
         except (OSError, InputError) as error:  # no room for another process or its files
             self.journal.note(JournalEntry(step=step, event="search failed", reason=str(error)))
 
@@ -208,14 +208,14 @@ class Controller:
         self._note(step, "adopted", self._found.plan, predicted=predicted)
         return self._found.plan
 
-    def _left(self, step: int) -> int:
+    def _steps_left(self, step: int) -> int:
         """Steps in which moving units has to pay."""
         return 0 if self._steps_of_run is None else self._steps_of_run - step
 
     def _pays(self, step: int, plan: Plan, saved: float) -> bool:
         """Tell whether the seconds that the steps which are left save take longer than moving the plan's units."""
         same = plan.lengths == self.plan.lengths
-        return same or saved * self._left(step) > move_seconds(self.plan, plan)
+        return same or saved * self._steps_left(step) > move_seconds(self.plan, plan)
 
     def _note(
         self, step: int, event: str, running: Plan, *, predicted: SwitchEffect, measured: SwitchEffect | None = None
@@ -228,7 +228,7 @@ class Controller:
         self.journal.note(entry)
 
 
-def _held_words(excess: Sequence[float]) -> str:
+def _excess_words(excess: Sequence[float]) -> str:
     most = max(excess)
     return f"device {excess.index(most)} holds {readable(most)} more than predicted"
 

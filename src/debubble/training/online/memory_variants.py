@@ -16,7 +16,7 @@ from debubble.training.online.partition import units_of
 FULL, NONE = "full", "none"
 
 
-def kept_otherwise(plan: Plan) -> Iterator[Plan]:
+def recomputation_variants(plan: Plan) -> Iterator[Plan]:
     """Plans in which stages recompute in full inside their backwards, or not at all: all of them, or one by one.
 
     Their orders are the plan's, which may take too much memory now.
@@ -27,12 +27,12 @@ def kept_otherwise(plan: Plan) -> Iterator[Plan]:
     stages = range(plan.schedule.stages)
     for strategy in (FULL, NONE):
         for changed in ({*stages}, *({stage} for stage in stages)):
-            other = _recomputing(plan, units, changed, strategy)
+            other = _with_strategy(plan, units, changed, strategy)
             if _recomputation(other) != _recomputation(plan):
                 yield other
 
 
-def moved_otherwise(plan: Plan) -> Iterator[Plan]:
+def offload_variants(plan: Plan) -> Iterator[Plan]:
     """Plans whose offloads move whole activations, or half of each."""
     if plan.costs.offload is None:
         return
@@ -46,7 +46,7 @@ def _recomputation(plan: Plan) -> tuple[object, ...]:
     return plan.partition, plan.schedule.fused_recompute, plan.schedule.explicit_recompute
 
 
-def _recomputing(plan: Plan, units: Units, changed: Collection[int], strategy: str) -> Plan:
+def _with_strategy(plan: Plan, units: Units, changed: Collection[int], strategy: str) -> Plan:
     """The plan in which all units of some stages have this strategy of recomputation."""
     before = partition_named(plan.partition, units)
     uniform = Partition.cut(units, map(len, plan.partition), strategy=strategy)
@@ -59,7 +59,7 @@ def _recomputing(plan: Plan, units: Units, changed: Collection[int], strategy: s
     return replace(
         plan,
         partition=units.planned(after),
-        costs=_repriced(plan.costs, old, new, changed),
+        costs=_reprice(plan.costs, old, new, changed),
         schedule=replace(
             schedule.without_explicit_recompute(changed),
             fused_recompute=others | (after.recomputing.intersection(changed)),
@@ -68,7 +68,7 @@ def _recomputing(plan: Plan, units: Units, changed: Collection[int], strategy: s
     )
 
 
-def _repriced(measured: StageCosts, before: StageCosts, after: StageCosts, changed: Collection[int]) -> StageCosts:
+def _reprice(measured: StageCosts, before: StageCosts, after: StageCosts, changed: Collection[int]) -> StageCosts:
     """The measured costs, in which some stages keep and recompute what `after` says, as fast as they compute forwards.
 
     `before`: the costs that the units have without the change.
@@ -78,7 +78,7 @@ def _repriced(measured: StageCosts, before: StageCosts, after: StageCosts, chang
         return tuple(b if s in changed else a for s, (a, b) in enumerate(zip(own, new, strict=True)))
 
     pace = [a / b if b else 1 for a, b in zip(measured.forward, before.forward, strict=True)]
-    dropped = tuple(measured.dropped(s) for s in range(measured.stages))
+    dropped = tuple(measured.dropped_bytes(s) for s in range(measured.stages))
     workspace = measured.recompute_workspace or dropped
     new_workspace = after.recompute_workspace or ()
     return measured.replace(

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from debubble.costs import Cluster
+from debubble.costs.model_units import model_on_cluster
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed
 from debubble.costs.units import Partition, Units, partition_named
 from debubble.ir import Number, Plan, StageCosts
-from debubble.models import Model
 from debubble.planners.model_problem import half_layers
 from debubble.planners.partitioning.local_search import unit_moves
 
@@ -28,10 +28,10 @@ LEAST_GAIN = 1e-3
 
 def units_of(plan: Plan) -> Units | None:
     """The units of a plan's model; None if the plan does not say what model or cluster it is for."""
-    if plan.model is None or plan.cluster is None:
+    described = model_on_cluster(plan)
+    if described is None:
         return None
-    cluster, model = Cluster.from_dict(plan.cluster), Model.from_hf(plan.model)
-    units = half_layers(model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile)
+    units = half_layers(*described, plan.options, pipeline=plan.devices, profile=plan.profile)
     return units if len(units.units) == sum(plan.lengths) else None
 
 

@@ -131,7 +131,7 @@ def load_order(path: Path) -> BetterOrder:
     return BetterOrder(Plan.of_file(file.plan), file.makespan, before)
 
 
-def better_orders(plan: Plan, *, effort: float, steps_left: int = 0, seed: int = 0) -> Iterator[BetterOrder]:
+def better_orders(plan: Plan, *, effort: float, steps_left: int = 0) -> Iterator[BetterOrder]:
     """Plans that are faster and faster for the plan's costs, of the same devices and with equal losses.
 
     Half of the effort is for other orders, the rest for orders of plans that divide the units otherwise, or keep more
@@ -142,13 +142,16 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0, seed: int =
         plan: What runs, with the costs that were measured.
         effort: Work of the search, in seconds of the reference machine.
         steps_left: Steps in which moving units has to pay; 0: units stay in their stages.
-        seed: Of the search.
     """
-    from debubble.training.online.memory_variants import kept_otherwise, moved_otherwise
+    from debubble.training.online.memory_variants import offload_variants, recomputation_variants
     from debubble.training.online.partition import better_partition, move_seconds
 
     repartitioned = better_partition(plan, _price) if steps_left else None
-    others = [*([] if repartitioned is None else [repartitioned]), *kept_otherwise(plan), *moved_otherwise(plan)]
+    others = [
+        *([] if repartitioned is None else [repartitioned]),
+        *recomputation_variants(plan),
+        *offload_variants(plan),
+    ]
     try:
         start = best = _problem(plan).value(plan.schedule.without_host_steps())
     except OutOfMemoryError:
@@ -159,7 +162,7 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0, seed: int =
     for candidate, share in [(plan, own), *((other, (effort - own) / len(others)) for other in others)]:
         moving = move_seconds(plan, candidate) / steps_left if candidate is repartitioned else 0.0
         try:
-            for found in _orders(candidate, sums, effort=share, seed=seed):
+            for found in _orders(candidate, sums, effort=share):
                 schedule = replace(found.schedule, name="searched")
                 if found.value + moving < best and summation(candidate, schedule) == sums:
                     best = found.value + moving
@@ -197,7 +200,7 @@ def _price(plan: Plan) -> tuple[float, float]:
         return float(sum(max(0, more) for more in over)), math.inf
 
 
-def _orders(plan: Plan, sums: Mapping[str, Terms], *, effort: float, seed: int) -> Iterator[Incumbent]:
+def _orders(plan: Plan, sums: Mapping[str, Terms], *, effort: float) -> Iterator[Incumbent]:
     """Orders of a plan's operations, better and better, from its own and from published ones with these `sums`.
 
     Raises InfeasibleError if none fits the memory limit.
@@ -208,7 +211,7 @@ def _orders(plan: Plan, sums: Mapping[str, Terms], *, effort: float, seed: int) 
 
     problem, own = _problem(plan), plan.schedule.without_host_steps()
     published = [schedule for schedule in initial(problem, Effort(0)) if summation(plan, schedule) == sums]
-    return optimize(problem, starts=[own, *published], effort=effort, seed=seed)
+    return optimize(problem, starts=[own, *published], effort=effort)
 
 
 def main(folder: Path, effort: float, steps_left: int) -> None:

@@ -29,7 +29,7 @@ def html(scenes: Sequence[Scene]) -> bytes:
     return render(
         "page.html",
         title=" · ".join(dict.fromkeys(scene.title for scene in scenes)),
-        data=_embedded(data),
+        data=_script_json(data),
         sections=[section(scene) for scene in scenes],
         compared=side_by_side(scenes),
         parts=[(part, PART_COLORS[part]) for part in dict.fromkeys(p for s in data["scenes"] for p in s["parts"])],
@@ -40,6 +40,6 @@ def html(scenes: Sequence[Scene]) -> bytes:
     )
 
 
-def _embedded(data: dict[str, Any]) -> Markup:
+def _script_json(data: dict[str, Any]) -> Markup:
     """JSON that cannot end the script element that it stands in."""
     return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))

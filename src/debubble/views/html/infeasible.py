@@ -9,7 +9,6 @@ from typing import Any
 from debubble.formatting import size_words, time_words
 from debubble.ir import InputError, Origin
 from debubble.planners.degrees import Footprint, Job, Misfit, footprints
-from debubble.planners.degrees.remedies import states_sentence
 from debubble.views.html.strips import bars
 from debubble.views.html.templates import render
 from debubble.views.rows import Rows
@@ -39,8 +38,7 @@ def misfit_page(found: Misfit, *, origin: Origin) -> bytes:
 
 
 def _answers(found: Misfit) -> list[dict[str, Any]]:
-    """The same questions as of a plan that fits."""
-    states = f"{states_sentence(found.job)}."
+    """The questions that a report answers, for a job of which nothing fits."""
     help_: dict[str, Any] = {"answer": "No change that was tried.", "more": []}
     if found.remedies:
         first, *others = found.remedies
@@ -49,7 +47,7 @@ def _answers(found: Misfit) -> list[dict[str, Any]]:
         call = "These were tried and fit; what is given twice in a call counts as it is given last."
         help_ = {"answer": f"Add {first.change}", "more": [step, *(f"Or {other}." for other in others), call]}
     return [
-        {"question": "Does it fit?", "answer": "No", "more": [states]},
+        {"question": "Does it fit?", "answer": "No", "more": [found.states]},
         {"question": "Why not?", "answer": found.reason, "more": []},
         {"question": "What would help?", **help_},
     ]

@@ -8,13 +8,20 @@ from typing import Any
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind, Plan
 from debubble.planners.analysis.explanation import ADVICE, FILLING, MUCH, Explanation
-from debubble.planners.analysis.what_if import gains, helping
+from debubble.planners.analysis.what_if import gains, helpful
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
 from debubble.views.palette import KIND_COLORS
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows
 from debubble.views.scene import Scene, subject
-from debubble.views.summary import bound_words, device_summaries, occurring, pace_words, stage_summaries, why_not_faster
+from debubble.views.summary import (
+    bound_words,
+    device_summaries,
+    notable_causes,
+    pace_words,
+    stage_summaries,
+    why_not_faster,
+)
 from debubble.views.terminal import headline, headline_parts
 
 CAUSE_COLORS = {
@@ -74,7 +81,7 @@ def _fit(scene: Scene, why: Explanation | None) -> dict[str, Any]:
 
 def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
     told = gains(plan, float(scene.step_time), plan.what_ifs)
-    best = helping(told)
+    best = helpful(told)
     if told and not told[0].what_if.quick:
         answer = _sentence(best[0].words) if best else "None of the changes that were planned."
         others = [gain.words for gain in told if gain not in best[:1]]
@@ -154,7 +161,7 @@ def _plan_tables(plan: Plan, scene: Scene) -> Iterator[Rows]:
 def _device_rows(scene: Scene) -> Rows:
     devices = device_summaries(scene)
     makespan = scene.timeline.makespan
-    causes = occurring(devices, makespan)
+    causes = notable_causes(devices, makespan)
     rows = [
         [
             str(d.device),
@@ -176,7 +183,7 @@ def _device_rows(scene: Scene) -> Rows:
 def _stage_rows(scene: Scene) -> Rows:
     makespan = scene.timeline.makespan
     stages = stage_summaries(scene)
-    causes = occurring(stages, makespan)
+    causes = notable_causes(stages, makespan)
     rows = [
         [
             str(s.stage),

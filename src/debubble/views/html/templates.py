@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from debubble.views.palette import THEMES
 
 
-def unbroken(text: str) -> Markup:
+def without_breaks(text: str) -> Markup:
     """The text, with options of the command line that no line breaks."""
     return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="option">\g<0></span>', str(escape(text))))
 
@@ -22,5 +22,5 @@ def render(template: str, **entries: Any) -> bytes:
         loader=PackageLoader("debubble.views"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["unbroken"] = unbroken
+    environment.filters["unbroken"] = without_breaks
     return environment.get_template(template).render(themes=THEMES, **entries).encode()

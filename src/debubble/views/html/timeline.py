@@ -59,7 +59,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
                     for b in scene.bubbles[d]
                 ],
                 "around": [[short(p.start), short(p.end), p.what] for p in scene.phases if p.device == d],
-                "memory": [[time, level] for time, level in _settled(scene.memory[d]).items()],
+                "memory": [[time, level] for time, level in _levels_by_time(scene.memory[d]).items()],
                 "static": list(parts[d].values()) if parts else [],
                 "limit": None if scene.limits[d] is None else float(scene.limits[d] or 0),
             }
@@ -81,7 +81,7 @@ def _columns(scene: Scene, operations: Sequence[TimedOperation], critical: set[A
     }
 
 
-def _settled(curve: Curve) -> dict[float, float]:
+def _levels_by_time(curve: Curve) -> dict[float, float]:
     """Time -> bytes, once everything of that instant has happened."""
     return {short(time): short(level) for time, level in curve}
 

@@ -26,7 +26,7 @@ def materialise(module: nn.Module, model: Any, *, prefix: str, seed: int, dtype:
         for tensor in _floats(module):
             tensor.fill_(torch.nan)
         for name, part in reversed(list(module.named_modules(prefix=prefix.removesuffix(".")))):
-            with _Drawn(f"{seed} {name}"):
+            with _NamedRandomness(f"{seed} {name}"):
                 model._init_weights(part)
         if any(tensor.isnan().any() for tensor in _floats(module)):
             raise InputError(f"transformers does not say with what '{prefix}' starts, so it cannot be built piecewise.")
@@ -39,7 +39,7 @@ def _floats(module: nn.Module) -> list[Tensor]:
     return [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
 
 
-class _Drawn(TorchFunctionMode):
+class _NamedRandomness(TorchFunctionMode):
     """A mode in which random numbers come from a name, and torch's global generator is left alone."""
 
     def __init__(self, name: str) -> None:

@@ -18,9 +18,9 @@ from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.compilation import Compiler
-from debubble.runtime.models.hf_division import divide_module, planned
-from debubble.runtime.models.hf_initialization import materialise
-from debubble.runtime.models.hf_model import Anatomy, Frame
+from debubble.runtime.models.hf.division import divide_module, planned
+from debubble.runtime.models.hf.initialization import materialise
+from debubble.runtime.models.hf.model import Frame, ModelParts
 from debubble.runtime.models.loss import cross_entropy, divided_cross_entropy
 from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.units import UnitModule
@@ -62,25 +62,25 @@ class HfEmbedding(_HfEnd):
 class HfLayer(_HfUnit):
     """One layer."""
 
-    def __init__(self, anatomy: Anatomy, layer: int, surroundings: Surroundings) -> None:
-        super().__init__(anatomy.layers[layer], prefix=f"{anatomy.path}.{layer}.", salt=layer + 1)
-        self.layer, self.surroundings = layer, surroundings
+    def __init__(self, parts: ModelParts, layer: int, layer_context: LayerContext) -> None:
+        super().__init__(parts.layers[layer], prefix=f"{parts.path}.{layer}.", salt=layer + 1)
+        self.layer, self.layer_context = layer, layer_context
         self.columns, self.rows = (
-            tuple(f"module.{name}" for name in planned(anatomy, how)) for how in ("colwise", "rowwise")
+            tuple(f"module.{name}" for name in planned(parts, how)) for how in ("colwise", "rowwise")
         )
 
     def call(self, x: Tensor) -> Tensor:
         """Map hidden states [rows, length, hidden] to the layer's result, the first of a tuple if it returns one."""
-        arguments, named = self.surroundings.of(self.layer, x)
+        arguments, named = self.layer_context.of(self.layer, x)
         y = self.module(x, *arguments, **named)
         # What some layers return beside them, the model has shown not to need.
         hidden: Tensor = y[0] if isinstance(y, tuple) else y
         return hidden
 
-    def known_to(self, ledger: Ledger) -> None:
+    def attach_ledger(self, ledger: Ledger) -> None:
         """Tell the ledger what is no activation, and pass the ledger on to the layer's surroundings."""
-        super().known_to(ledger)
-        self.surroundings.ledger = ledger
+        super().attach_ledger(ledger)
+        self.layer_context.ledger = ledger
 
 
 class HfHead(_HfEnd):
@@ -107,7 +107,7 @@ def _path(model: nn.Module, part: nn.Module) -> str:
     return next(f"module.{name}" for name, module in model.named_modules() if module is part)
 
 
-class Surroundings:
+class LayerContext:
     """The arguments that a model gives its layers beside the hidden states, noted for every shape of these."""
 
     def __init__(self, frame: Frame) -> None:
@@ -140,28 +140,28 @@ def build_hf_stage(
 
     Raises InputError if the model cannot be divided so, or a unit is no part of it.
     """
-    anatomy = Anatomy(config, dtype=dtype)
-    surroundings = Surroundings(anatomy.around)
-    built = [_unit(anatomy, planned, surroundings) for planned in units]
+    parts = ModelParts(config, dtype=dtype)
+    layer_context = LayerContext(parts.around)
+    built = [_unit(parts, planned, layer_context) for planned in units]
     for unit in built:
-        materialise(unit.module, anatomy.model, prefix=unit.prefix, seed=seed, dtype=dtype)
-        if isinstance(unit, HfHead) and anatomy.tables is not None:
-            table = copy.deepcopy(anatomy.model.get_input_embeddings())
-            materialise(table, anatomy.model, prefix=anatomy.tables[0].removesuffix("weight"), seed=seed, dtype=dtype)
-            unit.hf_parameters()[anatomy.tables[1]].data = table.weight.data
+        materialise(unit.module, parts.model, prefix=unit.prefix, seed=seed, dtype=dtype)
+        if isinstance(unit, HfHead) and parts.tables is not None:
+            table = copy.deepcopy(parts.model.get_input_embeddings())
+            materialise(table, parts.model, prefix=parts.tables[0].removesuffix("weight"), seed=seed, dtype=dtype)
+            unit.hf_parameters()[parts.tables[1]].data = table.weight.data
     return built
 
 
-def _unit(anatomy: Anatomy, planned: PlannedUnit, surroundings: Surroundings) -> ModuleUnit:
+def _unit(parts: ModelParts, planned: PlannedUnit, layer_context: LayerContext) -> ModuleUnit:
     if planned.strategy not in ("none", "full"):
         raise InputError(f"transformers' modules recompute in full or not at all, not '{planned.strategy}'.")
     match planned.type, planned.layer:
         case "embedding", _:
-            return HfEmbedding(anatomy.before)
-        case "layer", int(layer) if layer < len(anatomy.layers):
-            return HfLayer(anatomy, layer, surroundings)
+            return HfEmbedding(parts.before)
+        case "layer", int(layer) if layer < len(parts.layers):
+            return HfLayer(parts, layer, layer_context)
         case "head", _:
-            return HfHead(anatomy.after, len(anatomy.layers))
+            return HfHead(parts.after, len(parts.layers))
         case _:
             raise InputError(
                 f"The model has no unit of type '{planned.type}' and layer {planned.layer}: make the plan again."

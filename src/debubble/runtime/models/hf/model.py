@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from debubble.ir import InputError
 from debubble.models.config import ModelConfig
-from debubble.runtime.models.hf_initialization import materialise
-from debubble.runtime.models.hf_names import HEAD_TABLE, TABLE
+from debubble.runtime.models.hf.initialization import materialise
+from debubble.runtime.models.hf.names import HEAD_TABLE, TABLE
 
 TRIAL = 1, 4
 """Rows and tokens of the trial that shows how the model calls its layers."""
@@ -93,7 +93,7 @@ class Frame:
         """The logits, if the last layer returns `x`."""
         self.probe.result = x
         logits: Tensor = self.causal(inputs_embeds=x.detach(), use_cache=False).logits
-        self._taken()
+        self._take_arguments()
         return logits
 
     def around_layers(self, x: Tensor) -> Sequence[LayerArguments]:
@@ -102,14 +102,14 @@ class Frame:
 
     def _arguments(self, **inputs: Tensor) -> list[LayerArguments]:
         self.causal.base_model(**inputs, use_cache=False)
-        return self._taken()
+        return self._take_arguments()
 
-    def _taken(self) -> list[LayerArguments]:
+    def _take_arguments(self) -> list[LayerArguments]:
         given, self.probe.given, self.probe.result = self.probe.given, [], None
         return given
 
 
-class Anatomy:
+class ModelParts:
     """The parts of a model that make up its units.  Raises InputError if it cannot be divided between its layers."""
 
     def __init__(self, config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> None:
@@ -180,17 +180,19 @@ class Anatomy:
                 continue
             if len(given) != len(self.layers) or any(g.hidden is not given[0].hidden for g in given):
                 why = "what it does between layers is not theirs alone"
-            elif given[0].hidden.shape != x.shape or not all(_fixed([*g.arguments, *g.named.values()]) for g in given):
+            elif given[0].hidden.shape != x.shape or not all(
+                _is_constant([*g.arguments, *g.named.values()]) for g in given
+            ):
                 why = "its layers need more of what came before than hidden states"
             else:
                 return frame
         raise _refusal(config, why)
 
 
-def _fixed(value: Any) -> bool:
+def _is_constant(value: Any) -> bool:
     """Tell whether the value follows from shapes alone: what is made of the trial's hidden states is NaN like them."""
     if isinstance(value, (tuple, list)):
-        return all(map(_fixed, value))
+        return all(map(_is_constant, value))
     if isinstance(value, Tensor):
         return not (value.is_floating_point() and bool(value.isnan().any()))
     return value is None or isinstance(value, (bool, int, float, str))

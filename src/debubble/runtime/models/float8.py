@@ -73,7 +73,7 @@ class Float8Products(Products):
 
 
 def float8_of(wanted: bool | Literal["emulated"], plan: Plan, on: torch.device) -> Float8Products | None:
-    """What multiplies in 8 bits; None if nothing does.
+    """The products in 8 bits of a plan's linear layers; None if they are not wanted.
 
     Raises InputError with one sentence if the plan's units, this machine or the device have no such products.
     """

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from debubble.ir import InputError
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
-from debubble.runtime.models.hf_model import Anatomy
+from debubble.runtime.models.hf.model import ModelParts
 from debubble.runtime.models.loss import embed
 
 
-def planned(anatomy: Anatomy, how: str) -> tuple[str, ...]:
+def planned(parts: ModelParts, how: str) -> tuple[str, ...]:
     """The modules of a layer that the family's plan divides so ("colwise" or "rowwise"), by name."""
-    return tuple(name for name, word in _plan(anatomy).items() if word == how)
+    return tuple(name for name, word in _plan(parts).items() if word == how)
 
 
 def check_division(config: Mapping[str, Any], tensor: int) -> None:
     """Refuse what the ranks cannot divide among them; raises InputError."""
-    anatomy = Anatomy(config)
-    layer, hidden = anatomy.layers[0], anatomy.model.config.hidden_size
-    plan, found = _plan(anatomy), dict(layer.named_modules())
+    parts = ModelParts(config)
+    layer, hidden = parts.layers[0], parts.model.config.hidden_size
+    plan, found = _plan(parts), dict(layer.named_modules())
     if not plan:
         raise _refusal(config, "transformers has no plan for it")
     for name, how in plan.items():
@@ -36,9 +36,9 @@ def check_division(config: Mapping[str, Any], tensor: int) -> None:
     for name, parameter in layer.named_parameters():
         if name.rpartition(".")[0] not in plan and parameter.shape != (hidden,):
             raise _refusal(config, f"transformers' plan leaves '{name}' to the ranks")
-    if type(anatomy.model.get_input_embeddings()) is not nn.Embedding:
+    if type(parts.model.get_input_embeddings()) is not nn.Embedding:
         raise _refusal(config, "its embedding does more than look tokens up")
-    shape = anatomy.model.config
+    shape = parts.model.config
     for name, value in shape.to_dict().items():
         if ("dropout" in name or "pdrop" in name) and not name.startswith("classifier") and value:
             raise _refusal(config, f"ranks would draw the same masks for different heads (set '{name}' to 0)")
@@ -69,10 +69,10 @@ def _rows(x: Tensor, *, layer: Any, group: TensorGroup) -> Tensor:
     return y if layer.bias is None else y + layer.bias
 
 
-def _plan(anatomy: Anatomy) -> dict[str, str]:
+def _plan(parts: ModelParts) -> dict[str, str]:
     """The ways in which a layer's modules are divided, by name."""
-    start = f"{anatomy.path.rpartition('.')[2]}.*."
-    plan: Mapping[str, str] = anatomy.model.base_model.config.base_model_tp_plan or {}
+    start = f"{parts.path.rpartition('.')[2]}.*."
+    plan: Mapping[str, str] = parts.model.base_model.config.base_model_tp_plan or {}
     return {name.removeprefix(start): how for name, how in plan.items() if name.startswith(start)}
 
 

@@ -1,0 +1,68 @@
+"""The step of a plan: its whole time, and bytes that go with it and that no plan counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from debubble.costs import Partition, StepTail, model_units
+from debubble.costs.model_units import model_on_cluster
+from debubble.costs.speed import element_bytes
+from debubble.costs.step import moment_bytes
+from debubble.ir import InputError, Number, Plan, RunOptions
+from debubble.planners.model_problem import framework_of_plan, objective_of
+from debubble.simulator import Timeline
+
+
+def seconds_per_step(plan: Plan, timeline: Timeline | None = None) -> float:
+    """The time of a whole step: the pipeline's, and what follows it, in the unit of the plan's costs.
+
+    Args:
+        plan: The plan.
+        timeline: Its step, if that is simulated already.
+
+    Raises:
+        OutOfMemoryError: The plan does not fit, if it is to be simulated.
+    """
+    return float(pipeline_time(timeline or plan.simulate(), plan.options)) + tail_of(plan)
+
+
+def pipeline_time(timeline: Timeline, options: RunOptions) -> Number:
+    """The pipeline's time: with post-validation the longest span, as devices wait for each other no more."""
+    return timeline.makespan if objective_of(options) == "makespan" else timeline.span
+
+
+def tail_of(plan: Plan) -> float:
+    """Seconds that a model's step takes after its pipeline, for gradients and optimizer; 0 for abstract costs."""
+    described = model_on_cluster(plan)
+    if described is None:
+        return 0.0
+    model, cluster = described
+    tail = StepTail(
+        model=model, cluster=cluster, options=plan.options, pipeline=plan.devices, framework=framework_of_plan(plan)
+    )
+    return tail.of(plan.schedule, plan.costs)
+
+
+def undo_bytes(plan: Plan) -> list[Number]:
+    """Bytes per device of the copies that take updates back, which only a post-validated plan of a model counts.
+
+    Raises:
+        InputError: The plan was made from abstract costs.
+    """
+    described = model_on_cluster(plan)
+    if described is None:
+        raise InputError("A plan of abstract costs does not say what copies of its parameters take.")
+    static = []
+    for counted in (False, True):
+        units = model_units(*described, replace(plan.options, post_validation=counted), pipeline=plan.devices)
+        partition = Partition.cut(units, plan.lengths)
+        static.append(units.stage_costs(partition, plan.schedule.placement, on_host=plan.schedule.host_steps).static)
+    return [more - less for less, more in zip(*static, strict=True)]
+
+
+def average_bytes(plan: Plan) -> list[Number]:
+    """Bytes per device of a moving average of the weights, in fp32 where the master copies are; no plan counts them."""
+    master = element_bytes("fp32")
+    share = Fraction(master, master + moment_bytes(plan.options.optimizer))
+    return [copies * share for copies in undo_bytes(plan)]

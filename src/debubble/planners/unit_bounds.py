@@ -1,0 +1,243 @@
+"""Bounds that deal whole units to devices.
+
+Units cannot be cut, and the states of a device's units must fit.  Every plan deals the units to devices in some way,
+and a device has all the work of its units, for every micro-batch, after the first forward has come to it.  The least
+time in which all devices can be done, over all ways to deal, is the *granular* bound; order and all else is given up.
+
+Stages are runs of units besides.  Where every device has as many stages as any other, as in all placements of planners,
+not every mixture of units is that many runs, nor has every device that many units: that is the *contiguous* bound, the
+least over the numbers of stages.
+
+docs/joint.md has the proofs at length.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, product
+from operator import mul, or_
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.planners.relaxations import ROUNDING, Pieces, first_arrivals
+
+STATES = 200_000
+"""Ways to deal units of each kind up to which the bounds are computed."""
+STRETCH = 1.1
+"""Times of the known bound within which a better one is sought at a time."""
+SUMS = 2_000_000
+"""Sums of runs up to which all that a device can hold is listed."""
+
+
+def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
+    """The least time in which all devices do their work, over all ways to deal pieces whose states fit.
+
+    Devices are taken one after the other.  For what has been dealt of all kinds but one, the most of that one is kept:
+    fewer pieces never take a device longer, so that what covers more covers all.
+
+    Args:
+        a: The pieces, and the devices that they are dealt to.
+        arrivals: Whether the time counts from the first forward on, which comes late to all devices but one.  Devices
+            are then taken to have the same room.
+
+    Returns:
+        The time; 0 if there are too many ways.
+    """
+    kinds = _kinds(a)
+    if _ways(kinds) > STATES or kinds[0].work <= 0:
+        return 0.0
+    deal, waits = _Deal.of(kinds), _waits(a, arrivals=arrivals)
+    works = np.unique(deal.work[:, None] + deal.common.work * np.arange(deal.common.count + 1)[None, :])
+    least = max(sum(piece.work for piece in a.pieces) / len(a.rooms), max(piece.work for piece in a.pieces))
+    candidates = _candidates(works, waits, least=least)
+
+    def possible(time: float) -> bool:
+        limits = time * (1 + ROUNDING) - waits
+        both = zip(limits, a.rooms, strict=True)
+        return deal.covered([deal.most_within(limit, room * (1 + ROUNDING)) for limit, room in both])
+
+    place = bisect_left(candidates, True, key=possible)
+    return a.micro_batches * float(candidates[place]) * (1 - ROUNDING) if place < len(candidates) else math.inf
+
+
+def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals: bool = False) -> float:
+    """The least time in which all devices do their work, where each has so many stages: runs of neighbouring pieces.
+
+    A model with layers of two halves, say, leaves a device of two stages no four attentions without an MLP.  That the
+    runs of different devices must not overlap is given up.
+
+    Args:
+        a: The pieces, and the devices that they are dealt to.
+        chunks: The numbers of stages that every device may have.
+        least: A time that is known to be needed, such as the granular bound.
+        arrivals: As of `granular_bound`.
+
+    Returns:
+        The time; `least`, or what was excluded beyond it, if there are too many ways.
+    """
+    kinds = _kinds(a)
+    if _ways(kinds) > STATES or math.isinf(least):
+        return least
+    waits, total = _waits(a, arrivals=arrivals), sum(piece.work for piece in a.pieces)
+    while True:
+        within = STRETCH * least / a.micro_batches
+        choices = _sums_of_runs(a, kinds, chunks, within)
+        if choices is None:
+            return least
+        works = np.unique(np.concatenate([each.work for each in choices]))
+        candidates = _candidates(works, waits, least=least / a.micro_batches, most=within)
+
+        def possible(time: float, choices: Sequence[_Choices] = choices) -> bool:
+            limits = time * (1 + ROUNDING) - waits
+            both = list(zip(limits, a.rooms, strict=True))
+            # Who works less than this leaves the others more than they can do.
+            idle = limits.sum() - total * (1 - ROUNDING)
+            return any(
+                _exactly(kinds, [each.within(*limit, idle=idle) for limit in both]) for each in reversed(choices)
+            )
+
+        place = bisect_left(candidates, True, key=possible)
+        if place < len(candidates):
+            return a.micro_batches * float(candidates[place]) * (1 - ROUNDING)
+        if within > total + waits.max():
+            return math.inf
+        least = a.micro_batches * within
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Pieces of equal work and states, which are alike to those who deal them."""
+
+    work: float
+    states: float
+    count: int
+
+
+def _kinds(a: Pieces) -> tuple[_Kind, ...]:
+    """The kinds of the pieces, the commonest first."""
+    number = Counter((piece.work, piece.hosted) for piece in a.pieces)
+    return tuple(_Kind(*kind, count) for kind, count in number.most_common())
+
+
+def _ways(kinds: Sequence[_Kind]) -> int:
+    """The number of ways to take some pieces of each kind."""
+    return math.prod(kind.count + 1 for kind in kinds)
+
+
+def _waits(a: Pieces, *, arrivals: bool) -> NDArray[np.float64]:
+    """Per device, the time until its first forward, per micro-batch."""
+    return first_arrivals(a) / a.micro_batches if arrivals else np.zeros(len(a.rooms))
+
+
+def _candidates(
+    works: NDArray[np.float64], waits: NDArray[np.float64], *, least: float, most: float = math.inf
+) -> NDArray[np.float64]:
+    """The times within which devices can be done, from the least on, where these are the works that they can have."""
+    sums = works[:, None] + np.unique(waits)[None, :]
+    return np.unique(np.append(sums[(sums > least) & (sums < most)], least))
+
+
+@dataclass(frozen=True)
+class _Deal:
+    """All numbers of pieces of each kind but the commonest, with their work and their states' bytes."""
+
+    common: _Kind
+    shape: tuple[int, ...]
+    counts: NDArray[np.int64]
+    work: NDArray[np.float64]
+    states: NDArray[np.float64]
+
+    @staticmethod
+    def of(kinds: Sequence[_Kind]) -> _Deal:
+        """The numbers of all kinds but the first."""
+        common, *others = kinds
+        shape = tuple(kind.count + 1 for kind in others)
+        counts = np.array([*product(*map(range, shape))], dtype=np.int64).reshape(math.prod(shape), len(shape))
+        columns = np.array([(kind.work, kind.states) for kind in others], dtype=np.float64).reshape(len(shape), 2)
+        return _Deal(common, shape, counts, counts @ columns[:, 0], counts @ columns[:, 1])
+
+    def most_within(self, limit: float, room: float) -> NDArray[np.float64]:
+        """Per number of the others, the most of the commonest that a device can do and hold; -1: not even these."""
+        most = np.minimum((limit - self.work) / self.common.work, self.common.count)
+        if self.common.states > 0:
+            most = np.minimum(most, (room - self.states) / self.common.states)
+        possible = (self.work <= limit) & (self.states <= room)
+        return np.where(possible, np.floor(most + ROUNDING), -1)
+
+    def covered(self, most: Sequence[NDArray[np.float64]]) -> bool:
+        """Tell whether devices that can take so many of the commonest, beside each number of the others, take all."""
+        dealt = np.full(self.shape, -1, dtype=np.int64)
+        dealt[(0,) * len(self.shape)] = 0
+        for each in most:
+            following = np.full(self.shape, -1, dtype=np.int64)
+            for index in np.flatnonzero(each >= 0):
+                count = self.counts[index]
+                source = tuple(slice(0, size - c) for size, c in zip(self.shape, count, strict=True))
+                target = tuple(slice(c, None) for c in count)
+                here = dealt[source]
+                following[target] = np.maximum(following[target], np.where(here >= 0, here + int(each[index]), -1))
+            dealt = following
+        return bool(dealt[tuple(size - 1 for size in self.shape)] >= self.common.count)
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What a device can hold: rows of numbers of each kind, with their work and their states' bytes."""
+
+    counts: NDArray[np.int64]
+    work: NDArray[np.float64]
+    states: NDArray[np.float64]
+
+    def within(self, limit: float, room: float, *, idle: float) -> NDArray[np.int64]:
+        """The rows that a device has the time and the room for, and with which it idles no longer than that."""
+        fits = (self.work <= limit) & (self.work >= limit - idle) & (self.states <= room * (1 + ROUNDING))
+        return self.counts[fits]
+
+
+def _sums_of_runs(a: Pieces, kinds: Sequence[_Kind], chunks: Sequence[int], within: float) -> list[_Choices] | None:
+    """Per number of chunks, all that so many runs of pieces can be within a limit of work; None if that is too much."""
+    place = {(kind.work, kind.states): n for n, kind in enumerate(kinds)}
+    works, states, counts = np.array([(kind.work, kind.states, kind.count) for kind in kinds]).T
+    found: set[tuple[int, ...]] = set()
+    for begin in range(len(a.pieces)):
+        run, work = [0] * len(kinds), 0.0
+        for piece in a.pieces[begin:]:
+            run[place[piece.work, piece.hosted]] += 1
+            work += piece.work
+            if work > within * (1 + ROUNDING):
+                break
+            found.add(tuple(run))
+    runs = np.array(sorted(found), dtype=np.int64).reshape(-1, len(kinds))
+    sums, choices = np.zeros((1, len(kinds)), dtype=np.int64), []
+    for number in range(1, max(chunks) + 1):
+        if len(sums) * len(runs) * max(chunks) > SUMS:
+            return None
+        sums = (sums[:, None] + runs[None, :]).reshape(-1, len(kinds))
+        sums = np.unique(sums[(sums @ works <= within * (1 + ROUNDING)) & (sums <= counts).all(axis=1)], axis=0)
+        if number in chunks:
+            choices.append(_Choices(sums, sums @ works, sums @ states))
+    return choices
+
+
+def _exactly(kinds: Sequence[_Kind], choices: Sequence[NDArray[np.int64]]) -> bool:
+    """Tell whether devices, each with one of its rows of numbers, hold all pieces.
+
+    Bit n of a number stands for what has been dealt, in digits of n per kind, which are large enough for the sum of
+    that and of what one more device holds.
+    """
+    place = [1, *accumulate((2 * kind.count + 1 for kind in kinds), mul)]
+    all_of_them = sum(kind.count * digit for kind, digit in zip(kinds, place, strict=False))
+    exist = 1
+    for kind, digit in zip(kinds, place, strict=False):
+        exist = reduce(or_, (exist << number * digit for number in range(kind.count + 1)))
+    dealt = 1
+    for rows in choices:
+        moves = (rows @ np.array(place[:-1])).tolist()
+        dealt = reduce(or_, (dealt << move for move in moves), 0) & exist
+    return bool(dealt >> all_of_them & 1)

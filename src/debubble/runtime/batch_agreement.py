@@ -1,0 +1,87 @@
+"""The agreement of all ranks on a step's batch, before they run it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+
+from debubble.ir import InputError
+from debubble.runtime.batch import StepBatch
+from debubble.runtime.topology import Ranks
+
+
+class BatchAgreement:
+    """Compares the ranks' batches and counts their targets."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._shapes: tuple[tuple[int, ...], ...] = ()
+        """Shapes of the micro-batches on which all ranks agreed last."""
+        self._unchecked = 0
+        """Checksum of the batches since then."""
+
+    def agree(self, batch: StepBatch) -> tuple[int, float]:
+        """Targets over all replicas, and the moment at which all ranks were ready, on this rank's clock.
+
+        Raises InputError if the ranks of a replica have different batches, or the replicas different shapes.
+        """
+        size = self._ranks.of_replica
+        batches = self._ranks.transport.gather((batch.shapes, batch.counted, batch.checksum, perf_counter()))
+        for rank, (shapes, counted, _, _) in enumerate(batches):
+            first = rank // size * size
+            if shapes != batches[0][0] or counted != batches[first][1]:
+                raise InputError(
+                    f"Rank {rank} has micro-batches of {_shape_words(shapes)} with {counted} targets, but rank {first}"
+                    f" of {_shape_words(batches[first][0])} with {batches[first][1]}."
+                )
+        self._check_checksums([checksum for _, _, checksum, _ in batches])
+        self._shapes, self._unchecked = batch.shapes, 0
+        total: int = sum(counted for _, counted, _, _ in batches[::size])
+        if not total:
+            raise InputError(_NO_TARGET)
+        # Hosts have clocks of their own: there, the moment of the answer stands for it.
+        return total, max(at for _, _, _, at in batches) if self._ranks.one_clock else perf_counter()
+
+    def count(self, batch: StepBatch) -> tuple[int, float]:
+        """Targets over all replicas, and the moment, without waiting for other devices, which may be a step behind.
+
+        Raises InputError if the batch has other shapes than the one that the ranks have agreed on.
+        """
+        if batch.shapes != self._shapes:
+            raise InputError(
+                f"Micro-batches of {_shape_words(batch.shapes)} follow those of {_shape_words(self._shapes)}: call"
+                " `finish_update` between batches of different shapes."
+            )
+        now = perf_counter()
+        self._unchecked = zlib.crc32(batch.checksum.to_bytes(4, "big"), self._unchecked)
+        total = torch.tensor(batch.counted, device=batch.parts[0].tokens.device)
+        self._ranks.sum_over_replicas(total)
+        if not total:
+            raise InputError(_NO_TARGET)
+        return int(total) // self._ranks.context.size, now
+
+    def check_counted(self) -> None:
+        """Raise InputError if the ranks of a replica have had different batches since they agreed on one."""
+        self._check_checksums(self._ranks.transport.gather(self._unchecked))
+
+    def _check_checksums(self, checksums: Sequence[int]) -> None:
+        for first in range(0, len(checksums), self._ranks.of_replica):
+            ranks = range(first, first + self._ranks.of_replica)
+            others = [str(rank) for rank in ranks if checksums[rank] != checksums[first]]
+            if others:
+                others_have = f"Ranks {', '.join(others)} have" if len(others) > 1 else f"Rank {others[0]} has"
+                raise InputError(
+                    f"{others_have} other tokens or targets than rank {first} of the same replica: give them the same"
+                    " batch (a DataLoader that shuffles needs the same seed on all of them)."
+                )
+
+
+_NO_TARGET = "The batch has no target to learn from."
+
+
+def _shape_words(shapes: Sequence[tuple[int, ...]]) -> str:
+    """The shapes of micro-batches, those of equal ones once."""
+    return ", ".join(" x ".join(map(str, shape)) for shape in dict.fromkeys(shapes))

@@ -1,0 +1,1 @@
+"""Units of transformers' own modules, and what of them the other units share: names, divisions, initial values."""

@@ -1,0 +1,153 @@
+"""The gradients of one device's parameters, and the updates that follow: clipped, and right where hosts began early."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from debubble.ir import InputError
+from debubble.runtime.distributed.gradient_norm import PartialSums
+from debubble.runtime.distributed.sharding import local_tensor
+from debubble.runtime.execution.status import RankStatus
+from debubble.runtime.operators import add_gradient
+from debubble.runtime.parameters.device_part import DevicePart
+from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale, scale_gradients
+from debubble.runtime.topology import Ranks
+
+
+@dataclass(frozen=True)
+class DeviceGradients:
+    """The gradients of one device's parameters; what is summed over ranks all ranks ask for."""
+
+    part: DevicePart
+    optimizers: DeviceOptimizers
+    ranks: Ranks
+    status: RankStatus
+    on: torch.device
+
+    @contextmanager
+    def of_one_step(self) -> Iterator[None]:
+        """Let a step begin without gradients, and then add those of earlier steps, which are reduced already."""
+        earlier = self.clear()
+        yield
+        for parameter, gradient in earlier.items():
+            add_gradient(parameter, gradient)
+
+    def clear(self) -> dict[nn.Parameter, Tensor]:
+        """Take all gradients away, and return them."""
+        gradients = {p: p.grad for p in self.part.parameters() if p.grad is not None}
+        for parameter in gradients:
+            parameter.grad = None
+        return gradients
+
+    def finish(self) -> None:
+        """Give every parameter its whole gradient: over replicas, and over both copies of a tied table."""
+        with self.status.phase("sums gradients", local=False):
+            for stage, weights in self.part.weights.items():
+                if stage not in self.optimizers.inside:
+                    weights.finish()
+            if self.ranks.shares_table:
+                table = next(self.part.masters[name] for name in self.part.tied or () if name in self.part.masters)
+                if table.requires_grad:
+                    table.grad = torch.zeros_like(table) if table.grad is None else table.grad
+                    self.ranks.sum_over_tied(local_tensor(table.grad))
+
+    def own_sums(self, loss: float) -> PartialSums:
+        """The sums over this device's gradients, over its parts and all replicas, with the loss that it has."""
+        with self.status.phase("sums the norm", local=False):
+            return self.ranks.partial_sums(self.optimizers.squares(), loss, on=self.on)
+
+    def total_sums(self, *, ahead: bool) -> PartialSums:
+        """The sums over the gradients of all ranks, and how many devices have stepped `ahead` of them."""
+        with self.status.phase("sums the norm", local=False):
+            own = self.ranks.partial_sums(self.optimizers.squares(), 0.0, on=self.on)
+            return self.ranks.total_sums(own + PartialSums(ahead=int(ahead)), on=self.on)
+
+
+UPDATES = "updates parameters"
+"""The phase of a step in which they change."""
+
+
+class ParameterUpdates:
+    """Updates of the parameters whose gradients these are, step after step.
+
+    Args:
+        gradients: The gradients, with the optimizers of their parameters.
+        loss_scale: The scale of the loss in an fp16 run; None: the loss is not scaled.
+    """
+
+    def __init__(self, gradients: DeviceGradients, *, loss_scale: LossScale | None) -> None:
+        self._gradients, self._optimizers, self._loss_scale = gradients, gradients.optimizers, loss_scale
+        self._update = self._optimizers.tentative_update()
+        self._pending = False
+        """Whether hosts of any device have taken steps that no `finish` has made right."""
+        self.rolled_back = 0
+        """Devices whose hosts took their steps back in the last update."""
+
+    def check_finished(self) -> None:
+        """Raise InputError if hosts have taken steps that are not made right yet."""
+        if self._pending:
+            raise InputError(
+                "The plan's hosts step their stages in every step: call `optimizer_step` after each `step`."
+            )
+
+    def step_stage(self, stage: int) -> None:
+        """S of a synchronous step: the host has room for the copies that take it back, the device has none."""
+        if stage in self._optimizers.on_host:
+            self._update.step(stage)
+        else:
+            self._optimizers.step(stage)
+
+    def end_program(self) -> None:
+        """Note that a step's program has run, in which the hosts of some devices may have taken steps."""
+        self._pending = bool(self._optimizers.on_host)
+
+    def total(self) -> PartialSums:
+        """The sums over the gradients of all ranks, which all call it."""
+        return self._gradients.total_sums(ahead=self._update.ahead)
+
+    def finish(self, max_norm: float | None) -> PartialSums:
+        """Clip to the norm, step what has not stepped, take back what was wrong, and clear the gradients.
+
+        Args:
+            max_norm: Largest norm of all gradients; None: they are not clipped.
+
+        Returns:
+            The sums over the gradients of all ranks; nothing of them without a clip and a loss scale.
+
+        Raises:
+            InputError: Devices have stepped stages that were to be clipped.
+        """
+        if max_norm is not None and self._optimizers.on_device:
+            raise InputError(
+                "The plan steps stages on their devices before the norm of all gradients is known: clip them with"
+                " `post_validated_step`, or train without clipping."
+            )
+        total = PartialSums() if max_norm is None and self._loss_scale is None else self.total()
+        clip = math.inf if max_norm is None else max_norm
+        with self._gradients.status.phase(UPDATES, local=True):
+            self._update.finish(total, clip)
+        if self._loss_scale is not None:
+            self._loss_scale.update(finite=total.finite)
+        unclipped = total.within(clip)
+        # Where gradients are clipped, they often are for many steps: the next step's hosts then wait for the norm.
+        self._update, self._pending = self._optimizers.tentative_update(optimistic=unclipped), False
+        self.rolled_back = 0 if unclipped else total.ahead
+        return total
+
+    def clip(self, max_norm: float) -> PartialSums:
+        """Scale all gradients so that their norm is at most `max_norm`, and return their sums before.
+
+        Raises:
+            InputError: Stages have been stepped already.
+        """
+        if self._optimizers.on_host or self._optimizers.on_device:
+            raise InputError("The plan has stepped stages inside the step: clip with `optimizer_step(max_norm)`.")
+        total = self.total()
+        scale_gradients(self._gradients.part.parameters(), total.scale(max_norm))
+        return total

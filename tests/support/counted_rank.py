@@ -1,0 +1,8 @@
+"""A rank without torch, which leaves its number and how many threads it has in the folder of its argument."""
+
+import os
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    (Path(sys.argv[1]) / f"rank-{os.environ['RANK']}-{os.environ['OMP_NUM_THREADS']}").touch()
