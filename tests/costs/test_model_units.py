@@ -17,6 +17,7 @@ from debubble.ir import InputError, Placement, RunOptions
 from debubble.models import ModelConfig, models
 from debubble.models.architecture import Experts, Mlp
 from debubble.models.mixers import Attention
+from debubble.models.quantization import FORMATS, quantized_bytes
 
 A100S = Cluster.parse("64xA100-80GB")
 LLAMA = models["llama3-8b"]
@@ -70,22 +71,33 @@ def test_adapters_alone_have_gradients_and_optimizer_states(family: str) -> None
     assert m.trained_parameters(r) == m.layers * (adapters + mlp)
 
 
+@pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("family", ["llama3-8b", "gpt3-13b"])
-def test_quantised_weights_take_four_bits_and_a_scale_for_64_and_time_to_expand(family: str) -> None:
+def test_quantised_weights_take_the_bytes_of_their_codes_and_scales_and_time_to_expand(
+    family: str, format: str
+) -> None:
     m = models[family]
     plain, small = (
-        model_units(m, A100S, RunOptions(sequence_length=S, lora=16, quantize=q)).units for q in (None, "nf4")
+        model_units(m, A100S, RunOptions(sequence_length=S, lora=16, quantize=q)).units for q in (None, format)
     )
-    largest = m.hidden * m.ffn
+    largest, expanded = m.hidden * m.ffn, {"nf4": 4 + 2, "nf4-dq": 4 + 2 + 4 / 64}[format]
     for matrices, a, b in zip((m.attention_matrices(0), m.mlp_matrices(0)), plain[1:3], small[1:3], strict=True):
-        assert a.static - b.static == pytest.approx(matrices * (2 - 0.5 - 4 / 64))
-        assert b.workspace - a.workspace == (4 + 2) * largest
+        expected = sum(2 * weights - quantized_bytes(format, weights) for weights in matrices)
+        assert a.static - b.static == pytest.approx(expected, rel=1e-12)
+        assert b.workspace - a.workspace == expanded * largest
         assert b.forward > a.forward
         assert b.backward_input > a.backward_input
         assert b.backward_weight == a.backward_weight
         assert b.activation == a.activation
     assert [small[end].static for end in (0, -1)] == [plain[end].static for end in (0, -1)]
-    assert m.attention_matrices(0) == m.attention_parameters(0) - biases_and_norms(m)
+    assert sum(m.attention_matrices(0)) == m.attention_parameters(0) - biases_and_norms(m)
+
+
+def test_double_quantisation_takes_127_thousandths_of_a_bit_per_weight_beside_four() -> None:
+    """Dettmers et al., QLoRA, section 3: 8 / 64 + 32 / (64 x 256), and the mean of all."""
+    assert quantized_bytes("nf4", 4096 * 4096) == 4096 * 4096 * (4 + 32 / 64) / 8
+    assert quantized_bytes("nf4-dq", 4096 * 4096) == 4096 * 4096 * (4 + 8 / 64 + 32 / (64 * 256)) / 8 + 4
+    assert quantized_bytes("nf4-dq", 64 * 257) == 32 * 257 + 257 + 2 * 4 + 4
 
 
 def biases_and_norms(m: Any) -> int:
@@ -430,7 +442,7 @@ def test_messages_leave_the_node_when_the_run_does() -> None:
         ({"dtype": "fp6"}, None, "There is no dtype 'fp6'"),
         ({"lora": -1}, None, "The rank of LoRA adapters must be at least 1 (or 0 for none) and at most"),
         ({"quantize": "nf4"}, None, "something must train beside them: give --lora RANK, too"),
-        ({"lora": 8, "quantize": "int4"}, None, "may be quantised to nf4, not to 'int4'"),
+        ({"lora": 8, "quantize": "int4"}, None, "may be quantised to nf4 or nf4-dq, not to 'int4'"),
         ({"zero": 4}, None, "ZeRO has the levels 0, 1, 2 and 3, not 4"),
         ({"data": 2, "expert": 2}, None, "The model has no experts: leave out --expert and --expert-tensor."),
         ({"expert": 2}, None, "2 expert-parallel ranks do not divide the 1 x 1"),

@@ -69,6 +69,7 @@ EXPERTS = {**MIXTRAL, "num_local_experts": 6}
         (EXPERTS, {"data": 6, "expert": 2, "zero": 3}),
         (GPT2, {"lora": 3, "data": 2, "zero": 3}),
         ({**GPT2, "n_embd": 128, "n_head": 2, "n_layer": 1}, {"lora": 3, "quantize": "nf4", "data": 2, "zero": 2}),
+        (GPT2, {"lora": 3, "quantize": "nf4-dq", "data": 2, "zero": 2, "tensor": 1}),
     ],
 )
 def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config: Any, options: Any) -> None:

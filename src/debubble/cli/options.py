@@ -134,7 +134,9 @@ class ModelRun(OptionGroup):
     zero: int | None = option("ZeRO level over the data- and context-parallel ranks.", min=0, max=3)
     dtype: Dtype = "bf16"
     lora: Lora = 0
-    quantize: str | None = option("Format of the frozen weights beside adapters: nf4 (4 bits, as in QLoRA).")
+    quantize: str | None = option(
+        "Format of the frozen weights beside adapters: nf4 (4 bits, as in QLoRA), or nf4-dq (double quantisation)."
+    )
     post_validation: bool = flag(
         "Update before the gradients' norm is known: the span counts, and copies that take updates back."
     )

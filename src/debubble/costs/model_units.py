@@ -32,6 +32,7 @@ from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
 from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
+from debubble.models.quantization import FORMATS, NF4_BLOCK, NF4_DQ
 
 MOST_TOKENS = 10**9
 """Most tokens of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""
@@ -193,8 +194,8 @@ def _check_adapters(model: Architecture, options: RunOptions) -> None:
         raise InputError(f"LoRA adapters are not priced for the vision tower of '{model.family}': use its text_config.")
     if options.lora and any(not isinstance(layer.attention, Attention) for layer in model.per_layer):
         raise InputError(f"LoRA adapters are not priced for '{model.family}', whose layers mix tokens in other ways.")
-    if options.quantize not in (None, "nf4"):
-        raise InputError(f"Frozen weights may be quantised to nf4, not to '{options.quantize}'.")
+    if options.quantize not in (None, *FORMATS):
+        raise InputError(f"Frozen weights may be quantised to {' or '.join(FORMATS)}, not to '{options.quantize}'.")
     if options.quantize and not options.lora:
         raise InputError("Quantised weights are frozen, and something must train beside them: give --lora RANK, too.")
 
@@ -425,8 +426,12 @@ class _Builder:
         return self._layer_gradients(layer) + activations + gathered + self._dequantized_bytes()
 
     def _dequantized_bytes(self) -> float:
-        """Bytes of the largest quantised weight while it is multiplied: in fp32, and in the run's dtype."""
+        """Bytes of the largest quantised weight while it is multiplied: in fp32, and in the run's dtype.
+
+        Under double quantisation its scales are expanded to fp32 before.
+        """
         s, model = self.shapes, self.shapes.model
         if not s.options.quantize:
             return 0.0
-        return (4 + s.element) * model.hidden * max(model.ffn, model.attention_width) / s.options.tensor
+        scale = 4 / NF4_BLOCK if s.options.quantize == NF4_DQ else 0
+        return (4 + s.element + scale) * model.hidden * max(model.ffn, model.attention_width) / s.options.tensor

@@ -15,7 +15,7 @@ from debubble.costs.speed import Speed
 from debubble.costs.units import Strategy
 from debubble.ir import RunOptions
 from debubble.models.architecture import Architecture
-from debubble.models.quantization import NF4_BYTES
+from debubble.models.quantization import quantized_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,8 @@ def matmul(
         return Operator(name=name, forward=forward, backward_input=backward, saved=saved)
     adapters = speed.matmul(tokens, inner, layers * rank) + speed.matmul(tokens, rank, outer)
     # Quantised weights are read, and written in the run's dtype, before each product.
-    expanded = speed.stream((NF4_BYTES + e) * h * local) if shapes.options.quantize else 0.0
+    format, size = shapes.options.quantize, h * local
+    expanded = speed.stream(quantized_bytes(format, size) + e * size) if format else 0.0
     return Operator(
         name=name,
         forward=forward + adapters + expanded,

@@ -21,19 +21,19 @@ from debubble.costs.step import (
 )
 from debubble.costs.units import HostStates, StateBytes, Unit
 from debubble.ir import RunOptions
-from debubble.models.quantization import NF4_BYTES
+from debubble.models.quantization import quantized_bytes
 
 
 class Counts(NamedTuple):
     """The numbers of a unit's parameters: of all but its experts, of the experts, and of LoRA's adapters.
 
-    `matrices` of the dense ones are the weights of linear layers with adapters, which may be quantised.
+    `matrices` has the weights of each linear layer with an adapter, which may be quantised; they are dense ones.
     """
 
     dense: int
     experts: int = 0
     adapters: int = 0
-    matrices: int = 0
+    matrices: tuple[int, ...] = ()
 
 
 class ShardWaits(NamedTuple):
@@ -194,10 +194,10 @@ class ParameterCosts:
         between = o.expert * o.expert_shards
         of_experts = parameter_bytes(o, shards=o.tensor * shards / between, gradient_bytes=gradient_bytes)
         if o.lora:
-            quantized = counts.matrices if o.quantize else 0
+            matrices = [weights / o.tensor for weights in counts.matrices] if o.quantize else []
             return [
-                ((counts.dense - quantized) / o.tensor, each.frozen),
-                (quantized / o.tensor, replace(each.frozen, weight=NF4_BYTES)),
+                (counts.dense / o.tensor - sum(matrices), each.frozen),
+                *((n, replace(each.frozen, weight=quantized_bytes(o.quantize or "", n) / n)) for n in matrices),
                 (counts.experts / between, of_experts.frozen),
                 (counts.adapters / o.tensor, each),
             ]

@@ -48,8 +48,8 @@ class RunOptions:
         optimizer: `adamw`, `adam`, `adamw-8bit`, `lion`, `muon`, `momentum` or `sgd`.
         dtype: Of computing: `bf16`, `fp16`, `fp32`, or `fp8` for products beside bf16 activations.
         lora: Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are.
-        quantize: Format of the frozen weights of linear layers beside adapters: `nf4` (4 bits, as in QLoRA); None: the
-            dtype's.
+        quantize: Format of the frozen weights of linear layers beside adapters: `nf4` (4 bits, as in QLoRA), or
+            `nf4-dq`, whose scales have 8 bits (double quantisation); None: the dtype's.
         post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
         host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
         expert_overlap: Tokens travel to experts and back beside another micro-batch's computing.

@@ -271,16 +271,18 @@ class Architecture:
         mlp = self.per_layer[layer].mlp
         return mlp.parameters(self.hidden, self.matrices) if isinstance(mlp, Experts) else 0
 
-    def attention_matrices(self, layer: int) -> int:
-        """Parameters of the linear layers of one attention half-layer, without biases; 0 where it is no attention."""
+    def attention_matrices(self, layer: int) -> tuple[int, ...]:
+        """Weights of each linear layer of one attention half-layer, without biases; none where it is no attention."""
         attention = self.per_layer[layer].attention
         if not isinstance(attention, Attention):
-            return 0
-        return self.hidden * ((2 + attention.gated) * self.attention_width + 2 * self.kv_width)
+            return ()
+        widths = ((1 + attention.gated) * self.attention_width, self.kv_width, self.kv_width)
+        projections = (sum(widths),) if self.qkv_layers == 1 else widths
+        return tuple(self.hidden * width for width in (*projections, self.attention_width))
 
-    def mlp_matrices(self, layer: int) -> int:
-        """Parameters of the linear layers of one dense MLP half-layer, without biases; 0 of a mixture of experts."""
-        return self.matrices * self.hidden * self.ffn if isinstance(self.per_layer[layer].mlp, Mlp) else 0
+    def mlp_matrices(self, layer: int) -> tuple[int, ...]:
+        """Weights of each linear layer of one dense MLP half-layer, without biases; none of a mixture of experts."""
+        return (self.hidden * self.ffn,) * self.matrices if isinstance(self.per_layer[layer].mlp, Mlp) else ()
 
     def layer_parameters(self, layer: int) -> int:
         """Parameters of both halves of a layer."""

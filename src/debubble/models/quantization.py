@@ -1,10 +1,32 @@
-"""The format of quantised weights, as costs count it and the runtime has it.
+"""The formats of quantised weights, as costs count them and the runtime has them.
 
-Source: Dettmers et al., QLoRA, NeurIPS 2023, section 3: NormalFloat numbers of 4 bits, and a scale for every block.
+Source: Dettmers et al., QLoRA, NeurIPS 2023, section 3: NormalFloat numbers of 4 bits, a scale for every block, and
+double quantisation, which quantises the scales in their turn.
 """
+
+import math
+
+NF4, NF4_DQ = "nf4", "nf4-dq"
+FORMATS = (NF4, NF4_DQ)
+"""NormalFloat numbers with scales in fp32, and with scales of 8 bits."""
 
 NF4_BLOCK = 64
 """Weights of a row that share a scale."""
+SCALE_BLOCK = 256
+"""Scales that share a scale of their own, in fp32, under double quantisation."""
 
-NF4_BYTES = 0.5 + 4 / NF4_BLOCK
-"""Bytes per weight: 4 bits, and its part of a scale in fp32."""
+
+def quantized_bytes(format: str, weights: float) -> float:
+    """Bytes of a weight matrix in one of the formats.
+
+    Args:
+        format: One of `FORMATS`.
+        weights: The numbers of the matrix, a multiple of `NF4_BLOCK`.
+
+    Returns:
+        Bytes of codes, of scales, and under double quantisation of their scales and their mean.
+    """
+    scales = weights / NF4_BLOCK
+    if format == NF4:
+        return weights / 2 + 4 * scales
+    return weights / 2 + scales + 4 * math.ceil(scales / SCALE_BLOCK) + 4

@@ -10,7 +10,7 @@ from debubble.ir.plan_entries import RunOptions
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
-from debubble.models.quantization import NF4_BLOCK
+from debubble.models.quantization import NF4_BLOCK, NF4_DQ
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 """The dtypes in which the runtime computes."""
@@ -68,6 +68,8 @@ def _missing_numbers(options: RunOptions, config: ModelConfig | None) -> str | N
         return "it quantises the linear layers of its own units alone: make the plan without --quantize."
     if options.quantize and options.zero > 2:
         return "ZeRO-3 divides no quantised weights: make the plan with ZeRO up to 2, or without --quantize."
+    if options.quantize == NF4_DQ and options.tensor > 1:
+        return "it quantises the scales of whole weights: make the plan with nf4 in place of nf4-dq, or --tensor 1."
     if options.quantize and options.tensor > 1 and config is not None:
         return _missing_blocks(options.tensor, config)
     return None

@@ -168,7 +168,7 @@ def build_part(
     for stage, units in built.items():
         divisions, experts = _divide(units, groups, shards)
         if plan.options.quantize:
-            quantize(units)
+            quantize(units, plan.options.quantize)
         part.weights[stage] = StageWeights(
             units, pairs, groups.replicas, on_host=stage in plan.schedule.host_steps,
             reduced_inside=stage in reduced_inside, group=groups.tensor, divisions=divisions, experts=experts,

@@ -1,19 +1,24 @@
 """Frozen weights in 4 bits beside adapters.
 
 Source: Dettmers et al., QLoRA, NeurIPS 2023, section 3 and appendix E: NormalFloat numbers of 4 bits, with a scale, the
-largest value, for every 64 weights.  Scales are kept in fp32 (no double quantisation).  Ranks that divide a weight
-have whole blocks of it: the codes are those of the undivided one.
+largest value, for every 64 weights.  Ranks that divide a weight have whole blocks of it: the codes are those of the
+undivided one.
+
+Scales are kept in fp32, or quantised in their turn (double quantisation, section 3): their mean is subtracted, and every
+256 of them have 8 bits each, which stand for dynamic numbers (Dettmers et al., 8-bit Optimizers via Block-wise
+Quantization, ICLR 2022, section 2.2) times the largest of the 256.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from debubble.models.quantization import NF4_BLOCK
+from debubble.models.quantization import NF4_BLOCK, NF4_DQ, SCALE_BLOCK
 from debubble.runtime.distributed.cuts import Division, Divisions
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import Linear, Products
@@ -24,20 +29,41 @@ NUMBERS = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """The numbers that the codes 0 to 15 stand for: quantiles of a normal distribution, and an exact zero."""
-SCALES = "weight_scales"
-"""Name of a quantised layer's scales, beside its `weight`."""
+SCALES = ("weight_scales", "weight_scale_maxima", "weight_scale_mean")
+"""Names of a quantised layer's scales, beside its `weight`; under double quantisation of what their codes are beside."""
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+@cache
+def dynamic_numbers() -> tuple[float, ...]:
+    """The 256 numbers that the codes of scales stand for, in order, from about -1 to 1, and denser around an exact zero.
+
+    In every decade from 1e-6 up to 1 there are twice as many as in the one below, at the middles of equal parts.
+    """
+    decades = ((10.0 ** (e - 6), 2**e) for e in range(7))
+    positive = [decade * (0.1 + 0.9 * (i + 0.5) / parts) for decade, parts in decades for i in range(parts)]
+    return (*(-x for x in reversed(positive)), 0.0, *positive, 1.0)
+
+
+def quantized(weight: Tensor, *, double: bool = False) -> tuple[Tensor, ...]:
     """Codes, two in a byte, and the scales of a weight, by blocks of its rows one after another.
 
     Args:
         weight: Of any shape; the number of its elements is a multiple of 64.
+        double: Whether the scales are quantised, too.
 
     Returns:
         Codes [..., in / 2] in uint8, and scales [..., in / 64] in fp32, of a weight [..., in] whose rows are whole
-        blocks; of others [blocks, 32] and [blocks, 1].
+        blocks; of others [blocks, 32] and [blocks, 1].  Under double quantisation scales are codes in uint8, and behind
+        them come, in fp32, the largest distance from the mean of every 256 in a row, and the mean [1].
     """
+    codes, scales = _weight_codes(weight)
+    if not double:
+        return codes, scales
+    mean = scales.double().mean().float().view(1)  # in fp64, as the order of a sum may differ
+    return codes, *_scale_codes(scales, mean), mean
+
+
+def _weight_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     blocks = weight.detach().float().reshape(-1, NF4_BLOCK)
     scales = blocks.abs().amax(1, keepdim=True)
     numbers = torch.tensor(NUMBERS, device=weight.device)
@@ -49,11 +75,35 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     return pairs.view(*weight.shape[:-1], -1), scales.view(*weight.shape[:-1], -1)
 
 
-def dequantized(codes: Tensor, scales: Tensor) -> Tensor:
+def _scale_codes(scales: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of scales, and the largest distance from the mean of every 256 of them."""
+    distances = (scales - mean).flatten()
+    blocks = distances.split(SCALE_BLOCK)  # the last one may be smaller
+    maxima = torch.stack([block.abs().amax() for block in blocks])
+    of_each = _of_each_scale(maxima, len(distances))
+    numbers = torch.tensor(dynamic_numbers(), device=scales.device)
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    codes = torch.bucketize(distances / of_each.clamp(min=torch.finfo(torch.float32).tiny), middles)
+    return codes.to(torch.uint8).view(scales.shape), maxima
+
+
+def _of_each_scale(maxima: Tensor, scales: int) -> Tensor:
+    return maxima.repeat_interleave(SCALE_BLOCK)[:scales]
+
+
+def _expanded_scales(codes: Tensor, maxima: Tensor, mean: Tensor) -> Tensor:
+    """The scales that codes stand for, in fp32."""
+    numbers = torch.tensor(dynamic_numbers(), device=codes.device)
+    distances = numbers.index_select(0, codes.flatten().int())
+    return distances.mul_(_of_each_scale(maxima, codes.numel())).add_(mean)
+
+
+def dequantized(codes: Tensor, *scales: Tensor) -> Tensor:
     """The weights that codes and scales stand for, in fp32: twice as many in the last dimension as codes."""
+    factors = _expanded_scales(*scales) if len(scales) > 1 else scales[0]
     numbers = torch.tensor(NUMBERS, device=codes.device)
     pairs = torch.cartesian_prod(numbers, numbers)  # of each byte
-    weights = pairs.index_select(0, codes.flatten().int()).view(-1, NF4_BLOCK).mul_(scales.view(-1, 1))
+    weights = pairs.index_select(0, codes.flatten().int()).view(-1, NF4_BLOCK).mul_(factors.view(-1, 1))
     return weights.view(*codes.shape[:-1], -1)
 
 
@@ -70,11 +120,11 @@ class Nf4Products(Products):
 
     def factor(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """The weight that codes stand for, in the dtype of the product."""
-        scales = getattr(self._layer, SCALES)
-        return dequantized(weight, scales).view(self.shape).to(dtype)
+        scales = (getattr(self._layer, name) for name in SCALES if hasattr(self._layer, name))
+        return dequantized(weight, *scales).view(self.shape).to(dtype)
 
 
-def quantize(units: Iterable[UnitModule]) -> None:
+def quantize(units: Iterable[UnitModule], format: str) -> None:
     """Quantise the weights of the half-layers' linear layers: not the head's, routers', experts' or adapters'.
 
     A weight that is no whole number of blocks stays.
@@ -84,9 +134,10 @@ def quantize(units: Iterable[UnitModule]) -> None:
             weight = layer.weight
             if weight.numel() % NF4_BLOCK:
                 continue
-            codes, scales = quantized(weight)
+            codes, *scales = quantized(weight, double=format == NF4_DQ)
             layer.weight = nn.Parameter(codes, requires_grad=False)
-            layer.register_parameter(SCALES, nn.Parameter(scales, requires_grad=False))
+            for name, tensor in zip(SCALES, scales, strict=False):
+                layer.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
             layer.products = Nf4Products(layer, weight.shape)
 
 
@@ -96,13 +147,14 @@ def packed(divisions: Divisions, weight: torch.Size, per: int) -> Divisions:
     return [Division(group, replace(cut, size=cut.size // per) if cut.dim == last else cut) for group, cut in divisions]
 
 
-def scales_name(name: str) -> str:
-    """The name of a quantised weight's scales."""
-    return name.removesuffix("weight") + SCALES
+def scales_names(name: str, parameters: Container[str]) -> list[str]:
+    """The names of a quantised weight's scales, and of what is beside their codes if they are quantised."""
+    names = (name.removesuffix("weight") + each for each in SCALES)
+    return [each for each in names if each in parameters]
 
 
 def is_scales(name: str) -> bool:
-    """Tell whether a parameter has the scales of a quantised weight."""
+    """Tell whether a parameter has the scales of a quantised weight, or is beside their codes."""
     return name.endswith(SCALES)
 
 

@@ -25,7 +25,7 @@ from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.sharding import TensorShard, blocks_of, crop, dtensor_view, viewed_like
 from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.nf4 import dequantized, packed, quantized, scales_name, shapes_of
+from debubble.runtime.models.nf4 import dequantized, packed, quantized, scales_names, shapes_of
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.zero3 import DividedParameter
@@ -144,7 +144,8 @@ class StageWeights:
     ) -> None:
         parameters = {name: p for unit in units for name, p in unit.hf_parameters().items()}
         self._quantized = shapes_of(units)
-        kept = {*self._quantized, *map(scales_name, self._quantized)}
+        self._scales = {name: scales_names(name, parameters) for name in self._quantized}
+        kept = {*self._quantized, *(scales for names in self._scales.values() for scales in names)}
         named = {
             n: pairs.of(p, experts.get(n, replicas), on_host=on_host, quantized=n in kept)
             for n, p in parameters.items()
@@ -165,7 +166,8 @@ class StageWeights:
         """Divisions of the tensors that are kept."""
         for name, shape in self._quantized.items():
             self._divisions[name] = packed(self._cuts[name], shape, 2)
-            self._divisions[scales_name(name)] = packed(self._cuts[name], shape, NF4_BLOCK)
+            # What is beside the codes of quantised scales belongs to whole weights.
+            self._divisions[self._scales[name][0]] = packed(self._cuts[name], shape, NF4_BLOCK)
         for name, pair in named.items():
             if pair.master not in pairs.optimizer_views:
                 pairs.optimizer_views[pair.master] = self._optimizer_view(name, pair)
@@ -235,11 +237,9 @@ class StageWeights:
         pair = self._named[name]
         tensor = pair.master.detach()
         if name in self._quantized:
-            scales = scales_name(name)
             codes = gathered(tensor, self._divisions[name])
-            return dequantized(codes, gathered(self._named[scales].master.detach(), self._divisions[scales])).view(
-                self.shapes[name]
-            )
+            scales = [gathered(self._named[n].master.detach(), self._divisions[n]) for n in self._scales[name]]
+            return dequantized(codes, *scales).view(self.shapes[name])
         if pair.divided:
             tensor = tensor.new_empty(self._local[name])
             pair.replicas.own(tensor).copy_(pair.master)
@@ -260,9 +260,10 @@ class StageWeights:
         pair = self._named[name]
         own = own_part(whole, self._cuts[name])
         if name in self._quantized:
-            codes, scales = quantized(own.to(pair.master.device))
-            pair.master.data.copy_(codes)
-            self._named[scales_name(name)].master.data.copy_(scales)
+            names = self._scales[name]
+            found = quantized(own.to(pair.master.device), double=len(names) > 1)
+            for n, tensor in zip((name, *names), found, strict=True):
+                self._named[n].master.data.copy_(tensor)
             return
         with torch.no_grad():
             pair.master.copy_(pair.replicas.own(own) if pair.divided else own)
