@@ -205,3 +205,12 @@ def test_adapters_need_a_plan_that_trains_them(tmp_path: Path) -> None:
     plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), LLAMA)
     with pytest.raises(InputError, match="make the plan with `--lora`"):
         Pipeline(None, plan).load_pretrained(tmp_path)
+
+
+def test_saved_adapters_on_layers_that_have_none_are_refused(tmp_path: Path) -> None:
+    peft_model(LLAMA, lora_alpha=6).save_pretrained(tmp_path)
+    config = {**LLAMA, "model_type": "llama"}
+    plan = plan_of(db.schedules["1f1b"](devices=1, micro_batches=1), config, lora=3)
+    model = peft_model(config, lora_alpha=6, target_modules=["q_proj"])
+    with pytest.raises(InputError, match=r"have one on 'model.layers.0.mlp.down_proj', where the plan has none"):
+        Pipeline(model, plan).load_pretrained(tmp_path)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from debubble.files import decode_json, write_whole
 from debubble.ir import InputError, Plan
+from debubble.runtime.adapter_config import check_adapters, check_model, with_family
 from debubble.runtime.models.hf.model import tied_names
 from debubble.runtime.models.hf.names import HEAD_TABLE, joined, sources, stored
-from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, Adapters, is_adapter
+from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, is_adapter
 from debubble.runtime.models.nf4 import is_scales
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.topology import Ranks
@@ -30,12 +31,15 @@ def load_pretrained(part: DevicePart, model: Mapping[str, Any] | None, folder: s
     """Give this rank's parameters the values of a Hugging Face checkpoint, or its adapters those of peft's.
 
     It reads these alone, one at a time.  Raises InputError if the folder has no safetensors checkpoint, or it lacks a
-    parameter or has it in another shape.
+    parameter or has it in another shape, or its adapters are for another model.
     """
     config, folder = _require_config(model), Path(folder)
     files, adapters = checkpoint_files(folder), (folder / CONFIG).is_file()
     if adapters and part.adapters is None:
         raise InputError(f"{folder} has adapters, but the plan trains whole parameters: make the plan with `--lora`.")
+    if adapters and part.adapters is not None:
+        check_model(folder, files, config)
+        check_adapters(folder, files, part.adapters)
     family, tables = str(config.get("model_type")), tied_names(config)
     wanted = (name for name, _ in part.named_parameters() if not is_scales(name))
     for name in [name for name in wanted if is_adapter(name) == adapters]:
@@ -61,7 +65,7 @@ def save_pretrained(part: DevicePart, plan: Plan, ranks: Ranks, folder: str | Pa
     """
     config, folder = _require_config(plan.model), Path(folder)
     if part.adapters is not None:
-        _save_adapters(part, part.adapters, ranks, folder)
+        _save_adapters(part, with_family(part.adapters.config, config), ranks, folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
     state = part.state_dict()
@@ -91,14 +95,14 @@ def _require_config(model: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return model
 
 
-def _save_adapters(part: DevicePart, adapters: Adapters, ranks: Ranks, folder: Path) -> None:
+def _save_adapters(part: DevicePart, config: Mapping[str, Any], ranks: Ranks, folder: Path) -> None:
     """Save the adapters for peft's `from_pretrained`, in one file, which rank 0 writes because they are small."""
     state = {PREFIX + name: t.cpu() for name, t in part.state_dict().items() if is_adapter(name)}
     parts = ranks.first_per_device(ranks.transport.gather(state))
     if ranks.transport.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         _write({name: t.contiguous() for state in parts for name, t in state.items()}, folder / WEIGHTS)
-        write_whole(folder / CONFIG, json.dumps(dict(adapters.config), indent=2, sort_keys=True).encode())
+        write_whole(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode())
     ranks.transport.gather(None)
 
 

@@ -59,7 +59,7 @@ def check(options: TrainOptions) -> Plan:
     for folder in options.load:
         if not folder.is_dir():
             raise InputError(f"--load: there is no folder {folder}.")
-        _check_checkpoint(folder)
+        _check_checkpoint(folder, plan)
     if options.offload_to is not None and not options.offload_to.is_dir():
         raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
     check_folder(options.save, "--save")
@@ -70,11 +70,15 @@ def check(options: TrainOptions) -> Plan:
     return plan
 
 
-def _check_checkpoint(folder: Path) -> None:
-    """Refuse to load a folder without a Hugging Face checkpoint."""
+def _check_checkpoint(folder: Path, plan: Plan) -> None:
+    """Refuse to load a folder without a Hugging Face checkpoint, or with adapters of another model."""
+    from debubble.runtime.adapter_config import check_model
     from debubble.runtime.hf_files import checkpoint_files
+    from debubble.runtime.models.lora import CONFIG
 
-    checkpoint_files(folder)
+    files = checkpoint_files(folder)
+    if plan.model is not None and plan.options.lora and (folder / CONFIG).is_file():
+        check_model(folder, files, plan.model)
 
 
 def _check_average(options: TrainOptions, plan: Plan) -> None:
