@@ -4,8 +4,8 @@ Source: Dettmers et al., QLoRA, NeurIPS 2023, section 3 and appendix E: NormalFl
 largest value, for every 64 weights.  Ranks that divide a weight have whole blocks of it: the codes are those of the
 undivided one.
 
-Scales are kept in fp32, or quantised in their turn (double quantisation, section 3): their mean is subtracted, and every
-256 of them have 8 bits each, which stand for dynamic numbers (Dettmers et al., 8-bit Optimizers via Block-wise
+Scales are kept in fp32, or quantised in their turn (double quantisation, section 3): their mean is subtracted, and
+every 256 of them have 8 bits each, which stand for dynamic numbers (Dettmers et al., 8-bit Optimizers via Block-wise
 Quantization, ICLR 2022, section 2.2) times the largest of the 256.
 """
 
@@ -30,12 +30,12 @@ NUMBERS = (
 )  # fmt: skip
 """The numbers that the codes 0 to 15 stand for: quantiles of a normal distribution, and an exact zero."""
 SCALES = ("weight_scales", "weight_scale_maxima", "weight_scale_mean")
-"""Names of a quantised layer's scales, beside its `weight`; under double quantisation of what their codes are beside."""
+"""Names of a quantised layer's scales, beside its `weight`, and of what is beside their codes if they have some."""
 
 
 @cache
 def dynamic_numbers() -> tuple[float, ...]:
-    """The 256 numbers that the codes of scales stand for, in order, from about -1 to 1, and denser around an exact zero.
+    """The 256 numbers that the codes of scales stand for, in order: from about -1 to 1, denser around an exact zero.
 
     In every decade from 1e-6 up to 1 there are twice as many as in the one below, at the middles of equal parts.
     """
