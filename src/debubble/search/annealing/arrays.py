@@ -217,6 +217,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "mark_left": _zeros(2 * MARKS),
         "marked": _zeros(3),
         "shared": _zeros(problem.devices),
+        "alike": _zeros(1),
         "last_ints": _zeros(device_ints),
         "kept_causes": _zeros(causes),
         "begin": _zeros(problem.devices),

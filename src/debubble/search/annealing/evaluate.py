@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.kernels import inlined, jit
+from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.admission import admit_compute, admit_reload
-from debubble.search.annealing.incremental import delay, go_to_end, mark, met
+from debubble.search.annealing.incremental import copy_numbers, delay, go_to_end, mark, met
 from debubble.search.annealing.layout import NEEDED, RELOADED, ROW, SENT, Floats, Ints, KernelLayout, L, O, R
 from debubble.search.annealing.objective import longest
 from debubble.search.annealing.shared_links import begin_by_arrival
@@ -29,7 +29,7 @@ def reset(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> N
     x[a.end : a.end + a.times] = -1.0
     x[a.at_once] = 0.0
     x[a.reserved : a.reserved + a.device_floats] = 0.0
-    x[a.reserved : a.reserved + a.devices] = x[a.static : a.static + a.devices]
+    copy_numbers(x, a.static, a.reserved, a.devices)
     n[a.cursor : a.cursor + a.device_ints] = 0
     n[a.compute : a.compute + a.devices] = -1
     n[a.transfer : a.transfer + 2 * a.devices] = -1
@@ -45,7 +45,7 @@ def reset(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> N
         count_work(a, x, n, orders, lengths, d)
 
 
-@jit
+@borrowing
 def switch_rows(a: KernelLayout, n: Ints, pair: int) -> None:
     """Let a pair's operations take and free what they do with an R in the list, or without if they did with one."""
     size = a.stages * a.micro_batches
@@ -55,7 +55,7 @@ def switch_rows(a: KernelLayout, n: Ints, pair: int) -> None:
         n[row] = without + 7 * size // a.grain if n[row] == without else without
 
 
-@jit
+@borrowing
 def count_work(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, d: int) -> None:
     """Note the compute time of a device's list."""
     work = 0.0
@@ -119,7 +119,7 @@ def sent(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: float, mess
     return arrival
 
 
-@jit
+@borrowing
 def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
     """Walk a device's list as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
     size = a.stages * a.micro_batches
@@ -175,33 +175,38 @@ def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d:
     return index - begun
 
 
-@jit
-def evaluate(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
+@borrowing
+def evaluate(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float = INFINITY
+) -> float:
     """Objective of the lists, or infinity if they deadlock, break a limit or come out above `threshold`.
 
-    Leaves ends and causes in the blocks.
+    It is given up, as `walk` says, where they are behind an evaluation that is kept.  Leaves ends and causes in the
+    blocks.
     """
     reset(a, x, n, orders, lengths)
     if a.by_arrival:
-        return begin_by_arrival(a, x, n, orders, lengths, threshold)
-    return walk(a, x, n, orders, lengths, threshold, INFINITY)
+        return begin_by_arrival(a, x, n, orders, lengths, threshold, latest)
+    return walk(a, x, n, orders, lengths, threshold, latest)
 
 
-@jit
+@borrowing
 def walk(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float) -> float:
     """The rest of an evaluation, from where the devices are.
 
     It is given up where they are behind the one kept, by more than `latest` times all operations to those to come: what
     is late behind the last change mostly stays late.
     """
-    remaining = (lengths - n[a.cursor : a.cursor + a.devices]).sum()
+    remaining, whole = 0, lengths.sum()
+    for d in range(a.devices):
+        remaining += lengths[d] - n[a.cursor + d]
     n[a.marked + 2] = -1
     while remaining > 0:
         if met(a, x, n, remaining):
             go_to_end(a, x, n, orders, lengths)
             break
         before = remaining
-        if mark(a, x, n, remaining) and delay(a, x, n) * remaining > latest * lengths.sum():
+        if mark(a, x, n, remaining) and delay(a, x, n) * remaining > latest * whole:
             return INFINITY
         for step in range(a.devices):
             d = a.devices - 1 - step if n[a.downward] else step

@@ -8,18 +8,24 @@ The evaluation that was last accepted is kept; what another one overwrites is pu
 
 from __future__ import annotations
 
-from debubble.kernels import inlined, jit
+from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.layout import MARKS, SENT, B, Floats, I, Ints, KernelLayout, L, O
 
 SAME = -2
 """Nothing differs."""
 START = -1
 """Nothing can be used again."""
-NEVER = 2**40
-"""A place that no list has."""
 
 
-@jit
+@borrowing
+def copy_numbers(block: Floats | Ints, source: int, to: int, count: int) -> None:
+    """Copy some numbers of a block to another place in it, which must not overlap the first."""
+    here, there = block[source : source + count], block[to : to + count]
+    for index in range(count):
+        there[index] = here[index]
+
+
+@borrowing
 def mark(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
     """Note the state of the devices, and say so, if enough was walked since the last mark."""
     count = n[a.marked + 1]
@@ -28,15 +34,15 @@ def mark(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
         return False
     floats, ints = a.device_floats, a.device_ints
     to = a.mark_floats + (MARKS + count) * floats
-    x[to : to + floats] = x[a.reserved : a.reserved + floats]
+    copy_numbers(x, a.reserved, to, floats)
     to = a.mark_ints + (MARKS + count) * ints
-    n[to : to + ints] = n[a.cursor : a.cursor + ints]
+    copy_numbers(n, a.cursor, to, ints)
     n[a.mark_left + MARKS + count] = remaining
     n[a.marked + 1] = count + 1
     return True
 
 
-@jit
+@borrowing
 def delay(a: KernelLayout, x: Floats, n: Ints) -> float:
     """Average how much later the devices are than in the accepted evaluation; 0 while their lists differ."""
     total = 0.0
@@ -49,13 +55,13 @@ def delay(a: KernelLayout, x: Floats, n: Ints) -> float:
     return total / a.devices
 
 
-@jit
+@borrowing
 def keep(a: KernelLayout, x: Floats, n: Ints, at: int) -> None:
     """Keep an evaluation that began at mark `at`, in place of the one that it went on from."""
-    x[a.kept_times : a.kept_times + a.times] = x[a.end : a.end + a.times]
-    n[a.kept_causes : a.kept_causes + a.causes] = n[a.cause : a.cause + a.causes]
-    x[a.last_floats : a.last_floats + a.device_floats] = x[a.reserved : a.reserved + a.device_floats]
-    n[a.last_ints : a.last_ints + a.device_ints] = n[a.cursor : a.cursor + a.device_ints]
+    copy_numbers(x, a.end, a.kept_times, a.times)
+    copy_numbers(n, a.cause, a.kept_causes, a.causes)
+    copy_numbers(x, a.reserved, a.last_floats, a.device_floats)
+    copy_numbers(n, a.cursor, a.last_ints, a.device_ints)
     end, met, behind = n[a.marked + 1], n[a.marked + 2], 0
     if met >= 0:
         behind = min(n[a.marked] - met, MARKS - end)
@@ -68,49 +74,50 @@ def keep(a: KernelLayout, x: Floats, n: Ints, at: int) -> None:
     n[a.stale : a.stale + a.devices] = 0
 
 
-@jit
+@borrowing
 def copy_mark(a: KernelLayout, x: Floats, n: Ints, source: int, to: int) -> None:
     """Put a mark in another's place."""
     if source == to:
         return
     floats, ints = a.device_floats, a.device_ints
     there, here = a.mark_floats + to * floats, a.mark_floats + source * floats
-    x[there : there + floats] = x[here : here + floats]
+    copy_numbers(x, here, there, floats)
     there, here = a.mark_ints + to * ints, a.mark_ints + source * ints
-    n[there : there + ints] = n[here : here + ints]
+    copy_numbers(n, here, there, ints)
     n[a.mark_left + to] = n[a.mark_left + source]
 
 
-@jit
+@borrowing
 def put_back(a: KernelLayout, x: Floats, n: Ints) -> None:
     """Undo an evaluation: go back to the one kept."""
-    x[a.end : a.end + a.times] = x[a.kept_times : a.kept_times + a.times]
-    n[a.cause : a.cause + a.causes] = n[a.kept_causes : a.kept_causes + a.causes]
+    copy_numbers(x, a.kept_times, a.end, a.times)
+    copy_numbers(n, a.kept_causes, a.cause, a.causes)
 
 
-@jit
+@borrowing
 def common_mark(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints) -> int:
     """The last kept mark before any difference between the lists; START for none, SAME if they do not differ.
 
     Notes from where on the lists are alike again.
     """
-    at, same, alike = n[a.marked] - 1, True, True
+    at, same, alike = n[a.marked] - 1, True, 1
     for d in range(a.devices):
-        index, end = 0, lengths[d]
-        alike = alike and tried_lengths[d] == end
-        while index < end and index < tried_lengths[d] and orders[d, index] == tried[d, index]:
+        index, end, tried_end = 0, lengths[d], tried_lengths[d]
+        if end != tried_end:
+            alike = 0
+        while index < end and index < tried_end and orders[d, index] == tried[d, index]:
             index += 1
         n[a.shared + d] = 0
-        if index == end and index == tried_lengths[d]:
+        if index == end and index == tried_end:
             continue
         same = False
         while at >= 0 and n[a.mark_ints + at * a.device_ints + d] > index:
             at -= 1
-        while alike and orders[d, end - 1] == tried[d, end - 1]:
+        while end > index and tried_end > index and orders[d, end - 1] == tried[d, tried_end - 1]:
             end -= 1
-        n[a.shared + d] = end
-    if not alike:
-        n[a.shared] = NEVER
+            tried_end -= 1
+        n[a.shared + d] = tried_end
+    n[a.alike] = alike
     return SAME if same else at
 
 
@@ -119,9 +126,9 @@ def resume(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at:
     """Put all devices at a kept mark of the lists' evaluation."""
     floats, ints = a.device_floats, a.device_ints
     state = a.mark_floats + at * floats
-    x[a.reserved : a.reserved + floats] = x[state : state + floats]
+    copy_numbers(x, state, a.reserved, floats)
     state = a.mark_ints + at * ints
-    n[a.cursor : a.cursor + ints] = n[state : state + ints]
+    copy_numbers(n, state, a.cursor, ints)
     for d in range(a.devices):
         for index in range(n[a.cursor + d], lengths[d]):
             op = orders[d, index]
@@ -133,6 +140,8 @@ def resume(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, at:
 @inlined
 def met(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
     """Tell whether all that follows is what followed at a kept mark, and note which."""
+    if not n[a.alike]:
+        return False
     k = n[a.marked + 1]
     # The marks of both evaluations are equally far apart.
     while k > 0 and n[a.mark_left + k - 1] <= remaining:
@@ -198,7 +207,7 @@ def same_times(a: KernelLayout, x: Floats, n: Ints) -> bool:
     return True
 
 
-@jit
+@borrowing
 def changed(x: Floats, index: int, to_kept: int) -> bool:
     """Tell whether a time is known, and another than in the accepted evaluation."""
     different: bool = x[index] >= 0 and x[index] != x[index + to_kept]
@@ -217,5 +226,5 @@ def go_to_end(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) 
             n[a.cause + op] = n[a.kept_causes + op]
         for index in range(a.queue + d * a.queued + n[a.newest + d], a.queue + (d + 1) * a.queued):
             n[index] = n[a.kept_causes + index - a.cause]
-    x[a.reserved : a.reserved + a.device_floats] = x[a.last_floats : a.last_floats + a.device_floats]
-    n[a.cursor : a.cursor + a.device_ints] = n[a.last_ints : a.last_ints + a.device_ints]
+    copy_numbers(x, a.last_floats, a.reserved, a.device_floats)
+    copy_numbers(n, a.last_ints, a.cursor, a.device_ints)

@@ -169,6 +169,8 @@ class KernelLayout(NamedTuple):
     """[2]: how many marks there are of each; then that of those kept at which this evaluation met it, or -1."""
     shared: int
     """[d]: from where on the list is that of the last evaluation kept."""
+    alike: int
+    """1 if the lists are as long as those of the last evaluation kept, and their operations cost the same."""
     last_floats: int
     """State of the devices at the end of the last evaluation kept."""
     last_ints: int

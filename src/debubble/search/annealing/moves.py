@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.kernels import inlined, jit
+from debubble.kernels import borrowing, inlined, jit
 from debubble.search.annealing.evaluate import INFINITY, count_work, evaluate, switch_rows, walk
-from debubble.search.annealing.incremental import NEVER, SAME, START, common_mark, keep, put_back, resume
+from debubble.search.annealing.incremental import SAME, START, common_mark, copy_numbers, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
 from debubble.search.annealing.objective import last_of
 from debubble.search.annealing.shared_links import go_on_by_arrival
 
 
-@jit
+@borrowing
 def draw(state: Ints, below: int) -> int:
     """A pseudo-random number in [0, below): Park and Miller's generator, the same compiled or not."""
     state[0] = state[0] * 48271 % 2147483647
@@ -24,7 +24,7 @@ def draw(state: Ints, below: int) -> int:
     return drawn
 
 
-@jit
+@borrowing
 def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
     """Find the place of an operation in its device's list; -1 if it is not there."""
     for index in range(lengths[d]):
@@ -33,7 +33,7 @@ def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
     return -1
 
 
-@jit
+@borrowing
 def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> int:
     """Move an operation by up to `by` places, as far as nothing of its kind or its micro-batch is in the way.
 
@@ -87,7 +87,7 @@ def in_block(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int) -> 
     return inside
 
 
-@jit
+@borrowing
 def carry(a: KernelLayout, orders: Ints, d: int, source: int, to: int) -> bool:
     """Move an operation to another place, unless it is not there or something of its kind or micro-batch is between."""
     if source < 0:
@@ -123,7 +123,7 @@ def rotate(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, later:
             n[a.begin + d] = begin - 1
 
 
-@jit
+@borrowing
 def insert(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
     """Put an operation into a list."""
     if index <= n[a.begin + d]:
@@ -134,7 +134,7 @@ def insert(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index:
     lengths[d] += 1
 
 
-@jit
+@borrowing
 def remove(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int) -> None:
     """Take an operation out of a list."""
     if index < n[a.begin + d]:
@@ -144,7 +144,7 @@ def remove(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index:
         orders[d, at] = orders[d, at + 1]
 
 
-@jit
+@borrowing
 def backward_at(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: int) -> int:
     """Find the place of the backward of a (stage, micro-batch), or of the R before it."""
     size = a.stages * a.micro_batches
@@ -156,7 +156,7 @@ def backward_at(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: int)
     return -1
 
 
-@jit
+@borrowing
 def toggle_offload(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
     """Take an offload and its reload out, or put them in: O behind F, L a few places before the backward.
 
@@ -192,7 +192,7 @@ def toggle_recompute(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair
     insert(a, n, orders, lengths, d, max(behind + 1, backward - draw(random, 3)), R * size + pair)
 
 
-@jit
+@borrowing
 def move(
     a: KernelLayout,
     n: Ints,
@@ -264,7 +264,7 @@ def move(
     return 0, 0
 
 
-@jit
+@borrowing
 def recompute_otherwise(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, pair: int, run: int, at: int
 ) -> int:  # fmt: skip
@@ -276,14 +276,18 @@ def recompute_otherwise(
     for other in range(pair, pair + run):
         switch_rows(a, n, other)
     count_work(a, x, n, orders, lengths, d)
-    n[a.shared] = NEVER
-    forward = find(orders, lengths, d, F * a.stages * a.micro_batches + pair)
+    n[a.alike] = 0
+    index, size = lengths[d], a.stages * a.micro_batches
+    while index > n[a.shared + d] and not pair <= orders[d, index - 1] % size < pair + run:
+        index -= 1
+    n[a.shared + d] = index
+    forward = find(orders, lengths, d, F * size + pair)
     while at >= 0 and n[a.mark_ints + at * a.device_ints + d] > forward:
         at -= 1
     return at
 
 
-@jit
+@borrowing
 def critical_path(a: KernelLayout, x: Floats, n: Ints, path: Ints) -> int:
     """Write the operations that the objective hangs on into `path`, last first; returns their number."""
     longest, last = -1.0, -1
@@ -302,7 +306,7 @@ def critical_path(a: KernelLayout, x: Floats, n: Ints, path: Ints) -> int:
     return count
 
 
-@jit
+@borrowing
 def mean_backward(a: KernelLayout, x: Floats) -> float:
     """Mean end of the backwards for inputs, but for a constant: a slope on the plateaus of the objective.
 
@@ -314,7 +318,7 @@ def mean_backward(a: KernelLayout, x: Floats) -> float:
     return mean
 
 
-@jit
+@borrowing
 def measure(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints, at: int,
     threshold: float, latest: float,
@@ -325,7 +329,7 @@ def measure(
         if at != START:
             return value, at
     if at == START:
-        return evaluate(a, x, n, tried, tried_lengths, threshold), at
+        return evaluate(a, x, n, tried, tried_lengths, threshold, latest), at
     resume(a, x, n, orders, lengths, at)
     return walk(a, x, n, tried, tried_lengths, threshold, latest), at
 
@@ -341,10 +345,10 @@ def anneal(
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """
     n[a.marked] = 0
-    value = evaluate(a, x, n, orders, lengths, INFINITY)
+    value = evaluate(a, x, n, orders, lengths, INFINITY, INFINITY)
     # START; a literal would be compiled apart.
     keep(a, x, n, n[a.marked] - 1)
-    n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
+    copy_numbers(n, a.begin, a.kept_begin, a.devices)
     cost = value + weight * mean_backward(a, x)
     path = np.zeros(7 * a.stages * a.micro_batches, dtype=np.int64)
     count = critical_path(a, x, n, path)
@@ -353,7 +357,7 @@ def anneal(
         pair, run = move(a, n, tried, tried_lengths, path, count, offload, recompute, shares, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
-            n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
+            copy_numbers(n, a.begin, a.kept_begin, a.devices)
             continue
         if run > 0:
             at = recompute_otherwise(a, x, n, tried, tried_lengths, pair, run, at)
@@ -366,13 +370,13 @@ def anneal(
             put_back(a, x, n)
             if run > 0:
                 recompute_otherwise(a, x, n, orders, lengths, pair, run, START)
-            n[a.begin : a.begin + a.devices] = n[a.kept_begin : a.kept_begin + a.devices]
+            copy_numbers(n, a.kept_begin, a.begin, a.devices)
             tried[:] = orders
             tried_lengths[:] = lengths
             continue
         cost = price
         keep(a, x, n, at)
-        n[a.kept_begin : a.kept_begin + a.devices] = n[a.begin : a.begin + a.devices]
+        copy_numbers(n, a.begin, a.kept_begin, a.devices)
         orders[:] = tried
         lengths[:] = tried_lengths
         count = critical_path(a, x, n, path)

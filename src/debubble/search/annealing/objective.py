@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from debubble.kernels import jit
+from debubble.kernels import borrowing
 from debubble.search.annealing.layout import B, Floats, Ints, KernelLayout, W
 
 
-@jit
+@borrowing
 def last_of(a: KernelLayout, x: Floats, n: Ints, d: int) -> tuple[float, int]:
     """A device's part in the objective, and the operation that it hangs on.
 
@@ -29,7 +29,7 @@ def last_of(a: KernelLayout, x: Floats, n: Ints, d: int) -> tuple[float, int]:
     return length, last
 
 
-@jit
+@borrowing
 def longest(a: KernelLayout, x: Floats, n: Ints) -> float:
     """The objective, once everything is timed."""
     result = 0.0

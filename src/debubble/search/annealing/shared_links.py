@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.kernels import inlined, jit
+from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.admission import admit_compute, admit_reload
-from debubble.search.annealing.incremental import START, delay, mark
+from debubble.search.annealing.incremental import START, copy_numbers, delay, mark
 from debubble.search.annealing.layout import (
     MARKS,
     NEEDED,
@@ -43,7 +43,7 @@ def lane_of(a: KernelLayout, op: int) -> int:
     return COMPUTE if op < O * size else DOWN if op < L * size or a.half_duplex else UP
 
 
-@jit
+@borrowing
 def follow_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int) -> bool:
     """Note which operation follows each of a device's list on its lane, and what it waits for to have memory.
 
@@ -216,7 +216,9 @@ def neighbour(a: KernelLayout, op: int) -> int:
 
 
 @inlined
-def begin_by_arrival(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float) -> float:
+def begin_by_arrival(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float
+) -> float:
     """The objective of lists that are walked from their beginning; infinite as in `evaluate`."""
     x[a.clock] = -1.0
     n[a.previous : a.previous + 3 * a.devices] = -1
@@ -225,10 +227,10 @@ def begin_by_arrival(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths:
         if not follow_list(a, x, n, orders, lengths[d], d):
             return INFINITY
     look_at_all(a, x, n)
-    return walk_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, INFINITY)
+    return walk_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, latest)
 
 
-@jit
+@borrowing
 def go_on_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints, at: int,
     threshold: float, latest: float,
@@ -246,8 +248,7 @@ def go_on_by_arrival(
     whole = tried_lengths.sum()
     remaining = whole - lengths.sum() + go_to_mark(a, x, n, at)
     for d in range(a.devices):
-        length = lengths[d]
-        if length == tried_lengths[d] and (orders[d, :length] == tried[d, :length]).all():
+        if lengths[d] == tried_lengths[d] and alike(orders, tried, lengths[d], d):
             continue
         n[a.stale + d] = 1
         for lane in range(3):
@@ -266,14 +267,23 @@ def go_on_by_arrival(
     return walk_by_arrival(a, x, n, remaining, whole, threshold, latest), at
 
 
-@jit
+@inlined
+def alike(orders: Ints, tried: Ints, length: int, d: int) -> bool:
+    """Tell whether a device's lists of this length are alike."""
+    index = 0
+    while index < length and orders[d, index] == tried[d, index]:
+        index += 1
+    return index == length
+
+
+@borrowing
 def go_to_mark(a: KernelLayout, x: Floats, n: Ints, at: int) -> int:
     """Put all devices at a kept mark; return how many operations are still to come."""
     floats, ints = a.device_floats, a.device_ints
     state = a.mark_floats + at * floats
-    x[a.reserved : a.reserved + floats] = x[state : state + floats]
+    copy_numbers(x, state, a.reserved, floats)
     state = a.mark_ints + at * ints
-    n[a.cursor : a.cursor + ints] = n[state : state + ints]
+    copy_numbers(n, state, a.cursor, ints)
     n[a.marked + 1] = at + 1
     remaining = 0
     for d in range(a.devices):
@@ -283,7 +293,7 @@ def go_to_mark(a: KernelLayout, x: Floats, n: Ints, at: int) -> int:
     return remaining
 
 
-@jit
+@borrowing
 def look_at_all(a: KernelLayout, x: Floats, n: Ints) -> float:
     """Look at all lanes of all devices; return when the first operation of a device with a new list is ready."""
     first = INFINITY
@@ -306,7 +316,7 @@ def note_soonest(a: KernelLayout, x: Floats, d: int) -> None:
     x[a.soonest + d] = min(x[at], x[at + 1], x[at + 2])
 
 
-@jit
+@borrowing
 def walk_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, remaining: int, whole: int, threshold: float, latest: float
 ) -> float:
