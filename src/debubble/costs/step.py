@@ -176,6 +176,14 @@ class StepTail:
         """Seconds after any schedule's pipeline at least: with all gradients summed and all stages stepped inside."""
         return self.after(unsummed=0.0, unstepped=0.0)
 
+    @property
+    def optimizer(self) -> float:
+        """Seconds that the tail of a schedule that leaves a share x of the steps takes beyond `least`, over x at least.
+
+        A share of the states that hosts step behind every pipeline may hide them: then it is 0.
+        """
+        return 0.0 if self.options.host_optimizer else self.after(unsummed=0.0) - self.least
+
     def after(self, *, unsummed: float = 1.0, unstepped: float = 1.0) -> float:
         """Seconds after a pipeline that leaves these shares of a device's gradients and of its stages' steps.
 

@@ -19,6 +19,9 @@ CONTIGUOUS = (
     " as many stages on every device"
 )
 RAMPS = "work, and what memory and links let start before the first backward and end after the last forward"
+WITH_OPTIMIZER = (
+    f"{RAMPS}, and the optimizer's step, by devices behind the pipeline or by hosts after the last gradient"
+)
 
 OF_ORDERS = "every order of these stages, by a search of bounds"
 """The argument of a bound that a planner of given stages found itself."""
@@ -26,33 +29,60 @@ OF_ORDERS = "every order of these stages, by a search of bounds"
 
 @dataclass(frozen=True)
 class Bound:
-    """A time that no plan's pipeline beats, and the argument that says so, in words."""
+    """A time that no plan's pipeline, or no plan's step, beats, and the argument that says so, in words."""
 
     time: Number
     argument: str
 
 
 def proven_bound(problem: Problem) -> Bound:
-    """The best of the bounds that hold for every plan.
+    """The best of the bounds on the pipeline that hold for every plan.
 
     Args:
-        problem: The problem; its bound is worked out once.
+        problem: The problem; its bounds are worked out once.
     """
+    return _bounds(problem)[0]
+
+
+def proven_step_bound(problem: Problem) -> Bound:
+    """The best of the bounds on the whole step, with gradient reduction and optimizer, that hold for every plan.
+
+    Args:
+        problem: The problem; its bounds are worked out once.
+    """
+    return _bounds(problem)[1]
+
+
+def _bounds(problem: Problem) -> tuple[Bound, Bound]:
     known = _proven.get(id(problem))
     if known is None or known[0]() is not problem:
-        known = _proven[id(problem)] = weakref.ref(problem), _best_bound(problem)
-    return known[1]
+        pipeline = _best_bound(problem)
+        known = _proven[id(problem)] = weakref.ref(problem), pipeline, _best_step_bound(problem, pipeline)
+    return known[1:]
 
 
-_proven: dict[int, tuple[weakref.ref[Problem], Bound]] = {}
-"""Bounds by the identity of their problems, which have no hash."""
+_proven: dict[int, tuple[weakref.ref[Problem], Bound, Bound]] = {}
+"""Bounds of pipeline and step by the identity of their problems, which have no hash."""
+
+
+def _best_step_bound(problem: Problem, pipeline: Bound) -> Bound:
+    best = Bound(problem.step_bound(pipeline.time), pipeline.argument)
+    workload, tail = problem.workload, problem.tail
+    if tail is None or not isinstance(workload, ModelUnits) or workload.units.on_devices or not _has_ramps(problem):
+        return best
+    time = ramps_bound(_pieces(problem), least=float(pipeline.time), behind=tail.optimizer)
+    return max(best, Bound(time + tail.least, WITH_OPTIMIZER), key=_time)
+
+
+def _has_ramps(problem: Problem) -> bool:
+    """Ramps are counted in one time for all devices, and for micro-batches that are alike."""
+    return problem.objective == "makespan" and problem.equally_long
 
 
 def _best_bound(problem: Problem) -> Bound:
     best = Bound(lower_bound(problem), WORK)
     pieces = _pieces(problem)
-    # Ramps are counted in one time for all devices, and for micro-batches that are alike.
-    ramps = problem.objective == "makespan" and problem.equally_long
+    ramps = _has_ramps(problem)
     arrivals = ramps and len(set(pieces.rooms)) == 1
     if isinstance(problem.workload, ModelUnits):
         best = max(best, Bound(granular_bound(pieces, arrivals=arrivals), GRANULAR), key=_time)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from debubble.costs.host_memory import check_host_memory
 from debubble.ir import CandidateSummary, InputError, Number, PlannedUnit, Robustness
 from debubble.ir.plan_entries import recomputation_of
-from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound
+from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound, proven_step_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.restriction import as_run, with_module_offload
 from debubble.registry import Registry, guarding_plugins
@@ -154,6 +154,8 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
         check_host_memory(problem.workload.units, solution.partition, timeline)
     proven = proven_bound(problem)
     bound = max(solution.lower_bound, proven.time)
+    of_step = proven_step_bound(problem)
+    step_bound = max(problem.step_bound(bound), of_step.time)
     return Result(
         planner=name,
         solution=solution,
@@ -161,9 +163,9 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
         time=problem.step_time(timeline),
         partition=partition,
         runs_in=_runs_in(problem, solution, partition),
-        lower_bound=problem.step_bound(bound),
+        lower_bound=step_bound,
         pipeline_bound=bound,
-        bound_argument=proven.argument if proven.time == bound else OF_ORDERS,
+        bound_argument=of_step.argument if of_step.time == step_bound else OF_ORDERS,
         solve_seconds=solve_seconds,
         robustness=_robustness(problem, solution, timeline),
     )

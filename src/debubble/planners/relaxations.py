@@ -14,7 +14,8 @@ the order of operations, who holds which unit, and all but the sums of memory an
 Where optimizer states may be the host's, memory is free of them, but then the host steps behind the last weight
 gradient.  If the hosts step s seconds on average, one of them begins s seconds before the end at the latest, when all
 micro-batches have been forward and back to some unit: no forward runs in the last s seconds either, and the last window
-is that long.  The bound is the least over ranges of s, of which each counts as freed all that it may free.
+is that long.  What nobody steps inside the pipeline is stepped behind it.  Which units hosts step, and so s, is chosen
+by the linear program too.
 
 docs/joint.md has the proofs at length.
 """
@@ -23,8 +24,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +35,6 @@ from debubble.costs import Units
 from debubble.costs.units import Unit
 from debubble.ir import StageCosts
 
-RANGES = 32
-"""Ranges of the time that hosts step."""
 ROUNDING = 1e-9
 """Share by which a linear program's optimum is taken down, so that its rounding raises no bound."""
 
@@ -52,6 +52,7 @@ class Piece:
         host_step: Time of a step on the host.
         after_input: Bytes that remain between I and W.
         strategies: Bytes that F keeps, and the time to bring the rest back.
+        optimizer: Time of its optimizer step on a device.
     """
 
     forward: float
@@ -62,6 +63,7 @@ class Piece:
     host_step: float
     after_input: float
     strategies: tuple[tuple[float, float], ...]
+    optimizer: float = 0.0
 
     @property
     def work(self) -> float:
@@ -80,6 +82,7 @@ class Pieces:
         communication: Least time of a message.
         bytes_per_second: What all links to hosts carry together in one direction.
         workspace: Least bytes that all devices together hold beside states and activations, for the units at work.
+        optimizer: Time that every stage's optimizer step takes on a device beside that of its units.
     """
 
     pieces: tuple[Piece, ...]
@@ -88,6 +91,7 @@ class Pieces:
     communication: float
     bytes_per_second: float
     workspace: float = 0.0
+    optimizer: float = 0.0
 
 
 def pieces_of_units(units: Units, *, rooms: Sequence[float], micro_batches: float) -> Pieces:
@@ -100,6 +104,7 @@ def pieces_of_units(units: Units, *, rooms: Sequence[float], micro_batches: floa
         bytes_per_second=_links(len(rooms), units.link_groups)
         * float(units.offload_bandwidth or units.module_bandwidth or 0),
         workspace=_workspace(units, len(rooms)),
+        optimizer=float(units.stage_entries.get("optimizer_step", 0)),
     )
 
 
@@ -130,6 +135,7 @@ def _piece(unit: Unit, *, hostable: bool) -> Piece:
         host_step=0.0 if host is None else float(host.step),
         after_input=float(after),
         strategies=tuple(sorted(strategies)),
+        optimizer=float(unit.optimizer_step),
     )
 
 
@@ -180,74 +186,76 @@ def first_arrivals(a: Pieces) -> NDArray[np.float64]:
     return arrivals
 
 
-def ramps_bound(a: Pieces) -> float:
-    """The least makespan that work, memory and links leave, counting the idle time of both ramps; 0 without a limit."""
+def ramps_bound(a: Pieces, *, least: float = 0.0, behind: float = 0.0) -> float:
+    """The least time that work, memory and links leave, counting the idle time of both ramps; 0 without a limit.
+
+    Args:
+        a: The pieces.
+        least: A makespan that no plan beats for other reasons.
+        behind: Time of the optimizer behind the pipeline if no stage is stepped inside, which is bounded with the
+            makespan; 0 bounds the makespan alone.
+    """
     room = sum(a.rooms) - a.workspace
     if math.isinf(room) or math.isinf(a.bytes_per_second):
         return 0.0
-    stepped = sum(piece.host_step for piece in a.pieces)
-    saved = sum(piece.static - piece.hosted for piece in a.pieces)
-    needed = sum(piece.static for piece in a.pieces)
-    if not saved or not stepped:
-        return _with_states(a, free=room - needed + saved, window=0.0)
-    ratio = max((p.static - p.hosted) / p.host_step for p in a.pieces if p.host_step)
-    bounds = []
-    for part in range(RANGES):
-        least, most = stepped * part / RANGES, stepped * (part + 1) / RANGES
-        free = room - needed + min(saved, most * ratio)
-        bounds.append(_with_states(a, free=free, window=least / len(a.rooms)))
-    return min(bounds)
-
-
-def _with_states(a: Pieces, *, free: float, window: float) -> float:
-    """The bound with so many bytes for activations on all devices, where no forward runs in a last window."""
-    if free < 0:
+    if room < sum(piece.hosted for piece in a.pieces):
         return math.inf
     from ortools.linear_solver import pywraplp
 
     devices, m = len(a.rooms), a.micro_batches
     crossings = (devices - 1) * a.communication
     first = sum(p.forward for p in a.pieces) + crossings
-    last = max(sum(p.backward_input for p in a.pieces) + a.pieces[0].backward_weight + crossings, window)
-    heads = first_arrivals(a).sum()
-    kinds: Mapping[Piece, int] = Counter(a.pieces)
+    back = sum(p.backward_input for p in a.pieces) + a.pieces[0].backward_weight + crossings
     solver = pywraplp.Solver.CreateSolver("GLOP")
-    in_first, in_last = (
-        solver.Constraint(-math.inf, free + a.bytes_per_second * first),
-        solver.Constraint(-math.inf, free + a.bytes_per_second * last),
-    )
-    forwards, backwards = (
-        solver.Constraint(-math.inf, devices * first - heads),
-        solver.Constraint(-math.inf, devices * last),
-    )
-    objective = solver.Objective()
-    objective.SetMinimization()
-    for piece, count in kinds.items():
-        all_of_it = solver.Constraint(count * m, count * m)
-        together = solver.Constraint(-math.inf, count * m)
-        waiting = solver.NumVar(0, count * m, "")
-        together.SetCoefficient(waiting, 1)
-        in_last.SetCoefficient(waiting, piece.after_input)
-        backwards.SetCoefficient(waiting, piece.backward_weight)
-        objective.SetCoefficient(waiting, -piece.backward_weight)
+
+    def number(most: float, least: float = 0.0) -> Any:
+        return solver.NumVar(least, most, "")
+
+    makespan, last = number(math.inf, least), number(math.inf, back)
+    free: Any = room - sum(piece.static for piece in a.pieces)
+    stepped_inside = number(_optimizer(a.pieces, a))
+    host_steps, stepped, recomputed, kept_first, kept_last, forwards = [], [stepped_inside], [], [], [], []
+    backwards = [stepped_inside]
+    for piece, count in Counter(a.pieces).items():
+        on_hosts, waiting = number(count if piece.hosted < piece.static else 0), number(count * m)
+        free += on_hosts * (piece.static - piece.hosted)
+        host_steps.append(on_hosts * piece.host_step)
+        stepped.append(on_hosts * _optimizer([piece], a))
+        kept_last.append(waiting * piece.after_input)
+        backwards.append(waiting * piece.backward_weight)
+        whole, together = [], [waiting]
         for kept, again in piece.strategies:
-            number, early, late = (solver.NumVar(0, count * m, "") for _ in range(3))
-            all_of_it.SetCoefficient(number, 1)
-            objective.SetCoefficient(number, again)
-            for part in (early, late):
-                of_these = solver.Constraint(-math.inf, 0)
-                of_these.SetCoefficient(part, 1)
-                of_these.SetCoefficient(number, -1)
-            in_first.SetCoefficient(early, kept)
-            forwards.SetCoefficient(early, piece.forward)
-            objective.SetCoefficient(early, -piece.forward)
-            in_last.SetCoefficient(late, kept)
-            together.SetCoefficient(late, 1)
-            back = piece.backward_input + piece.backward_weight + again
-            backwards.SetCoefficient(late, back)
-            objective.SetCoefficient(late, -back)
+            chosen, early, late = (number(count * m) for _ in range(3))
+            solver.Add(early <= chosen)
+            solver.Add(late <= chosen)
+            whole.append(chosen)
+            together.append(late)
+            recomputed.append(chosen * again)
+            kept_first.append(early * kept)
+            forwards.append(early * piece.forward)
+            kept_last.append(late * kept)
+            backwards.append(late * (piece.backward_input + piece.backward_weight + again))
+        solver.Add(solver.Sum(whole) == count * m)
+        solver.Add(solver.Sum(together) <= count * m)
+    solver.Add(devices * last >= solver.Sum(host_steps))
+    solver.Add(solver.Sum(kept_first) <= free + a.bytes_per_second * first)
+    solver.Add(solver.Sum(kept_last) <= free + a.bytes_per_second * last)
+    idle_first = devices * first - solver.Sum(forwards)
+    idle_last = devices * last - solver.Sum(backwards)
+    solver.Add(idle_first >= float(first_arrivals(a).sum()))
+    solver.Add(idle_last >= 0)
+    work = m * sum(p.work for p in a.pieces) + solver.Sum(recomputed) + stepped_inside
+    solver.Add(devices * makespan >= work + idle_first + idle_last)
+    unstepped = number(1)
+    if behind:
+        most = _optimizer(a.pieces, a) - a.optimizer * (len(a.pieces) - devices)
+        solver.Add(most * unstepped >= most - solver.Sum(stepped))
+    solver.Minimize(makespan + behind * unstepped)
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        return 0.0
-    work = m * sum(p.work for p in a.pieces)
-    total = work + devices * (first + last) + objective.Value()
-    return float(total) / devices * (1 - ROUNDING)
+        return least
+    return float(solver.Objective().Value()) * (1 - ROUNDING)
+
+
+def _optimizer(pieces: Sequence[Piece], a: Pieces) -> float:
+    """Time of the optimizer steps of some pieces on devices, each of which is a stage."""
+    return sum(piece.optimizer + a.optimizer for piece in pieces)
