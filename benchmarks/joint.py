@@ -28,7 +28,7 @@ from provenance import commit, provenance
 import debubble as db
 from debubble.costs.units import Partition
 from debubble.ir import DebubbleError, RunOptions
-from debubble.planners.bounds import proven_bound
+from debubble.planners.bounds import proven_step_bound
 from debubble.planners.model_problem import problem_of
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import ModelUnits, Problem
@@ -173,8 +173,8 @@ def renew_bounds(rows: list[dict[str, Any]], settings: dict[str, Setting]) -> No
     """Replace the bounds of rows by what is proven today."""
     for row in rows:
         problem = settings[row["setting"]].problem(effort=0.0, seed=0)
-        proven = proven_bound(problem)
-        bound = float(problem.step_bound(proven.time))
+        proven = proven_step_bound(problem)
+        bound = float(proven.time)
         print(row["setting"], row["bound"], bound, proven.argument, flush=True)
         row["bound"], row["bound_commit"] = bound, commit()
 
