@@ -39,38 +39,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Cluster": "costs",
-    "DeadlockError": "ir",
-    "DebubbleError": "ir",
-    "InfeasibleError": "ir",
-    "InputError": "ir",
-    "Model": "models",
-    "Op": "ir",
-    "OutOfMemoryError": "ir",
-    "Pipeline": "runtime",
-    "Placement": "ir",
-    "Plan": "ir",
-    "PluginError": "ir",
-    "Problem": "planners",
-    "Program": "ir",
-    "Report": "views.notebook",
-    "Schedule": "ir",
-    "ScheduleError": "ir",
-    "SolverError": "ir",
-    "StageCosts": "ir",
-    "Timeline": "simulator",
-    "Trace": "ir",
-    "hardware": "costs",
-    "inline_html": "views.notebook",
-    "lower": "ir",
-    "models": "models",
-    "plan": "planners.plan_model",
-    "planners": "planners",
-    "schedules": "schedules",
-    "show": "views.notebook",
-    "simulate": "simulator",
-}
+_NAMES_IN = {
+    "costs": ("Cluster", "hardware"),
+    "ir": (
+        "DeadlockError", "DebubbleError", "InfeasibleError", "InputError", "Op", "OutOfMemoryError", "Placement",
+        "Plan", "PluginError", "Program", "Schedule", "ScheduleError", "SolverError", "StageCosts", "Trace", "lower",
+    ),
+    "models": ("Model", "models"),
+    "planners": ("Problem", "planners"),
+    "planners.plan_model": ("plan",),
+    "runtime": ("Pipeline",),
+    "schedules": ("schedules",),
+    "simulator": ("Timeline", "simulate"),
+    "views.notebook": ("Report", "inline_html", "show"),
+}  # fmt: skip
+_HOME = {name: module for module, names in _NAMES_IN.items() for name in names}
 
 __all__ = [
     "Cluster",

@@ -32,6 +32,33 @@ def decode_json(content: bytes, type_: type[T]) -> T:
         raise msgspec.DecodeError("it is nested too deeply") from error
 
 
+def decode_versioned(content: bytes, type_: type[T], *, what: str, name: str, version: int, again: str) -> T:
+    """Decode a file of debubble's own: a plan, or a trace.
+
+    Args:
+        content: The file's.
+        type_: The type of its content.
+        what: The word for it; its version stands in the entry `debubble_WHAT`.
+        name: The file's name, with which errors begin.
+        version: The version that is read.
+        again: How another version's is made again, as the end of a sentence.
+
+    Raises:
+        InputError: If it is no such file, cut short, or of another version.
+    """
+    entry = f"debubble_{what}"
+    try:
+        header = decode_json(content, dict[str, msgspec.Raw])
+        found = msgspec.json.decode(header.get(entry, b"null"), type=int | None)
+        if found is None:
+            raise InputError(f"{name} is not a debubble {what}: it has no entry '{entry}'.")
+        if found != version:
+            raise InputError(f"{name} has {what} version {found}; this debubble reads version {version}: {again}.")
+        return decode_json(content, type_)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{name} is not a whole {what} file: {error}.") from error
+
+
 def check_writable(*files: Path | None) -> None:
     """Refuse files that could not be written, before work is done for them; None is no file.
 

@@ -67,7 +67,7 @@ class TestMegatron:
             "--pipeline-model-parallel-size", "2",
             "--pipeline-model-parallel-layout", "Et*2|t*2L",
             "--micro-batch-size", "1",
-            "--seq-length", "2048",
+            "--seq-length", "4096",
             "--tensor-model-parallel-size", "2",
             "--sequence-parallel",
             "--global-batch-size", "16",
@@ -266,7 +266,7 @@ class TestDeepSpeed:
     def test_layers_recompute_where_others_of_their_stage_do_not(self) -> None:
         made = exports["deepspeed"](priced(full(1)))
 
-        assert made.losses == ("Sequences of 2048 tokens: DeepSpeed takes them as your data loader gives them.",)
+        assert made.losses == ("Sequences of 4096 tokens: DeepSpeed takes them as your data loader gives them.",)
 
     def test_the_config_has_the_batch_and_zero_level(self) -> None:
         made = exports["deepspeed"](priced(data=2, zero=1, micro_batch_size=3))

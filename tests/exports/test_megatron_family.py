@@ -39,7 +39,7 @@ def test_a_bridge_recipe_gets_the_plan_in_its_parts() -> None:
     assert (cfg.train.micro_batch_size, cfg.train.global_batch_size) == (1, 16)
     assert cfg.ddp.use_distributed_optimizer
     assert cfg.optimizer.optimizer == "adam"
-    assert (cfg.dataset.sequence_length, cfg.mixed_precision) == (2048, "bf16_mixed")
+    assert (cfg.dataset.sequence_length, cfg.mixed_precision) == (4096, "bf16_mixed")
 
 
 def test_what_a_bridge_recipe_had_for_its_stages_and_recomputation_is_taken_back() -> None:

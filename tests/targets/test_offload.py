@@ -27,7 +27,7 @@ def units_of(config: dict[str, Any]) -> Units:
 
 
 TWO_STAGES = Partition.cut(units_of(LLAMA), [5, 5])
-TOKENS, HIDDEN, BYTES = 2048, 1024, 2
+TOKENS, HIDDEN, BYTES = 4096, 1024, 2
 
 
 def test_transfers_stand_behind_the_forward_and_before_the_backward() -> None:

@@ -78,7 +78,7 @@ def test_a_target_says_that_it_runs_what_its_exporter_takes_unchanged(way: str, 
 
 def test_an_mlp_without_a_gate_recomputes_its_activation_by_the_pattern_of_both() -> None:
     config = {
-        "model_type": "gpt2", "n_embd": 1024, "n_layer": 4, "n_head": 8, "vocab_size": 16384, "n_positions": 2048,
+        "model_type": "gpt2", "n_embd": 1024, "n_layer": 4, "n_head": 8, "vocab_size": 16384, "n_positions": 4096,
     }  # fmt: skip
     plan = priced(lambda layer: ("none", "norm+activation"), config=config)
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import debubble as db
+from debubble.costs.host_memory import offloaded_peaks
 from debubble.ir import InputError, Placement, Plan, Schedule, lower
 from debubble.runtime.failures import DeviceMemoryError
-from debubble.training.memory_check import check_host_memory, explain_shortage, peak_offloaded, predicted_at
+from debubble.training.memory_check import check_host_memory, explain_shortage, predicted_at
 from tests.support import forked
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
@@ -109,7 +110,7 @@ def offloading(plan: Plan) -> Plan:
 
 
 def test_what_is_on_the_host_at_a_time_is_counted(plan_file: Any) -> None:
-    assert peak_offloaded(offloading(Plan.load(plan_file(1))).simulate()) == [2 * SIZE]
+    assert offloaded_peaks(offloading(Plan.load(plan_file(1))).simulate()) == [2 * SIZE]
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

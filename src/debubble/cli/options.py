@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -124,7 +124,7 @@ class ModelRun(OptionGroup):
     expert: int | None = option("Ranks between which a layer's experts are divided.")
     expert_tensor: int | None = option("Ranks that divide each expert (default: the tensor-parallel degree).")
     micro_batch_size: int | None = option("Sequences per micro-batch.")
-    sequence_length: SequenceLength = 4096
+    sequence_length: SequenceLength = RunOptions.sequence_length
     optimizer: str = option(
         "Whose states count as memory: adamw, adam, adamw-8bit, lion, muon, momentum or sgd.",
         names=optimizer_names,
@@ -201,19 +201,17 @@ class SearchLimits(OptionGroup):
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer reads it: a parameter whose type is a dataclass becomes one option per field."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, OptionGroup)}
+    groups: dict[str, Any] = {n: hint for n, hint in hints.items() if is_dataclass(hint) and hasattr(hint, "section")}
     parameters: list[Parameter] = []
     for name, parameter in signature(command).parameters.items():
         if name in groups:
             types = get_type_hints(groups[name], include_extras=True)
             for f in fields(groups[name]):
-                annotated: Any = Annotated[types[f.name], f.metadata["option"]] if f.metadata else types[f.name]
-                # A copy, as another command may have the same option in another section.
-                declared = copy(annotated.__metadata__[0])
+                declared = _declared(f, types[f.name])
                 declared.rich_help_panel = groups[name].section
                 if types[f.name] is bool and not declared.param_decls:  # typer would add a --no-NAME
                     declared.param_decls = (f"--{f.name.replace('_', '-')}",)
-                type_ = Annotated[annotated.__origin__, declared]
+                type_: Any = Annotated[getattr(types[f.name], "__origin__", types[f.name]), declared]
                 parameters.append(Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=type_))
         else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
@@ -227,6 +225,13 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+def _declared(field: Field[Any], hint: Any) -> Any:
+    """The option of a field; a copy, as another command may have the same option in another section."""
+    if "help" in field.metadata:
+        return typer.Option(*field.metadata["declarations"], help=field.metadata["help"])
+    return copy(field.metadata["option"] if field.metadata else hint.__metadata__[0])
 
 
 def abstract_limit(text: str | None) -> float | int | None:

@@ -9,6 +9,7 @@ from debubble.cli.app import app, require_torch
 from debubble.cli.options import PlanFile, with_option_groups
 from debubble.cli.output import Json, log
 from debubble.files import check_writable
+from debubble.training import settings
 
 
 @app.command(rich_help_panel="Run")
@@ -16,12 +17,12 @@ from debubble.files import check_writable
 def train(
     plan: PlanFile,
     *,
-    data: opt.TrainingData,
+    data: settings.TrainingData,
     weights: opt.Weights,
     recipe: opt.Recipe,
-    checkpoints: opt.Checkpoints,
-    execution: opt.Execution,
-    records: opt.Records,
+    checkpoints: settings.Checkpoints,
+    execution: settings.Execution,
+    records: settings.Records,
     json: Json = False,
 ) -> None:
     """Run a plan made for a MODEL: start its ranks here, or join when started by torchrun."""

@@ -1,4 +1,4 @@
-"""The options of `debubble train`, in the order of its help."""
+"""The options of `debubble train` that are not settings of its run as they stand (see `training.settings`)."""
 
 from __future__ import annotations
 
@@ -9,27 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from debubble.cli.names import learning_rate_names
-from debubble.cli.options import OptionGroup, flag, option
+from debubble.cli.options import OptionGroup, option
 from debubble.errors import InputError
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingData(OptionGroup):
-    """The data for training and for validation."""
-
-    section: ClassVar[str] = "Data"
-
-    data: Path | None = option("Text file or directory (default: the sources of Python's standard library).")
-    tokenizer: Path | None = option("Hugging Face tokenizer.json or its folder (default: tokens are bytes).")
-    separate_texts: bool = flag("Tokens attend to their own text alone, of those packed in a sequence.")
-    dataset: str | None = option("module:function that takes the plan and returns a Dataset, instead of --data.")
-    validation: str | None = option(
-        "Text file or directory whose loss is computed beside; with --dataset: module:function."
-    )
-    validate_every: int = option("Steps between validations.", default=100)
-    prompt: str | None = option("Text that the model continues at each validation interval.")
-    sample_tokens: int = option("Tokens that follow the prompt.", default=40)
-    seed: int = option("Of the initial weights and the order of the data.", default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,51 +56,6 @@ class Recipe(OptionGroup):
         names = ("steps", "learning_rate", "warmup", "lr_schedule", "optimizer", "weight_decay", "clip")
         own = {"optimizer_settings": settings(self.optimizer_option), "ema_decay": self.ema}
         return {name: getattr(self, name) for name in names} | own
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoints(OptionGroup):
-    """Checkpoints of the run, and the way it goes on from one."""
-
-    section: ClassVar[str] = "Checkpoints"
-
-    checkpoint: Path | None = option("Folder for checkpoints.")
-    save_every: int = option("Steps between checkpoints.", default=100)
-    keep: int = option("Checkpoints to keep.", default=2)
-    resume: bool = flag("Go on from the newest checkpoint, with its settings where none are given.")
-    auto_resume: bool = flag("The same, or start where there is none: for torchrun's restarts.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Execution(OptionGroup):
-    """Execution of the steps."""
-
-    section: ClassVar[str] = "Execution"
-
-    post_validation: bool | None = option(
-        "Update before the gradients' norm is known, and take it back where that was wrong (default: only"
-        " for plans made with it; what hosts step does so in any case).",
-        "--post-validation/--no-post-validation",
-    )
-    compile: bool = flag("Compile the units with torch.compile, in the first step.")
-    fp8: bool = flag("Multiply in 8 bits, through torchao, on GPUs that can.")
-    offload_to: Path | None = option("Folder on a fast disk for offloaded activations (default: host memory).")
-    hang_timeout: float = option(
-        "Seconds in which no operation of any rank ends, after which the run does.", default=600
-    )
-    online: bool = flag("Search a better order beside the training, and go on with it.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Records(OptionGroup):
-    """The records that a run writes beside its checkpoints."""
-
-    section: ClassVar[str] = "Records"
-
-    tensorboard: Path | None = option("Folder for TensorBoard's scalars.")
-    wandb: str | None = option("Project of Weights & Biases for the same.")
-    trace: Path | None = option("Write the trace of the last steps here.")
-    html: Path | None = option("Write the predicted and measured timelines here.")
 
 
 def settings(given: Sequence[str] | None) -> dict[str, Any] | None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from debubble.costs.units import Partition, Units
 from debubble.formatting import size_words
-from debubble.ir import InfeasibleError, Kind
-from debubble.ir.lowering.op_costs import OpCosts
-from debubble.ir.ops import CODE
+from debubble.ir import InfeasibleError, Kind, Number
 from debubble.simulator import Timeline
 
 
 def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[float]:
     """The most that each device has on its host at a time.
 
-    An activation is there from the start of its offload to the end of its reload; what a peer device takes is not.
     Optimizer states are there throughout, beside a copy of the gradients and of the weights.
 
     Args:
@@ -24,26 +23,26 @@ def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[f
     Returns:
         Bytes per device.
     """
-    program = timeline.program
-    schedule, costs = program.schedule, OpCosts.of(program.schedule, program.costs)
-    moved: list[list[tuple[float, float]]] = [[] for _ in range(schedule.devices)]
-    if (schedule.arrays.kind == CODE[Kind.O]).any():
-        for operation in timeline.operations:
-            if operation.op.kind is Kind.O and operation.device not in schedule.peers:
-                moved[operation.device].append((float(operation.start), float(costs.frees(operation.op))))
-            elif operation.op.kind is Kind.L and operation.device not in schedule.peers:
-                moved[operation.device].append((float(operation.end), -float(costs.allocates(operation.op))))
-    peaks = []
-    for device, changes in enumerate(moved):
-        held = [stage for stage in schedule.placement.stages_of[device] if stage in schedule.host_steps]
-        states = sum(_states(units, partition, stage) for stage in held)
-        most = now = 0.0
-        # At one instant, frees come before allocations.
-        for _, change in sorted(changes):
-            now += change
-            most = max(most, now)
-        peaks.append(states + most)
-    return peaks
+    schedule = timeline.program.schedule
+    hosted = [[stage for stage in held if stage in schedule.host_steps] for held in schedule.placement.stages_of]
+    states = [sum(_states(units, partition, stage) for stage in held) for held in hosted]
+    return [held + float(peak) for held, peak in zip(states, offloaded_peaks(timeline), strict=True)]
+
+
+def offloaded_peaks(timeline: Timeline) -> list[Number]:
+    """The most bytes of activations that each device has on its host at a time; what a peer device takes is not.
+
+    An activation is there from the start of its offload to the end of its reload.
+    """
+    schedule, costs = timeline.program.schedule, timeline.program.costs
+    changes: list[list[tuple[Number, Number]]] = [[] for _ in range(schedule.devices)]
+    for operation in timeline.operations if schedule.offloaded else ():
+        kind, stage, j = operation.op
+        if kind in (Kind.O, Kind.L) and operation.device not in schedule.peers:
+            moved = schedule.moved_bytes(costs, stage, j) * costs.scale_of(j)
+            changes[operation.device].append((operation.start, moved) if kind is Kind.O else (operation.end, -moved))
+    # At one instant, frees come before allocations.
+    return [max(accumulate((size for _, size in sorted(of)), initial=0)) for of in changes]
 
 
 def check_host_memory(units: Units, partition: Partition, timeline: Timeline) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from debubble.costs.cluster import Cluster
 from debubble.costs.half_layers import attention, mlp
@@ -127,8 +127,8 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
         },
         activation_after_input=sum(half.activation_after_input or 0 for half in halves),
         workspace=max(half.workspace for half in halves),
-        states=_sum(StateBytes, [half.states for half in halves if half.states]),
-        on_host=_sum(HostStates, hosts) if hosts else None,
+        states=StateBytes.sum(halves),
+        on_host=_sum(hosts) if hosts else None,
         module_bytes={name: size for half in halves for name, size in half.module_bytes.items()},
     )
 
@@ -137,19 +137,17 @@ _TIMES = ("forward", "backward_input", "backward_weight")
 _OF_PARAMETERS = ("static", "gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
 """The entries of a unit that its parameters cost."""
 
-_Summable = TypeVar("_Summable", StateBytes, HostStates)
 
-
-def _sum(kind: type[_Summable], parts: Sequence[_Summable]) -> _Summable:
+def _sum(parts: Sequence[HostStates]) -> HostStates:
     """The sum of such costs, entry by entry."""
-    return kind(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(kind)})
+    return HostStates(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(HostStates)})
 
 
 def _without_states(unit: Unit) -> Unit:
     """The unit where another one has its parameters."""
-    host = None if unit.on_host is None else _sum(HostStates, [])
+    host = None if unit.on_host is None else _sum([])
     nothing: dict[str, Any] = dict.fromkeys(_OF_PARAMETERS, 0.0)
-    return replace(unit, states=_sum(StateBytes, []), on_host=host, **nothing)
+    return replace(unit, states=StateBytes.sum([]), on_host=host, **nothing)
 
 
 def check(model: Architecture, options: RunOptions) -> None:

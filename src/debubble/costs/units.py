@@ -38,6 +38,16 @@ class StateBytes:
     gradients: Number
     optimizer: Number
 
+    @staticmethod
+    def sum(units: Iterable[Unit]) -> StateBytes:
+        """The bytes of several units together, as far as they say them."""
+        known = [unit.states for unit in units if unit.states is not None]
+        return StateBytes(
+            weights=sum(each.weights for each in known),
+            gradients=sum(each.gradients for each in known),
+            optimizer=sum(each.optimizer for each in known),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostStates:

@@ -9,7 +9,7 @@ from typing import Any
 from debubble.ir import ExportError, Plan, PlannedUnit
 from debubble.models.module_bases import OTHER_BASES, UNNAMED
 from debubble.targets import targets
-from debubble.targets.limits import no_further_tokens
+from debubble.targets.limits import FURTHER_TOKENS
 
 ENDS = ("embedding", "head", "mtp")
 """Types of units that are no decoder layers."""
@@ -71,7 +71,7 @@ def stage_layers(plan: Plan, *, target: str, further_tokens: bool = True) -> tup
     """
     require_layers(plan, target=target)
     if not further_tokens and any(unit.type == "mtp" for units in plan.partition for unit in units):
-        raise ExportError(no_further_tokens(target))
+        raise ExportError(FURTHER_TOKENS.format(title=target))
     first = 0
     result: list[StageLayers] = []
     for stage, units in enumerate(plan.partition):

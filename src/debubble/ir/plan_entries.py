@@ -56,7 +56,7 @@ class RunOptions:
     """
 
     micro_batch_size: int = 1
-    sequence_length: int = 2048
+    sequence_length: int = 4096
     tensor: int = 1
     data: int = 1
     context: int = 1

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from debubble.errors import InputError
-from debubble.files import decode_json, read_file, write_whole
+from debubble.files import decode_versioned, read_file, write_whole
 from debubble.ir.degrees import DegreeSearch
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
@@ -89,10 +88,6 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     target: str | None = None
 
 
-class _PlanHeader(msgspec.Struct):
-    debubble_plan: int | None = None
-
-
 def write_plan_file(file: PlanFile, path: Path) -> None:
     """Write the file beside its place and rename it, so that it is never half there."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
@@ -100,16 +95,6 @@ def write_plan_file(file: PlanFile, path: Path) -> None:
 
 def read_plan_file(path: Path) -> PlanFile:
     """Read and validate a plan file; raises InputError with one sentence."""
+    again = "make the plan again with `debubble plan`"
     content = read_file(path, "plan file")
-    try:
-        version = decode_json(content, _PlanHeader).debubble_plan
-        if version is None:
-            raise InputError(f"{path} is not a debubble plan: it has no entry 'debubble_plan'.")
-        if version != VERSION:
-            raise InputError(
-                f"{path} has plan version {version}; this debubble reads version {VERSION}: make the plan again with"
-                " `debubble plan`."
-            )
-        return decode_json(content, PlanFile)
-    except msgspec.DecodeError as error:
-        raise InputError(f"{path} is not a whole plan file: {error}.") from error
+    return decode_versioned(content, PlanFile, what="plan", name=str(path), version=VERSION, again=again)

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from debubble.errors import InputError
-from debubble.files import decode_json, read_file, write_whole
+from debubble.files import decode_versioned, read_file, write_whole
 from debubble.ir.ops import Lane, Op
 
 VERSION = 1
@@ -141,25 +141,11 @@ class Trace:
     @staticmethod
     def from_json(content: bytes, *, name: str = "This") -> Trace:
         """The trace of a file's content; `name` begins the sentence of an InputError."""
-        try:
-            version = decode_json(content, _TraceHeader).debubble_trace
-            if version is None:
-                raise InputError(f"{name} is not a debubble trace: it has no entry 'debubble_trace'.")
-            if version != VERSION:
-                raise InputError(
-                    f"{name} has trace version {version}; this debubble reads version {VERSION}: measure again with"
-                    " `debubble train`."
-                )
-            file = decode_json(content, _TraceFile)
-        except msgspec.DecodeError as error:
-            raise InputError(f"{name} is not a whole trace file: {error}.") from error
+        again = "measure again with `debubble train`"
+        file = decode_versioned(content, _TraceFile, what="trace", name=name, version=VERSION, again=again)
         trace = Trace(devices=file.devices, steps=tuple(file.steps), cores=file.cores)
         _check(trace, name)
         return trace
-
-
-class _TraceHeader(msgspec.Struct):
-    debubble_trace: int | None = None
 
 
 class _TraceFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

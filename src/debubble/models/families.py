@@ -207,28 +207,16 @@ def _deepseek(config: Entries) -> Architecture:
         value=config.number("v_head_dim", 128),
         bias=config.flag("attention_bias", False),
     )
-    newer = config.family != "deepseek_v2"
-    mlps = first_dense(
-        config,
-        count=config.number("n_routed_experts", 256 if newer else 64),
-        ffn=config.number("moe_intermediate_size", 2048 if newer else 1407),
-        shared=config.get("n_shared_experts", 1 if newer else 2),
-        per_token=config.number("num_experts_per_tok", 8 if newer else None),
-        dense=config.get("first_k_dense_replace", 3 if newer else 0),
-    )
+    if config.family == "deepseek_v2":
+        mlps = first_dense(config, count=64, ffn=1407, shared=2, per_token=None, dense=0)
+    else:
+        mlps = first_dense(config, count=256, ffn=2048, shared=1, per_token=8, dense=3)
     layers = [Layer(attention=attention, mlp=mlp) for mlp in mlps]
     return _of_layers(config, layers, kv_heads=heads, head_dim=content + rotary, mtp_layers=mtp_layers(config))
 
 
 def _glm4_moe(config: Entries) -> Architecture:
-    mlps = first_dense(
-        config,
-        count=config.number("n_routed_experts", 128),
-        ffn=config.number("moe_intermediate_size", 1408),
-        shared=config.get("n_shared_experts", 1),
-        per_token=config.number("num_experts_per_tok", 8),
-        dense=config.get("first_k_dense_replace", 1),
-    )
+    mlps = first_dense(config, count=128, ffn=1408, shared=1, per_token=8, dense=1)
     return _of_layers(
         config,
         [Layer(mlp=mlp) for mlp in mlps],

@@ -31,11 +31,21 @@ def like_layers(
 
 
 def first_dense(
-    config: Entries, *, count: int, ffn: int, shared: int, per_token: int, dense: int
+    config: Entries, *, count: int, ffn: int, shared: int, per_token: int | None, dense: int
 ) -> list[Mlp | Experts]:
-    """Per layer, an MLP in the first `dense` ones and then experts, `shared` of which every token passes through."""
-    reach = config.number("topk_group", 1) / config.number("n_group", 1)
-    experts = Experts(count=count, per_token=per_token, ffn=ffn, shared=shared * ffn, reach=reach)
+    """Per layer, an MLP in the first `dense` ones and then experts, `shared` of which every token passes through.
+
+    These numbers are a family's defaults for what its config leaves out.
+    """
+    width = config.number("moe_intermediate_size", ffn)
+    experts = Experts(
+        count=config.number("n_routed_experts", count),
+        per_token=config.number("num_experts_per_tok", per_token),
+        ffn=width,
+        shared=config.get("n_shared_experts", shared) * width,
+        reach=config.number("topk_group", 1) / config.number("n_group", 1),
+    )
+    dense = config.get("first_k_dense_replace", dense)
     return [Mlp() if layer < dense else experts for layer in range(config.layers())]
 
 

@@ -75,7 +75,7 @@ def plan(
         lengths: The lengths of the sequences: a file (see `costs.lengths.read_lengths`), or how many sequences have
             so many tokens; None: all have `sequence_length`.  Not with `global_batch`.
         progress: Called after every choice of degrees that was looked at, and every planner that answered.
-        options: Those of RunOptions, such as `sequence_length=4096` (2048 by default, 4096 on the command line).
+        options: Those of RunOptions, such as `sequence_length=8192` (4096 by default).
 
     Raises:
         InputError: for an unknown name, and for what does not go together.

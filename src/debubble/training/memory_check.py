@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from dataclasses import asdict
 
 import torch
 
+from debubble.costs.host_memory import offloaded_peaks
 from debubble.costs.model_units import model_on_cluster
 from debubble.errors import readable
-from debubble.ir import DebubbleError, InfeasibleError, InputError, Kind, Number, Plan
+from debubble.ir import DebubbleError, InfeasibleError, InputError, Plan
 from debubble.planners.plan_model import plan as make_plan
 from debubble.runtime.failures import DeviceMemoryError
-from debubble.simulator import Timeline
 
 
 def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | None:
@@ -29,7 +28,7 @@ def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | Non
     """
     gpus = torch.cuda.device_count()
     timeline, copies = plan.simulate(), plan.ranks // plan.devices
-    offloaded = 0.0 if offload_to_disk else float(sum(peak_offloaded(timeline))) * copies
+    offloaded = 0.0 if offload_to_disk else float(sum(offloaded_peaks(timeline))) * copies
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if gpus >= plan.ranks:
         if offloaded > memory:
@@ -49,19 +48,6 @@ def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | Non
     if "CPU" in meant:
         return None
     return f"The {plan.ranks} ranks were planned for {meant}, but run on this machine's CPU: it has {gpus} GPUs."
-
-
-def peak_offloaded(timeline: Timeline) -> list[Number]:
-    """Most bytes of activations that each device has in the host's memory at a time."""
-    schedule, costs = timeline.program.schedule, timeline.program.costs
-    changes: list[list[tuple[Number, Number]]] = [[] for _ in range(schedule.devices)]
-    for operation in timeline.operations:
-        kind, stage, j = operation.op
-        if kind in (Kind.O, Kind.L) and operation.device not in schedule.peers:
-            moved = schedule.moved_bytes(costs, stage, j) * costs.scale_of(j)
-            # A buffer is there from the start of O to the end of L.
-            changes[operation.device].append((operation.start, moved) if kind is Kind.O else (operation.end, -moved))
-    return [max(itertools.accumulate((size for _, size in sorted(of)), initial=0)) for of in changes]
 
 
 LESS = 0.9

@@ -14,32 +14,17 @@ from debubble.training.checkpoint.folder import DamagedError, RunProgress, check
 from debubble.training.data.text import VOCABULARY, Corpus, Sequences
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
+from debubble.training.settings import Checkpoints, Execution, Records, TrainingData
 
 if TYPE_CHECKING:
     from debubble.runtime.parameters.optimizers import MakeOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(TrainingData, Checkpoints, Execution, Records):
     """Options of one training run; every rank gets the same."""
 
     plan: Path
-    data: Path | None = None
-    """Text file or directory; None: the Python standard library's sources."""
-    tokenizer: Path | None = None
-    """Hugging Face tokenizer: a `tokenizer.json` or its folder; None: tokens are bytes."""
-    separate_texts: bool = False
-    """True if tokens attend to those of their own text alone, and count positions from its beginning."""
-    dataset: str | None = None
-    """`module:function`, which takes the plan and returns a Dataset, instead of text."""
-    validation: str | None = None
-    """Text file or directory whose loss is computed beside the training's, with `dataset` a `module:function`, too."""
-    validate_every: int = 100
-    """Steps between validations; the last step always has one."""
-    prompt: str | None = None
-    """Text that the model continues after every validation interval; None: none."""
-    sample_tokens: int = 40
-    """Tokens that follow the prompt."""
     steps: int = 100
     learning_rate: float | None = None
     """Peak of the learning rate; None: 3e-3 from initial weights, 1e-5 from loaded ones."""
@@ -55,41 +40,10 @@ class TrainOptions:
     """Largest global norm of the gradients."""
     ema_decay: float | None = None
     """Decay of the weights' moving average, which validation, samples and `save` use; None: there is none."""
-    compile: bool = False
-    """Compile the units with `torch.compile`."""
-    fp8: bool = False
-    """Multiply in 8 bits, through torchao."""
-    post_validation: bool | None = None
-    """True if devices update before the norm is known, to validate it later; None: if the plan is made for it."""
     load: tuple[Path, ...] = ()
     """Hugging Face checkpoints to start from, each on top of those before it; empty: initial weights from the seed."""
     save: Path | None = None
     """Folder for a Hugging Face checkpoint at the end, of LoRA adapters peft's; None: none."""
-    seed: int = 0
-    """Seed of the initial weights and of the order of the data."""
-    checkpoint: Path | None = None
-    """Folder for checkpoints; None: none."""
-    save_every: int = 100
-    """Steps between checkpoints; the last step always has one."""
-    keep: int = 2
-    resume: bool = False
-    """Go on from the newest checkpoint."""
-    auto_resume: bool = False
-    """Go on from the newest whole checkpoint, or start anew where there is none: for runs that are restarted."""
-    hang_timeout: float = 600
-    """Seconds without any progress after which the run is ended."""
-    offload_to: Path | None = None
-    """Folder for offloaded activations; None: the host's memory."""
-    tensorboard: Path | None = None
-    """Folder for TensorBoard's scalars."""
-    wandb: str | None = None
-    """Project of Weights & Biases that gets the same; None: none."""
-    trace: Path | None = None
-    """File for the trace of the last steps."""
-    html: Path | None = None
-    """Page for the predicted and measured timelines."""
-    online: bool = False
-    """Search a better order beside the training, and go on with it."""
     json: bool = False
     given: Mapping[str, Any] | None = None
     """Settings that were given; for the others those of the checkpoint to resume count.  None: all are as given."""

@@ -215,34 +215,22 @@ def as_dict(scene: Scene) -> dict[str, Any]:
         "peak_memory": [float(peak) for peak in scene.peak_memory],
         "devices": scene.devices,
         "operations": len(timeline.operations),
-        "per_device": [
-            {
-                "device": d.device,
-                "busy": float(d.busy),
-                "recompute": float(d.recompute),
-                "bubbles": {cause.value: float(time) for cause, time in d.idle.items()},
-                "forward_bubbles": float(d.forward_bubbles),
-                "backward_bubbles": float(d.backward_bubbles),
-                "peak_memory": float(d.peak_memory),
-                "memory_limit": None if d.memory_limit is None else float(d.memory_limit),
-            }
-            for d in device_summaries(scene)
-        ],
-        "per_stage": [
-            {
-                "stage": s.stage,
-                "device": s.device,
-                "chunk": s.chunk,
-                "compute": float(s.compute),
-                "recompute": float(s.recompute),
-                "sending": float(s.sending),
-                "bubbles": {cause.value: float(time) for cause, time in s.idle.items()},
-            }
-            for s in stage_summaries(scene)
-        ],
+        "per_device": [_figures(summary) for summary in device_summaries(scene)],
+        "per_stage": [_figures(summary) for summary in stage_summaries(scene)],
         "per_kind": {
             k.kind.value: {"count": k.count, "mean": k.mean, "total": float(k.total)} for k in kind_summaries(scene)
         },
         "critical_path": why_not_faster(scene),
         "remarks": list(scene.remarks),
     }
+
+
+def _figures(summary: DeviceSummary | StageSummary) -> dict[str, Any]:
+    """The entries of a summary in their order; idle times by cause are its bubbles."""
+    entries: dict[str, Any] = {}
+    for name, value in vars(summary).items():
+        if name == "idle":
+            entries["bubbles"] = {cause.value: float(time) for cause, time in value.items()}
+        else:
+            entries[name] = value if value is None or name in ("device", "stage", "chunk") else float(value)
+    return entries

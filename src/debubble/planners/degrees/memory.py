@@ -130,20 +130,12 @@ def parts_at_peak(
     """
     parts = []
     for device, stages in enumerate(schedule.placement.stages_of):
-        states = _states([units.units[index] for stage in stages for index, _ in partition[stage]])
-        stepped = [stage for stage in stages if stage not in schedule.host_steps]
-        optimizer = float(_states([units.units[index] for stage in stepped for index, _ in partition[stage]]).optimizer)
-        weights, gradients = float(states.weights), float(states.gradients)
-        static = float(costs.static_of(device))
+        states = _states(units, partition, stages)
+        stepped = _states(units, partition, [stage for stage in stages if stage not in schedule.host_steps])
+        # The peak may be where fewer parameters are gathered than there is room for.
+        peak, static = float(peaks[device]), float(costs.static_of(device))
         parts.append(
-            MemoryParts(
-                weights=weights,
-                gradients=gradients,
-                optimizer=optimizer,
-                # The peak may be where fewer parameters are gathered than there is room for.
-                activations=max(0.0, float(peaks[device]) - static),
-                workspace=max(0.0, min(static, float(peaks[device])) - weights - gradients - optimizer),
-            )
+            _parts(replace(states, optimizer=stepped.optimizer), static=min(static, peak), activations=peak - static)
         )
     return parts
 
@@ -159,19 +151,27 @@ def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
     alive = _in_flight(devices, problem.micro_batches, chunks)
     parts = []
     for device, stages in enumerate(placement.stages_of):
-        states = _states([units.units[index] for stage in stages for index, _ in partition[stage]])
-        of_states = float(states.weights + states.gradients + states.optimizer)
+        states = _states(units, partition, stages)
         activations = sum(alive[stage] * kept[stage] for stage in stages) + max(restored[stage] for stage in stages)
-        parts.append(
-            MemoryParts(
-                weights=float(states.weights),
-                gradients=float(states.gradients),
-                optimizer=float(states.optimizer),
-                activations=float(activations),
-                workspace=float(costs.static_of(device)) - of_states,
-            )
-        )
+        parts.append(_parts(states, static=float(costs.static_of(device)), activations=float(activations)))
     return parts
+
+
+def _states(units: Units, partition: Partition, stages: Sequence[int]) -> StateBytes:
+    """The states of some stages' units."""
+    return StateBytes.sum(units.units[index] for stage in stages for index, _ in partition[stage])
+
+
+def _parts(states: StateBytes, *, static: float, activations: float) -> MemoryParts:
+    """The parts of a device's memory: of the static bytes what is no state is workspace."""
+    weights, gradients, optimizer = float(states.weights), float(states.gradients), float(states.optimizer)
+    return MemoryParts(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=max(0.0, activations),
+        workspace=max(0.0, static - weights - gradients - optimizer),
+    )
 
 
 def _in_flight(devices: int, micro_batches: int, chunks: int) -> Counter[int]:
@@ -179,12 +179,3 @@ def _in_flight(devices: int, micro_batches: int, chunks: int) -> Counter[int]:
     name, some = "interleaved" if chunks > 1 else "1f1b", min(micro_batches, 3 * devices)
     order = schedules[name](devices=devices, micro_batches=some, chunks=chunks if chunks > 1 else None)
     return Counter(op.stage for ops in order.orders for op in takewhile(lambda op: op.kind is Kind.F, ops))
-
-
-def _states(units: Sequence[Unit]) -> StateBytes:
-    known = [unit.states for unit in units if unit.states is not None]
-    return StateBytes(
-        weights=sum(each.weights for each in known),
-        gradients=sum(each.gradients for each in known),
-        optimizer=sum(each.optimizer for each in known),
-    )

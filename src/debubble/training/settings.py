@@ -1,0 +1,84 @@
+"""The settings of a training run, in groups, each with the sentence that the command line's help has for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+
+def setting(help: str, *declarations: str, default: Any = None) -> Any:
+    """A field of a group of settings.
+
+    Args:
+        help: What the help of the command line says.
+        declarations: The names of its option there, if they are not the field's.
+        default: Its value where it is not given.
+    """
+    return field(default=default, metadata={"help": help, "declarations": declarations})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """The data for training and for validation."""
+
+    section: ClassVar[str] = "Data"
+
+    data: Path | None = setting("Text file or directory (default: the sources of Python's standard library).")
+    tokenizer: Path | None = setting("Hugging Face tokenizer.json or its folder (default: tokens are bytes).")
+    separate_texts: bool = setting(
+        "Tokens attend to their own text alone, of those packed in a sequence.", default=False
+    )
+    dataset: str | None = setting("module:function that takes the plan and returns a Dataset, instead of --data.")
+    validation: str | None = setting(
+        "Text file or directory whose loss is computed beside; with --dataset: module:function."
+    )
+    validate_every: int = setting("Steps between validations.", default=100)
+    prompt: str | None = setting("Text that the model continues at each validation interval.")
+    sample_tokens: int = setting("Tokens that follow the prompt.", default=40)
+    seed: int = setting("Of the initial weights and the order of the data.", default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Checkpoints of the run, and the way it goes on from one."""
+
+    section: ClassVar[str] = "Checkpoints"
+
+    checkpoint: Path | None = setting("Folder for checkpoints.")
+    save_every: int = setting("Steps between checkpoints.", default=100)
+    keep: int = setting("Checkpoints to keep.", default=2)
+    resume: bool = setting("Go on from the newest checkpoint, with its settings where none are given.", default=False)
+    auto_resume: bool = setting("The same, or start where there is none: for torchrun's restarts.", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Execution of the steps."""
+
+    section: ClassVar[str] = "Execution"
+
+    post_validation: bool | None = setting(
+        "Update before the gradients' norm is known, and take it back where that was wrong (default: only"
+        " for plans made with it; what hosts step does so in any case).",
+        "--post-validation/--no-post-validation",
+    )
+    compile: bool = setting("Compile the units with torch.compile, in the first step.", default=False)
+    fp8: bool = setting("Multiply in 8 bits, through torchao, on GPUs that can.", default=False)
+    offload_to: Path | None = setting("Folder on a fast disk for offloaded activations (default: host memory).")
+    hang_timeout: float = setting(
+        "Seconds in which no operation of any rank ends, after which the run does.", default=600
+    )
+    online: bool = setting("Search a better order beside the training, and go on with it.", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """The records that a run writes beside its checkpoints."""
+
+    section: ClassVar[str] = "Records"
+
+    tensorboard: Path | None = setting("Folder for TensorBoard's scalars.")
+    wandb: str | None = setting("Project of Weights & Biases for the same.")
+    trace: Path | None = setting("Write the trace of the last steps here.")
+    html: Path | None = setting("Write the predicted and measured timelines here.")
