@@ -187,7 +187,7 @@ def test_the_host_copies_what_it_steps_whatever_the_devices_do() -> None:
 
 
 def test_a_profile_leaves_the_copies_and_the_sharded_states_counted() -> None:
-    measured = {"model": dict(MODEL.config), "dtype": "bf16", "sequence_length": 2048, "micro_batch_size": 1, "lora": 0,
+    measured = {"model": dict(MODEL.config), "dtype": "bf16", "sequence_length": 4096, "micro_batch_size": 1, "lora": 0,
                 "device": "cpu"}  # fmt: skip
     profile = {"measured": measured, **units_to_dict(units())}
     options = RunOptions(data=4, zero=1, post_validation=True)

@@ -109,7 +109,7 @@ def test_the_command_writes_a_profile_that_plan_takes(tmp_path: Path, run: Any, 
     profile = str(tmp_path / "costs.json")
 
     code, said, _ = run("profile", str(tmp_path / "plan.json"), *traces, "-o", profile)
-    model = ("plan", str(tmp_path / "config.json"), "--cluster", "2xA100-80GB", "--sequence-length", "2048")
+    model = ("plan", str(tmp_path / "config.json"), "--cluster", "2xA100-80GB")
     options = (*model, "--micro-batches", "8", "--planner", "dapple")
     computed, measured = (json_of(*options, *more) for more in ((), ("--profile", profile)))
 

@@ -152,7 +152,7 @@ def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
 def test_a_choice_that_no_quick_plan_fits_is_planned_where_it_promises_much_more() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "8.5GiB"})
     tight = Job(
-        model=db.models["llama3.2-1b"], cluster=cluster, global_batch=8, options=RunOptions(),
+        model=db.models["llama3.2-1b"], cluster=cluster, global_batch=8, options=RunOptions(sequence_length=2048),
         fixed={"tensor": 1, "context": 1, "micro_batch_size": 1}, effort=0.1,
     )  # fmt: skip
 
