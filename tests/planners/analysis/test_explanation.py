@@ -61,7 +61,9 @@ def test_few_micro_batches_bind_by_filling_and_draining() -> None:
 
 
 def test_a_single_device_binds_by_computing() -> None:
-    assert explained(cluster="1xH200-141GB", micro_batches=64, sequence_length=2048).binding.startswith("Computing binds")
+    assert explained(cluster="1xH200-141GB", micro_batches=64, sequence_length=2048).binding.startswith(
+        "Computing binds"
+    )
 
 
 def test_states_are_weights_gradients_and_optimizer_in_megatrons_shares() -> None:
