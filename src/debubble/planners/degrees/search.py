@@ -30,7 +30,7 @@ from debubble.planners.degrees.memory import peak_parts, too_large
 from debubble.planners.degrees.space import Job, configurations, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
-from debubble.planners.progress import Progress
+from debubble.planners.progress import Progress, progress_listener
 from debubble.planners.registry import Result, planners, verify
 from debubble.search.effort import Effort
 
@@ -201,6 +201,8 @@ class _DegreesSearch:
         self.ranking: Ranking[Degrees] = Ranking()
         self.quick: dict[Degrees, Solution] = {}
         self.results: dict[Degrees, Result] = {}
+        self.asked: set[Degrees] = set()
+        """Those that `auto` has planned."""
         self.interrupted = False
 
     def run(self) -> None:
@@ -263,7 +265,7 @@ class _DegreesSearch:
         """Plan choices that no quick plan fits, if there are no others or these promise much more.
 
         The planners have uneven stages or offload (or it is the one that was asked for), and micro-batches are as small
-        as they may be.
+        as they may be.  Where these fit nothing all planners are asked, choice by choice, until one fits.
         """
         steps = self._steps()
         best = min(steps.values(), default=math.inf)
@@ -271,26 +273,29 @@ class _DegreesSearch:
         hopeful = sorted((d for d in promised if promised[d] * MUCH_FASTER < best), key=lambda d: promised[d])[:RESCUED]
         if self.planner != "auto":
             self._plan_side_by_side(hopeful, self.planner, share=1.0)
-        elif steps:
-            self._plan_side_by_side(hopeful, partial(thorough, names=("adapipe", "chronos")), share=THOROUGH)
-        else:
-            for degrees in hopeful:
-                self._ask(degrees)
+            return
+        self._plan_side_by_side(hopeful, partial(thorough, names=("adapipe", "chronos")), share=THOROUGH)
+        for degrees in hopeful:
+            if self._steps():
+                break
+            self._ask(degrees)
 
     def _finish(self) -> None:
         """Give the fastest choice to `auto`, unless it is optimal."""
         if not self.results:
             return
         best = min(self.results, key=lambda degrees: self.results[degrees].time)
-        if self.results[best].gap > 0:
+        if best not in self.asked and self.results[best].gap > 0:
             self._ask(best)
 
     def _ask(self, degrees: Degrees) -> None:
+        self.asked.add(degrees)
         problem = replace(self.problems[degrees], effort=FINAL * self.job.effort)
         large = problem.devices * problem.micro_batches >= LARGE
         names = [name for name in planners_for(problem) if not large or name in ALSO_LARGE]
         try:
-            answer = verify("auto", problem, fastest_of(problem, names), 0.0)
+            with progress_listener(lambda told: self.progress(replace(told, stage=f"{told.stage} {degrees}"))):
+                answer = verify("auto", problem, fastest_of(problem, names), 0.0)
         except DebubbleError as refusal:
             self.ranking.refused[degrees] = refusal
         else:
