@@ -30,7 +30,7 @@ from debubble.planners.degrees.memory import peak_parts, too_large
 from debubble.planners.degrees.space import Job, configurations, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
-from debubble.planners.progress import Progress, progress_listener
+from debubble.planners.progress import Progress
 from debubble.planners.registry import Result, planners, verify
 from debubble.search.effort import Effort
 
@@ -294,8 +294,7 @@ class _DegreesSearch:
         large = problem.devices * problem.micro_batches >= LARGE
         names = [name for name in planners_for(problem) if not large or name in ALSO_LARGE]
         try:
-            with progress_listener(lambda told: self.progress(replace(told, stage=f"{told.stage} {degrees}"))):
-                answer = verify("auto", problem, fastest_of(problem, names), 0.0)
+            answer = verify("auto", problem, fastest_of(problem, names), 0.0)
         except DebubbleError as refusal:
             self.ranking.refused[degrees] = refusal
         else:
