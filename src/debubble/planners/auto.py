@@ -135,8 +135,8 @@ def _ask_side_by_side(
         best = next(iter(_results(known)), None)
         tell(
             Progress(
-                stage="Planning with the whole effort" if before else "Planning", done=len(answers), total=len(problems),
-                counted="planners",
+                stage="Planning with the whole effort" if before else "Planning",
+                done=len(answers), total=len(problems), counted="planners",
                 best=None if best is None else best.planner, step_time=None if best is None else float(best.time),
             )
         )  # fmt: skip
