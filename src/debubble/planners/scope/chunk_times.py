@@ -72,6 +72,7 @@ class ChunkDealer:
         self._inst, self._effort, self._most = inst, effort, most
         self._curves: dict[tuple[tuple[int, ...], float], _Curve] = {}
         self._capacities: dict[tuple[tuple[Choice, ...], tuple[float, ...]], dict[int, Capacity]] = {}
+        self._works: dict[tuple[tuple[int, ...], tuple[int, ...]], Any] = {}
         self._chunk: Callable[[Choice, float, float], tuple[Any, Any]] = cache(self._new_chunk)
         self._devices_by_choices: Callable[[Ends], dict[tuple[Choice, ...], list[int]]] = cache(
             self._new_devices_by_choices
@@ -79,13 +80,29 @@ class ChunkDealer:
 
     def loads(self, times: Sequence[float], ends: Ends) -> list[Load] | None:
         """Loads of the devices that keep the times of the chunks; None if there are none."""
-        self._effort.spend(DEAL)
+        self._effort.spend(DEVICES)
         found: dict[int, Capacity] = {}
         for choices, devices in self._devices_by_choices(ends).items():
             found |= dict(zip(devices, self._capacities_of(devices, choices, tuple(times)), strict=True))
             if not all(found[device].fits.any() for device in devices):
                 return None
+        if sum(self._most_work(capacity) for capacity in found.values()) < self._work(self._inst.counts):
+            return None
+        self._effort.spend(DEAL)
         return dealt(self._inst.counts, [found[device] for device in range(len(self._inst.devices))])
+
+    def _most_work(self, capacity: Capacity) -> int:
+        """The most work that a device can hold, without recomputation."""
+        fits = capacity.fits
+        key = capacity.runs, fits.shape
+        if key not in self._works:
+            axes = (self._shortest(run) * np.arange(size) for run, size in zip(capacity.runs, fits.shape, strict=True))
+            self._works[key] = sum(np.ix_(*axes))
+        return int(self._works[key][fits].max())
+
+    def _work(self, counts: Sequence[int]) -> int:
+        """The time of so many layers of each run, without recomputation."""
+        return sum(self._shortest(run) * count for run, count in enumerate(counts))
 
     def _capacities_of(
         self, devices: Sequence[int], choices: tuple[Choice, ...], times: tuple[float, ...]

@@ -1,24 +1,25 @@
 """SCOPE's per-chunk reading, weight x (sum of tau_c) + sum T, by branch and bound over the times tau_c of the chunks.
 
 No device may exceed tau_c in chunk c, and `chunk_times` tells whether layers can be dealt within given times.  If they
-cannot within some times, they cannot within shorter ones.  So a box of times is empty if its upper corner is, and the
-sum of its lower corner bounds what it holds.  Boxes are halved along their longest side, and those of the least sum are
-halved first.  All boxes of all choices of ends hold every assignment, so that the least sum that is left bounds the sum
-of the times; the relaxation, with max T at least as large, turns that into a bound on the step.
+cannot within some times, they cannot within shorter ones.  So a box of times is empty if its upper corner is.  That no
+sum is below a goal is proven by boxes which hold all times of such a sum: those that are not empty are halved along
+their longest side.  Goals come ever closer to the best answer's sum; boxes of all choices of ends whose relaxation is
+below it hold every better assignment, so that the last goal bounds its sum of times; the relaxation, with max T at
+least as large, turns that into a bound on the step.
 
 Answers come from corners: from those of the relaxations every time is shortened as far as the others allow, and again
-with one of them longer by a part of a layer.  The device programs then assign strategies, and say what it really takes.
+with one of them longer by a part of a layer; and from small boxes that are not empty.  The device programs then assign
+strategies, and say what it really takes.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from debubble.planners.scope.benders import Decomposition
 from debubble.planners.scope.chunk_times import ChunkDealer
-from debubble.planners.scope.ends import Ends, ends_of_long_runs
+from debubble.planners.scope.ends import Ends
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.loads import dealable
 from debubble.planners.scope.master import LayerCounts, merged
@@ -32,12 +33,16 @@ CLOSE = 5e-4
 """Share of the sum of times to which one of them is shortened."""
 SEARCH = 0.85
 """Share of the effort; the program in one piece has the rest."""
-STARTS, WALK = 0.3, 0.7
+STARTS, WALK = 0.2, 0.1
 """Shares of the effort for the relaxations' corners, and, with two chunks, of the rest for what is near the best."""
 STEPS = (0.4, 1.0, 0.15, 2.0, 0.05, 0.7, 1.4, 3.0)
 """Parts of the shortest long layer by which one time is made longer."""
 LONGER = 1.15
 """The sum of times over the best one's beyond which nothing is looked for."""
+SLACKS = (0.009, 0.004, 0.002, TOLERANCE)
+"""Shares of the sum of times by which an answer is proven to be the best, one after the other."""
+PART = 0.02
+"""Share of the sum of times below which boxes are divided by the ends of the short runs."""
 FIRST_STEP = 0.01
 """Share by which times are made longer first, and then by twice as much each time, until layers can be dealt."""
 
@@ -95,11 +100,12 @@ class _Search:
         self._total = sum(_slowest(inst, best))
         self._dealer = ChunkDealer(inst, effort, LONGER * self._total)
         self._corners: list[tuple[int, Times, Ends]] = []
+        self._relaxations = relaxations(inst, effort)
 
     def descend(self) -> None:
         """Shorten the times of the relaxations' corners, the most promising first."""
         until = self._effort.spent + STARTS * self._effort.left
-        for relaxation, ends in relaxations(self._inst, self._effort):
+        for relaxation, ends in self._relaxations:
             if self._effort.spent > until or self._effort.over:
                 break
             times = self._multiple(relaxation.slowest, ends)
@@ -212,36 +218,53 @@ class _Search:
 
     def bound(self) -> float:
         """A sum of times below which there is no answer."""
-        chunks = self._inst.chunks
+        proven = 0.0
+        for slack in SLACKS:
+            while not self._effort.over:
+                total, goal = self._total, int((1 - slack) * self._total)
+                shortest = self._shortest_within(goal)
+                if shortest is None:
+                    return proven
+                proven = max(proven, shortest)
+                if self._total == total:
+                    break
+            if self._effort.over or proven < goal:
+                break
+        return proven
+
+    def _shortest_within(self, goal: int) -> float | None:
+        """A sum, the goal at most, below which there is no answer; None if the effort does not tell.
+
+        It ends early where it finds a better answer.
+        """
+        chunks, total, narrow = self._inst.chunks, self._total, float(goal)
         shortest = min(min(times) for times in self._inst.times)
-        every = ends_of_long_runs(self._inst)
-        boxes = [(chunks * shortest, at, (shortest,) * chunks, (self._total,) * chunks) for at in range(len(every))]
-        narrow = float("inf")
-        while boxes and not self._effort.over:
-            least, at, low, high = heapq.heappop(boxes)
-            goal = int((1 - TOLERANCE) * self._total)
-            if least >= goal:
-                return min(narrow, goal)
-            high = tuple(min(longest, goal - least + time) for time, longest in zip(low, high, strict=True))
-            ends = every[at]
+        value = _value(self._inst, self.best)
+        # No answer with other ends would be better.  The most promising ones come last, and are the first to be taken.
+        promising = [ends for relaxation, ends in self._relaxations if relaxation.bound < value][::-1]
+        boxes = [(ends, (shortest,) * chunks, (goal,) * chunks) for ends in promising]
+        while boxes:
+            if self._effort.over:
+                return None
+            ends, low, high = boxes.pop()
+            left = goal - sum(low)
+            if left <= 0:
+                continue
+            high = tuple(min(longest, time + left) for time, longest in zip(low, high, strict=True))
             if self._dealer.loads(high, ends) is None:
                 continue
             chunk = max(range(chunks), key=lambda c: high[c] - low[c])
-            if sum(high) <= goal and ends.members:
-                for part in ends.parts:
-                    heapq.heappush(boxes, (least, len(every), low, high))
-                    every.append(part)
-            elif sum(high) <= goal and self._assign(high, ends):
-                heapq.heappush(boxes, (least, at, low, high))
-            elif high[chunk] - low[chunk] < CLOSE * self._total:
-                narrow = min(narrow, least)
+            width = high[chunk] - low[chunk]
+            if ends.members and width < PART * total:
+                boxes += [(part, low, high) for part in ends.parts]
+            elif width < CLOSE * total:
+                if not ends.members and self._assign(high, ends) and self._total < total:
+                    return 0.0
+                narrow = min(narrow, sum(low))
             else:
                 middle = (low[chunk] + high[chunk]) // 2
-                upper = _with(low, chunk, middle)
-                heapq.heappush(boxes, (least, at, low, _with(high, chunk, middle)))
-                heapq.heappush(boxes, (sum(upper), at, upper, high))
-        left = boxes[0][0] if boxes else int((1 - TOLERANCE) * self._total)
-        return min(narrow, left)
+                boxes += [(ends, _with(low, chunk, middle), high), (ends, low, _with(high, chunk, middle))]
+        return narrow
 
 
 def _with(times: Times, chunk: int, time: int) -> Times:
