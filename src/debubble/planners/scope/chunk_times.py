@@ -6,12 +6,14 @@ bytes matter that they can keep within tau_c, and whether a device can hold a lo
 load of every device is decided at once, whole layers and strategies included.
 
 It is never too strict.  Times of layers are rounded down to a share of the long run's, bytes are not rounded up, what
-recomputation brings back counts as the least of its level, and of two long runs in one chunk the times are sampled.  So
-where layers cannot be dealt here no assignment keeps those times.
+recomputation brings back counts as the least of its level, and of two long runs in one chunk the times are sampled;
+times so long that the combinations of chunks would be too many to try hold everything.  So where layers cannot be dealt
+here no assignment keeps those times.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +34,8 @@ AT_ONCE = 2**21
 """Sums of samples that are held at once."""
 LEVEL = 2.0
 """Factor between the bytes that recomputation brings back on one level at most."""
+TRIED_AT_MOST = 2**21
+"""Combinations of loads of a device's chunks, on all devices that are alike, beyond which all are taken to fit."""
 REACH = 1.5
 """A curve reaches so much further than the time that is asked for."""
 DEVICES, CELL, TRIED = 1.2e-4, 2e-9, 2e-8
@@ -134,7 +138,9 @@ class ChunkDealer:
         for least, most in _levels(inst, runs):
             self._effort.spend(DEVICES)
             chunks = [self._chunk(choice, time, most) for choice, time in zip(choices, times, strict=True)]
-            if all(len(kept) for _, kept in chunks):
+            if math.prod((len(those), *(len(kept) for _, kept in chunks))) > TRIED_AT_MOST:
+                fits[:] = True
+            elif all(len(kept) for _, kept in chunks):
                 rooms = [each.room - least / each.unit for each in those]
                 each_device, numbers, tried = _held(those, runs, choices, chunks, rooms)
                 self._effort.spend(TRIED * tried)
