@@ -220,22 +220,21 @@ class _Search:
         """A sum of times below which there is no answer."""
         proven = 0.0
         for slack in SLACKS:
-            while not self._effort.over:
+            total = None
+            while self._total != total:  # again where a better answer was found
                 total, goal = self._total, int((1 - slack) * self._total)
                 shortest = self._shortest_within(goal)
                 if shortest is None:
                     return proven
                 proven = max(proven, shortest)
-                if self._total == total:
-                    break
-            if self._effort.over or proven < goal:
+            if proven < goal:
                 break
         return proven
 
     def _shortest_within(self, goal: int) -> float | None:
         """A sum, the goal at most, below which there is no answer; None if the effort does not tell.
 
-        It ends early where it finds a better answer.
+        It ends early, with 0, where it finds an answer with a smaller sum.
         """
         chunks, total, narrow = self._inst.chunks, self._total, float(goal)
         shortest = min(min(times) for times in self._inst.times)
@@ -258,7 +257,7 @@ class _Search:
             if ends.members and width < PART * total:
                 boxes += [(part, low, high) for part in ends.parts]
             elif width < CLOSE * total:
-                if not ends.members and self._assign(high, ends) and self._total < total:
+                if self._assign(high, ends) and self._total < total:
                     return 0.0
                 narrow = min(narrow, sum(low))
             else:
