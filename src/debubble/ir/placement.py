@@ -79,14 +79,7 @@ class Placement:
         return max(map(len, self.stages_of))
 
     def last_chunks(self, chunks: int) -> frozenset[int]:
-        """The stages of the last so many chunks of every device.
-
-        Args:
-            chunks: From 0 to the number of chunks.
-
-        Raises:
-            InputError: If there are fewer chunks.
-        """
+        """The stages of the last so many chunks of every device.  Raises InputError if there are fewer."""
         if not 0 <= chunks <= self.chunks:
             raise InputError(f"The last {chunks} chunks of each device are asked for, but there are {self.chunks}.")
         return frozenset(stage for held in self.stages_of for stage in held[max(0, len(held) - chunks) :])

@@ -20,8 +20,7 @@ models: Registry[ModelConfig] = Registry("debubble.models", what="model")
 def named_model(text: str) -> ModelConfig:
     """The model of a built-in name or its only beginning, a `config.json`, or a folder with one.
 
-    Raises:
-        InputError: If it is none of them.
+    Raises InputError if the text is none of them.
     """
     if text not in models and (Path(text).exists() or Path(text).suffix == ".json"):
         return ModelConfig.from_hf(text)
@@ -29,11 +28,7 @@ def named_model(text: str) -> ModelConfig:
 
 
 def as_model(model: ModelConfig | str | Path) -> ModelConfig:
-    """The model itself, or the one that a text or a path names.
-
-    Raises:
-        InputError: If it is neither.
-    """
+    """The model itself, or the one that a text or a path names.  Raises InputError if it is neither."""
     if isinstance(model, str | Path):
         return named_model(str(model))
     if not isinstance(model, ModelConfig):

@@ -17,14 +17,9 @@ SCALE_BLOCK = 256
 
 
 def quantized_bytes(format: str, weights: float) -> float:
-    """Bytes of a weight matrix in one of the formats.
+    """Bytes of a matrix of `weights` numbers, a multiple of NF4_BLOCK, in one of FORMATS.
 
-    Args:
-        format: One of `FORMATS`.
-        weights: The numbers of the matrix, a multiple of `NF4_BLOCK`.
-
-    Returns:
-        Bytes of codes, of scales, and under double quantisation of their scales and their mean.
+    They are those of codes, of scales, and under double quantisation of their scales and their mean.
     """
     scales = weights / NF4_BLOCK
     if format == NF4:

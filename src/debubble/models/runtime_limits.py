@@ -21,9 +21,7 @@ ROPES = ("default", "linear", "llama3")
 def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str | None:
     """Say in one sentence why the runtime cannot run a plan with these options; None if it can.
 
-    Args:
-        options: How the plan's model is run.
-        model: The model's Hugging Face config; None for abstract costs.
+    `model` is the model's Hugging Face config, None for abstract costs.
     """
     config = None if model is None else ModelConfig.from_hf(model)
     reason = (

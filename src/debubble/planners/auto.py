@@ -50,8 +50,7 @@ OF_OWN_ORDERS = (
 def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
     """Ask these planners and keep the fastest plan that fits, with a summary of every answer.
 
-    Raises:
-        InfeasibleError: if none of them has one, the reason that misses the limit by least.
+    Raises InfeasibleError if none of them has one, with the reason that misses the limit by least.
     """
     answers = {**_ask_all(problem, names)}
     results = _results(answers)

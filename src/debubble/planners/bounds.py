@@ -36,20 +36,12 @@ class Bound:
 
 
 def proven_bound(problem: Problem) -> Bound:
-    """The best of the bounds on the pipeline that hold for every plan.
-
-    Args:
-        problem: The problem; its bounds are worked out once.
-    """
+    """The best of the bounds on the pipeline that hold for every plan of a problem; they are worked out once."""
     return _bounds(problem)[0]
 
 
 def proven_step_bound(problem: Problem) -> Bound:
-    """The best of the bounds on the whole step, with gradient reduction and optimizer, that hold for every plan.
-
-    Args:
-        problem: The problem; its bounds are worked out once.
-    """
+    """The best of the bounds on the whole step, with gradient reduction and optimizer, that hold for every plan."""
     return _bounds(problem)[1]
 
 
@@ -158,12 +150,9 @@ def _bound_of_stages(problem: Problem, costs: StageCosts) -> Number:
 
 
 def check_states(problem: Problem) -> None:
-    """Refuse at once what no plan can fit: model states larger than all devices together.
+    """Raise InfeasibleError at once for what no plan can fit: model states larger than all devices together.
 
     States that can be the host's count with what stays on the device.
-
-    Raises:
-        InfeasibleError: If the states alone do not fit.
     """
     if isinstance(problem.workload, FixedStages):
         return

@@ -25,14 +25,9 @@ TRIED = 400
 
 
 def with_lengths(problem: Problem, scales: Sequence[float]) -> Problem:
-    """The problem with micro-batches of these sizes, in a good order.
+    """The problem of model units with micro-batches of these sizes, each over that of a full one, in a good order.
 
-    Args:
-        problem: A problem of model units whose micro-batches are alike.
-        scales: Per micro-batch, its size over that of a full one.
-
-    Returns:
-        The problem, in which every planner keeps to the order.
+    Every planner keeps to the order.
     """
     assert isinstance(problem.workload, ModelUnits)
     units = problem.workload.units

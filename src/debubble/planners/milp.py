@@ -23,9 +23,8 @@ from debubble.search.problem import Incumbent, OrderProblem
 def milp(problem: Problem) -> Solution:
     """Solve OptPipe's mixed-integer program, from the fastest published schedule that fits.
 
-    Raises:
-        InputError: It does not hold these costs, or is too large for the effort.
-        InfeasibleError: Micro-batches differ in length, or no schedule of it fits.
+    Raises InputError if it does not hold these costs, or is too large for the effort; InfeasibleError if micro-batches
+    differ in length, or no schedule of it fits.
     """
     if isinstance(problem.workload, ModelUnits) and problem.workload.units.micro_batch_scale is not None:
         raise InfeasibleError("The MILP has micro-batches of one length; 'optpipe' orders those of several.")

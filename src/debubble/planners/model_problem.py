@@ -39,9 +39,8 @@ def problem_of(
 ) -> Problem:
     """The problem of one choice of degrees; the arguments are those of `plan`.
 
-    Raises:
-        InputError: for degrees that fit neither the model nor the cluster, leave devices idle, or are refused by the
-            target.
+    Raises InputError for degrees that fit neither the model nor the cluster, leave devices idle, or are refused by the
+    target.
     """
     devices = pipeline_devices(cluster, options, pipeline)
     if target is not None:

@@ -234,14 +234,8 @@ def solve(
 ) -> Plan:
     """Let a planner solve a problem.
 
-    Args:
-        problem: The problem.
-        planner: Name of the planner.
-        model: Config of the model, for the plan file; None for abstract costs.
-        options: Options of the run, for the plan file.
-
-    Raises:
-        InfeasibleError: The planner finds nothing that fits.
+    The plan names the model by its config, None for abstract costs, and the options of its run.  Raises InfeasibleError
+    if the planner finds nothing that fits.
     """
     plan = _plan_of(planners[planner](problem), problem, options or RunOptions())
     return replace(plan, model=model)

@@ -17,12 +17,7 @@ from debubble.simulator import Timeline
 def seconds_per_step(plan: Plan, timeline: Timeline | None = None) -> float:
     """The time of a whole step: the pipeline's, and what follows it, in the unit of the plan's costs.
 
-    Args:
-        plan: The plan.
-        timeline: Its step, if that is simulated already.
-
-    Raises:
-        OutOfMemoryError: The plan does not fit, if it is to be simulated.
+    Raises OutOfMemoryError if its step is not simulated already, and the plan does not fit.
     """
     return float(pipeline_time(timeline or plan.simulate(), plan.options)) + tail_of(plan)
 
@@ -47,8 +42,7 @@ def tail_of(plan: Plan) -> float:
 def undo_bytes(plan: Plan) -> list[Number]:
     """Bytes per device of the copies that take updates back, which only a post-validated plan of a model counts.
 
-    Raises:
-        InputError: The plan was made from abstract costs.
+    Raises InputError for a plan of abstract costs.
     """
     described = model_on_cluster(plan)
     if described is None:

@@ -246,8 +246,7 @@ class Solution:
 def peer_bandwidth(units: Units) -> Number:
     """Bytes per second between two devices: a message, which takes `communication`, is what a full recomputation keeps.
 
-    Raises:
-        InputError: If the units do not say how long a message takes.
+    Raises InputError if the units do not say how long a message takes.
     """
     message = min((u.strategies["full"].activation for u in units.units if "full" in u.strategies), default=0)
     if not message or not units.communication:

@@ -136,16 +136,8 @@ class PlannerEntry:
 def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
     """Lower a planner's answer, as the problem's target runs it, under the limit and simulate it.
 
-    Args:
-        name: The planner's name.
-        problem: The problem.
-        solution: Its answer.
-        solve_seconds: Seconds that it took.
-
-    Raises:
-        OutOfMemoryError: If the answer does not fit.
-        InfeasibleError: If it keeps more on a host than there is.
-        DeadlockError: If its operations wait for each other.
+    Raises OutOfMemoryError if the answer does not fit, InfeasibleError if it keeps more on a host than there is, and
+    DeadlockError if its operations wait for each other.
     """
     solution = with_module_offload(problem, as_run(problem, solution))
     timeline = simulate(solution.schedule, solution.costs)

@@ -16,10 +16,8 @@ from debubble.targets.offload import ModuleOffload, recomputed_operators
 def as_run(problem: Problem, solution: Solution) -> Solution:
     """A planner's answer with the levers that the problem allows; the same answer if it allows all.
 
-    Layers that would have to recompute alike, and do not in the answer, recompute in the fastest way that fits.
-
-    Raises:
-        InfeasibleError: if the framework has no such order, or does not fit in any of its ways.
+    Layers that would have to recompute alike, and do not in the answer, recompute in the fastest way that fits.  Raises
+    InfeasibleError if the framework has no such order, or does not fit in any of its ways.
     """
     levers, partition = problem.levers, solution.partition
     if levers is None or partition is None or not isinstance(problem.workload, ModelUnits):

@@ -38,16 +38,9 @@ _LINKS = [LANE_CODE[lane] for lane in (Lane.SEND, Lane.RECV, Lane.D2H, Lane.H2D,
 
 
 def robustness(program: Program, *, objective: Objective, tail: Number = 0, seed: int = 0) -> Robustness:
-    """Judge a lowered plan under disturbances.
+    """Judge a lowered plan under disturbances: the step's mean and worst times, and the mean under each cause alone.
 
-    Args:
-        program: The plan's program, with its costs.
-        objective: Whether the makespan or the longest span is the pipeline's part of a step.
-        tail: What follows the pipeline, in the costs' unit; it is not disturbed.
-        seed: Seed of the draws.
-
-    Returns:
-        The step's mean and worst times, and the mean under each cause alone.
+    `objective` is the pipeline's part of a step, `tail` the time that follows it, which is not disturbed.
     """
     disturbed = _Disturbed(program, objective)
     # Plans of one problem have the same number of draws, whatever they split, move or recompute.

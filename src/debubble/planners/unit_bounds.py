@@ -36,18 +36,13 @@ SUMS = 2_000_000
 
 
 def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
-    """The least time in which all devices do their work, over all ways to deal pieces whose states fit.
+    """The least time in which all devices do their work, over all ways to deal pieces whose states fit; 0 if too many.
 
     Devices are taken one after the other.  For what has been dealt of all kinds but one, the most of that one is kept:
     fewer pieces never take a device longer, so that what covers more covers all.
 
-    Args:
-        a: The pieces, and the devices that they are dealt to.
-        arrivals: Whether the time counts from the first forward on, which comes late to all devices but one.  Devices
-            are then taken to have the same room.
-
-    Returns:
-        The time; 0 if there are too many ways.
+    With `arrivals` the time counts from the first forward on, which comes late to all devices but one; devices are then
+    taken to have the same room.
     """
     kinds = _kinds(a)
     if _ways(kinds) > STATES or kinds[0].work <= 0:

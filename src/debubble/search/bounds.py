@@ -19,42 +19,20 @@ from debubble.search.problem import OrderProblem
 
 
 def lower_bound(problem: OrderProblem) -> Number:
-    """Compute the best of the analytic bounds.
-
-    Args:
-        problem: The operations to order.
-
-    Returns:
-        A time that no schedule of the problem can beat, in the costs' unit.
-    """
+    """Compute the best of the analytic bounds: a time that no schedule of the problem can beat, in the costs' unit."""
     devices = range(problem.devices)
     return max(_chain(problem), *(_work(problem, d) for d in devices), *(_memory(problem, d) for d in devices))
 
 
 def round_trip(problem: OrderProblem, stage: int) -> Number:
-    """Compute the least time from the end of a stage's forward to the start of its backward.
-
-    Args:
-        problem: The operations to order.
-        stage: The stage.
-
-    Returns:
-        The time of the shortest micro-batch, in the costs' unit.
-    """
+    """The least time from the end of a stage's forward to the start of its backward, for the shortest micro-batch."""
     costs, top = problem.costs, problem.stages - 1
     up = _forward_chain(problem, stage, top) + costs.forward[top] - costs.forward[stage]
     return (up + _backward_chain(problem, top, stage)) * _scale(problem)
 
 
 def idle_allowed(problem: OrderProblem) -> list[Number]:
-    """Compute the idle time that the lower bound leaves each device, beyond what is forced before its first backward.
-
-    Args:
-        problem: The operations to order.
-
-    Returns:
-        Times per device, in the costs' unit.
-    """
+    """The idle time that the lower bound leaves each device, beyond what is forced before its first backward."""
     bound = lower_bound(problem)
     return [bound - _work(problem, device) for device in range(problem.devices)]
 

@@ -46,14 +46,9 @@ def folder() -> Path:
 
 
 def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
-    """Find the schedule of the most similar problem of the same shape.
+    """Find the schedule of the most similar problem of the same shape in a cache folder; it may break a limit.
 
-    Args:
-        problem: The operations to order.
-        base: The cache folder.
-
-    Returns:
-        The schedule, which may break a limit; None if no problem is similar enough.
+    None if no problem is similar enough.
     """
     costs = discretized(problem)
     best: tuple[float, dict[str, Any]] | None = None
@@ -67,14 +62,8 @@ def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
 def nearest_of_any_length(problem: OrderProblem, base: Path, *, effort: Effort) -> Schedule | None:
     """Find the schedule of the most similar problem; with another number of micro-batches if none has the problem's.
 
-    Args:
-        problem: The operations to order.
-        base: The cache folder.
-        effort: It pays for what is simulated to fit a schedule to another number.
-
-    Returns:
-        The schedule, which may break a limit if it is of as many micro-batches; None if no problem is similar enough,
-        or if no schedule of another number fits.
+    It may break a limit if it is of as many micro-batches; of another number only one that fits is taken, and the
+    effort pays for what is simulated to fit it.  None if no problem is similar enough, or no schedule fits.
     """
     found = nearest(problem, base)
     unlike = problem.costs.micro_batch_scale is not None

@@ -92,11 +92,7 @@ class Effort:
         return self.brake.bitten
 
     def spend(self, seconds: float) -> None:
-        """Count work.
-
-        Args:
-            seconds: Time that it takes on the reference machine.
-        """
+        """Count work, by the seconds that it takes on the reference machine."""
         self.spent += seconds
         if self._whole is not None:
             self._whole.spend(seconds)
@@ -139,15 +135,9 @@ class Brake:
 
 
 def price_of_move(pairs: int, *, recompute: bool = False, by_arrival: bool = False) -> float:
-    """Price a move of the local search.
+    """Price a move of the local search on so many stages times micro-batches, in seconds of the reference machine.
 
-    Args:
-        pairs: Stages times micro-batches.
-        recompute: Recomputation is a choice.
-        by_arrival: Devices share links to the host.
-
-    Returns:
-        Seconds of the reference machine.
+    `recompute` if recomputation is a choice, `by_arrival` if devices share links to the host.
     """
     factor = (MOVE_RECOMPUTING if recompute else 1) * (MOVE_BY_ARRIVAL if by_arrival else 1)
     return (MOVE + MOVE_PER_PAIR * pairs) * factor

@@ -225,13 +225,7 @@ class _Optimizer:
 
 
 def single_device_bound(problem: OrderProblem, horizon: Number, *, effort: Effort) -> Number:
-    """Bound the problem by its first, a middle and its last device, each exact alone.
-
-    Args:
-        problem: The problem.
-        horizon: A time that some schedule takes.
-        effort: Shared out among the three devices.
-    """
+    """Bound the problem by its first, a middle and its last device, each exact alone; some schedule takes `horizon`."""
     devices = sorted({0, problem.devices // 2, problem.devices - 1})
     bound = lower_bound(problem)
     for device in devices:

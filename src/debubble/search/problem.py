@@ -57,12 +57,9 @@ class OrderProblem:
 
     @staticmethod
     def of(schedule: Schedule, costs: StageCosts, *, objective: Objective = "makespan") -> OrderProblem:
-        """State the problem that a schedule is one answer to.
+        """State the problem that a schedule is one answer to; with an offload time in the costs, activations may move.
 
-        Args:
-            schedule: The schedule; what it recomputes and fixes for whole stages becomes part of the problem.
-            costs: With an offload time, activations may move.
-            objective: `makespan` or `span`.
+        What the schedule recomputes and fixes for whole stages becomes part of the problem.
         """
         return OrderProblem(
             placement=schedule.placement,

@@ -30,21 +30,10 @@ def zero_bubble_schedule(
     tries: int | None = None,
     steps: int = 0,
 ) -> Schedule:
-    """Search the best order that holds so many activations, or less under a memory limit.
+    """Search the best order that holds so many activations, or fewer under a memory limit (by default the costs' own).
 
-    Args:
-        name: Name of the schedule.
-        placement: Stages on devices.
-        micro_batches: Micro-batches of the step, m.
-        costs: Times and bytes per stage; all times 1 by default.
-        activations: Micro-batches whose activations a device may hold.
-        memory_limit: As in StageCosts (bytes per device with what is static), in the place of theirs.
-        objective: `makespan` or `span`.
-        tries: Candidates to try; by default as many as WORK allows.
-        steps: Moves of local search from the best order; 0 for no search at all.
-
-    Raises:
-        InfeasibleError: No order fits.
+    As many candidates are tried as WORK allows, unless `tries` says how many; `steps` moves of local search go on from
+    the best order.  Raises InfeasibleError if no order fits.
     """
     costs = costs or StageCosts.of(stages=placement.stages)
     if memory_limit is not None:
@@ -62,15 +51,7 @@ def zero_bubble_schedule(
 def _improve(
     schedule: Schedule, costs: StageCosts, room: Sequence[Number], *, objective: Objective, steps: int
 ) -> Schedule:
-    """Improve a schedule by exact and local search.
-
-    Args:
-        schedule: The start; orders by greedy rules are tried beside it.
-        costs: Times and bytes per stage.
-        room: Bytes for activations, per device.
-        objective: `makespan` or `span`.
-        steps: Moves of the local search.
-    """
+    """Improve a schedule by exact and local search; orders by greedy rules are tried beside it."""
     # The search compiles its kernel, which the other orders need not pay for.
     from debubble.search.bounds import lower_bound
     from debubble.search.exact.tight_memory import improve_tight

@@ -67,13 +67,9 @@ class _Piece(NamedTuple):
 
 
 def bubbles(timeline: Timeline) -> tuple[tuple[Bubble, ...], ...]:
-    """Explain the idle time of every device's compute lane within the makespan.
+    """Explain the idle time of every device's compute lane within the makespan of a simulated or measured timeline.
 
-    Args:
-        timeline: A simulated or a measured timeline.
-
-    Returns:
-        Per device, its bubbles in order of time; those of one device sum to its idle time exactly.
+    Per device, its bubbles in order of time; those of one device sum to its idle time exactly.
     """
     before = predecessors(timeline.program)
     return tuple(tuple(_of_device(timeline, before, device)) for device in range(timeline.program.devices))

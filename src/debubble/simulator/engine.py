@@ -33,13 +33,9 @@ class Graph:
         self.compiled = compiled
 
     def times(self, duration: Numbers) -> tuple[Numbers, Numbers, Ints]:
-        """Compute start and end of every instruction.
+        """Compute start and end of every instruction, from how long each takes.
 
-        Args:
-            duration: Per instruction, its time.
-
-        Returns:
-            Start, end, and the instructions in an order in which they can start, without those behind a cycle.
+        Returns both, and the instructions in an order in which they can start, without those behind a cycle.
         """
         count = len(duration)
         outputs = np.zeros(count, duration.dtype), np.zeros(count, duration.dtype), np.zeros(count, np.int64)

@@ -19,17 +19,10 @@ MESSAGES = (Lane.SEND, Lane.RECV)
 
 
 def run_shared(program: Program, *, cores: Number) -> Timeline:
-    """Simulate a program whose devices share cores.
+    """Simulate a program whose devices share cores, so many lanes of which can run at full speed at a time.
 
-    Args:
-        program: The program to simulate.
-        cores: How many lanes can run at full speed at a time.
-
-    Returns:
-        The timeline; with as many cores as lanes it is that of `run`.
-
-    Raises:
-        DeadlockError: With the cycle if operations wait for each other.
+    With as many cores as lanes the timeline is that of `run`.  Raises DeadlockError with the cycle if operations wait
+    for each other.
     """
     return _Machine(program, cores).run()
 

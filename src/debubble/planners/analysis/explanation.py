@@ -53,13 +53,7 @@ class CauseSeconds:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Figures that explain a model's plan.
-
-    Args:
-        plan: A plan for a model on a cluster.
-        timeline: What it was predicted to do.
-        step_time: Seconds of its whole step.
-    """
+    """Figures that explain a model's plan, by what it was predicted to do and the seconds of its whole step."""
 
     plan: Plan
     timeline: Timeline

@@ -42,12 +42,7 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
 def quick_nearest(plan: Plan) -> Mapping[str, float]:
     """Ratio of a quick plan's step to the fastest quick one's, for every target that does not run the plan.
 
-    Args:
-        plan: A plan.
-
-    Returns:
-        Target -> ratio, for those that have a quick plan; nothing for abstract costs, with a profile, or for large
-        pipelines.
+    Only of targets that have a quick plan; nothing for abstract costs, with a profile, or for large pipelines.
     """
     large = plan.devices * plan.micro_batches >= LARGE
     described = model_on_cluster(plan)
@@ -72,9 +67,7 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
 def nearest_plans(plan: Plan, again: Callable[[str], Plan]) -> tuple[NearestPlan, ...]:
     """The fastest plan of every target, fastest first: the plan itself where the target runs it.
 
-    Args:
-        plan: A model's plan.
-        again: Makes the plan of the same input for a target, by its name.
+    `again` makes the plan of the same input for a target, by its name.
     """
     as_it_is = plan_runs_in(plan)
     found = [_nearest(name, plan if name in as_it_is else None, again) for name in targets]

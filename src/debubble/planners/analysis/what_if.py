@@ -35,16 +35,10 @@ FASTER_LINKS = 2
 
 
 def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | None = None) -> tuple[WhatIf, ...]:
-    """Plan every change of a model's plan.
+    """Plan every change of a model's plan, whose step takes so many seconds.
 
-    Args:
-        plan: A plan for a model on a cluster.
-        step_time: Seconds of its step.
-        effort: Work that planning it was given, in seconds of the reference machine.
-        deadline: Seconds on the clock for every change; None: that of the effort.
-
-    Raises:
-        InputError: for a plan of abstract costs, or with a profile.
+    `effort` is what planning it was given, in seconds of the reference machine.  The deadline, by default the effort's,
+    is one on the clock for every change.  Raises InputError for a plan of abstract costs, or with a profile.
     """
     described = model_on_cluster(plan)
     if described is None or plan.profile is not None:
@@ -68,12 +62,7 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
 def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     """Changes that would help, by quick plans of the changes and of the plan's own problem alike, which comes first.
 
-    Args:
-        plan: A plan.
-
-    Returns:
-        No changes where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none
-        fits.
+    None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits.
     """
     large = plan.devices * plan.micro_batches >= LARGE
     described = model_on_cluster(plan)

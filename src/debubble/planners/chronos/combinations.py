@@ -114,13 +114,7 @@ class CombinationBuilder(ABC):
         return sorted(increments, key=lambda increment: increment.price)
 
     def build(self, combination: Combination, increments: Sequence[ChunkIncrement], *, micro_batches: int) -> Solution:
-        """The schedule and costs of a combination that recomputes these increments.
-
-        Args:
-            combination: The combination.
-            increments: What recomputes.
-            micro_batches: Micro-batches of the schedule, which may be a short run of the problem's.
-        """
+        """The schedule, of so many micro-batches, and costs of a combination that recomputes these increments."""
         partition = self._partition(combination, increments)
         costs = self._costs(combination, partition)
         schedule = self._periodic(combination, costs, micro_batches=micro_batches, recompute=self._shares(increments))

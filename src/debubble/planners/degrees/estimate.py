@@ -40,8 +40,7 @@ def promise(problem: Problem) -> float:
 def quick_bound(problem: Problem) -> float:
     """Seconds that the step of every quick plan takes at least, by its order and its memory (see `quick_bound`).
 
-    Raises:
-        InfeasibleError: if it shows that no quick plan fits.
+    Raises InfeasibleError if it shows that no quick plan fits.
     """
     bounds, reasons = _chunk_bounds(problem)
     if not bounds:
@@ -50,16 +49,11 @@ def quick_bound(problem: Problem) -> float:
 
 
 def quick_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: None) -> tuple[float, Solution]:
-    """Seconds of a step of the fastest quick plan, and that plan.
+    """Seconds of a step of the fastest quick plan, and that plan, for a model's problem.
 
-    Numbers of chunks are tried in the order of their bounds, as long as these promise a faster step.
-
-    Args:
-        problem: A model's problem; its chunks may be fixed.
-        spend: Told the seconds of the reference machine that each plan takes.
-
-    Raises:
-        InfeasibleError: if none of them fits, however much it recomputes.
+    Numbers of chunks, unless they are fixed, are tried in the order of their bounds, as long as these promise a faster
+    step; `spend` is told the seconds of the reference machine that each plan takes.  Raises InfeasibleError if none of
+    them fits, however much it recomputes.
     """
     bounds, reasons = _chunk_bounds(problem)
     best: tuple[float, PricedSchedule] | None = None

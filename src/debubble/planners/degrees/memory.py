@@ -52,8 +52,7 @@ class Footprint:
 def footprints(job: Job) -> list[Footprint]:
     """The footprints of all legal degrees and ZeRO levels, with micro-batches of one sequence unless they are fixed.
 
-    Raises:
-        InputError: if no choice of degrees is legal.
+    Raises InputError if no choice of degrees is legal.
     """
     return [footprint(degrees, job.problem(degrees)) for degrees in smallest_batches(job)]
 
@@ -61,8 +60,7 @@ def footprints(job: Job) -> list[Footprint]:
 def footprints_with(job: Job, micro_batches: int) -> list[Footprint]:
     """The memory of every choice where each pipeline has so many micro-batches, whatever batch the job has.
 
-    Raises:
-        InputError: if no choice of degrees is legal.
+    Raises InputError if no choice of degrees is legal.
     """
     count, size = job.cluster.count, job.fixed.get("micro_batch_size") or 1
     found: list[Footprint] = []
@@ -119,15 +117,7 @@ def peak_parts(problem: Problem, solution: Solution, peaks: Sequence[Number]) ->
 def parts_at_peak(
     units: Units, partition: Partition, schedule: Schedule, costs: StageCosts, peaks: Sequence[Number]
 ) -> list[MemoryParts]:
-    """Divide each device's peak into parts; what is neither state nor workspace is activations.
-
-    Args:
-        units: The model's units.
-        partition: Those of each stage.
-        schedule: Where the stages are, and which of them have their optimizer on the host.
-        costs: The stages' costs.
-        peaks: Bytes per device at its peak.
-    """
+    """Divide each device's peak, in bytes, into parts; what is neither state nor workspace is activations."""
     parts = []
     for device, stages in enumerate(schedule.placement.stages_of):
         states = _states(units, partition, stages)

@@ -28,11 +28,7 @@ ROUNDING = 1e-9
 
 
 class PipelineBounds:
-    """Bounds of one problem's quick plans, for any number of chunks.
-
-    Args:
-        problem: A model's problem.
-    """
+    """Bounds of one model problem's quick plans, for any number of chunks."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -50,8 +46,7 @@ class PipelineBounds:
     def of(self, chunks: int) -> float:
         """Seconds that the pipeline takes at least with so many stages per device.
 
-        Raises:
-            InfeasibleError: if the forwards before the first backward do not fit, however much is recomputed.
+        Raises InfeasibleError if the forwards before the first backward do not fit, however much is recomputed.
         """
         problem, p = self._problem, self._problem.devices
         ends = list(accumulate(balanced_counts(self._units, p * chunks), initial=0))
@@ -81,8 +76,7 @@ class PipelineBounds:
     ) -> float:
         """Seconds of recomputation per micro-batch that a device needs at least to hold so many of each stage.
 
-        Raises:
-            InfeasibleError: if no recomputation is enough.
+        Raises InfeasibleError if no recomputation is enough.
         """
         units = self._units
         workspace = max(float(unit.workspace) for a, b in stages for unit in units.units[a:b])

@@ -56,11 +56,8 @@ class Remedy:
 def remedies(job: Job) -> list[Remedy]:
     """The first changes that fit, cheapest first: other degrees, LoRA, more devices, a smaller optimizer.
 
-    Where no quick plan of other degrees or of more devices fits, plans with optimizers or activations on the host are
-    tried.
-
-    Args:
-        job: What did not fit; its fixed degrees are kept by all changes but the first.
+    All but the first keep the job's fixed degrees.  Where no quick plan of other degrees or of more devices fits, plans
+    with optimizers or activations on the host are tried.
     """
     return list(islice(_remedies(job), MOST))
 

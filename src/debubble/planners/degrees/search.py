@@ -377,13 +377,9 @@ SHARE = 0.1
 
 
 def pareto_front(job: Job, best: ConfigurationSummary) -> tuple[ConfigurationSummary, ...]:
-    """Plans none of which is both slower and larger than another one, fastest first.
+    """Plans none of which is both slower and larger than another one, fastest first, from the fastest known on.
 
     Each is the quickest quick plan of all choices of degrees that stays within 80% of the memory of the one before.
-
-    Args:
-        job: What to train on which devices, and which degrees are fixed.
-        best: The fastest plan that is known, the front's first point.
     """
     found, front = best, [best]
     for _ in range(POINTS - 1):

@@ -87,8 +87,7 @@ class Job:
 def smallest_batches(job: Job) -> list[Degrees]:
     """The legal choices with every ZeRO level, each with the smallest micro-batches that are allowed.
 
-    Raises:
-        InputError: as `configurations` does.
+    Raises InputError as `configurations` does.
     """
     smallest: dict[Degrees, Degrees] = {}
     for degrees in configurations(job):
@@ -109,8 +108,7 @@ def in_order(degrees: Degrees) -> list[int]:
 def configurations(job: Job) -> list[Degrees]:
     """All legal choices of degrees.
 
-    Raises:
-        InputError: if there is none; the sentence says what of the fixed degrees is in the way.
+    Raises InputError if there is none; the sentence says what of the fixed degrees is in the way.
     """
     refusals: list[InputError] = []
     legal = []

@@ -57,14 +57,7 @@ def step_time(
 
     For equal stages it is equation (3) exactly; here each stage has times of its own, so that the largest times of
     equation (5) are not needed.  A late warm-up first uses up the wait for the first gradient, which is the term
-    (k - s)(2f + r) of equation (2).
-
-    Args:
-        costs: Costs of the stages.
-        recompute: Recompute time of each stage per micro-batch.
-        micro_batches: Micro-batches of the step.
-        warm_ups: mu_s of each stage.
-        swapping: Times that swapping adds to each stage; None: nothing is swapped.
+    (k - s)(2f + r) of equation (2).  `recompute` is r per stage, `swapping` what swapping adds to each, if anything.
     """
     p = costs.stages
     scales = costs.micro_batch_scale or (1,) * micro_batches

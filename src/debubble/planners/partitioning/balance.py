@@ -15,17 +15,9 @@ SHARPNESS = 16
 
 
 def even_counts(units: Units, stages: int) -> list[int]:
-    """Megatron's even split: the units between embedding and head in equal runs, longer ones last.
+    """Megatron's even split, as units per stage: those between embedding and head in equal runs, longer ones last.
 
-    Args:
-        units: The model.
-        stages: Stages to fill.
-
-    Returns:
-        Units per stage.
-
-    Raises:
-        InputError: If there are fewer units than stages.
+    Raises InputError if there are fewer units than stages.
     """
     _check(units, stages)
     types = [unit.type for unit in units.units]
@@ -40,15 +32,7 @@ def even_counts(units: Units, stages: int) -> list[int]:
 def balanced_counts(units: Units, stages: int) -> list[int]:
     """The split whose largest stage has the least work, found exactly by dynamic programming.
 
-    Args:
-        units: The model.
-        stages: Stages to fill, which lie on the devices in turn.
-
-    Returns:
-        Units per stage.
-
-    Raises:
-        InputError: If there are fewer units than stages.
+    Stages lie on the devices in turn.  Raises InputError if there are fewer units than stages.
     """
     _check(units, stages)
     tables = units.on_devices or (units.units,)
@@ -90,20 +74,12 @@ def _balanced(works: tuple[tuple[float, ...], ...], stages: int) -> tuple[int, .
 
 
 def balanced_by_device(units: Units, placement: Placement) -> list[int]:
-    """A split such that the busiest device, with all of its stages, has little work.
+    """A split such that the busiest device, with all of its stages, has little work, as units per stage.
 
     It begins with the stages as even as they can be, and moves boundaries between stages, one or several in a row by
     one unit, while that evens out the devices.  It need not be the best split.
 
-    Args:
-        units: The model.
-        placement: Stages on devices.
-
-    Returns:
-        Units per stage.
-
-    Raises:
-        InputError: If there are fewer units than stages.
+    Raises InputError if there are fewer units than stages.
     """
     counts = balanced_counts(units, placement.stages)
     return counts if placement.chunks == 1 else _evened(counts, [float(unit.work) for unit in units.units], placement)
@@ -114,19 +90,9 @@ def balanced_within(
 ) -> list[int] | None:
     """A split of little work on the busiest device, in which every device has room if it recomputes everything.
 
-    A unit weighs its share of the work and its share of the states; the states count as little as fits.
-
-    Args:
-        units: The model.
-        placement: Stages on devices.
-        limits: Bytes that each device may use.
-        micro_batches: Of a step.
-
-    Returns:
-        Units per stage; None if the split by work alone has room, if none has, or if devices are of several types.
-
-    Raises:
-        InputError: If there are fewer units than stages.
+    A unit weighs its share of the work and its share of the states; the states count as little as fits.  None if the
+    split by work alone has room under the devices' limits, in bytes, if none has, or if devices are of several types.
+    Raises InputError if there are fewer units than stages.
     """
     _check(units, placement.stages)
     work = [float(unit.work) for unit in units.units]
@@ -216,8 +182,7 @@ def _best_end(
 def even_and_balanced(units: Units, stages: int) -> list[tuple[int, ...]]:
     """The even and the balanced split, or one of them if they are equal: where planners begin.
 
-    Raises:
-        InputError: If there are fewer units than stages.
+    Raises InputError if there are fewer units than stages.
     """
     return list(dict.fromkeys((tuple(even_counts(units, stages)), tuple(balanced_counts(units, stages)))))
 

@@ -31,8 +31,7 @@ class Stages(ABC):
     def even(problem: Problem) -> Stages:
         """The fixed stages, or the even partition of the units.
 
-        Raises:
-            InfeasibleError: If the problem wants several stages per device.
+        Raises InfeasibleError if the problem wants several stages per device.
         """
         if problem.chunks not in (None, 1):
             raise InfeasibleError("This planner holds one stage per device; ask for one chunk.")
@@ -60,8 +59,7 @@ class Stages(ABC):
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
         """Per stage, every unit with this strategy, or `none` where it lacks it.
 
-        Raises:
-            InfeasibleError: If no unit has it.
+        Raises InfeasibleError if no unit has it.
         """
 
     @abstractmethod
@@ -102,11 +100,7 @@ class GivenStages(Stages):
         return strategy in ("none", "full")
 
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
-        """Every stage keeping (`none`) or recomputing (`full`) everything.
-
-        Raises:
-            InfeasibleError: For any other strategy.
-        """
+        """Every stage keeping (`none`) or recomputing (`full`) everything; no other strategy is known."""
         if not self.knows(strategy):
             raise InfeasibleError(f"Fixed stage costs do not say what '{strategy}' recomputes; give model units.")
         return tuple(self._choice(s, strategy) for s in range(self.costs.stages))
@@ -160,11 +154,7 @@ class UnitStages(Stages):
         return any(strategy in unit.strategies for unit in self.units.units)
 
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
-        """Per stage, every unit with this strategy, or `none` where it lacks it.
-
-        Raises:
-            InfeasibleError: If no unit has it.
-        """
+        """Per stage, every unit with this strategy, or `none` where it lacks it."""
         if not self.knows(strategy):
             raise InfeasibleError(f"No unit of the model has the recomputation strategy '{strategy}'.")
         partition = Partition.cut(self.units, self.lengths, strategy=strategy)

@@ -49,8 +49,7 @@ class PricedSchedule:
 def priced_stages(problem: Problem, repricer: Repricer, costs: StageCosts) -> PricedSchedule:
     """The repricer's schedule on fixed stages, of which the fewest recompute.
 
-    Raises:
-        InfeasibleError: If not even recomputing all of them fits.
+    Raises InfeasibleError if not even recomputing all of them fits.
     """
     fused = cheapest_stages(repricer, costs) | repricer.schedule.fused_recompute
     time = float(problem.time_of(repricer.price(costs, fused_recompute=fused)))
@@ -62,14 +61,8 @@ def improve(
 ) -> PricedSchedule:
     """Move units between stages, then change their strategies, while that makes the step faster and the effort lasts.
 
-    Args:
-        problem: The problem.
-        start: Where the search begins.
-        effort: What it may spend.
-        strategies: Names that units may use beside `none`; None: all.
-
-    Returns:
-        The fastest point, which is the start if nothing helps, if its stages are fixed or if it offloads.
+    The fastest point, which is the start if nothing helps, if its stages are fixed or if it offloads.  `strategies` are
+    the names that units may use beside `none`, all by default.
     """
     if start.partition is None or start.schedule.offloaded or not isinstance(problem.workload, ModelUnits):
         return start
@@ -94,11 +87,7 @@ class PartitionSearch:
     strategies: Sequence[str] | None = None
 
     def fitted(self, lengths: Sequence[int]) -> PricedSchedule:
-        """The partition with so many units per stage and the least recomputation.
-
-        Raises:
-            InfeasibleError: If it does not fit.
-        """
+        """The partition with so many units per stage and the least recomputation; raises InfeasibleError without one."""
         return self.priced(self._cheapest(lengths))
 
     def priced(self, partition: Partition) -> PricedSchedule:
@@ -225,16 +214,7 @@ class PartitionSearch:
 
 
 def loads(costs: StageCosts, placement: Placement, fused_recompute: Collection[int] = ()) -> list[float]:
-    """Time that each device is busy per micro-batch.
-
-    Args:
-        costs: Costs of the stages.
-        placement: Their devices.
-        fused_recompute: Stages that recompute.
-
-    Returns:
-        Times per device, in the costs' unit.
-    """
+    """Time per device that it is busy per micro-batch, in the costs' unit, where these stages recompute."""
     return [
         sum(float(costs.work(s)) + (float(costs.recompute[s]) if s in fused_recompute else 0.0) for s in stages)
         for stages in placement.stages_of

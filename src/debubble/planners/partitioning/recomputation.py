@@ -84,19 +84,10 @@ def ladder(units: Units, unit: int, allowed: Sequence[str] | None = None) -> lis
 def cheapest_strategies(
     repricer: Repricer, units: Units, lengths: Sequence[int], allowed: Sequence[str] | None = None
 ) -> Partition:
-    """Recompute the least that fits each device.
+    """The partition of these lengths, with every unit's strategy, that recomputes the least that fits each device.
 
-    Args:
-        repricer: Prices the order of operations.
-        units: The model.
-        lengths: Units per stage.
-        allowed: Names of strategies that units may use beside `none`; None: all.
-
-    Returns:
-        The partition of these lengths with the strategy of every unit.
-
-    Raises:
-        InfeasibleError: If not even full recomputation fits, naming the device.
+    `allowed`: the only names to choose from beside `none` (None: all).  Raises InfeasibleError, naming the device, if
+    not even full recomputation fits.
     """
     placement = repricer.schedule.placement
     bounds = list(accumulate(lengths, initial=0))
@@ -127,19 +118,9 @@ def cheapest_strategies(
 
 
 def cheapest_alike(repricer: Repricer, units: Units, lengths: Sequence[int], levers: TargetLevers) -> Partition:
-    """Recompute the least that fits in one of the ways in which all layers recompute alike.
+    """The fastest partition of these lengths that fits, of those in which the framework's layers all recompute alike.
 
-    Args:
-        repricer: Prices the order of operations.
-        units: The model, in whole layers.
-        lengths: Units per stage.
-        levers: What the framework can do.
-
-    Returns:
-        The partition of these lengths that takes the shortest step.
-
-    Raises:
-        InfeasibleError: If none of the ways fits, naming the device.
+    Raises InfeasibleError if none of the ways fits.
     """
     placement = repricer.schedule.placement
     limits = _limits(units.stage_costs(Partition.cut(units, lengths), placement), placement)
@@ -167,15 +148,7 @@ def cheapest_alike(repricer: Repricer, units: Units, lengths: Sequence[int], lev
 def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
     """The fixed stages that must recompute so that every device fits.
 
-    Args:
-        repricer: Prices the order of operations.
-        costs: Costs of the stages.
-
-    Returns:
-        The numbers of the stages that recompute.
-
-    Raises:
-        InfeasibleError: If recomputing all stages of a device does not suffice, naming the device.
+    Raises InfeasibleError, naming the device, if recomputing all of its stages does not suffice.
     """
     schedule = repricer.schedule
     alive = in_flight(schedule)

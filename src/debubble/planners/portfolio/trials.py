@@ -52,15 +52,9 @@ class Order:
     searches: bool = False
 
     def build(self, problem: Problem, costs: StageCosts, *, tries: int | None = None) -> Schedule:
-        """Order the operations for these costs.
+        """Order a problem's operations for the costs of its stages; schedules that try candidates may try so many.
 
-        Args:
-            problem: Its number of micro-batches and objective count.
-            costs: Costs of the stages.
-            tries: Candidates of schedules that try some; None: their default.
-
-        Raises:
-            InfeasibleError: If it finds no order that fits, or has another number of chunks.
+        Raises InfeasibleError if it finds no order that fits, or has another number of chunks.
         """
         costs = costs if self.to_limit else costs.with_limit(None)
         placement, objective = self.placement, problem.objective

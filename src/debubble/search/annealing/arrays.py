@@ -90,17 +90,9 @@ def tail_rows(problem: OrderProblem, time: Floats, message: Floats, behind: Floa
 
 
 def encode(problem: OrderProblem, schedule: Schedule) -> tuple[Ints, Ints]:
-    """Write a schedule's lists as numbers.
+    """Write a schedule's lists as numbers, by [device, place], padded to the longest possible list, and their lengths.
 
-    Args:
-        problem: The problem that the schedule answers.
-        schedule: Lists of F, B, I, W, R, O and L.
-
-    Returns:
-        Operation numbers by [device, place], padded to the longest possible list, and the length of each list.
-
-    Raises:
-        InputError: The schedule offloads to a peer device, or has another kind of operation.
+    Raises InputError if the schedule offloads to a peer device, or has other operations than F, B, I, W, R, O and L.
     """
     if schedule.peers:
         raise InputError("The search does not handle offload to a peer device.")
@@ -118,14 +110,7 @@ def encode(problem: OrderProblem, schedule: Schedule) -> tuple[Ints, Ints]:
 
 
 def decode(problem: OrderProblem, orders: Ints, lengths: Ints, *, name: str) -> Schedule:
-    """Read the kernel's lists: the inverse of `encode`.
-
-    Args:
-        problem: The problem that the lists answer.
-        orders: Operation numbers by [device, place].
-        lengths: Length of each device's list.
-        name: Name of the schedule.
-    """
+    """Read the kernel's lists: the inverse of `encode`."""
     S, m = problem.stages, problem.micro_batches
     lists = (
         [Op(KINDS[code // (S * m)], code // m % S, code % m) for code in order[:length].tolist()]
@@ -173,15 +158,7 @@ class KernelArrays(NamedTuple):
 
 
 def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> KernelArrays:
-    """Lay a problem out for the kernel.
-
-    Args:
-        problem: The problem.
-        block: The part of the lists that stays periodic, if any.
-
-    Raises:
-        InputError: Messages wait for their receivers.
-    """
+    """Lay a problem out for the kernel; a `block` stays periodic.  Raises InputError if messages wait for receivers."""
     costs = problem.costs
     if costs.communication_model in ("receiver", "blocking"):
         raise InputError(

@@ -70,16 +70,10 @@ def search(
 def best_starts(
     problem: OrderProblem, *, starts: Iterable[Schedule] = (), bound: Number = 0, effort: Effort
 ) -> Iterator[Incumbent]:
-    """Try one start after the other, and yield each that is better than all before it.
+    """Try one start after the other, and yield each that is better than all before it; the constructed ones come last.
 
-    Args:
-        problem: The operations to order.
-        starts: Schedules to try before the constructed ones.
-        bound: A lower bound that is already known.
-        effort: When it is spent, and there is a start, no other is tried.
-
-    Raises:
-        InfeasibleError: No start fits the memory limit.
+    Once the effort is spent, and there is a start, no other is tried.  `bound` is a lower bound that is already known.
+    Raises InfeasibleError if no start fits the memory limit.
     """
     bound = max(bound, lower_bound(problem))
     best: Incumbent | None = None
@@ -104,10 +98,9 @@ def best_starts(
 
 
 def compile_kernel(problem: OrderProblem, best: Incumbent) -> float:
-    """Compile the kernel, or load it from disk.
+    """Compile the kernel, or load it from disk; return the seconds on the clock that this took.
 
-    Returns:
-        The seconds on the clock that this took: some twenty where it was never compiled, else next to none.
+    These are some twenty where it was never compiled, else next to none.
     """
     # Its import costs more than a search that ends at its start.
     from debubble.search.annealing.walker import Walker
@@ -130,7 +123,9 @@ def improve(
     coolings: Sequence[float] = COOLINGS,
     shares: Shares = FROM_SCRATCH,
 ) -> Iterator[Incumbent]:
-    """Search locally from an incumbent: coolings, each from the best of its walker, until the steps are done.
+    """Search locally from an incumbent, and yield what is better than all before it, until the steps are done.
+
+    A search is coolings, each from the best of its walker.
 
     Args:
         problem: The operations to order.
@@ -144,9 +139,6 @@ def improve(
             in turn.
         coolings: Shares of the search at which a cooling begins; the last entry is where the last one ends.
         shares: How often which move is made.
-
-    Returns:
-        The stream of schedules that are better than all before them.
     """
     from debubble.search.annealing.walker import Walker
 
@@ -196,16 +188,9 @@ def improve(
 
 
 def verify(problem: OrderProblem, schedule: Schedule, best: Incumbent, *, below: Number) -> Incumbent | None:
-    """Make an incumbent of a schedule, if exact simulation agrees that it is better.
+    """Make an incumbent, with the bound of `best`, of a schedule that exact simulation finds to take less than `below`.
 
-    Args:
-        problem: The operations to order.
-        schedule: The schedule.
-        best: An incumbent, whose bound is taken over.
-        below: The objective that the schedule has to beat.
-
-    Returns:
-        The incumbent; None if the schedule is no better, or breaks a limit.
+    None if it does not, or breaks a limit.
     """
     try:
         value = problem.value(schedule)

@@ -50,15 +50,7 @@ class Walker:
         problem: OrderProblem, start: Incumbent, *, seed: int, block: PeriodicBlock | None = None,
         shares: Shares = FROM_SCRATCH,
     ) -> Walker:  # fmt: skip
-        """Start a walk.
-
-        Args:
-            problem: The operations to order.
-            start: Where the walk starts.
-            seed: Seed of its random numbers.
-            block: The part of the lists that stays periodic, if any.
-            shares: How often which move is made.
-        """
+        """Start a walk from an incumbent; a `block` stays periodic, and `shares` say how often which move is made."""
         arrays = arrays_of(problem, block=block)
         layout = arrays.layout
         orders, lengths = encode(problem, start.schedule)
@@ -97,15 +89,9 @@ class Walker:
             self.arrays.ints[begin : begin + self.problem.devices] = self.block.begins(schedule)
 
     def walk(self, steps: int, *, temperature: float, target: float) -> int:
-        """Take moves at a constant temperature.
+        """Take up to `steps` moves at a constant temperature, in mean operation times; return how many were taken.
 
-        Args:
-            steps: Moves at most.
-            temperature: In mean operation times.
-            target: Objective at which the walk stops, in the costs' unit of time.
-
-        Returns:
-            The moves taken.
+        It ends at the objective `target`, in the costs' unit of time.
         """
         layout, floats, ints, scale = self.arrays
         best, moves = anneal(

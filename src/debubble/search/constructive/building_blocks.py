@@ -43,16 +43,7 @@ class BlockShape:
 
 
 def pattern_of(placement: Placement, costs: StageCosts, shape: BlockShape) -> Pattern | None:
-    """Build a block, and read off the order in which it runs when it is repeated.
-
-    Args:
-        placement: Stages on devices.
-        costs: Times per stage.
-        shape: How much the block stretches.
-
-    Returns:
-        The pattern; None if the block does not pack.
-    """
+    """Build a block, and read off the order in which it runs when it is repeated; None if the block does not pack."""
     interval = max(float(sum(costs.work(s) for s in device_stages)) for device_stages in placement.stages_of) * (
         1 + shape.slack
     )
@@ -76,15 +67,7 @@ def _round(
 
 
 def repeated(pattern: Pattern, micro_batches: int) -> list[list[int]]:
-    """Repeat a pattern for all micro-batches.
-
-    Args:
-        pattern: The order of one round.
-        micro_batches: Micro-batches of the step.
-
-    Returns:
-        Per device, the numbers of its forwards and backwards, as `ListScheduler.follow` takes them.
-    """
+    """Repeat a pattern for all micro-batches: per device, the numbers that `ListScheduler.follow` takes."""
     return [
         [
             track * micro_batches + n - lag

@@ -25,14 +25,7 @@ LEAST_GAPS = (Fraction(1), Fraction(1, 2))
 
 
 def initial_schedules(problem: OrderProblem) -> Iterator[Schedule]:
-    """Construct schedules to start a search from.
-
-    Args:
-        problem: The operations to order.
-
-    Returns:
-        List schedules, what needs the least memory last; some may not fit the limit.
-    """
+    """Construct schedules to start a search from, what needs the least memory last; some may not fit the limit."""
     if problem.placement.chunks > 1:
         yield from schedules_of_chunks(problem)
     if problem.offload:
@@ -59,9 +52,6 @@ def schedules_of_chunks(problem: OrderProblem) -> Iterator[Schedule]:
     """Construct schedules of several chunks per device: building blocks and greedy rules, which count on little memory.
 
     Where activations may leave memory, both are also planned with what the host lends, and made to fit.
-
-    Args:
-        problem: The operations to order.
     """
     if not problem.split:
         return
@@ -87,11 +77,8 @@ def list_schedule(
 ) -> ListSchedule | None:
     """Construct a list schedule that offloads nothing and recomputes nothing explicitly; None if it gets stuck.
 
-    Args:
-        problem: The operations to order.  What its fused recomputations bring back for a moment is not counted: the
-            exact simulation of each start decides.
-        room: Bytes for activations, per device; None for any number.
-        rule: How W's fill gaps.
+    `room` is bytes for activations per device, None for any number.  What fused recomputations bring back for a moment
+    is not counted: the exact simulation of each start decides.
     """
     nothing = (0,) * problem.stages
     costs = problem.costs.replace(recompute_workspace=nothing, recompute_workspace_input=nothing)
@@ -104,10 +91,8 @@ def list_schedule(
 def offloading_schedules(problem: OrderProblem, *, idle: Sequence[Number] | None = None) -> Iterator[Schedule]:
     """Construct list schedules that use the memory of the host.
 
-    Args:
-        problem: The operations to order, with offload.
-        idle: Time that each device may lose behind its first backward before it fills every gap; any by default.  With
-            what the bound allows, the device that is the bottleneck stays busy, at the cost of others.
+    `idle` is the time that each device may lose behind its first backward before it fills every gap; any by default.
+    With what the bound allows, the device that is the bottleneck stays busy, at the cost of others.
     """
     for room in _with_host_rooms(problem):
         for least_gap in LEAST_GAPS:

@@ -186,11 +186,7 @@ class ListScheduler:
         self._floats_are_exact = max(most) < _EXACT
 
     def schedule(self, rule: Greedy | GapFilling) -> ListSchedule | None:
-        """Order all operations by a rule.
-
-        Returns:
-            The schedule; None if the rule gets stuck for lack of memory.
-        """
+        """Order all operations by a rule; None if it gets stuck for lack of memory."""
         if isinstance(rule, Greedy):
             return self._run(_rule(GREEDY, 1 - rule.overlap, 1 - rule.patience, rule.in_turn, []), reserve=True)
         idle: Sequence[Number] = rule.idle or [inf] * self.placement.devices
@@ -200,15 +196,9 @@ class ListScheduler:
         return self._run(_rule(GAP_FILLING, rule.least_gap, 0, False, [*idle]), reserve=False)
 
     def follow(self, lists: Sequence[Sequence[int]], rule: OrderFollowing) -> ListSchedule | None:
-        """Dispatch by given lists of forwards and backwards; W's find their places.
+        """Dispatch by given lists of forwards and backwards, by numbers as in `search.constructive.dispatch`.
 
-        Args:
-            lists: Per device, operation numbers as in `search.constructive.dispatch`: track s * m + j for the forward
-                of micro-batch j on stage s, (S + s) * m + j for its backward.
-            rule: How closely the lists are followed.
-
-        Returns:
-            The schedule; None if that gets stuck for lack of memory.
+        The W's find their places.  None if that gets stuck for lack of memory.
         """
         entries = [number for order in lists for number in order]
         place = [0] * (2 * self.placement.stages * self.micro_batches)

@@ -21,15 +21,9 @@ Pair = tuple[int, int]
 def offload_to_fit(
     problem: OrderProblem, orders: Sequence[Sequence[Op]], *, eager: Container[Pair] = ()
 ) -> Schedule | None:
-    """Add offloads and reloads, so that every device stays under its limit.
+    """Add offloads and reloads to orders of computation, so that every device stays under its limit.
 
-    Args:
-        problem: The operations to order.
-        orders: Per device, its compute operations in order.
-        eager: (stage, micro-batch) pairs that are offloaded in any case, unless their backward follows at once.
-
-    Returns:
-        The schedule; None if offloading does not suffice.
+    `eager` pairs are offloaded in any case, unless their backward follows at once.  None if that does not suffice.
     """
     base = problem.schedule(orders)
     fitted = [_BeladyWalk(problem, base, d, eager).run() for d in range(problem.devices)]
@@ -45,12 +39,7 @@ def all_pairs(problem: OrderProblem) -> frozenset[Pair]:
 def movable_pairs(problem: OrderProblem, timetable: ListSchedule) -> frozenset[Pair]:
     """Choose the activations that there is time to move: until their backward, and on the link.
 
-    Args:
-        problem: The operations to order, with offload.
-        timetable: A list schedule of it; when an F ends, the link has to be free, or soon to be.
-
-    Returns:
-        Pairs of stage and micro-batch.
+    When their F ends in the list schedule, the link has to be free, or soon to be.
     """
     costs, transfers, pairs = problem.costs, problem.costs.transfers, set[Pair]()
     assert transfers is not None
@@ -69,15 +58,7 @@ def movable_pairs(problem: OrderProblem, timetable: ListSchedule) -> frozenset[P
 
 
 def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> Schedule | None:
-    """Add an R before the backward of as many micro-batches as memory demands.
-
-    Args:
-        problem: The operations to order.
-        orders: Per device, its compute operations in order.
-
-    Returns:
-        The schedule; None if recomputation does not suffice.
-    """
+    """Add an R before the backward of as many micro-batches as memory demands; None if that does not suffice."""
     costs, chosen = problem.costs, set[Pair]()
     for device, order in enumerate(orders):
         room = costs.room_of(device)

@@ -70,19 +70,9 @@ def best_order(
     objective: Objective = "makespan",
     tries: int | None = None,
 ) -> Schedule | None:
-    """Search the shortest order of F, I and W.
+    """Search the shortest order of F, I and W with `room` bytes for activations per device; None if no order fits.
 
-    Args:
-        name: Name of the schedule.
-        placement: Stages on devices.
-        micro_batches: Micro-batches of the step, m.
-        costs: Times and bytes per stage.
-        room: Bytes for activations, per device; None for any number.
-        objective: `makespan` or `span`.
-        tries: Candidates to try; by default as many as WORK allows.
-
-    Returns:
-        The schedule; None if no order fits.
+    As many candidates are tried as WORK allows, unless `tries` says how many.
     """
     sample = min(micro_batches, 2 * placement.devices)
     operations = 3 * placement.stages * micro_batches
@@ -114,15 +104,7 @@ def list_order(
 ) -> Schedule:
     """Schedule by every one of some rules, with all memory that there is, and take the shortest order.
 
-    Args:
-        name: Name of the schedule.
-        placement: Stages on devices.
-        micro_batches: Micro-batches of the step, m.
-        costs: Times and bytes per stage, and their memory limit.
-        objective: `makespan` or `span`.
-
-    Raises:
-        InfeasibleError: All rules get stuck for lack of memory.
+    Raises InfeasibleError if all rules get stuck for lack of memory.
     """
     room = [costs.room_of(device) for device in range(placement.devices)]
     outcomes = greedy_schedules(placement, micro_batches, costs, room, LISTED)
@@ -178,16 +160,7 @@ class _CandidateTrials:
 
 
 def room_within(placement: Placement, costs: StageCosts, activations: Number) -> list[Number]:
-    """Convert activations into bytes.
-
-    Args:
-        placement: Stages on devices.
-        costs: Bytes per stage, and their memory limit.
-        activations: Micro-batches whose activations a device may hold.
-
-    Returns:
-        Bytes for activations, per device, no more than the memory limit leaves.
-    """
+    """Bytes for the activations of so many micro-batches, per device, no more than the memory limit leaves."""
     largest = max(costs.micro_batch_scale or (1,))
     room: list[Number] = []
     for d, device_stages in enumerate(placement.stages_of):
@@ -200,13 +173,7 @@ def room_within(placement: Placement, costs: StageCosts, activations: Number) ->
 def place_weights(schedule: Schedule, *, costs: StageCosts, room: Sequence[Number | None]) -> Schedule | None:
     """Place each W where memory needs it, or in a gap, between the F and I of a schedule, which keep their order.
 
-    Args:
-        schedule: The schedule; its own W are left out.
-        costs: Times and bytes per stage.
-        room: Bytes for activations, per device; None for any number.
-
-    Returns:
-        The shortest schedule found; None if none fits.
+    The shortest schedule found within `room` bytes for activations per device; None if none fits.
     """
     scheduler = ListScheduler(schedule.placement, schedule.micro_batches, OpCosts(costs=costs), room, exact_sizes=True)
     lists = [[scheduler.number(op) for op in order if op.kind is not Kind.W] for order in schedule.orders]

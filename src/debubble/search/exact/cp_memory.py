@@ -24,18 +24,7 @@ from debubble.search.problem import OrderProblem
 
 
 def staircase(*, room: Number, kept: Number, input_frees: Number, weight_frees: Number, forwards: int) -> list[Pairs]:
-    """Compute the minimal (a, b) of each forward.
-
-    Args:
-        room: Bytes for activations.
-        kept: Bytes that a forward adds.
-        input_frees: Bytes that an I takes away at its end.
-        weight_frees: Bytes that a W takes away at its end.
-        forwards: Number of forwards.
-
-    Returns:
-        A list for each forward; an empty one if it never fits.
-    """
+    """Compute the minimal (a, b) of each forward, which adds `kept` bytes; no pairs if it never fits."""
     return [_corners(kept * (j + 1) - room, input_frees, weight_frees, j) for j in range(forwards)]
 
 

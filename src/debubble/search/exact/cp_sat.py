@@ -84,14 +84,7 @@ def solve(
 def device_bound(problem: OrderProblem, device: int, *, horizon: Number, effort: Effort) -> Number:
     """Bound a problem by one device: its lanes and memory are exact, the other devices are delays.
 
-    Args:
-        problem: The operations to order.
-        device: The device.
-        horizon: A time that some schedule takes.
-        effort: How much CP-SAT may do.
-
-    Raises:
-        SolverError: The model holds no such schedule.
+    Some schedule takes the time `horizon`.  Raises SolverError if the model holds no such schedule.
     """
     model = build(problem, horizon=horizon, exact=(device,))
     effort.spend(MODEL * problem.stages * problem.micro_batches)
@@ -101,14 +94,7 @@ def device_bound(problem: OrderProblem, device: int, *, horizon: Number, effort:
 def prove(solver: Any, model: ScheduleModel, horizon: Number, effort: Effort) -> Number:
     """Solve a model, and return the bound on its objective that this proves.
 
-    Args:
-        solver: A CP-SAT solver.
-        model: The model.
-        horizon: A time that some schedule is known to take; the bound is at most that.
-        effort: What the work is counted in.
-
-    Raises:
-        SolverError: The model holds no such schedule.
+    It is at most `horizon`, a time that some schedule is known to take.  Raises SolverError if the model holds none.
     """
     require_sound(status_of(solver, model.cp, effort))
     if not model.problem.halves_cover_wholes:

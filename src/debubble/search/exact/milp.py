@@ -68,18 +68,10 @@ def best_backend() -> Backend:
 def solve_milp(
     program: MilpModel, *, effort: Effort, backend: Backend = "SCIP", start: Schedule | None = None, nodes: int = 0
 ) -> MilpResult:
-    """Solve the program.
+    """Solve the program, from a schedule such as AdaOffload's (section 4.1.3) if there is one.
 
-    Args:
-        program: The program.
-        effort: What the solve is counted in; its brake ends it.
-        backend: The solver.
-        start: A schedule of the problem from which the solver begins (section 4.1.3), such as AdaOffload's.
-        nodes: Nodes of the tree after which it stops; 0: when it is done.
-
-    Raises:
-        InputError: The solver is not there.
-        InfeasibleError: The solver proves that nothing fits.
+    It stops after so many nodes of the tree (0: when it is done), or when the effort's brake bites.  Raises InputError
+    if the solver is not there, and InfeasibleError if it proves that nothing fits.
     """
     if program.reductions.triangles == "lazy":
         program.relaxation()
@@ -126,15 +118,7 @@ def milp_incumbents(
 ) -> Iterator[Incumbent]:
     """Better and better schedules, in solves of ever more nodes that each begin with the last one's schedule.
 
-    Args:
-        program: The program.
-        effort: What all solves may take; the last may take more.
-        start: The schedule that the first solve begins with; it is the first of the stream.
-        backend: The solver.
-
-    Raises:
-        InputError: The solver is not there.
-        InfeasibleError: The solver proves that nothing fits.
+    The first of the stream is `start`; the last solve may take more than the effort.  Raises what `solve_milp` does.
     """
     problem, best, bound, nodes = program.problem, None, 0.0, 1
     if start is not None:

@@ -44,16 +44,8 @@ def improve_tight(
 ) -> Iterator[Incumbent]:
     """Improve schedule and bound of a problem without offload and recomputation: exact search, then local search.
 
-    Args:
-        problem: The operations to order.
-        best: The start.
-        steps: Moves of the local search.
-        seed: The result depends on it alone.
-        complete: Places the W of a schedule anew between its F and I, which keep their order.  Without it the skeleton
-            is not tried.
-
-    Returns:
-        The stream of better schedules and bounds.
+    `complete` places the W of a schedule anew between its F and I, which keep their order; without it the skeleton is
+    not tried.  Yields better schedules and bounds.
     """
     if problem.stages * problem.micro_batches <= LARGEST:
         with tolerate_wrong_models():
@@ -147,13 +139,9 @@ def with_rounded_times(problem: OrderProblem) -> OrderProblem:
 
 
 def skeleton_bound(problem: OrderProblem, *, horizon: Number, effort: Effort, bound: Number = 0) -> Number:
-    """Bound a problem by its skeleton.
+    """Bound a problem without offload and recomputation by its skeleton.
 
-    Args:
-        problem: The operations to order, without offload and recomputation.
-        horizon: A time that some schedule takes; the bound is at most that.
-        effort: How much CP-SAT may do.
-        bound: A lower bound that is already known.
+    `horizon` is a time that some schedule takes, `bound` one that is already known.
     """
     known = max(bound, lower_bound(problem))
     model, solver = _skeleton(problem, horizon, known, effort=effort)

@@ -97,11 +97,7 @@ class Prover:
 def running_prover(problem: OrderProblem, *, bound: Number, below: Number, effort: Effort) -> Iterator[Prover]:
     """Let a prover work on a core of its own, until it has spent its effort or the context is left.
 
-    Args:
-        problem: The operations to order.
-        bound: A lower bound that is known.
-        below: A time that some schedule takes: the bound cannot be higher.
-        effort: How much it may do.
+    `bound` is a lower bound that is known; some schedule takes `below`, so that the bound cannot be higher.
     """
     prover = Prover(problem, bound=bound, below=below)
     prover.start(effort)

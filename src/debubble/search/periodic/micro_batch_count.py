@@ -23,14 +23,8 @@ PLACES = 6
 def resized(schedule: Schedule, problem: OrderProblem) -> Schedule | None:
     """The fastest schedule for a problem of all whose middle is that of a schedule, lengthened or shortened.
 
-    PLACES in the middle half are tried, of the shorter of the two.
-
-    Args:
-        schedule: A schedule of micro-batches that cost the same, within the memory limit or not.
-        problem: The problem, which it answers but for the number of micro-batches.
-
-    Returns:
-        The schedule; None if none fits.
+    PLACES in the middle half are tried, of the shorter of the two.  The schedule need not fit the memory limit; it
+    answers the problem but for the number of micro-batches, which cost the same.  None if nothing fits.
     """
     timeline, short = _simulated(schedule, problem.costs), min(schedule.micro_batches, problem.micro_batches)
     # An offload stands in a list where it ends, everything else where it starts.

@@ -54,14 +54,9 @@ class Pattern:
 
 
 def find_patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: int = 0) -> Iterator[Pattern]:
-    """Find patterns with the shortest period, each a period longer under way than the one before.
+    """Find up to `number` patterns with the shortest period, each a period longer under way than the one before.
 
-    Args:
-        problem: The operations to order: a linear placement, equal micro-batches, asynchronous messages and a
-            full-duplex host link; there are no patterns for others.
-        number: Patterns at most.
-        effort: Shared out among the periods that are tried.
-        seed: Seed of CP-SAT.
+    Only for linear placements, equal micro-batches, asynchronous messages and a full-duplex host link there are any.
     """
     costs = problem.costs
     if problem.placement.chunks > 1 or costs.micro_batch_scale is not None or problem.recompute:

@@ -31,16 +31,9 @@ AHEAD = 5
 
 
 def periodic_schedule(problem: OrderProblem, *, effort: Effort, seed: int = 0, workers: int = 1) -> Schedule | None:
-    """Search a schedule with a periodic middle.
+    """Search a schedule with a periodic middle; a third of the effort finds patterns, the rest improves them.
 
-    Args:
-        problem: The operations to order.
-        effort: A third of it finds patterns, the rest improves them.
-        seed: The result depends on it, on the effort and on the number of walkers alone.
-        workers: Walkers of the local search side by side.
-
-    Returns:
-        The best schedule found; with too few micro-batches the shortest pattern unrolled; None without any pattern.
+    The best schedule found; with too few micro-batches the shortest pattern unrolled; None without any pattern.
     """
     patterns = find_patterns(problem, AHEAD, effort=effort.part(effort.left / 3), seed=seed)
     first = next(patterns, None)
@@ -111,13 +104,7 @@ class PeriodicCore:
             return math.inf
 
     def improve(self, effort: Effort, *, seed: int, workers: int) -> PeriodicCore:
-        """Improve head and tail by local search, unless every repetition would pay for that.
-
-        Args:
-            effort: How much is searched.
-            seed: Seed of the walkers.
-            workers: Walkers side by side.
-        """
+        """Improve head and tail by local search, unless every repetition would pay for that."""
         stream = improve(self.small, self.best, effort=effort, seed=seed, workers=workers, block=self.block)
         *_, best = self.best, *stream
         return min((replace(self, best=best), self), key=lambda core: core.excess)
