@@ -87,7 +87,7 @@ class PartitionSearch:
     strategies: Sequence[str] | None = None
 
     def fitted(self, lengths: Sequence[int]) -> PricedSchedule:
-        """The partition with so many units per stage and the least recomputation; raises InfeasibleError without one."""
+        """The partition of these lengths with the least recomputation.  Raises InfeasibleError if none fits."""
         return self.priced(self._cheapest(lengths))
 
     def priced(self, partition: Partition) -> PricedSchedule:
