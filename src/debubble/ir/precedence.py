@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 from debubble.errors import DeadlockError
 from debubble.ir.arrays import Edges, edges
-from debubble.ir.program import Moment, Program
+from debubble.ir.program import Program, Wait, waits_of
 
-Before = list[list[tuple[int, Moment]]]
+Before = list[tuple[Wait, ...]]
 """Per instruction, the moments of others that it follows."""
 
 
 def predecessors(program: Program) -> Before:
     """Per instruction, the moments that it waits for: its waits, and the one before it in an exclusive queue."""
-    first, other, at_start = (part.tolist() for part in program.predecessors)
-    moments = [(i, Moment.START if start else Moment.END) for i, start in zip(other, at_start, strict=True)]
-    return [moments[begin:end] for begin, end in itertools.pairwise(first)]
+    return waits_of(program.predecessors)
 
 
 def successors(before: Edges) -> Edges:

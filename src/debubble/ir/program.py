@@ -44,6 +44,13 @@ class Wait(NamedTuple):
     moment: Moment = Moment.END
 
 
+def waits_of(edges: Edges) -> list[tuple[Wait, ...]]:
+    """Per instruction, the moments of others that it waits for."""
+    first, other, at_start = (part.tolist() for part in edges)
+    waits = [Wait(i, Moment.START if start else Moment.END) for i, start in zip(other, at_start, strict=True)]
+    return [tuple(waits[begin:end]) for begin, end in itertools.pairwise(first)]
+
+
 class Effect(NamedTuple):
     """Change of a device's memory, in bytes, at this moment of the operation."""
 
@@ -126,7 +133,7 @@ class Program:
         peers = (None if peer == NO_PEER else peer for peer in self.peer.tolist())
         durations = self.duration.tolist()
         return tuple(
-            map(Instruction, ops, self.device.tolist(), lanes, durations, self._waits(), self._effects(), peers)
+            map(Instruction, ops, self.device.tolist(), lanes, durations, waits_of(self.waits), self._effects(), peers)
         )
 
     @cached_property
@@ -177,11 +184,6 @@ class Program:
         other[~last], at_start[~last] = self.waits.other, self.waits.at_start
         other[first[after + 1] - 1] = q.instructions[np.flatnonzero(behind) - 1]
         return Edges(first, other, at_start)
-
-    def _waits(self) -> Iterator[tuple[Wait, ...]]:
-        first, other, at_start = (part.tolist() for part in self.waits)
-        waits = [Wait(i, Moment.START if start else Moment.END) for i, start in zip(other, at_start, strict=True)]
-        return (tuple(waits[begin:end]) for begin, end in itertools.pairwise(first))
 
     def _effects(self) -> Iterator[tuple[Effect, ...]]:
         offload, reload = CODE[Kind.O], CODE[Kind.L]

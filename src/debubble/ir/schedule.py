@@ -171,15 +171,8 @@ class Schedule:
 
     def with_split_backwards(self) -> Schedule:
         """The schedule with I and W, side by side, in the place of every B."""
-        orders = tuple(
-            tuple(
-                part
-                for op in order
-                for part in ((op._replace(kind=Kind.I), op._replace(kind=Kind.W)) if op.kind is Kind.B else (op,))
-            )
-            for order in self.orders
-        )
-        return replace(self, orders=orders)
+        halves = (Kind.I, Kind.W)
+        return self.replacing(lambda op: [op._replace(kind=half) for half in halves] if op.kind is Kind.B else [op])
 
     def with_host_steps(self, stages: Collection[int]) -> Schedule:
         """The schedule in which hosts step these stages: P first, in order of use; D and S after the last gradients.
@@ -189,29 +182,25 @@ class Schedule:
         """
         if not stages:
             return self
-        orders = []
-        for held, order in zip(self.placement.stages_of, self.orders, strict=True):
-            last = {op.stage: at for at, op in enumerate(order) if op.stage in stages and op.kind in _GRADIENTS}
-            extended = [Op(Kind.P, stage, 0) for stage in held if stage in stages]
-            for at, op in enumerate(order):
-                extended.append(op)
-                if last.get(op.stage) == at:
-                    extended += [Op(kind, op.stage, self.micro_batches - 1) for kind in (Kind.D, Kind.S)]
-            orders.append(tuple(extended))
-        return replace(self, orders=tuple(orders))
+        last = {op.stage: op for order in self.orders for op in order if op.stage in stages and op.kind in _GRADIENTS}
+        steps = {op: [Op(kind, op.stage, self.micro_batches - 1) for kind in (Kind.D, Kind.S)] for op in last.values()}
+        loads = [[Op(Kind.P, s, 0) for s in own if s in stages] for own in self.placement.stages_of]
+        stepped = self.replacing(lambda op: [op, *steps.get(op, ())])
+        return replace(self, orders=tuple((*up, *order) for up, order in zip(loads, stepped.orders, strict=True)))
 
     def without_host_steps(self) -> Schedule:
         """The schedule without the steps that hosts take, and the transfers that belong to them."""
         hosted = self.host_steps
-        return self._without(lambda op: op.stage in hosted and op.kind in HOST_STEP)
+        return self.replacing(lambda op: () if op.stage in hosted and op.kind in HOST_STEP else (op,))
 
     def without_explicit_recompute(self, stages: Collection[int]) -> Schedule:
         """The schedule without the R of these stages."""
-        return self._without(lambda op: op.stage in stages and op.kind is Kind.R)
+        return self.replacing(lambda op: () if op.stage in stages and op.kind is Kind.R else (op,))
 
-    def _without(self, dropped: Callable[[Op], bool]) -> Schedule:
-        """The schedule without some operations."""
-        return replace(self, orders=tuple(tuple(op for op in order if not dropped(op)) for order in self.orders))
+    def replacing(self, parts: Callable[[Op], Iterable[Op]]) -> Schedule:
+        """The schedule with some operations, or none, in the place of each."""
+        chained = itertools.chain.from_iterable
+        return replace(self, orders=tuple(tuple(chained(map(parts, order))) for order in self.orders))
 
     @staticmethod
     def of(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from debubble.ir import Kind, Op, Schedule, StageCosts
-from debubble.schedules.one_f_one_b import one_f_one_b
+from debubble.schedules.one_f_one_b import one_f_one_b, with_transfers
 from debubble.schedules.registry import schedule
 
 
@@ -27,29 +27,17 @@ def bpipe(*, devices: int, micro_batches: int, costs: StageCosts | None = None) 
     """1F1B, with stages s and p - 1 - s sharing their memory.  The bound holds under a `memory_limit` that says so."""
     plain = one_f_one_b(devices=devices, micro_batches=micro_batches)
     most = (devices + 3) // 2
-    orders = tuple(tuple(_with_transfers(order, most)) for order in plain.orders)
+    # O stands right behind its forward; L right behind the operation during which it may start.
+    orders = tuple(tuple(with_transfers(order, _evictions(order, most), ahead=1)) for order in plain.orders)
     evictors = [s for s, order in enumerate(orders) if any(op.kind is Kind.O for op in order)]
     return replace(plain, name="bpipe", orders=orders, peers={s: devices - 1 - s for s in evictors})
 
 
-def _with_transfers(order: tuple[Op, ...], most: int) -> list[Op]:
-    """A stage's list with O and L, such that it never holds more than `most` activations.
-
-    O stands right behind its forward; L right behind the operation during which it may start.
-    """
-    evicted = _evictions(order, most)
-    result = []
-    for op in order:
-        result.append(op)
-        if op.kind is Kind.F and op.micro_batch in evicted:
-            result.append(Op(Kind.O, op.stage, op.micro_batch))
-        elif op.kind is Kind.B and op.micro_batch + 1 in evicted:
-            result.append(Op(Kind.L, op.stage, op.micro_batch + 1))
-    return result
-
-
 def _evictions(order: tuple[Op, ...], most: int) -> set[int]:
-    """The micro-batches that must leave for a while: at each forward without room, the newest that is there."""
+    """The micro-batches of a stage that must leave for a while, so that it never holds more than `most`.
+
+    At each forward without room it is the newest that is there.
+    """
     evicted: set[int] = set()
     here: list[int] = []
     for op in order:

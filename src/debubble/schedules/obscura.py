@@ -34,10 +34,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
-from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
-from debubble.schedules.one_f_one_b import alternate
+from debubble.ir import InputError, Number, Op, Placement, Schedule, StageCosts
+from debubble.schedules.one_f_one_b import alternate, with_transfers
 from debubble.schedules.registry import schedule
 from debubble.simulator import simulate
 
@@ -64,8 +65,10 @@ def strawman(
         adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    orders = [_migrated_stage(s, micro_batches, distance=devices - s) for s in range(adjusted)]
-    orders += [alternate(s, micro_batches, warm_up=devices - s) for s in range(adjusted, devices)]
+    orders = [
+        alternate(s, micro_batches, warm_up=warm_up, distance=devices - s)
+        for s, warm_up in enumerate(deep_warm_ups(devices, adjusted))
+    ]
     return adjusted_pipeline("strawman", orders, micro_batches=micro_batches, adjusted=adjusted)
 
 
@@ -95,15 +98,9 @@ def adjusted_pipeline(name: str, orders: Iterable[Iterable[Op]], *, micro_batche
     return replace(plain, fused_recompute=frozenset(range(adjusted)))
 
 
-def _migrated_stage(stage: int, micro_batches: int, *, distance: int) -> list[Op]:
-    """The adjusted stage that is `distance` = p - s from the end."""
-    warm_up = min(3 * distance - 2, micro_batches)
-    order = [Op(Kind.F, stage, j) for j in range(warm_up)]
-    for j in range(micro_batches):
-        order.append(Op(Kind.B, stage, j))
-        if warm_up <= j + distance < micro_batches:
-            order.append(Op(Kind.F, stage, j + distance))
-    return order
+def deep_warm_ups(devices: int, adjusted: int) -> list[int]:
+    """Per stage, the strawman's forwards before the first backward: mu_s = 3(p - s) - 2 where it is adjusted."""
+    return [3 * (devices - s) - 2 if s < adjusted else devices - s for s in range(devices)]
 
 
 @schedule(
@@ -128,7 +125,7 @@ def dependency_relaxed(
         adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    warm_ups = [3 * (devices - s) - 2 if s < adjusted else devices - s for s in range(devices)]
+    warm_ups = deep_warm_ups(devices, adjusted)
     orders = [alternate(s, micro_batches, warm_up=warm_up) for s, warm_up in enumerate(warm_ups)]
     return adjusted_pipeline("dependency-relaxed", orders, micro_batches=micro_batches, adjusted=adjusted)
 
@@ -148,15 +145,7 @@ def swap(order: Iterable[Op], *, warm_up: int, blocks: int) -> list[Op]:
     plain = list(order)
     micro_batches = 1 + max(op.micro_batch for op in plain)
     lead = first_swapped(warm_up, blocks)
-    swapped = range(lead, micro_batches - (warm_up - blocks - lead))
-    extended: list[Op] = []
-    for kind, stage, j in plain:
-        extended.append(Op(kind, stage, j))
-        if kind is Kind.F and j in swapped:
-            extended.append(Op(Kind.O, stage, j))
-        if kind is Kind.B and j + lead in swapped:
-            extended.append(Op(Kind.L, stage, j + lead))
-    return extended
+    return with_transfers(plain, range(lead, micro_batches - (warm_up - blocks - lead)), ahead=lead)
 
 
 def first_swapped(warm_up: int, blocks: int) -> int:
@@ -239,27 +228,20 @@ def obscura_minimal(
         destination: `host`, or `peer`: the paired device p - 1 - s, as in BPipe.
     """
     adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
+    build = partial(
+        migrated_pipeline, "obscura-minimal", devices=devices, micro_batches=micro_batches, adjusted=adjusted,
+        swapped_blocks=swapped_blocks, swapped_fraction=swapped_fraction, destination=destination,
+    )  # fmt: skip
+    unlimited = (costs or StageCosts.of(stages=devices)).with_limit(None)
 
-    def build(migrated_forwards: int) -> Schedule:
-        return migrated_pipeline(
-            "obscura-minimal",
-            devices=devices,
-            micro_batches=micro_batches,
-            adjusted=adjusted,
-            migrated_forwards=migrated_forwards,
-            swapped_blocks=swapped_blocks,
-            swapped_fraction=swapped_fraction,
-            destination=destination,
-        )
+    def makespan(migrated: int) -> Number:
+        return simulate(build(migrated_forwards=migrated), unlimited).makespan
 
     if migrated_forwards is None:
-        unlimited = (costs or StageCosts.of(stages=devices)).with_limit(None)
         most = most_migrated(devices, adjusted)
-        target = simulate(build(most), unlimited).makespan
-        migrated_forwards = bisect_left(
-            range(most), True, key=lambda fewer: simulate(build(fewer), unlimited).makespan <= target
-        )
-    return build(migrated_forwards)
+        target = makespan(most)
+        migrated_forwards = bisect_left(range(most), True, key=lambda fewer: makespan(fewer) <= target)
+    return build(migrated_forwards=migrated_forwards)
 
 
 def migrated_pipeline(

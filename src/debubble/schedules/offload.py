@@ -12,11 +12,10 @@ simulation, so that it is never slower.  AdaOffload's relatives include PipeOffl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from debubble.ir import InfeasibleError, InputError, Kind, Number, Op, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, InputError, Kind, Number, Placement, Schedule, StageCosts
 from debubble.schedules.interleaved import in_groups
 from debubble.schedules.registry import schedule
 from debubble.schedules.transfers import ComputeOrder, Offload
@@ -190,11 +189,8 @@ def _with_link(costs: StageCosts, memory_limit: Number | Sequence[Number] | None
 
 def _whole(schedule: Schedule) -> Schedule:
     """The schedule, in which each W follows its I, with backwards in one piece."""
-    orders = (
-        tuple(Op(Kind.B, *op[1:]) if op.kind is Kind.I else op for op in order if op.kind is not Kind.W)
-        for order in schedule.orders
-    )
-    return replace(schedule, orders=tuple(orders))
+    whole = {Kind.I: Kind.B}
+    return schedule.replacing(lambda op: () if op.kind is Kind.W else (op._replace(kind=whole.get(op.kind, op.kind)),))
 
 
 def _ways(orders: Iterable[Schedule], costs: StageCosts) -> Iterator[Way]:

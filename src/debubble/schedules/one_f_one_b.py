@@ -5,6 +5,7 @@ Source: Fan et al., DAPPLE, PPoPP 2021 (arXiv:2007.01045); Narayanan et al., SC 
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from debubble.ir import InputError, Kind, Op, Placement, Schedule, StageCosts
@@ -39,12 +40,29 @@ def one_f_one_b(
     return replace(plain, fused_recompute=frozenset(range(recomputed_stages)))
 
 
-def alternate(stage: int, micro_batches: int, *, warm_up: int) -> list[Op]:
-    """`warm_up` forwards, then backward and forward in turn, then the remaining backwards."""
+def alternate(stage: int, micro_batches: int, *, warm_up: int, distance: int | None = None) -> list[Op]:
+    """`warm_up` forwards, then the backwards, with each further forward behind that of `distance` micro-batches before.
+
+    By default these are the warm-up's, so that backwards and forwards take turns.
+    """
     warm_up = min(warm_up, micro_batches)
+    distance = warm_up if distance is None else distance
     order = [Op(Kind.F, stage, j) for j in range(warm_up)]
     for j in range(micro_batches):
         order.append(Op(Kind.B, stage, j))
-        if warm_up + j < micro_batches:
-            order.append(Op(Kind.F, stage, warm_up + j))
+        if warm_up <= j + distance < micro_batches:
+            order.append(Op(Kind.F, stage, j + distance))
     return order
+
+
+def with_transfers(order: Iterable[Op], moved: Container[int], *, ahead: int) -> list[Op]:
+    """A stage's list with O behind the forwards of these micro-batches, and L `ahead` backwards before their own."""
+    extended: list[Op] = []
+    for op in order:
+        kind, stage, j = op
+        extended.append(op)
+        if kind is Kind.F and j in moved:
+            extended.append(Op(Kind.O, stage, j))
+        elif kind is Kind.B and j + ahead in moved:
+            extended.append(Op(Kind.L, stage, j + ahead))
+    return extended

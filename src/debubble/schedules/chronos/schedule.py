@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from fractions import Fraction
 
 from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
@@ -197,19 +196,10 @@ def rhythm_of(costs: StageCosts, *, devices: int, chunks: int, shares: Mapping[i
 
 def reduce_gradients(made: Schedule, *, group: int) -> Schedule:
     """Add G after the last backward of every (stage, group of micro-batches)."""
-
-    def ends_group(op: Op) -> bool:
-        return op.kind is Kind.B and ((op.micro_batch + 1) % group == 0 or op.micro_batch == made.micro_batches - 1)
-
-    orders = tuple(
-        tuple(
-            part
-            for op in order
-            for part in ([op, Op(Kind.G, op.stage, op.micro_batch)] if ends_group(op) else [op])
-        )
-        for order in made.orders
-    )  # fmt: skip
-    return replace(made, orders=orders)
+    ends = {*range(group - 1, made.micro_batches, group), made.micro_batches - 1}
+    return made.replacing(
+        lambda op: [op, op._replace(kind=Kind.G)] if op.kind is Kind.B and op.micro_batch in ends else [op]
+    )
 
 
 def delay_rounds(devices: int) -> int:
