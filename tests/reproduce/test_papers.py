@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from debubble.cli.reproduce import split
-from debubble.reproduce import Entry, EntryResult, Exhibit, Paper, PaperReport, Table, pages, papers
+from debubble.reproduce import Entry, EntryResult, Paper, PaperReport, Table, pages, papers
 from debubble.reproduce.claims import compared, unavailable
 from debubble.reproduce.drawings import Bars, Boxes, Cells, Lines, svg
 from debubble.reproduce.registry import reproduced
@@ -147,9 +147,7 @@ def test_the_line_across_is_named_in_the_legend() -> None:
 
 def test_an_entry_is_drawn_only_if_asked() -> None:
     bars = Bars(title="Bars", groups=("a",), series={"x": (1,)}, unit="s")
-    paper = Paper(
-        name="p", title="P", entries=(Entry("Figure 1", "bars", lambda: Exhibit(claims=(), drawings=(bars,))),)
-    )
+    paper = Paper(name="p", title="P", entries=(Entry("Figure 1", "bars", lambda: (bars,)),))
     entry = paper.entry("Figure 1")
     assert reproduced(entry, draw=False).pictures == ()
     assert len(reproduced(entry, draw=True).pictures) == 1

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from debubble.simulator import Timeline
 from debubble.views import Scene, views
 from debubble.views.picture import encode_figure
 
@@ -31,6 +32,11 @@ class Timelines:
     """Schedules under each other, with the memory of each device."""
 
     scenes: Sequence[Scene]
+
+    @staticmethod
+    def of(timelines: Mapping[str, Timeline]) -> Timelines:
+        """Simulated timelines under their titles."""
+        return Timelines([Scene.of(timeline, title=title) for title, timeline in timelines.items()])
 
 
 @dataclass(frozen=True, kw_only=True)

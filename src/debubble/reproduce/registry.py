@@ -8,9 +8,8 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from debubble.registry import Registry
@@ -73,13 +72,8 @@ class Table:
         return [row[self.columns.index(name)] for row in self.rows]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exhibit:
-    """The results for one figure, table or section: what the paper claims there, our figures, and drawings."""
-
-    claims: tuple[Claim, ...]
-    tables: tuple[Table, ...] = ()
-    drawings: tuple[Drawing, ...] = ()
+Exhibit = Claim | Table | Drawing
+"""One thing that is shown for a figure, table or section: a claim of the paper, our figures, or a drawing."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +83,20 @@ class Entry:
     Attributes:
         place: Where it is, such as `Figure 5`.
         what: What it shows.
-        compute: Computes it.
+        compute: Computes what is shown for it.
         slow: True if that takes more than a few seconds.
     """
 
     place: str
     what: str
-    compute: Callable[[], Exhibit]
+    compute: Callable[[], Iterable[Exhibit]]
     slow: bool = False
 
     @staticmethod
     def diagram(place: str, what: str, statement: str, ours: str, *drawings: Drawing) -> Entry:
         """A figure without numbers; `ours` says where debubble's own documents show the same."""
         claim = unavailable(statement, because=f"it is a diagram without figures; {ours}")
-        return Entry(place, what, partial(Exhibit, claims=(claim,), drawings=drawings))
+        return Entry(place, what, lambda: (claim, *drawings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +138,13 @@ papers: Registry[Paper] = Registry("debubble.reproduce", what="paper")
 
 def reproduced(entry: Entry, *, draw: bool) -> EntryResult:
     """Compute an entry, and draw it if asked to."""
-    exhibit = entry.compute()
-    pictures = tuple(map(svg, exhibit.drawings)) if draw else ()
+    shown = tuple(entry.compute())
     return EntryResult(
-        place=entry.place, what=entry.what, claims=exhibit.claims, tables=exhibit.tables, pictures=pictures
+        place=entry.place,
+        what=entry.what,
+        claims=tuple(each for each in shown if isinstance(each, Claim)),
+        tables=tuple(each for each in shown if isinstance(each, Table)),
+        pictures=tuple(svg(each) for each in shown if isinstance(each, Drawing)) if draw else (),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from debubble.reproduce.chronospipe import schedules, tables, timelines
 from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP, Method
 from debubble.reproduce.claims import compared
@@ -9,176 +11,146 @@ from debubble.reproduce.drawings import Bars
 from debubble.reproduce.registry import Exhibit, number
 
 
-def figure_1() -> Exhibit:
+def figure_1() -> Iterator[Exhibit]:
     """Memory under 1F1B, and what it leaves lying."""
     table = tables.figure_1()
     ends = PLAIN.run(4, 16).peak_memory
-    return Exhibit(
-        claims=(
-            compared(
-                "(a) GB of activations of 70B at 4K and 16K, and of 140B at 4K",
-                paper=("35.20", "140.80", "70.40"),
-                ours=[row[2] for row in table.cells],
-                because="ours are counted tensor by tensor; the paper's have one more of width h / t per layer",
-            ),
-            compared(
-                "(a) GB of model states, the same",
-                paper=("19.69", "19.69", "39.38"),
-                ours=[row[4] for row in table.cells],
-            ),
-            compared(
-                "(b) peak of the first and of the last stage, in shares of m_a, p = 4",
-                paper=("1.00", "0.25"),
-                ours=[float(ends[0]), float(ends[-1])],
-            ),
-        ),
-        tables=(table,),
-        drawings=(
-            Bars(
-                title="Figure 1a: GB per device under 1F1B",
-                groups=[str(row[0]) for row in table.rows],
-                series={
-                    "activations": [row[2] for row in table.cells],
-                    "model states": [row[4] for row in table.cells],
-                },
-                unit="GB",
-                stacked=True,
-                limit=tables.LIMIT,
-            ),
-            timelines.one_f_one_b(),
-        ),
+    yield compared(
+        "(a) GB of activations of 70B at 4K and 16K, and of 140B at 4K",
+        paper=("35.20", "140.80", "70.40"),
+        ours=[row[2] for row in table.cells],
+        because="ours are counted tensor by tensor; the paper's have one more of width h / t per layer",
     )
+    yield compared(
+        "(a) GB of model states, the same", paper=("19.69", "19.69", "39.38"), ours=[row[4] for row in table.cells]
+    )
+    yield compared(
+        "(b) peak of the first and of the last stage, in shares of m_a, p = 4",
+        paper=("1.00", "0.25"),
+        ours=[float(ends[0]), float(ends[-1])],
+    )
+    yield table
+    yield Bars(
+        title="Figure 1a: GB per device under 1F1B",
+        groups=[str(row[0]) for row in table.rows],
+        series={"activations": [row[2] for row in table.cells], "model states": [row[4] for row in table.cells]},
+        unit="GB",
+        stacked=True,
+        limit=tables.LIMIT,
+    )
+    yield timelines.one_f_one_b()
 
 
-def figure_2() -> Exhibit:
+def figure_2() -> Iterator[Exhibit]:
     """Interleaved 1F1B, and orders in groups."""
     peaks = [INTERLEAVED.activations(p) for p in (4, 8, 16)]
-    return Exhibit(
-        claims=(
-            compared(
-                "peak of interleaved 1F1B over m_a at p = 4, 8, 16: 1 + (p - 1) / (p v)",
-                paper=("1.375", "1.438", "1.469"),
-                ours=peaks,
-            ),
-        ),
-        drawings=(timelines.others(),),
+    yield compared(
+        "peak of interleaved 1F1B over m_a at p = 4, 8, 16: 1 + (p - 1) / (p v)",
+        paper=("1.375", "1.438", "1.469"),
+        ours=peaks,
     )
+    yield timelines.others()
 
 
-def figure_5() -> Exhibit:
+def figure_5() -> Iterator[Exhibit]:
     """Chronos-Pipe: memory, time and messages."""
     table = schedules.peaks()
     peaks = {row[0]: number(row[3]) for row in table.cells}
     totals = {row[0]: (row[1], row[2]) for row in table.cells}
     blocking = {method: method.run(4, 128, message=0.05, model="blocking").makespan for method in (PLAIN, CHRONOS)}
     overhead = [100 * (1 - 6 * 128 / float(time)) for time in blocking.values()]
-    return Exhibit(
-        claims=(
-            compared(
-                "time 6(m + p - 1) T_unit at m = 64, p = 4, 8, 12, 16",
-                paper=[str(paper) for paper, _ in totals.values()],
-                ours=[ours for _, ours in totals.values()],
-            ),
-            compared(
-                "peak in percent of m_a at p = 4, 8, 12, 16: equations (1) and (2), 75% for large p",
-                paper=("87.50", "81.25", "79.17", "78.12"),
-                ours=list(peaks.values()),
-                unit="%",
-            ),
-            compared(
-                "peak at p = 64",
-                paper=("75",),
-                ours=[100 * CHRONOS.activations(64)],
-                unit="%",
-                because="75% is the limit for large p",
-            ),
-            compared(
-                "(b) bubbles with blocking messages, 1F1B and Chronos-Pipe, T_c = 0.05 T_unit, m = 128, p = 4",
-                paper=("5.37", "8.27"),
-                ours=overhead,
-                unit="%",
-                because="8.2766% is printed truncated, and the schedule needs one message more than the formula",
-            ),
-        ),
-        tables=(table,),
-        drawings=(timelines.pipe(), timelines.messages()),
+    yield compared(
+        "time 6(m + p - 1) T_unit at m = 64, p = 4, 8, 12, 16",
+        paper=[str(paper) for paper, _ in totals.values()],
+        ours=[ours for _, ours in totals.values()],
     )
+    yield compared(
+        "peak in percent of m_a at p = 4, 8, 12, 16: equations (1) and (2), 75% for large p",
+        paper=("87.50", "81.25", "79.17", "78.12"),
+        ours=list(peaks.values()),
+        unit="%",
+    )
+    yield compared(
+        "peak at p = 64",
+        paper=("75",),
+        ours=[100 * CHRONOS.activations(64)],
+        unit="%",
+        because="75% is the limit for large p",
+    )
+    yield compared(
+        "(b) bubbles with blocking messages, 1F1B and Chronos-Pipe, T_c = 0.05 T_unit, m = 128, p = 4",
+        paper=("5.37", "8.27"),
+        ours=overhead,
+        unit="%",
+        because="8.2766% is printed truncated, and the schedule needs one message more than the formula",
+    )
+    yield table
+    yield timelines.pipe()
+    yield timelines.messages()
 
 
-def figure_6() -> Exhibit:
+def figure_6() -> Iterator[Exhibit]:
     """Chronos-Recomp."""
     table, delays = schedules.peaks(), schedules.delays()
-    return Exhibit(
-        claims=(
-            compared(
-                "time 6 p + 7 (m - 1) T_unit at m = 64, p = 4, 8, 12, 16",
-                paper=[str(row[4]) for row in table.cells],
-                ours=[row[5] for row in table.cells],
-                because="the paper's is an upper bound; ours is shorter",
-            ),
-            compared(
-                "activations kept at p = 8, in percent of m_a, without the block that is being recomputed",
-                paper=("25",),
-                ours=[100 * (RECOMP.activations(8) - 1 / 16)],
-                unit="%",
-            ),
-            compared(
-                "saved over what 1F1B + R = 50% saves",
-                paper=("1.5",),
-                ours=[(1 - (RECOMP.activations(8) - 1 / 16)) / (1 - HALF.activations(8))],
-            ),
-            compared(
-                "equation (8): rounds k that chunk 2 is delayed at p = 8, 10, 12, 16, 24, 27, 36, 40 (text of the"
-                " appendix: 1 for 8 <= p <= 40)",
-                paper=["1"] * 8,
-                ours=[row[2] for row in delays.cells if row[0] in (8, 10, 12, 16, 24, 27, 36, 40)],
-                because="the text contradicts its own equation (8), which ours solves",
-            ),
-        ),
-        tables=(delays,),
-        drawings=(timelines.recomp(),),
+    yield compared(
+        "time 6 p + 7 (m - 1) T_unit at m = 64, p = 4, 8, 12, 16",
+        paper=[str(row[4]) for row in table.cells],
+        ours=[row[5] for row in table.cells],
+        because="the paper's is an upper bound; ours is shorter",
     )
+    yield compared(
+        "activations kept at p = 8, in percent of m_a, without the block that is being recomputed",
+        paper=("25",),
+        ours=[100 * (RECOMP.activations(8) - 1 / 16)],
+        unit="%",
+    )
+    yield compared(
+        "saved over what 1F1B + R = 50% saves",
+        paper=("1.5",),
+        ours=[(1 - (RECOMP.activations(8) - 1 / 16)) / (1 - HALF.activations(8))],
+    )
+    yield compared(
+        "equation (8): rounds k that chunk 2 is delayed at p = 8, 10, 12, 16, 24, 27, 36, 40 (text of the"
+        " appendix: 1 for 8 <= p <= 40)",
+        paper=["1"] * 8,
+        ours=[row[2] for row in delays.cells if row[0] in (8, 10, 12, 16, 24, 27, 36, 40)],
+        because="the text contradicts its own equation (8), which ours solves",
+    )
+    yield delays
+    yield timelines.recomp()
 
 
-def figure_7() -> Exhibit:
+def figure_7() -> Iterator[Exhibit]:
     """The ZeRO-2 variant."""
     shares = [float(Method("", "chronos-zero2", 2).run(p, 32).peak_memory[0]) for p in (4, 8, 16)]
-    return Exhibit(
-        claims=(
-            compared(
-                "peak over m_a at p = 4, 8, 16 with groups of two, against Chronos-Pipe's: minimal impact",
-                paper=[f"{CHRONOS.activations(p):.2f}" for p in (4, 8, 16)],
-                ours=shares,
-                because="the figure is not in the text; our reading, which alternates forwards and backwards, takes one"
-                " block more on short pipelines",
-            ),
-        ),
-        drawings=(timelines.zero2(),),
+    yield compared(
+        "peak over m_a at p = 4, 8, 16 with groups of two, against Chronos-Pipe's: minimal impact",
+        paper=[f"{CHRONOS.activations(p):.2f}" for p in (4, 8, 16)],
+        ours=shares,
+        because="the figure is not in the text; our reading, which alternates forwards and backwards, takes one"
+        " block more on short pipelines",
     )
+    yield timelines.zero2()
 
 
-def figure_8() -> Exhibit:
+def figure_8() -> Iterator[Exhibit]:
     """Chronos-Offload."""
     table = schedules.windows()
-    return Exhibit(
-        claims=(
-            compared(
-                "equation (4): idle backwards of one chunk in the cool-down, p = 4, 8, 12, 16",
-                paper=[str(row[1]) for row in table.cells],
-                ours=[row[2] for row in table.cells],
-            ),
-            compared(
-                "equation (6): idle forwards of one chunk in the warm-up, p = 4, 8, 12, 16",
-                paper=[str(row[3]) for row in table.cells],
-                ours=[row[4] for row in table.cells],
-            ),
-            compared(
-                "share of the model states that gradients and weights are",
-                paper=("33",),
-                ours=[100 * (1 - (1 - ALL.states) * 2)],
-                unit="%",
-            ),
-        ),
-        tables=(table,),
-        drawings=(timelines.offload(),),
+    yield compared(
+        "equation (4): idle backwards of one chunk in the cool-down, p = 4, 8, 12, 16",
+        paper=[str(row[1]) for row in table.cells],
+        ours=[row[2] for row in table.cells],
     )
+    yield compared(
+        "equation (6): idle forwards of one chunk in the warm-up, p = 4, 8, 12, 16",
+        paper=[str(row[3]) for row in table.cells],
+        ours=[row[4] for row in table.cells],
+    )
+    yield compared(
+        "share of the model states that gradients and weights are",
+        paper=("33",),
+        ours=[100 * (1 - (1 - ALL.states) * 2)],
+        unit="%",
+    )
+    yield table
+    yield timelines.offload()

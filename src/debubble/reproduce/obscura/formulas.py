@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from debubble.ir import StageCosts
 from debubble.planners.obscura.planner import Counts, adjustments
 from debubble.planners.obscura.step_model import identify, step_time, warm_ups
@@ -14,7 +16,7 @@ from debubble.schedules.obscura import most_migrated
 from debubble.simulator import simulate
 
 
-def closed_forms() -> Exhibit:
+def closed_forms() -> Iterator[Exhibit]:
     """Equation (3), its cases, and the bubbles that hide recomputation."""
     cases = [(p, m, k, r) for p in (2, 4, 6, 8) for m in (1, 7, 16, 33) for k in range(p) for r in (0, 0.25, 0.5, 1)]
     met = sum(abs(_simulated(p, m, k, r) - _equation_3(p, m, k, r)) < 1e-9 for p, m, k, r in cases)
@@ -22,44 +24,39 @@ def closed_forms() -> Exhibit:
     hidden = [
         _hidden(p, m, k) == min(m - 1, 3 * (p - k - 1)) for p in (2, 4, 6, 8) for m in (7, 16, 33) for k in range(p)
     ]
-    return Exhibit(
-        claims=(
-            compared(
-                f"equation (3) without swapping: the simulated step of {len(cases)} pipelines (p to 8, m to 33, every"
-                " k, r to f)",
-                paper=(str(len(cases)),),
-                ours=[met],
-            ),
-            compared(
-                "the same by the planner's own step model, which knows uneven stages (equation (5)) too",
-                paper=(str(len(cases)),),
-                ours=[estimated],
-            ),
-            compared(
-                f"section 5.3: stage k hides min(m - 1, 3(p - k - 1)) recomputations, in {len(hidden)} pipelines",
-                paper=(str(len(hidden)),),
-                ours=[sum(hidden)],
-            ),
-            stated(
-                "equation (2), second term: what loading adds in the ending phase",
-                paper="lambda (a' beta / B - 2f - r)",
-                ours="max(lambda (a' beta / B - 2f - r), 0)",
-                because="as printed it is negative, and shortens the step, whenever a transfer is shorter than a"
-                " backward",
-            ),
-            stated(
-                "equation (4): range of lambda_k",
-                paper="2 to p - k - 2",
-                ours="every number that the warm-up holds",
-                because="the printed range is empty for p = 4, k = 1",
-            ),
-            stated(
-                "section 5.3: warm-up of the adjusted stages",
-                paper="aligned with stage k",
-                ours="one forward more per earlier stage",
-                because="with equal warm-ups the adjusted stages take turns, and the step about twice as long",
-            ),
-        )
+    yield compared(
+        f"equation (3) without swapping: the simulated step of {len(cases)} pipelines (p to 8, m to 33, every"
+        " k, r to f)",
+        paper=(str(len(cases)),),
+        ours=[met],
+    )
+    yield compared(
+        "the same by the planner's own step model, which knows uneven stages (equation (5)) too",
+        paper=(str(len(cases)),),
+        ours=[estimated],
+    )
+    yield compared(
+        f"section 5.3: stage k hides min(m - 1, 3(p - k - 1)) recomputations, in {len(hidden)} pipelines",
+        paper=(str(len(hidden)),),
+        ours=[sum(hidden)],
+    )
+    yield stated(
+        "equation (2), second term: what loading adds in the ending phase",
+        paper="lambda (a' beta / B - 2f - r)",
+        ours="max(lambda (a' beta / B - 2f - r), 0)",
+        because="as printed it is negative, and shortens the step, whenever a transfer is shorter than a backward",
+    )
+    yield stated(
+        "equation (4): range of lambda_k",
+        paper="2 to p - k - 2",
+        ours="every number that the warm-up holds",
+        because="the printed range is empty for p = 4, k = 1",
+    )
+    yield stated(
+        "section 5.3: warm-up of the adjusted stages",
+        paper="aligned with stage k",
+        ours="one forward more per earlier stage",
+        because="with equal warm-ups the adjusted stages take turns, and the step about twice as long",
     )
 
 
@@ -88,7 +85,7 @@ def _hidden(p: int, m: int, k: int) -> int:
     return int(m - (_simulated(p, m, k, 1) - 3 * (m + p - 1) - k))
 
 
-def algorithm_1() -> Exhibit:
+def algorithm_1() -> Iterator[Exhibit]:
     """Partition adjustment on 144 equal units."""
 
     def speed_up(counts: Counts) -> float:
@@ -103,45 +100,32 @@ def algorithm_1() -> Exhibit:
 
     trace = [(18,) * 8, *adjustments((18,) * 8, adjusted=3, micro_batches=128, times=times)]
     best, printed = max(map(speed_up, trace)), speed_up(trace[-2])
-    return Exhibit(
-        claims=(
-            compared(
-                "speed-up by Algorithm 1 at p = 8, k = 2, m = 128, r = 0.39 f (Figure 16 has 1.24 for 23B)",
-                paper=("1.24",),
-                ours=[best],
-                because="the best partition of the trace is kept; as printed the algorithm undoes its last move, and"
-                f" ends at {printed:.3f}",
-            ),
-        )
+    yield compared(
+        "speed-up by Algorithm 1 at p = 8, k = 2, m = 128, r = 0.39 f (Figure 16 has 1.24 for 23B)",
+        paper=("1.24",),
+        ours=[best],
+        because="the best partition of the trace is kept; as printed the algorithm undoes its last move, and"
+        f" ends at {printed:.3f}",
     )
 
 
-def section_8() -> Exhibit:
+def section_8() -> Iterator[Exhibit]:
     """CMB-Identifying."""
     found = {}
     for size in LAYERS:
         stages = Stages.even(problem("Llama-2", size, 32))
         found[size] = identify(stages, stages.named("none")), identify(stages, stages.named("cmb"))
-    return Exhibit(
-        claims=(
-            compared(
-                "stages over the limit plainly and with cheap operators recomputed, 23B, then 28B",
-                paper=("4", "3", "6", "5"),
-                ours=[*found["23B"], *found["28B"]],
-            ),
-            compared(
-                "share of the activations that the cheap operators save",
-                paper=("40",),
-                ours=[100 * (1 - LLAMA.cheap_kept)],
-                unit="%",
-                because="with 40% there would be two adjusted stages at 23B, where the text has three; the share is"
-                " fitted to that",
-            ),
-            compared(
-                "share of a step that they take",
-                paper=("2 to 3",),
-                ours=[100 * LLAMA.cheap_time / 3],
-                unit="%",
-            ),
-        )
+    yield compared(
+        "stages over the limit plainly and with cheap operators recomputed, 23B, then 28B",
+        paper=("4", "3", "6", "5"),
+        ours=[*found["23B"], *found["28B"]],
     )
+    yield compared(
+        "share of the activations that the cheap operators save",
+        paper=("40",),
+        ours=[100 * (1 - LLAMA.cheap_kept)],
+        unit="%",
+        because="with 40% there would be two adjusted stages at 23B, where the text has three; the share is"
+        " fitted to that",
+    )
+    yield compared("share of a step that they take", paper=("2 to 3",), ours=[100 * LLAMA.cheap_time / 3], unit="%")

@@ -7,6 +7,7 @@ keeps 4 of 10.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from fractions import Fraction
 
 from debubble.ir import Number, StageCosts
@@ -17,7 +18,6 @@ from debubble.reproduce.registry import Exhibit, Table
 from debubble.schedules import schedules
 from debubble.schedules.obscura import obscura
 from debubble.simulator import Timeline, simulate
-from debubble.views import Scene
 
 HALF = Fraction(1, 2)
 """A recomputation of half a forward."""
@@ -40,115 +40,85 @@ FIGURE_9: tuple[Line, ...] = (
 )
 
 
-def figure_1() -> Exhibit:
+def figure_1() -> Iterator[Exhibit]:
     """The transformation, with a recomputation of half a forward: each step is faster than the one before."""
     runs = _runs(FIGURE_1, devices=2, micro_batches=6, recompute=HALF)
     times = [float(run.makespan) for run in runs.values()]
     falling = all(after < before for before, after in itertools.pairwise(times))
-    return Exhibit(
-        claims=(
-            holds("recomputing everywhere, on demand, strawman, Obscura: each is faster than the one before", falling),
-        ),
-        tables=(_times("Figure 1: p = 2, m = 6, r = f / 2", runs),),
-        drawings=(_drawn(runs),),
-    )
+    yield holds("recomputing everywhere, on demand, strawman, Obscura: each is faster than the one before", falling)
+    yield _times("Figure 1: p = 2, m = 6, r = f / 2", runs)
+    yield Timelines.of(runs)
 
 
-def figure_2() -> Exhibit:
+def figure_2() -> Iterator[Exhibit]:
     """1F1B: warm-up, steady phase and ending, and what each stage holds."""
     costs = StageCosts.of(stages=4)
     run = simulate(schedules["1f1b"](devices=4, micro_batches=8), costs)
     idle = zip(run.forward_bubbles, run.backward_bubbles, strict=True)
-    return Exhibit(
-        claims=(
-            compared(
-                "activations that stage s of 4 holds: p - s",
-                paper=("4", "3", "2", "1"),
-                ours=[float(peak) for peak in run.peak_memory],
-            ),
-            compared(
-                "forward and backward bubbles of stages 0 to 3 in forwards: 2(p - s - 1), p - s - 1 (section 3.1)",
-                paper=("6", "3", "4", "2", "2", "1", "0", "0"),
-                ours=[float(time) for pair in idle for time in pair],
-            ),
-        ),
-        drawings=(Timelines((Scene.of(run, title="1F1B, p = 4, m = 8"),)),),
+    yield compared(
+        "activations that stage s of 4 holds: p - s",
+        paper=("4", "3", "2", "1"),
+        ours=[float(peak) for peak in run.peak_memory],
     )
+    yield compared(
+        "forward and backward bubbles of stages 0 to 3 in forwards: 2(p - s - 1), p - s - 1 (section 3.1)",
+        paper=("6", "3", "4", "2", "2", "1", "0", "0"),
+        ours=[float(time) for pair in idle for time in pair],
+    )
+    yield Timelines.of({"1F1B, p = 4, m = 8": run})
 
 
-def figure_4() -> Exhibit:
+def figure_4() -> Iterator[Exhibit]:
     """Recomputation on stages 0 and 1 of three: which bubbles take it up."""
     before = simulate(on_demand("1f1b", devices=3, micro_batches=8, stages=0), _costs(3, 1))
     after = simulate(on_demand("1f1b", devices=3, micro_batches=8, stages=2), _costs(3, 1))
-    return Exhibit(
-        claims=(
-            compared(
-                "recomputation of stage 1's micro-batches that its backward bubble takes up, of 8",
-                paper=("1",),
-                ours=[8 - float(after.makespan - before.makespan - 1)],
-            ),
-            compared(
-                "forward bubbles of stages 0 and 1 that recomputation fills, in forwards",
-                paper=("0", "0"),
-                ours=[
-                    max(float(b - a), 0.0)
-                    for b, a in zip(before.forward_bubbles[:2], after.forward_bubbles[:2], strict=True)
-                ],
-            ),
-        ),
-        drawings=(
-            Timelines(
-                (
-                    Scene.of(before, title="1F1B without recomputation"),
-                    Scene.of(after, title="Recomp-1: stages 0 and 1 recompute"),
-                )
-            ),
-        ),
+    yield compared(
+        "recomputation of stage 1's micro-batches that its backward bubble takes up, of 8",
+        paper=("1",),
+        ours=[8 - float(after.makespan - before.makespan - 1)],
     )
+    yield compared(
+        "forward bubbles of stages 0 and 1 that recomputation fills, in forwards",
+        paper=("0", "0"),
+        ours=[
+            max(float(b - a), 0.0) for b, a in zip(before.forward_bubbles[:2], after.forward_bubbles[:2], strict=True)
+        ],
+    )
+    yield Timelines.of({"1F1B without recomputation": before, "Recomp-1: stages 0 and 1 recompute": after})
 
 
-def figure_6() -> Exhibit:
+def figure_6() -> Iterator[Exhibit]:
     """The strawman beside 1F1B, both with full recomputation."""
     runs = _runs(FIGURE_6, devices=3, micro_batches=8, recompute=1)
     first, second = (float(run.makespan) for run in runs.values())
     bubbles = [float(run.forward_bubbles[1]) for run in runs.values()]
-    return Exhibit(
-        claims=(
-            holds("the strawman is the faster one", second < first),
-            compared("forward bubble that the strawman leaves stage 1", paper=("0",), ours=[bubbles[1]]),
-        ),
-        tables=(_times("Figure 6: p = 3, m = 8, r = f", runs),),
-        drawings=(_drawn(runs),),
-    )
+    yield holds("the strawman is the faster one", second < first)
+    yield compared("forward bubble that the strawman leaves stage 1", paper=("0",), ours=[bubbles[1]])
+    yield _times("Figure 6: p = 3, m = 8, r = f", runs)
+    yield Timelines.of(runs)
 
 
-def figure_8() -> Exhibit:
+def figure_8() -> Iterator[Exhibit]:
     """Two neighbouring stages, of which the first is adjusted."""
     runs = _runs(FIGURE_8, devices=2, micro_batches=8, recompute=HALF)
     strawman, relaxed = (float(run.makespan) for run in runs.values())
-    return Exhibit(
-        claims=(holds("forwards that move left between the backwards shorten the step", relaxed < strawman),),
-        tables=(_times("Figure 8: p = 2, m = 8, k = 0, r = f / 2", runs),),
-        drawings=(_drawn(runs),),
-    )
+    yield holds("forwards that move left between the backwards shorten the step", relaxed < strawman)
+    yield _times("Figure 8: p = 2, m = 8, k = 0, r = f / 2", runs)
+    yield Timelines.of(runs)
 
 
-def figure_9() -> Exhibit:
+def figure_9() -> Iterator[Exhibit]:
     """From the strawman to Obscura: less time, then less memory."""
     runs = _runs(FIGURE_9, devices=3, micro_batches=8, recompute=HALF)
     strawman, relaxed, refined = runs.values()
     saved = relaxed.peak_memory[0] > refined.peak_memory[0] and relaxed.makespan == refined.makespan
-    return Exhibit(
-        claims=(
-            holds("dependency relaxation shortens the step", relaxed.makespan < strawman.makespan),
-            holds("migration refinement saves memory on stage 0 and loses no time", saved),
-        ),
-        tables=(_times("Figure 9: p = 3, m = 8, k = 1, r = f / 2", runs),),
-        drawings=(_drawn(runs),),
-    )
+    yield holds("dependency relaxation shortens the step", relaxed.makespan < strawman.makespan)
+    yield holds("migration refinement saves memory on stage 0 and loses no time", saved)
+    yield _times("Figure 9: p = 3, m = 8, k = 1, r = f / 2", runs)
+    yield Timelines.of(runs)
 
 
-def figure_10() -> Exhibit:
+def figure_10() -> Iterator[Exhibit]:
     """Stage 0 of three without swapping, and with three of its seven blocks away."""
     runs = {}
     for blocks, limit in ((0, (28, 20, 10)), (3, (16, 20, 10))):
@@ -156,24 +126,20 @@ def figure_10() -> Exhibit:
         schedule = obscura(devices=3, micro_batches=13, adjusted_stages=1, swapped_blocks=blocks)
         runs[f"Obscura, {blocks or 'no'} blocks swapped"] = simulate(schedule, costs)
     whole, swapped = runs.values()
-    return Exhibit(
-        claims=(
-            compared(
-                "equation (1): memory of stage 0, mu = 7, a' = 4, with lambda = 0 and with lambda = 3, beta = 1",
-                paper=("28", "16"),
-                ours=[float(run.peak_memory[0]) for run in runs.values()],
-            ),
-            holds(
-                "transfers below 3f + r are hidden: the step takes as long as without swapping",
-                swapped.makespan == whole.makespan,
-            ),
-        ),
-        tables=(_times("Figure 10: p = 3, m = 13, k = 0, r = f / 2, transfers of 2.5 f", runs),),
-        drawings=(_drawn(runs),),
+    yield compared(
+        "equation (1): memory of stage 0, mu = 7, a' = 4, with lambda = 0 and with lambda = 3, beta = 1",
+        paper=("28", "16"),
+        ours=[float(run.peak_memory[0]) for run in runs.values()],
     )
+    yield holds(
+        "transfers below 3f + r are hidden: the step takes as long as without swapping",
+        swapped.makespan == whole.makespan,
+    )
+    yield _times("Figure 10: p = 3, m = 13, k = 0, r = f / 2, transfers of 2.5 f", runs)
+    yield Timelines.of(runs)
 
 
-def figure_11() -> Exhibit:
+def figure_11() -> Iterator[Exhibit]:
     """More recomputation and less swapping, or the other way round, under the same limit and a slow link."""
     runs = {}
     for title, recompute, kept, blocks in (
@@ -184,22 +150,15 @@ def figure_11() -> Exhibit:
         schedule = obscura(devices=4, micro_batches=16, adjusted_stages=1, swapped_blocks=blocks)
         runs[title] = simulate(schedule, costs)
     more, less = runs.values()
-    return Exhibit(
-        claims=(
-            holds(
-                "transfers longer than 3f + r show in the step although less is recomputed",
-                less.makespan > more.makespan,
-            ),
-        ),
-        tables=(
-            _times(
-                "Figure 11: p = 4, m = 16, k = 0, memory for 4 activations, transfers of 4.5 f for a whole one",
-                runs,
-                keeps="(a) keeps 5 of an activation of 10, (b) 8",
-            ),
-        ),
-        drawings=(_drawn(runs),),
+    yield holds(
+        "transfers longer than 3f + r show in the step although less is recomputed", less.makespan > more.makespan
     )
+    yield _times(
+        "Figure 11: p = 4, m = 16, k = 0, memory for 4 activations, transfers of 4.5 f for a whole one",
+        runs,
+        keeps="(a) keeps 5 of an activation of 10, (b) 8",
+    )
+    yield Timelines.of(runs)
 
 
 def _runs(lines: tuple[Line, ...], *, devices: int, micro_batches: int, recompute: Number) -> dict[str, Timeline]:
@@ -209,10 +168,6 @@ def _runs(lines: tuple[Line, ...], *, devices: int, micro_batches: int, recomput
         title: simulate(on_demand(name, devices=devices, micro_batches=micro_batches, stages=stages), costs)
         for title, name, stages in lines
     }
-
-
-def _drawn(runs: dict[str, Timeline]) -> Timelines:
-    return Timelines(tuple(Scene.of(run, title=title) for title, run in runs.items()))
 
 
 def _times(title: str, runs: dict[str, Timeline], *, keeps: str = "a stage that recomputes keeps 4 of 10") -> Table:

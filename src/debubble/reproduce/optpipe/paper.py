@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,6 @@ from debubble.reproduce.optpipe import diagrams, program, tables
 from debubble.reproduce.optpipe.runs import LAYERS, METHODS, PRINTED_LAYERS, shape
 from debubble.reproduce.optpipe.tables import PRINTED, Row
 from debubble.reproduce.registry import Entry, Exhibit, Paper, papers
-from debubble.views import Scene
 
 LINK = (
     "an activation takes several forwards over PCIe here: our PipeOffload waits for the link where it has to move most"
@@ -37,7 +37,7 @@ def toys() -> dict[int, Any]:
     return {m: tables.toy(m) for m in (4, 6, 8)}
 
 
-def figure_3() -> Exhibit:
+def figure_3() -> Iterator[Exhibit]:
     """Ordering variables that the solver decides, and what each reduction brings."""
     drawing, table = program.figure_3(), program.reductions()
     decided = sum(row.count("decided by the solver") for row in drawing.cells)
@@ -45,94 +45,76 @@ def figure_3() -> Exhibit:
     every = size["all reductions"]
     fewer = ("both directions", "without transitivity", "micro-batches in any order")
     grow = all(size[name][0] > every[0] for name in fewer)
-    return Exhibit(
-        claims=(
-            compared(
-                "pairs of 12 operations that are left to decide with 4 micro-batches, of 132",
-                paper=("18",),
-                ours=[decided],
-            ),
-            holds("section 4.1.1: each reduction leaves fewer binary variables", grow),
-            holds(
-                "section 4.1.2: triangle cuts raise the bound of the relaxation",
-                size["triangles as rows"][2] > every[2],
-                because=f"it is {every[2]:g} with and without them: big-M rows leave the relaxation that much room",
-            ),
-            holds("section 4.1.3: an initial solution shortens the search", size[program.WARM][4] < every[4]),
-        ),
-        tables=(table,),
-        drawings=(drawing,),
+    yield compared(
+        "pairs of 12 operations that are left to decide with 4 micro-batches, of 132", paper=("18",), ours=[decided]
     )
+    yield holds("section 4.1.1: each reduction leaves fewer binary variables", grow)
+    yield holds(
+        "section 4.1.2: triangle cuts raise the bound of the relaxation",
+        size["triangles as rows"][2] > every[2],
+        because=f"it is {every[2]:g} with and without them: big-M rows leave the relaxation that much room",
+    )
+    yield holds("section 4.1.3: an initial solution shortens the search", size[program.WARM][4] < every[4])
+    yield table
+    yield drawing
 
 
-def figure_4() -> Exhibit:
+def figure_4() -> Iterator[Exhibit]:
     """The toy."""
     table = tables.toy_table(toys())
     idle = {row[:2]: row[3] for row in table.cells}
     saved = max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload as printed"] for m in toys())
     ahead = all(idle[m, "AdaOffload as printed"] <= idle[m, "PipeOffload as printed"] for m in toys())
-    return Exhibit(
-        claims=(
-            compared(
-                "idle time saved (abstract: up to 50%), against AdaOffload as printed",
-                paper=("50",),
-                ours=[100 * saved],
-                unit="%",
-            ),
-            compared(
-                "the same against the library's AdaOffload",
-                paper=("50",),
-                ours=[100 * max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload"] for m in toys())],
-                unit="%",
-                because="the library's AdaOffload, which follows the rule's repaired relatives too, is optimal here",
-            ),
-            holds("AdaOffload's makespan is below PipeOffload's", ahead),
-            holds(
-                "section 5.2: the solver finds the optimum for 4 devices",
-                all("OptPipe, optimal" in toy for toy in toys().values()),
-            ),
-        ),
-        tables=(table,),
-        drawings=(
-            Timelines(
-                [Scene.of(timeline, title=f"{name}: {timeline.makespan}") for name, timeline in toys()[6].items()]
-            ),
-        ),
+    yield compared(
+        "idle time saved (abstract: up to 50%), against AdaOffload as printed",
+        paper=("50",),
+        ours=[100 * saved],
+        unit="%",
     )
+    yield compared(
+        "the same against the library's AdaOffload",
+        paper=("50",),
+        ours=[100 * max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload"] for m in toys())],
+        unit="%",
+        because="the library's AdaOffload, which follows the rule's repaired relatives too, is optimal here",
+    )
+    yield holds("AdaOffload's makespan is below PipeOffload's", ahead)
+    yield holds(
+        "section 5.2: the solver finds the optimum for 4 devices",
+        all("OptPipe, optimal" in toy for toy in toys().values()),
+    )
+    yield table
+    yield Timelines.of({f"{name}: {timeline.makespan}": timeline for name, timeline in toys()[6].items()})
 
 
-def table_1() -> Exhibit:
+def table_1() -> Iterator[Exhibit]:
     """Iteration times, and who runs out of memory."""
     pattern, advantage = tables.memory_pattern(rows()), tables.advantage(rows())
     cells = len(rows()) * len(METHODS)
     slower = [name for row in rows() if (name := row.fastest_baseline) is not None and tables.is_slower(row, name)]
-    return Exhibit(
-        claims=(
-            compared(
-                "cells that run or run out of memory as printed",
-                paper=(str(cells),),
-                ours=[cells - len(pattern.rows)],
-                because="there the paper's method fits with 8 micro-batches and not with 16, although its peak is"
-                " reached with fewer",
-            ),
-            compared("rows in which OptPipe is slower than what else fits, of ours", paper=("0",), ours=[len(slower)]),
-            *_savings(),
-            unavailable(
-                "the iteration times themselves",
-                because="they contradict each other (doubling the micro-batches takes 0.72 to 4.04 times as long, six"
-                " cells are 1.34574 times six others), and no cost model has them",
-            ),
-        ),
-        tables=(tables.times(rows()), pattern, advantage),
-        drawings=(
-            Bars(
-                title="Table 1: percent of the fastest baseline's time, ours",
-                groups=[f"{r.setting.model} {r.setting.micro_batches}x{r.setting.size}" for r in rows()],
-                series={name: [_percent_of_fastest(r, name) for r in rows()] for name in tables.LIMITED_AND_OPTPIPE},
-                unit="percent",
-                limit=100,
-            ),
-        ),
+    yield compared(
+        "cells that run or run out of memory as printed",
+        paper=(str(cells),),
+        ours=[cells - len(pattern.rows)],
+        because="there the paper's method fits with 8 micro-batches and not with 16, although its peak is"
+        " reached with fewer",
+    )
+    yield compared("rows in which OptPipe is slower than what else fits, of ours", paper=("0",), ours=[len(slower)])
+    yield from _savings()
+    yield unavailable(
+        "the iteration times themselves",
+        because="they contradict each other (doubling the micro-batches takes 0.72 to 4.04 times as long, six"
+        " cells are 1.34574 times six others), and no cost model has them",
+    )
+    yield tables.times(rows())
+    yield pattern
+    yield advantage
+    yield Bars(
+        title="Table 1: percent of the fastest baseline's time, ours",
+        groups=[f"{r.setting.model} {r.setting.micro_batches}x{r.setting.size}" for r in rows()],
+        series={name: [_percent_of_fastest(r, name) for r in rows()] for name in tables.LIMITED_AND_OPTPIPE},
+        unit="percent",
+        limit=100,
     )
 
 
@@ -159,90 +141,74 @@ def _savings() -> list[Claim]:
     ]
 
 
-def table_2() -> Exhibit:
+def table_2() -> Iterator[Exhibit]:
     """The models' shapes."""
     sizes = {name: shape(layers, 128 if name in ("7.1B", "14.2B") else 2048) for name, layers in PRINTED_LAYERS.items()}
     printed = [sizes[name].parameters / 1e9 for name in LAYERS]
     repaired = [shape(layers).parameters / 1e9 for layers in LAYERS.values()]
-    return Exhibit(
-        claims=(
-            compared(
-                "10^9 parameters of the four shapes as printed",
-                paper=("1.5", "3.6", "7.1", "14.2"),
-                ours=printed,
-                because="two pairs of shapes are alike, and a hidden size of 128 is too small for 7.1B by far",
-            ),
-            compared(
-                "the same as we run them: hidden size 2048, 8 query groups, "
-                + ", ".join(f"{layers}" for layers in LAYERS.values())
-                + " layers",
-                paper=("1.5", "3.6", "7.1", "14.2"),
-                ours=repaired,
-                because="3.6B and 7.1B keep the layers that are printed",
-            ),
-        )
+    yield compared(
+        "10^9 parameters of the four shapes as printed",
+        paper=("1.5", "3.6", "7.1", "14.2"),
+        ours=printed,
+        because="two pairs of shapes are alike, and a hidden size of 128 is too small for 7.1B by far",
+    )
+    yield compared(
+        "the same as we run them: hidden size 2048, 8 query groups, "
+        + ", ".join(f"{layers}" for layers in LAYERS.values())
+        + " layers",
+        paper=("1.5", "3.6", "7.1", "14.2"),
+        ours=repaired,
+        because="3.6B and 7.1B keep the layers that are printed",
     )
 
 
-def figure_5() -> Exhibit:
+def figure_5() -> Iterator[Exhibit]:
     """Memory."""
     shown = tables.settings_of_figure_5(rows())
     pairs = [[tables.peaks(row, method) for method in ("PipeOffload", "OptPipe")] for row in shown]
     more = [sum(own[at] >= pipe[at] for pipe, own in pairs) for at in (1, 2)]
-    return Exhibit(
-        claims=(
-            compared(
-                f"settings in which OptPipe's average and greatest memory are PipeOffload's or more, of {len(pairs)}",
-                paper=(str(len(pairs)), str(len(pairs))),
-                ours=more,
-                because="our PipeOffload is the selective one, which fills the limit too",
-            ),
-        ),
-        tables=(tables.memory_use(shown),),
-        drawings=(
-            Bars(
-                title="Figure 5: average peak memory over the devices",
-                groups=[f"{row.setting.model} {row.setting.micro_batches}x{row.setting.size}" for row in shown],
-                series={
-                    method: [tables.peaks(row, method)[1] if method in row.timelines else None for row in shown]
-                    for method in tables.LIMITED_AND_OPTPIPE
-                },
-                unit="GiB",
-            ),
-        ),
+    yield compared(
+        f"settings in which OptPipe's average and greatest memory are PipeOffload's or more, of {len(pairs)}",
+        paper=(str(len(pairs)), str(len(pairs))),
+        ours=more,
+        because="our PipeOffload is the selective one, which fills the limit too",
+    )
+    yield tables.memory_use(shown)
+    yield Bars(
+        title="Figure 5: average peak memory over the devices",
+        groups=[f"{row.setting.model} {row.setting.micro_batches}x{row.setting.size}" for row in shown],
+        series={
+            method: [tables.peaks(row, method)[1] if method in row.timelines else None for row in shown]
+            for method in tables.LIMITED_AND_OPTPIPE
+        },
+        unit="GiB",
     )
 
 
-def figure_6() -> Exhibit:
+def figure_6() -> Iterator[Exhibit]:
     """Many micro-batches."""
     table = tables.many_micro_batches(many())
     gains = [gain for row in many() if (gain := tables.saving(row, "PipeOffload")) is not None]
-    return Exhibit(
-        claims=(
-            compared(
-                "time saved against PipeOffload with 256 micro-batches",
-                paper=("17",),
-                ours=[gains[-1]],
-                unit="%",
-                because=f"costs are our model's; over 16 to 256 micro-batches it is {tables.span_of(gains)}",
-            ),
-            holds(
-                "the saving grows with the number of micro-batches",
-                gains == sorted(gains),
-                because=f"ours are {', '.join(f'{gain:.1f}' for gain in gains)}%: what OptPipe begins with moves"
-                " nothing, and our PipeOffload waits for the link from the first micro-batches on",
-            ),
-        ),
-        tables=(table,),
-        drawings=(
-            Lines(
-                title=table.title,
-                across="micro-batches",
-                x=[row.setting.micro_batches for row in many()],
-                series={name: [_seconds(row.ours[name]) for row in many()] for name in tables.LIMITED_AND_OPTPIPE},
-                unit="seconds",
-            ),
-        ),
+    yield compared(
+        "time saved against PipeOffload with 256 micro-batches",
+        paper=("17",),
+        ours=[gains[-1]],
+        unit="%",
+        because=f"costs are our model's; over 16 to 256 micro-batches it is {tables.span_of(gains)}",
+    )
+    yield holds(
+        "the saving grows with the number of micro-batches",
+        gains == sorted(gains),
+        because=f"ours are {', '.join(f'{gain:.1f}' for gain in gains)}%: what OptPipe begins with moves"
+        " nothing, and our PipeOffload waits for the link from the first micro-batches on",
+    )
+    yield table
+    yield Lines(
+        title=table.title,
+        across="micro-batches",
+        x=[row.setting.micro_batches for row in many()],
+        series={name: [_seconds(row.ours[name]) for row in many()] for name in tables.LIMITED_AND_OPTPIPE},
+        unit="seconds",
     )
 
 

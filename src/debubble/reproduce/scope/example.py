@@ -17,7 +17,6 @@ from debubble.reproduce.drawings import Bars, Timelines
 from debubble.reproduce.registry import Cell, Table
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
-from debubble.views import Scene
 
 DEVICES, MICRO_BATCHES = 4, 8
 
@@ -32,9 +31,14 @@ class ThreeBubbles:
     work: float
 
     @property
+    def leaked(self) -> float:
+        """All three bubbles."""
+        return self.recomputation + self.imbalance + self.preparation
+
+    @property
     def step(self) -> float:
         """The step's time by the poster's sum."""
-        return self.work + self.recomputation + self.imbalance + self.preparation
+        return self.work + self.leaked
 
     @staticmethod
     def of(timeline: Timeline) -> ThreeBubbles:
@@ -103,7 +107,7 @@ def bubbles_table() -> Table:
 
 def drawn() -> Timelines:
     """The running example."""
-    return Timelines(tuple(Scene.of(timeline, title=name) for name, timeline in runs().items()))
+    return Timelines.of(runs())
 
 
 def bubbles_drawn() -> Bars:
@@ -128,7 +132,7 @@ def background() -> Timelines:
         "1F1B": schedules["1f1b"](devices=4, micro_batches=8),
         "Interleaved 1F1B, v = 2": schedules["interleaved"](devices=4, micro_batches=8, chunks=2),
     }
-    return Timelines(tuple(Scene.of(simulate(each, _equal(each.stages)), title=title) for title, each in made.items()))
+    return Timelines.of({title: simulate(each, _equal(each.stages)) for title, each in made.items()})
 
 
 def _equal(stages: int) -> StageCosts:

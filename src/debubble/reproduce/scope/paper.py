@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from debubble.planners.partitioning.balance import even_counts
-from debubble.reproduce.claims import Claim, compared, stated
+from debubble.reproduce.claims import Claim, compared, holds, stated
 from debubble.reproduce.drawings import Bars
-from debubble.reproduce.registry import Entry, Exhibit, Paper, Table, papers
+from debubble.reproduce.registry import Entry, Exhibit, Paper, Table, number, papers
 from debubble.reproduce.scope import example, tables
 from debubble.reproduce.scope.tables import answer
 from debubble.simulator import Timeline
@@ -18,106 +20,73 @@ def _idle(timeline: Timeline) -> float:
     return 1 - busy / (len(timeline.busy) * float(timeline.makespan))
 
 
-def background() -> Exhibit:
+def background() -> Iterator[Exhibit]:
     """GPipe, 1F1B and interleaved 1F1B."""
     drawing = example.background()
     gpipe, plain, interleaved = (scene.timeline for scene in drawing.scenes)
-    return Exhibit(
-        claims=(
-            stated(
-                "1F1B saves memory over GPipe, interleaving shortens the bubbles of 1F1B",
-                paper="yes",
-                ours="yes"
-                if plain.peak_memory[0] < gpipe.peak_memory[0] and _idle(interleaved) < _idle(plain)
-                else "no",
-            ),
-        ),
-        drawings=(drawing,),
+    yield holds(
+        "1F1B saves memory over GPipe, interleaving shortens the bubbles of 1F1B",
+        plain.peak_memory[0] < gpipe.peak_memory[0] and _idle(interleaved) < _idle(plain),
     )
+    yield drawing
 
 
-def motivation() -> Exhibit:
+def motivation() -> Iterator[Exhibit]:
     """Three kinds of bubbles, and what a holistic planner does to them."""
     even, scope = (example.ThreeBubbles.of(run) for run in example.runs().values())
-    fewer = sum((scope.recomputation, scope.imbalance, scope.preparation)) < sum(
-        (even.recomputation, even.imbalance, even.preparation)
-    )
+    fewer = scope.leaked < even.leaked
     table = example.bubbles_table()
-    return Exhibit(
-        claims=(
-            compared(
-                "work + B_R + B_I + B_P, Megatron-Even and SCOPE: the step, which we simulate",
-                paper=[f"{row[5]:.2f}" for row in table.cells],
-                ours=[row[6] for row in table.cells],
-            ),
-            stated(
-                "the pipeline leaks recomputation, imbalance and preparation, and together SCOPE has less of them",
-                paper="yes",
-                ours="yes" if fewer else "no",
-            ),
-        ),
-        tables=(table,),
-        drawings=(example.bubbles_drawn(),),
+    yield compared(
+        "work + B_R + B_I + B_P, Megatron-Even and SCOPE: the step, which we simulate",
+        paper=[f"{row[5]:.2f}" for row in table.cells],
+        ours=[row[6] for row in table.cells],
     )
+    yield holds(
+        "the pipeline leaks recomputation, imbalance and preparation, and together SCOPE has less of them", fewer
+    )
+    yield table
+    yield example.bubbles_drawn()
 
 
-def running_example() -> Exhibit:
+def running_example() -> Iterator[Exhibit]:
     """A small model, planned by both."""
     solutions, runs = example.solutions(), example.runs()
     partition = solutions["scope"].partition
     assert partition is not None, "units are divided"
     even = even_counts(example.units(), example.DEVICES)
     faster = runs["scope"].makespan < runs["megatron-even"].makespan
-    return Exhibit(
-        claims=(
-            stated(
-                "SCOPE assigns uneven stages, with strategies of their own, in less time",
-                paper="yes",
-                ours="yes" if faster and list(partition.lengths) != list(even) else "no",
-            ),
-        ),
-        drawings=(example.drawn(),),
+    yield holds(
+        "SCOPE assigns uneven stages, with strategies of their own, in less time",
+        faster and list(partition.lengths) != list(even),
     )
+    yield example.drawn()
 
 
-def end_to_end() -> Exhibit:
+def end_to_end() -> Iterator[Exhibit]:
     """LLaMA-175B."""
     table = tables.end_to_end(answer)
     rows = {row[:4]: row[4:] for row in table.cells}
     published = [(key, poster, ours) for key, (poster, ours) in rows.items() if poster is not None]
-    same = [
-        (rows["SCOPE dual", "full", "1F1B", EVEN][1], rows["AdaPipe", "full", "1F1B", EVEN][1]),
-        (rows["SCOPE tri", TRI, "1F1B", EVEN][1], rows["AdaPipe", TRI, "1F1B", EVEN][1]),
-        (rows["SCOPE, R, I and P", "all", "1F1B", EVEN][1], rows["AdaPipe", "all", "1F1B", EVEN][1]),
-    ]
-    return Exhibit(
-        claims=(
-            *(
-                compared(
-                    f"speed-up of {key[0]} ({key[1]}) on {key[2]} over {key[3]}",
-                    paper=(f"{poster:.2f}",),
-                    ours=[ours],
-                    because=BECAUSE.get(key[0], UNKNOWN),
-                )
-                for key, poster, ours in published
-            ),
-            *(_order(reading, names, rows) for reading, names in READINGS.items()),
-            stated(
-                "with the same operators SCOPE is at least as fast as AdaPipe",
-                paper="yes",
-                ours="yes" if all(scope >= adapipe for scope, adapipe in same) else "no",
-            ),
-        ),
-        tables=(table,),
-        drawings=(
-            Bars(
-                title=table.title,
-                groups=[f"{key[0]} ({key[1]}), {key[2]}" for key, _, _ in published],
-                series={"ours": [ours for *_, ours in published]},
-                paper={"ours": [poster for _, poster, _ in published]},
-                unit="speed-up",
-            ),
-        ),
+    scope = {"full": "SCOPE dual", TRI: "SCOPE tri", "all": "SCOPE, R, I and P"}
+    same = [[rows[name, which, "1F1B", EVEN][1] for name in (ours, "AdaPipe")] for which, ours in scope.items()]
+    yield from (
+        compared(
+            f"speed-up of {key[0]} ({key[1]}) on {key[2]} over {key[3]}",
+            paper=(f"{poster:.2f}",),
+            ours=[ours],
+            because=BECAUSE.get(key[0], UNKNOWN),
+        )
+        for key, poster, ours in published
+    )
+    yield from (_order(reading, names, rows) for reading, names in READINGS.items())
+    yield holds("with the same operators SCOPE is at least as fast as AdaPipe", all(ours >= ada for ours, ada in same))
+    yield table
+    yield Bars(
+        title=table.title,
+        groups=[f"{key[0]} ({key[1]}), {key[2]}" for key, _, _ in published],
+        series={"ours": [ours for *_, ours in published]},
+        paper={"ours": [poster for _, poster, _ in published]},
+        unit="speed-up",
     )
 
 
@@ -147,109 +116,84 @@ BECAUSE = {
 }
 
 
-def scalability() -> Exhibit:
+def scalability() -> Iterator[Exhibit]:
     """More devices."""
     table = tables.scalability(answer)
-    return Exhibit(
-        claims=(
-            compared(
-                "speed-up of tri on 1,024, 8,192 and 16,384 devices, 1F1B",
-                paper=["1.18 to 1.20"] * 3,
-                ours=[row[3] for row in table.cells],
-                because=UNKNOWN,
-            ),
-            compared(
-                "the same on interleaved 1F1B",
-                paper=["1.18 to 1.20"] * 3,
-                ours=[row[5] for row in table.cells],
-                because=UNKNOWN,
-            ),
-            compared(
-                "MFU on 1,024 and on 16,384 devices (it climbs; of which planner the poster does not say), tri"
-                " interleaved",
-                paper=("28.4", "37.9"),
-                ours=[float(str(table.cells[at][7]).rstrip("%")) for at in (0, -1)],
-                unit="%",
-                because="at 8,192 sequences per step more devices leave each pipeline fewer micro-batches, so that ours"
-                " falls; the poster's batch may grow with the devices",
-            ),
-        ),
-        tables=(table,),
-        drawings=(
-            Bars(
-                title=table.title,
-                groups=[f"{row[0]} devices" for row in table.rows],
-                series={name: [row[at] for row in table.cells] for at, name in _gain_columns(table)},
-                unit="speed-up",
-            ),
-        ),
+    for statement, column in (
+        ("speed-up of tri on 1,024, 8,192 and 16,384 devices, 1F1B", 3),
+        ("the same on interleaved 1F1B", 5),
+    ):
+        ours = [row[column] for row in table.cells]
+        yield compared(statement, paper=["1.18 to 1.20"] * 3, ours=ours, because=UNKNOWN)
+    yield compared(
+        "MFU on 1,024 and on 16,384 devices (it climbs; of which planner the poster does not say), tri interleaved",
+        paper=("28.4", "37.9"),
+        ours=[number(table.cells[at][7]) for at in (0, -1)],
+        unit="%",
+        because="at 8,192 sequences per step more devices leave each pipeline fewer micro-batches, so that ours"
+        " falls; the poster's batch may grow with the devices",
+    )
+    yield table
+    yield Bars(
+        title=table.title,
+        groups=[f"{row[0]} devices" for row in table.rows],
+        series=_gains(table),
+        unit="speed-up",
     )
 
 
-def _gain_columns(table: Table) -> list[tuple[int, str]]:
-    return [(at, name) for at, name in enumerate(table.columns) if name.startswith(("1F1B", "interleaved"))]
+def _gains(table: Table) -> dict[str, list[float | None]]:
+    return {name: table.column(name) for name in table.columns if name.startswith(("1F1B", "interleaved"))}
 
 
-def generality() -> Exhibit:
+def generality() -> Iterator[Exhibit]:
     """Other models."""
     table = tables.generality(answer)
-    return Exhibit(
-        claims=(
-            compared(
-                "MFU gain of tri on 1F1B: " + ", ".join(str(row[0]) for row in table.rows),
-                paper=["1.20 to 1.31"] * len(table.rows),
-                ours=[row[4] for row in table.cells],
-                because=UNKNOWN,
-            ),
-        ),
-        tables=(table,),
-        drawings=(
-            Bars(
-                title=table.title,
-                groups=[str(row[0]) for row in table.rows],
-                series={name: [row[at] for row in table.cells] for at, name in _gain_columns(table)},
-                unit="gain",
-            ),
-        ),
+    yield compared(
+        "MFU gain of tri on 1F1B: " + ", ".join(str(row[0]) for row in table.rows),
+        paper=["1.20 to 1.31"] * len(table.rows),
+        ours=[row[4] for row in table.cells],
+        because=UNKNOWN,
+    )
+    yield table
+    yield Bars(
+        title=table.title,
+        groups=[str(row[0]) for row in table.rows],
+        series=_gains(table),
+        unit="gain",
     )
 
 
-def memory() -> Exhibit:
+def memory() -> Iterator[Exhibit]:
     """Use of device memory."""
     table = tables.memory(answer)
 
     def shares(column: int) -> list[float | None]:
-        cells = [row[column] for row in table.cells]
-        return [None if cell is None else float(str(cell).rstrip("%")) for cell in cells]
+        return [None if row[column] is None else number(row[column]) for row in table.cells]
 
     names = ", ".join(dict.fromkeys(f"{row[0]} on {row[1]}" for row in table.rows))
     count = len(table.rows)
-    return Exhibit(
-        claims=(
-            compared(
-                f"memory in use, Megatron-Even: {names}", paper=["64 to 75"] * count, ours=shares(3), unit="%",
-                because=UNKNOWN,
-            ),
-            compared(
-                "memory in use, tri", paper=["83 to 92"] * count, ours=shares(5), unit="%",
-                because=f"{UNKNOWN}; a plan uses what memory it can turn into time, and no more",
-            ),
-            compared(
-                "gain in capacity", paper=["1.20 to 1.42"] * count, ours=[row[7] for row in table.cells],
-                because=UNKNOWN,
-            ),
-        ),
-        tables=(table,),
-        drawings=(
-            Bars(
-                title=table.title,
-                groups=[f"{row[0]}, {row[1]} devices" for row in table.rows],
-                series={"Megatron-Even": shares(3), "SCOPE tri": shares(5)},
-                unit="percent",
-                limit=100,
-            ),
-        ),
-    )  # fmt: skip
+    yield compared(
+        f"memory in use, Megatron-Even: {names}", paper=["64 to 75"] * count, ours=shares(3), unit="%", because=UNKNOWN
+    )
+    yield compared(
+        "memory in use, tri",
+        paper=["83 to 92"] * count,
+        ours=shares(5),
+        unit="%",
+        because=f"{UNKNOWN}; a plan uses what memory it can turn into time, and no more",
+    )
+    yield compared(
+        "gain in capacity", paper=["1.20 to 1.42"] * count, ours=[row[7] for row in table.cells], because=UNKNOWN
+    )
+    yield table
+    yield Bars(
+        title=table.title,
+        groups=[f"{row[0]}, {row[1]} devices" for row in table.rows],
+        series={"Megatron-Even": shares(3), "SCOPE tri": shares(5)},
+        unit="percent",
+        limit=100,
+    )
 
 
 papers.add(
