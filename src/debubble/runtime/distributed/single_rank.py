@@ -15,13 +15,13 @@ from typing import Any
 from torch import Tensor
 
 from debubble.ir import InputError, Kind, Op, Program
-from debubble.runtime.distributed.transport import Channel, Group
+from debubble.runtime.distributed.transport import Alone, Channel
 
 Supply = Callable[[Op, Tensor], None]
 """Fills the buffer of a receive, such as `2RECV_F5`, with what the other device would have sent."""
 
 
-class SingleRankTransport:
+class SingleRankTransport(Alone):
     """The transport of one rank that runs without the others of its pipeline.
 
     Args:
@@ -49,12 +49,6 @@ class SingleRankTransport:
         self._expected = _receives(program, self.rank)
         self._received: Counter[int] = Counter()
 
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
-        """Do nothing: messages that are supplied need no channels."""
-
-    def mesh(self, shape: Mapping[str, int]) -> None:
-        """Return None: there are no other ranks that torch's own tools could see."""
-
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         """Drop the message."""
 
@@ -68,19 +62,6 @@ class SingleRankTransport:
         self._supply(op, buffer)
         return buffer
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
-        """Leave this rank's part as the sum."""
-
-    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
-        """Leave this rank's part as the sum."""
-
-    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
-        """Leave the tensor as it is."""
-
-    def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
-        """Return this rank's tensor for every rank."""
-        return [tensor] * len(ranks)
-
     def all_to_all(
         self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
     ) -> Tensor:
@@ -90,7 +71,7 @@ class SingleRankTransport:
     def gather(self, value: Any) -> list[Any]:
         """Return this rank's value for every rank; a step begins now, because ranks meet so before every step."""
         self._began = time.perf_counter()
-        return [value] * self.size
+        return super().gather(value)
 
 
 def _receives(program: Program, device: int) -> Mapping[int, list[Op]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -57,8 +57,8 @@ def on_lane(lane: Lane) -> Iterator[None]:
         _lane.reset(token)
 
 
-class Transport(Protocol):
-    """The ranks as one of them sees them."""
+class Transport:
+    """The ranks as one of them sees them; what a subclass leaves as it is here suits a rank alone."""
 
     rank: int
     size: int
@@ -74,12 +74,15 @@ class Transport(Protocol):
 
         The ranks of each dimension are one of the `groups` that are open.
         """
+        return None
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         """Send the tensor to a rank, and return when the message is through."""
+        raise AssertionError("a single rank sends nothing")
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         """Fill the buffer, or answer with the tensor that came."""
+        raise AssertionError("a single rank receives nothing")
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum over these ranks, in place.  They all call it, in the same order."""
@@ -92,6 +95,7 @@ class Transport(Protocol):
 
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """The tensors of these ranks, on each of them, in order.  They all call it, with tensors of one shape."""
+        return [tensor] * len(ranks)
 
     def all_to_all(
         self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
@@ -100,9 +104,17 @@ class Transport(Protocol):
 
         They all call it, in the same order.
         """
+        return tensor
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's (small) value, on every rank."""
+        return [value] * self.size
+
+
+class Alone(Transport):
+    """A run of one rank."""
+
+    rank, size = 0, 1
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ class RankGroup:
         return parts[self.part]
 
 
-class Distributed:
+class Distributed(Transport):
     """torch.distributed: Gloo on CPU, NCCL on CUDA.  The process group is initialised already.
 
     Gloo carries CUDA tensors through the host's memory: so several ranks can share a GPU, which NCCL does not allow.
@@ -243,50 +255,7 @@ class Distributed:
         return values
 
 
-class Alone:
-    """A run of one rank."""
-
-    rank, size = 0, 1
-
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
-        """Do nothing: there are no channels."""
-
-    def mesh(self, shape: Mapping[str, int]) -> None:
-        """Return None: there is no process group."""
-
-    def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
-        """Raise AssertionError: a single rank sends nothing."""
-        raise AssertionError("a single rank sends nothing")
-
-    def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
-        """Raise AssertionError: a single rank receives nothing."""
-        raise AssertionError("a single rank receives nothing")
-
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
-        """Leave the tensor, which is the sum already."""
-
-    def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
-        """Leave the tensor, which is the sum already."""
-
-    def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
-        """Leave the tensor as it is."""
-
-    def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
-        """Return this rank's tensor in a list of one."""
-        return [tensor]
-
-    def all_to_all(
-        self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
-    ) -> Tensor:
-        """Return this rank's tensor: it keeps its rows."""
-        return tensor
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return this rank's value in a list of one."""
-        return [value]
-
-
-class Threads:
+class Threads(Transport):
     """The ranks of one process, each on a thread: for tests, and for looking at a plan without a launcher.
 
     `Threads.run(n, work)` calls `work(transport)` for every rank and returns their answers.
@@ -294,12 +263,6 @@ class Threads:
 
     def __init__(self, hub: _Hub, rank: int) -> None:
         self._hub, self.rank, self.size = hub, rank, hub.size
-
-    def open(self, channels: Sequence[tuple[int, int, Channel]], groups: Sequence[Group]) -> None:
-        """Do nothing: the hub has a mailbox for every pair of ranks and channel."""
-
-    def mesh(self, shape: Mapping[str, int]) -> None:
-        """Return None: the ranks have no process group."""
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         """Put the tensor, not a copy, into the receiver's mailbox, and return at once."""
