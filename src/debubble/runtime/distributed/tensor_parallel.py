@@ -7,7 +7,7 @@ Units hold local shards alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class TensorGroup(CutGroup):
         """The sum of what the ranks have computed with their own shards, the same on all."""
         return x if self.size == 1 else call(_Leave, x, self)
 
-    def columns(self, x: Tensor, *layers: Linear) -> tuple[Tensor, ...]:
+    def columns(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
         """Apply layers that are divided by columns to their common input: each rank has its own outputs."""
         if self.size == 1:
             return tuple(layer(x) for layer in layers)

@@ -70,16 +70,13 @@ class Gpt2Attention(UnitModule):
             attention, documents=micro_batch.documents, dropout=p, seed=self.seed(micro_batch, 0),
             first_head=self.group.part * q.shape[1], context=self.context,
         )  # fmt: skip
-        y = op("output", self._output, op("core", core, q, k, v))
+        y = op("output", partial(self.group.rows, layer=self.attn.c_proj), op("core", core, q, k, v))
         return residual(x, self.drop(y, self.config.residual_dropout, micro_batch, op, 1), op)
 
     def _project(self, h: Tensor) -> tuple[Tensor, ...]:
-        (qkv,) = self.group.columns(h, self.attn.c_attn)
+        (qkv,) = self.group.columns(h, [self.attn.c_attn])
         q, k, v = qkv.view(*qkv.shape[:-1], 3, -1, self.config.head_dim).transpose(1, 3).unbind(2)
         return q, k, v
-
-    def _output(self, a: Tensor) -> Tensor:
-        return self.group.rows(a, self.attn.c_proj)
 
 
 class _Gpt2Mlp(nn.Module):
@@ -107,12 +104,6 @@ class Gpt2Mlp(UnitModule):
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.ln_2, x)
-        (inner,) = op("projections", self._project, h)
-        y = op("output", self._output, op("activation", self.activation, inner))
+        (inner,) = op("projections", partial(self.group.columns, layers=[self.mlp.c_fc]), h)
+        y = op("output", partial(self.group.rows, layer=self.mlp.c_proj), op("activation", self.activation, inner))
         return residual(x, self.drop(y, self.p, micro_batch, op, 0), op)
-
-    def _project(self, h: Tensor) -> tuple[Tensor, ...]:
-        return self.group.columns(h, self.mlp.c_fc)
-
-    def _output(self, a: Tensor) -> Tensor:
-        return self.group.rows(a, self.mlp.c_proj)

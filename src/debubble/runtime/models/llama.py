@@ -85,22 +85,19 @@ class LlamaAttention(UnitModule):
             dropout=config.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
             first_head=self.group.part * q.shape[1], context=self.context,
         )  # fmt: skip
-        y = op("output", self._output, op("core", core, q, k, v))
+        y = op("output", partial(self.group.rows, layer=self.self_attn.o_proj), op("core", core, q, k, v))
         if self.post_attention_layernorm is not None:
             y = op("output", self.post_attention_layernorm, y)
         return residual(x, y, op)
 
     def _project(self, h: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         attn, size = self.self_attn, self.config.head_dim
-        flat = self.group.columns(h, attn.q_proj, attn.k_proj, attn.v_proj)
+        flat = self.group.columns(h, [attn.q_proj, attn.k_proj, attn.v_proj])
         q, k, v = (t.view(*t.shape[:-1], -1, size) for t in flat)
         if self.config.qk_norm:
             q, k = (norm(t, self.group.enter(norm.weight)) for norm, t in ((attn.q_norm, q), (attn.k_norm, k)))
         table = self._rotary(h, positions)
         return self.rotate(q.transpose(1, 2), *table), self.rotate(k.transpose(1, 2), *table), v.transpose(1, 2)
-
-    def _output(self, a: Tensor) -> Tensor:
-        return self.group.rows(a, self.self_attn.o_proj)
 
     def compile_functions(self, compiled: Compiler) -> None:
         """Compile norms and rotations."""
@@ -167,15 +164,9 @@ class LlamaMlp(GatedUnit):
 
     def body(self, h: Tensor, op: Operators) -> Tensor:
         """The gated MLP alone, without norm and residual addition."""
-        gate, up = op("projections", self._project, h)
-        y: Tensor = op("output", self._output, self.product(gate, up, op))
+        gate, up = op("projections", partial(self.group.columns, layers=[self.mlp.gate_proj, self.mlp.up_proj]), h)
+        y: Tensor = op("output", partial(self.group.rows, layer=self.mlp.down_proj), self.product(gate, up, op))
         return y
-
-    def _project(self, h: Tensor) -> tuple[Tensor, ...]:
-        return self.group.columns(h, self.mlp.gate_proj, self.mlp.up_proj)
-
-    def _output(self, product: Tensor) -> Tensor:
-        return self.group.rows(product, self.mlp.down_proj)
 
 
 class GemmaMlp(LlamaMlp):

@@ -191,13 +191,10 @@ class Head(UnitModule):
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to the loss; without targets, to logits [rows, length, vocab]."""
-        (logits,) = op("projections", self._project, op("norm", self.norm, x))
+        (logits,) = op("projections", partial(self.group.columns, layers=[self.lm_head]), op("norm", self.norm, x))
         if self.cap is not None:
             logits = op("cap", partial(capped, cap=self.cap), logits)
         return self.loss_of(logits, micro_batch, op)
-
-    def _project(self, h: Tensor) -> tuple[Tensor, ...]:
-        return self.group.columns(h, self.lm_head)
 
     def linear_layers(self) -> list[Linear]:
         """None: the logits are computed in the run's dtype."""
