@@ -12,7 +12,7 @@ import torch
 from debubble.ir import InputError, Plan
 from debubble.runtime.models.units import MicroBatch
 from debubble.training.checks import check
-from debubble.training.data.datasets import DatasetSamples, TextWindows, ValidationSet
+from debubble.training.data.datasets import DatasetSamples, TextSamples, ValidationSet
 from debubble.training.data.text import Corpus, Sequences
 from debubble.training.options import TrainOptions
 from tests.support.reference_model import ReferenceModel
@@ -33,7 +33,7 @@ def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
 
 def test_every_window_is_in_a_batch_once_and_the_last_batch_is_filled_without_targets() -> None:
     sequences = Sequences(corpus=Corpus(np.arange(1, 16)), sequence_length=2)
-    validation = ValidationSet(source=TextWindows(sequences), rows=2, replicas=2)
+    validation = ValidationSet(source=TextSamples(sequences), rows=2, replicas=2)
     first, second = ([batch["targets"].tolist() for batch in validation.batches(replica)] for replica in range(2))
     assert first == [[[2, 3], [4, 5]], [[10, 11], [12, 13]]]
     assert second == [[[6, 7], [8, 9]], [[14, 15], [-100, -100]]]

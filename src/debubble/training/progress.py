@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -54,75 +53,59 @@ LINE_INTERVAL = 10
 """Steps between the lines that are printed where standard error is piped."""
 
 
-class Display(AbstractContextManager["Display"]):
-    """Shows each step's report."""
-
-    def __init__(self, *, steps: int, done: int) -> None:
-        console = Console(stderr=True, highlight=False)
-        self._console, self._steps = console, steps
-        self._bar = Progress(
-            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
-            TimeRemainingColumn(), console=console, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=steps, completed=done)
-
-    def __enter__(self) -> Display:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def show(self, report: StepReport) -> None:
-        """Move the bar to the report's step, and print its validation loss and news; where piped, also some steps."""
-        self._bar.update(self._task, completed=report.step, description=str(report))
-        if not self._console.is_terminal and (report.step % LINE_INTERVAL == 0 or report.step == self._steps):
-            self._console.print(f"step {report.step}/{self._steps}   {report}", soft_wrap=True)
-        if report.validation_loss is not None:
-            self._console.print(f"step {report.step}: validation loss {report.validation_loss:.3f}", soft_wrap=True)
-        if report.sample is not None:
-            self._console.print(f"step {report.step}: {report.sample!r}", soft_wrap=True, markup=False)
-        for sentence in report.news:
-            self._console.print(sentence, soft_wrap=True)
+Show = Callable[[StepReport], None]
+"""Shows the report of one step."""
 
 
-class TensorBoard(AbstractContextManager["TensorBoard"]):
-    """Writes every step's figures to a folder; what an earlier run wrote of the steps after `done` is hidden."""
+@contextmanager
+def display(*, steps: int, done: int) -> Iterator[Show]:
+    """Show a bar of the steps, and each validation loss, sample and news; where standard error is piped, some steps."""
+    console = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=steps, completed=done)
 
-    def __init__(self, folder: Path, *, done: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        def show(report: StepReport) -> None:
+            bar.update(task, completed=report.step, description=str(report))
+            if not console.is_terminal and (report.step % LINE_INTERVAL == 0 or report.step == steps):
+                console.print(f"step {report.step}/{steps}   {report}", soft_wrap=True)
+            if report.validation_loss is not None:
+                console.print(f"step {report.step}: validation loss {report.validation_loss:.3f}", soft_wrap=True)
+            if report.sample is not None:
+                console.print(f"step {report.step}: {report.sample!r}", soft_wrap=True, markup=False)
+            for sentence in report.news:
+                console.print(sentence, soft_wrap=True)
 
-        self._writer = SummaryWriter(str(folder), purge_step=done + 1)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._writer.close()
-
-    def show(self, report: StepReport) -> None:
-        """Write the report of one step."""
-        for name, figure in figures(report).items():
-            self._writer.add_scalar(name, figure, report.step)
-        self._writer.flush()  # whatever ends the run: the steps before its last checkpoint can be seen
+        yield show
 
 
-class WeightsAndBiases(AbstractContextManager["WeightsAndBiases"]):
-    """Sends every step's figures to a project of Weights & Biases, with the run's settings."""
+@contextmanager
+def tensorboard(folder: Path, *, done: int) -> Iterator[Show]:
+    """Write every step's figures to a folder; what an earlier run wrote of the steps after `done` is hidden."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, project: str, settings: Mapping[str, Any]) -> None:
-        wandb = importlib.import_module("wandb")
-        self._run = wandb.init(project=project, config=dict(settings))
+    with SummaryWriter(str(folder), purge_step=done + 1) as writer:
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._run.finish(exit_code=0 if error is None else 1)
+        def show(report: StepReport) -> None:
+            for name, figure in figures(report).items():
+                writer.add_scalar(name, figure, report.step)
+            writer.flush()  # whatever ends the run: the steps before its last checkpoint can be seen
 
-    def show(self, report: StepReport) -> None:
-        """Send the report of one step."""
-        self._run.log(figures(report), step=report.step)
+        yield show
+
+
+@contextmanager
+def weights_and_biases(project: str, settings: Mapping[str, Any]) -> Iterator[Show]:
+    """Send every step's figures to a project of Weights & Biases, with the run's settings."""
+    run = importlib.import_module("wandb").init(project=project, config=dict(settings))
+    exit_code = 1
+    try:
+        yield lambda report: run.log(figures(report), step=report.step)
+        exit_code = 0
+    finally:
+        run.finish(exit_code=exit_code)
 
 
 def figures(report: StepReport) -> dict[str, float]:

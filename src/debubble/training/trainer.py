@@ -41,7 +41,7 @@ from debubble.training.options import (
     tokenizer_of,
     with_checkpoint_settings,
 )
-from debubble.training.progress import Display, StepReport, TensorBoard, WeightsAndBiases
+from debubble.training.progress import Show, StepReport, display, tensorboard, weights_and_biases
 from debubble.training.report import TrainingSummary, compare_timelines
 from debubble.training.resume import ask_rank_0, checkpoint_to_resume, load
 from debubble.training.samples import samples_of, validation_of
@@ -148,16 +148,14 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
             run.pipeline.load_pretrained(folder)
     reports: list[StepReport] = []
     with ExitStack() as stack:
-        displays = list(_displays(options, done=run.step)) if leader else []
-        for display in displays:
-            stack.enter_context(display)
+        shows = [stack.enter_context(display) for display in _displays(options, done=run.step)] if leader else []
         if run.online is not None:
             stack.enter_context(run.online)
         stack.enter_context(watch(run.pipeline, patience=options.hang_timeout))
         for report in run.steps():
             reports.append(report)
-            for display in displays:
-                display.show(report)
+            for show in shows:
+                show(report)
     if options.save is not None:
         with run.averaged():
             run.pipeline.save_pretrained(options.save)
@@ -177,13 +175,13 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
     )
 
 
-def _displays(options: TrainOptions, *, done: int) -> Iterator[Display | TensorBoard | WeightsAndBiases]:
+def _displays(options: TrainOptions, *, done: int) -> Iterator[AbstractContextManager[Show]]:
     """The places that show every step's report."""
-    yield Display(steps=options.steps, done=done)
+    yield display(steps=options.steps, done=done)
     if options.tensorboard is not None:
-        yield TensorBoard(options.tensorboard, done=done)
+        yield tensorboard(options.tensorboard, done=done)
     if options.wandb is not None:
-        yield WeightsAndBiases(options.wandb, options.recipe)
+        yield weights_and_biases(options.wandb, options.recipe)
 
 
 class TrainingRun:

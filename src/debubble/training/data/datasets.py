@@ -25,19 +25,24 @@ from torch.utils.data import DataLoader
 from debubble.ir import DebubbleError, InputError
 from debubble.runtime.batch import IGNORED, Entries, check_entries
 from debubble.runtime.launcher import end_with_parent
-from debubble.training.data.text import Sequences, shuffled_indices
+from debubble.training.data.text import Sequences, Tokens, shuffled_indices
 from debubble.training.user_code import Dataset, current_folder_last
 
 
 class SampleSource(Protocol):
-    """An endless row of samples."""
+    """The samples of a run: once, in order, or as an endless row in which every epoch has all of them."""
 
     @property
     def separate(self) -> bool:
         """True if a process of its own is to make the batches, as that may take long."""
 
+    def __len__(self) -> int: ...
+
     def batch(self, first: int, *, count: int) -> Entries:
-        """Samples `first` to `first + count`, as `Pipeline.step` takes them."""
+        """Samples `first` to `first + count` of the endless row, as `Pipeline.step` takes them."""
+
+    def rows(self, places: Sequence[int]) -> Entries:
+        """The samples at these places, side by side."""
 
 
 @dataclass(frozen=True)
@@ -49,52 +54,34 @@ class TextSamples:
     """The token that ends a text where tokens attend to their own text alone; None: to all before them."""
     separate = False
 
-    def batch(self, first: int, *, count: int) -> Entries:
-        """[count, length + 1], or a mapping with positions."""
-        return _with_positions(torch.from_numpy(self.sequences.batch(first, count=count)), self.separator)
-
-
-def _with_positions(tokens: Tensor, separator: int | None) -> Entries:
-    """The tokens of windows, with positions that count from the beginning of each text if there is a separator."""
-    if separator is None:
-        return tokens
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    place = torch.arange(inputs.shape[1]).expand_as(inputs)
-    begins = torch.nn.functional.pad(inputs[:, :-1] == separator, (1, 0), value=True)
-    begun = torch.where(begins, place, 0).cummax(1).values
-    return {"input_ids": inputs, "targets": targets, "position_ids": place - begun}
-
-
-class ValidationSource(Protocol):
-    """Samples that are seen once, in order."""
-
-    def __len__(self) -> int: ...
-
-    def rows(self, places: Sequence[int]) -> Entries:
-        """The samples at these places, side by side."""
-
-
-@dataclass(frozen=True)
-class TextWindows:
-    """All windows of a text."""
-
-    sequences: Sequences
-    separator: int | None = None
-    """Token that ends a text, as in `TextSamples`."""
-
     def __len__(self) -> int:
         return self.sequences.per_epoch
 
+    def batch(self, first: int, *, count: int) -> Entries:
+        """[count, length + 1], or a mapping with positions."""
+        return self._entries(self.sequences.batch(first, count=count))
+
     def rows(self, places: Sequence[int]) -> Entries:
         """[places, length + 1], or a mapping with positions."""
-        return _with_positions(torch.from_numpy(self.sequences.windows(np.array(places))), self.separator)
+        return self._entries(self.sequences.windows(np.array(places)))
+
+    def _entries(self, windows: Tokens) -> Entries:
+        """The tokens of windows, with positions that count from the beginning of each text if there is a separator."""
+        tokens = torch.from_numpy(windows)
+        if self.separator is None:
+            return tokens
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        place = torch.arange(inputs.shape[1]).expand_as(inputs)
+        begins = torch.nn.functional.pad(inputs[:, :-1] == self.separator, (1, 0), value=True)
+        begun = torch.where(begins, place, 0).cummax(1).values
+        return {"input_ids": inputs, "targets": targets, "position_ids": place - begun}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSet:
     """All samples of a source once, in order, in batches for the replicas of a run."""
 
-    source: ValidationSource
+    source: SampleSource
     rows: int
     """Samples per batch and replica."""
     replicas: int = 1
