@@ -37,11 +37,10 @@ targets.add("mine", Target(name="mine", title="Mine"))
 """,
     "exports": """
 from dataclasses import fields
-from debubble.exports.options import Written
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import RunOptions
 
-@exporter("mine", options={field.name: lambda plan: Written({}) for field in fields(RunOptions)})
+@exporter("mine", options={field.name: lambda plan: {} for field in fields(RunOptions)})
 def mine(plan, settings):
     return ExportDraft(files={"mine.txt": plan.schedule.name}, runs=plan)
 """,

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from debubble.exports.layers import StageLayers, hf_names, stage_layers
-from debubble.exports.options import UNSETTABLE, Decision, Lost, OptionTable, Written, as_tree, by_value, one_setting
+from debubble.exports.options import UNSETTABLE, Decision, Lost, OptionTable, as_tree, by_value, one_setting
 from debubble.exports.reduction import Alternative, fastest
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_csv import to_csv
@@ -23,21 +23,19 @@ def _batch(plan: Plan) -> Decision:
     size = plan.options.micro_batch_size
     batch = {"step_scheduler.global_batch_size": plan.degrees.global_batch}
     if plan.devices == 1:
-        return Written({"step_scheduler.local_batch_size": size, **batch})
+        return {"step_scheduler.local_batch_size": size, **batch}
     local = size * plan.micro_batches
-    return Written({"step_scheduler.local_batch_size": local, **batch, "distributed.pipeline.pp_microbatch_size": size})
+    return {"step_scheduler.local_batch_size": local, **batch, "distributed.pipeline.pp_microbatch_size": size}
 
 
 def _zero(plan: Plan) -> Decision:
     """Over a pipeline FSDP keeps weights and gradients whole until the step's end."""
     if plan.devices > 1 or plan.options.zero == 0:
         return fsdp(plan, target=_TARGET)
-    return Written(
-        {
-            "distributed.reshard_after_forward": plan.options.zero == 3,
-            "distributed.defer_fsdp_grad_sync": plan.options.zero == 1,
-        }
-    )
+    return {
+        "distributed.reshard_after_forward": plan.options.zero == 3,
+        "distributed.defer_fsdp_grad_sync": plan.options.zero == 1,
+    }
 
 
 def _length(plan: Plan) -> Decision:
@@ -68,18 +66,19 @@ def _dtype(plan: Plan) -> Decision:
 
 def _lora(plan: Plan) -> Decision:
     if not plan.options.lora:
-        return Written({})
+        return {}
     peft = "nemo_automodel.components._peft.lora.PeftConfig"
-    return Written({"peft._target_": peft, "peft.target_modules": ["*_proj"], "peft.dim": plan.options.lora})
+    return {"peft._target_": peft, "peft.target_modules": ["*_proj"], "peft.dim": plan.options.lora}
 
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
     "micro_batch_size": _batch,
     "sequence_length": _length,
-    "tensor": lambda plan: Written(
-        {"distributed.tp_size": plan.options.tensor, "distributed.sequence_parallel": plan.options.tensor > 1}
-    ),
+    "tensor": lambda plan: {
+        "distributed.tp_size": plan.options.tensor,
+        "distributed.sequence_parallel": plan.options.tensor > 1,
+    },
     "data": one_setting("distributed.dp_size", "data"),
     "context": one_setting("distributed.cp_size", "context"),
     "expert": lambda plan: expert_degree(plan, name="distributed.ep_size"),

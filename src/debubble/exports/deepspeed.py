@@ -17,7 +17,6 @@ from debubble.exports.options import (
     Decision,
     Lost,
     OptionTable,
-    Written,
     as_tree,
     by_value,
     global_batch,
@@ -89,23 +88,21 @@ def _zero(plan: Plan) -> Decision:
     """ZeRO-3 keeps two layers gathered at a time, as the plan's memory counts, where DeepSpeed's default keeps more."""
     stage = {"zero_optimization.stage": plan.options.zero}
     if plan.options.zero < 3 or plan.model is None:
-        return Written(stage)
+        return stage
     model = Model.from_hf(plan.model)
     layer = max(model.layer_parameters(layer) for layer in range(model.layers))
-    return Written(
-        {
-            **stage,
-            "zero_optimization.stage3_max_live_parameters": 2 * layer,
-            "zero_optimization.stage3_max_reuse_distance": 0,
-            "zero_optimization.stage3_prefetch_bucket_size": layer,
-        }
-    )
+    return {
+        **stage,
+        "zero_optimization.stage3_max_live_parameters": 2 * layer,
+        "zero_optimization.stage3_max_reuse_distance": 0,
+        "zero_optimization.stage3_prefetch_bucket_size": layer,
+    }
 
 
 def _optimizer(plan: Plan) -> Decision:
     """DeepSpeed takes the optimizer that the script makes; its own default is none."""
     if plan.options.optimizer == "adamw":
-        return Written({})
+        return {}
     return Lost(f"Optimizer {plan.options.optimizer}: give it to DeepSpeed; the plan's memory counts on its states.")
 
 

@@ -18,7 +18,7 @@ from pprint import pformat
 from typing import Any
 
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
-from debubble.exports.options import UNSETTABLE, Decision, OptionTable, Written, by_value, global_batch, one_setting
+from debubble.exports.options import UNSETTABLE, Decision, OptionTable, by_value, global_batch, one_setting
 from debubble.exports.prices import module_offload
 from debubble.exports.reduction import Alternative, LayerStrategies, fastest, require_order
 from debubble.exports.registry import ExportDraft, exporter
@@ -37,7 +37,7 @@ _ON = True
 def _tensor(plan: Plan) -> Decision:
     """The costs count on sequence parallelism, which is off in Megatron by default."""
     parallel = {"--sequence-parallel": _ON} if plan.options.tensor > 1 else {}
-    return Written({"--tensor-model-parallel-size": plan.options.tensor, **parallel})
+    return {"--tensor-model-parallel-size": plan.options.tensor, **parallel}
 
 
 def _optimizer(plan: Plan) -> Decision:
@@ -58,15 +58,13 @@ def _optimizer(plan: Plan) -> Decision:
 def _zero(plan: Plan) -> Decision:
     """The distributed optimizer divides states; Megatron-FSDP gradients too, and parameters."""
     if plan.options.zero < 2:
-        return Written({"--use-distributed-optimizer": _ON} if plan.options.zero else {})
-    return Written(
-        {
-            "--use-distributed-optimizer": _ON,
-            "--use-megatron-fsdp": _ON,
-            "--data-parallel-sharding-strategy": FSDP[plan.options.zero],
-            "--ckpt-format": "fsdp_dtensor",
-        }
-    )
+        return {"--use-distributed-optimizer": _ON} if plan.options.zero else {}
+    return {
+        "--use-distributed-optimizer": _ON,
+        "--use-megatron-fsdp": _ON,
+        "--data-parallel-sharding-strategy": FSDP[plan.options.zero],
+        "--ckpt-format": "fsdp_dtensor",
+    }
 
 
 FSDP = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
@@ -76,42 +74,40 @@ FSDP = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 def _host_optimizer(plan: Plan) -> Decision:
     """The hosts step beside the transfers, and the devices beside the hosts."""
     if not plan.options.host_optimizer:
-        return Written({})
-    return Written(
-        {
-            "--optimizer-cpu-offload": _ON,
-            "--optimizer-offload-fraction": plan.options.host_optimizer,
-            "--use-precision-aware-optimizer": _ON,
-            "--overlap-cpu-optimizer-d2h-h2d": _ON,
-        }
-    )
+        return {}
+    return {
+        "--optimizer-cpu-offload": _ON,
+        "--optimizer-offload-fraction": plan.options.host_optimizer,
+        "--use-precision-aware-optimizer": _ON,
+        "--overlap-cpu-optimizer-d2h-h2d": _ON,
+    }
 
 
 def _expert_overlap(plan: Plan) -> Decision:
     """Combined 1F1B, whose backward leaves weights for when tokens travel."""
     if not plan.options.expert_overlap:
-        return Written({})
-    return Written({"--overlap-moe-expert-parallel-comm": _ON, "--delay-wgrad-compute": _ON})
+        return {}
+    return {"--overlap-moe-expert-parallel-comm": _ON, "--delay-wgrad-compute": _ON}
 
 
 def _dtype(plan: Plan) -> Decision:
     """The costs count on attention that keeps no scores."""
     if plan.options.dtype == "fp8":
-        return Written({"--bf16": _ON, "--fp8-format": "hybrid", "--attention-backend": "flash"})
-    return Written({f"--{plan.options.dtype}": _ON, "--attention-backend": "flash"})
+        return {"--bf16": _ON, "--fp8-format": "hybrid", "--attention-backend": "flash"}
+    return {f"--{plan.options.dtype}": _ON, "--attention-backend": "flash"}
 
 
 def _expert(plan: Plan) -> Decision:
     """The costs count on tokens that travel to their experts alone, where Megatron's default gathers all of them."""
     if plan.options.expert == 1:
-        return Written({})
-    return Written({"--expert-model-parallel-size": plan.options.expert, "--moe-token-dispatcher-type": "alltoall"})
+        return {}
+    return {"--expert-model-parallel-size": plan.options.expert, "--moe-token-dispatcher-type": "alltoall"}
 
 
 def _expert_tensor(plan: Plan) -> Decision:
     """Tensor-parallel ranks divide every expert by default."""
     shards = plan.options.expert_tensor
-    return Written({} if shards is None else {"--expert-tensor-parallel-size": shards})
+    return {} if shards is None else {"--expert-tensor-parallel-size": shards}
 
 
 OPTIONS: OptionTable = {

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
-from debubble.exports.options import UNSETTABLE, Decision, OptionTable, Written, as_tree, by_value, one_setting
+from debubble.exports.options import UNSETTABLE, Decision, OptionTable, as_tree, by_value, one_setting
 from debubble.exports.reduction import require_order, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import Plan
@@ -24,36 +24,30 @@ _TARGET = "MindFormers"
 def _zero(plan: Plan) -> Decision:
     """MindSpore's parallel optimizer divides weights too; ZeRO-2 is its division of gradients that add up."""
     divides = plan.options.zero >= 2
-    return Written(
-        {
-            "parallel.enable_parallel_optimizer": plan.options.zero >= 1,
-            "parallel.parallel_optimizer_config.gradient_accumulation_shard": divides,
-        }
-    )
+    return {
+        "parallel.enable_parallel_optimizer": plan.options.zero >= 1,
+        "parallel.parallel_optimizer_config.gradient_accumulation_shard": divides,
+    }
 
 
 def _dtype(plan: Plan) -> Decision:
     """The costs count on attention that keeps no scores."""
     names = {"bf16": "bfloat16", "fp16": "float16"}
-    return Written(
-        {
-            "model.model_config.compute_dtype": names[plan.options.dtype],
-            "model.model_config.param_init_type": "float32",
-            "model.model_config.use_flash_attention": True,
-        }
-    )
+    return {
+        "model.model_config.compute_dtype": names[plan.options.dtype],
+        "model.model_config.param_init_type": "float32",
+        "model.model_config.use_flash_attention": True,
+    }
 
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
     "micro_batch_size": one_setting("runner_config.batch_size", "micro_batch_size"),
     "sequence_length": one_setting("model.model_config.seq_length", "sequence_length"),
-    "tensor": lambda plan: Written(
-        {
-            "parallel_config.model_parallel": plan.options.tensor,
-            "parallel_config.use_seq_parallel": plan.options.tensor > 1,
-        }
-    ),
+    "tensor": lambda plan: {
+        "parallel_config.model_parallel": plan.options.tensor,
+        "parallel_config.use_seq_parallel": plan.options.tensor > 1,
+    },
     "data": one_setting("parallel_config.data_parallel", "data"),
     "context": one_setting("parallel_config.context_parallel", "context"),
     "expert": one_setting("parallel_config.expert_parallel", "expert"),

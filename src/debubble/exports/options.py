@@ -11,20 +11,14 @@ from debubble.simulator import Timeline
 
 
 @dataclass(frozen=True)
-class Written:
-    """The target has settings for it; none where its own default is what the plan has."""
-
-    settings: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class Lost:
     """The target runs the plan without it; the sentence says what that changes."""
 
     sentence: str
 
 
-Decision = Written | Lost
+Decision = Mapping[str, Any] | Lost
+"""The target's settings for it, none where its own default is what the plan has; or what is lost."""
 
 OptionTable = Mapping[str, Callable[[Plan], Decision]]
 """The rule of one target for every field of RunOptions."""
@@ -40,39 +34,39 @@ def settings_of(plan: Plan, table: OptionTable) -> tuple[dict[str, Any], tuple[s
     if plan.model is None:
         return settings, ()
     for field in fields(RunOptions):
-        match table[field.name](plan):
-            case Written(own):
-                settings |= own
-            case Lost(sentence):
-                losses.append(sentence)
+        decision = table[field.name](plan)
+        if isinstance(decision, Lost):
+            losses.append(decision.sentence)
+        else:
+            settings |= decision
     return settings, tuple(losses)
 
 
 def one_setting(name: str, option: str) -> Callable[[Plan], Decision]:
     """The rule of an option that is one setting of the target."""
-    return lambda plan: Written({name: getattr(plan.options, option)})
+    return lambda plan: {name: getattr(plan.options, option)}
 
 
 def global_batch(name: str) -> Callable[[Plan], Decision]:
     """The rule of `data` where the target counts the sequences of a step."""
-    return lambda plan: Written({name: plan.degrees.global_batch})
+    return lambda plan: {name: plan.degrees.global_batch}
 
 
 def by_value(option: str, settings: Mapping[str, Mapping[str, Any]]) -> Callable[[Plan], Decision]:
     """The rule of an option for each of whose values the target has settings."""
-    return lambda plan: Written(settings[getattr(plan.options, option)])
+    return lambda plan: settings[getattr(plan.options, option)]
 
 
 def one_value(plan: Plan) -> Decision:
     """The rule of an option of which the target has one value alone, and refuses the others."""
-    return Written({})
+    return {}
 
 
 def adapters(plan: Plan) -> Decision:
     """LoRA, for targets whose adapters the user configures."""
     rank = plan.options.lora
     if not rank:
-        return Written({})
+        return {}
     return Lost(
         f"LoRA of rank {rank}: configure adapters of that rank in the target; whole parameters take more memory than"
         " the plan counts on."
@@ -82,7 +76,7 @@ def adapters(plan: Plan) -> Decision:
 def quantized(plan: Plan) -> Decision:
     """Decide on quantised weights: no target is told of them."""
     if plan.options.quantize is None:
-        return Written({})
+        return {}
     return Lost(
         f"Frozen weights in {plan.options.quantize}: configure the target's own quantisation; weights of the run's"
         " dtype take more memory than the plan counts on."
@@ -92,7 +86,7 @@ def quantized(plan: Plan) -> Decision:
 def post_validation(plan: Plan) -> Decision:
     """Decide on post-validation: no target updates before the norm of all gradients is known."""
     if not plan.options.post_validation:
-        return Written({})
+        return {}
     timeline: Timeline = plan.simulate()
     slowed = float(timeline.makespan / timeline.span)
     return Lost(

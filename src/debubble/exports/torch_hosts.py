@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from debubble.exports.layers import replanning_advice
-from debubble.exports.options import Decision, Lost, Written
+from debubble.exports.options import Decision, Lost
 from debubble.exports.prices import slowdown
 from debubble.ir import ExportError, Plan
 from debubble.models import Model
@@ -34,7 +34,7 @@ _PLACING = {"linear": "1F1B", "looped": "Interleaved1F1B", "v_shape": "ZBVZeroBu
 def fsdp(plan: Plan, *, target: str) -> Decision:
     """ZeRO under FSDP, which always divides what ZeRO-1 does."""
     if plan.options.zero or plan.options.data * plan.options.context == 1:
-        return Written({})
+        return {}
     return Lost(f"{target} divides the optimizer states (FSDP), which takes less memory than planned.")
 
 
@@ -51,8 +51,8 @@ def expert_degree(plan: Plan, *, name: str) -> Decision:
     Every rank has whole experts in these targets, whatever the plan; the shards of an expert count as ranks.
     """
     if plan.model is None or Model.from_hf(plan.model).experts is None:
-        return Written({})
-    return Written({name: plan.options.expert * plan.options.expert_shards})
+        return {}
+    return {name: plan.options.expert * plan.options.expert_shards}
 
 
 def whole_backwards(plan: Plan) -> tuple[Plan, tuple[str, ...]]:

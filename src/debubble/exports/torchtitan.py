@@ -12,7 +12,7 @@ from pprint import pformat
 from typing import Any
 
 from debubble.exports.layers import stage_layers, torchtitan_names
-from debubble.exports.options import UNSETTABLE, Decision, OptionTable, Written, as_tree, by_value, one_setting
+from debubble.exports.options import UNSETTABLE, Decision, OptionTable, as_tree, by_value, one_setting
 from debubble.exports.reduction import recomputed_layers, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_csv import to_csv
@@ -97,22 +97,21 @@ def _zero(plan: Plan) -> Decision:
     """Without a pipeline, the level decides whether weights stay gathered after a forward."""
     if plan.devices > 1 or plan.options.zero == 0:
         return fsdp(plan, target="torchtitan")
-    return Written({"parallelism.fsdp_reshard_after_forward": "always" if plan.options.zero == 3 else "never"})
+    return {"parallelism.fsdp_reshard_after_forward": "always" if plan.options.zero == 3 else "never"}
 
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
     "micro_batch_size": one_setting("size", "micro_batch_size"),
     "sequence_length": one_setting("length", "sequence_length"),
-    "tensor": lambda plan: Written(
-        {"parallelism.tensor_parallel_degree": plan.options.tensor, "parallelism.enable_sequence_parallel": True}
-    ),
-    "data": lambda plan: Written(
-        {
-            "parallelism.data_parallel_replicate_degree": 1,
-            "parallelism.data_parallel_shard_degree": plan.options.data,
-        }
-    ),
+    "tensor": lambda plan: {
+        "parallelism.tensor_parallel_degree": plan.options.tensor,
+        "parallelism.enable_sequence_parallel": True,
+    },
+    "data": lambda plan: {
+        "parallelism.data_parallel_replicate_degree": 1,
+        "parallelism.data_parallel_shard_degree": plan.options.data,
+    },
     "context": one_setting("parallelism.context_parallel_degree", "context"),
     "expert": lambda plan: expert_degree(plan, name="parallelism.expert_parallel_degree"),
     "zero": _zero,
