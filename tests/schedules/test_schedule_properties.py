@@ -80,3 +80,10 @@ def test_a_limit_below_one_activation_is_refused(name: str) -> None:
     costs = db.StageCosts.of(stages=2 * entry.default_chunks, memory_limit=0.5)
     with pytest.raises(db.DebubbleError):
         db.simulate(entry(devices=2, micro_batches=4, costs=costs), costs)
+
+
+@pytest.mark.parametrize("name", list(db.schedules))
+@pytest.mark.parametrize("stages", [1, 3, 16])
+def test_costs_for_another_number_of_stages_are_refused(name: str, stages: int) -> None:
+    with pytest.raises(db.InputError, match=f"The costs are for {stages} stages"):
+        db.schedules[name](devices=4, micro_batches=6, costs=db.StageCosts.of(stages=stages))

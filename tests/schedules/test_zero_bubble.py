@@ -49,6 +49,20 @@ def test_zb_refuses_a_limit_below_one_activation() -> None:
         found(1, 1, 1, 0, limit=0)
 
 
+def test_a_limit_below_what_is_static_names_the_device() -> None:
+    costs = db.StageCosts.of(stages=4, static=[1, 3, 1, 1], memory_limit=2)
+    with pytest.raises(db.InfeasibleError, match="what is static on device 1 is 1 more than its limit"):
+        db.schedules["zb"](devices=4, micro_batches=8, costs=costs)
+
+
+@pytest.mark.parametrize("model", ["receiver", "blocking"])
+def test_zb_below_1f1bs_memory_takes_messages_that_its_search_does_not_know(model: Any) -> None:
+    costs = db.StageCosts.of(
+        stages=4, communication=0.5, communication_model=model, activation=1, activation_after_input=1, memory_limit=2
+    )
+    assert max(db.simulate(db.schedules["zb"](devices=4, micro_batches=6, costs=costs), costs).peak_memory) == 2
+
+
 def test_zb_honours_a_limit_per_device() -> None:
     costs = db.StageCosts.of(stages=4, activation=2, memory_limit=[8, 6, 4, 8])
     schedule = db.schedules["zb"](devices=4, micro_batches=8, costs=costs, steps=0)

@@ -94,7 +94,13 @@ class ScheduleEntry:
             if name not in self.options:
                 raise InputError(f"The schedule '{self.name}' has no option '{name}'.")
             self._check_type(name, value)
-        check_size(devices * given.get("chunks", self.default_chunks), micro_batches)
+        chunks = given.get("chunks", self.default_chunks)
+        if costs is not None and costs.stages != devices * chunks:
+            raise InputError(
+                f"The costs are for {costs.stages} stages, but '{self.name}' has {devices * chunks}: {devices} devices"
+                f" x {chunks} chunks."
+            )
+        check_size(devices * chunks, micro_batches)
         with guarding_plugins(self.build, what=f"The schedule '{self.name}'"):
             return self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
 

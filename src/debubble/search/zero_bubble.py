@@ -41,22 +41,32 @@ def zero_bubble_schedule(
     room = room_within(placement, costs, activations)
     best = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries)
     if best is None:
+        least = min(range(len(room)), key=lambda d: room[d])
         raise InfeasibleError(
             f"The schedule '{name}' finds no order within {', '.join(readable(float(r)) for r in room)} of activations"
             " per device; raise the memory limit."
+            if room[least] >= 0
+            else f"The schedule '{name}' has no room for activations: what is static on device {least} is"
+            f" {readable(float(-room[least]))} more than its limit; raise the memory limit."
         )
-    return best if not steps else _improve(best, costs, room, objective=objective, steps=steps)
+    return _improve(best, costs, room, objective=objective, steps=steps) if steps else best
 
 
 def _improve(
     schedule: Schedule, costs: StageCosts, room: Sequence[Number], *, objective: Objective, steps: int
 ) -> Schedule:
-    """Improve a schedule by exact and local search; orders by greedy rules are tried beside it."""
+    """Improve a schedule by exact and local search, beside orders by greedy rules.
+
+    One with messages that the search does not know stays as it is.
+    """
     # The search compiles its kernel, which the other orders need not pay for.
+    from debubble.search.annealing.arrays import knows_messages
     from debubble.search.bounds import lower_bound
     from debubble.search.exact.tight_memory import improve_tight
     from debubble.search.problem import Incumbent, OrderProblem
 
+    if not knows_messages(costs):
+        return schedule
     limits = [room[d] + costs.static_of(d) for d in range(schedule.devices)]
     problem = OrderProblem.of(
         schedule, costs.with_limit(limits).replace(offload=None, reload=None), objective=objective

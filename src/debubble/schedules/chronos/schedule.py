@@ -149,8 +149,6 @@ def periodic(
         if number < 1:
             raise InputError(f"Chronos-Pipe needs at least one {what}, not {number}.")
     costs = costs or StageCosts.of(stages=devices * chunks)
-    if costs.stages != devices * chunks:
-        raise InputError(f"The costs are for {costs.stages} stages, not {devices} devices x {chunks} chunks.")
     shares = {chunk: share for chunk, share in (recompute or {}).items() if share}
     rhythm = rhythm_of(costs, devices=devices, chunks=chunks, shares=shares, group=group)
     best = _least_memory(rhythm, micro_batches, costs, shares)

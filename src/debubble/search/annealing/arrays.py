@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from debubble.ir import InputError, Kind, Number, Op, Schedule
+from debubble.ir import InputError, Kind, Number, Op, Schedule, StageCosts
 from debubble.ir.ops import CODE
 from debubble.search.annealing.layout import (
     KIND_INDEX,
@@ -157,10 +157,15 @@ class KernelArrays(NamedTuple):
         return self.floats[begin : begin + size]
 
 
+def knows_messages(costs: StageCosts) -> bool:
+    """Tell whether the kernel knows the message model of these costs: no message waits for its receiver."""
+    return costs.communication_model in ("latency", "exclusive")
+
+
 def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> KernelArrays:
     """Lay a problem out for the kernel; a `block` stays periodic.  Raises InputError if messages wait for receivers."""
     costs = problem.costs
-    if costs.communication_model in ("receiver", "blocking"):
+    if not knows_messages(costs):
         raise InputError(
             f"The search does not handle '{costs.communication_model}' messages; use 'exclusive' or 'latency'."
         )
