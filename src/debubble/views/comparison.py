@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from debubble.formatting import cores_words, size_words, time_words
@@ -131,25 +133,15 @@ def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]])
 
 def render(comparison: Comparison) -> RenderableType:
     """Tables for the terminal."""
-    kinds = titled_table("Mean time per operation")
-    devices = titled_table("Devices")
-    worst = titled_table("Furthest from their prediction")
-    for table, first in ((kinds, "operation"), (worst, "operation")):
-        table.add_column(first)
-        for column in ("predicted", "measured", "ratio"):
-            table.add_column(column, justify="right")
-    for kind, pair in comparison.kinds.items():
-        kinds.add_row(KIND_WORDS[kind], *_times(pair), _ratio(pair))
-    for name, pair in comparison.worst:
-        worst.add_row(name, *_times(pair), _ratio(pair))
-    for column in ("device", "busy, predicted", "measured", "ratio", "peak memory, predicted", "measured", "ratio"):
-        devices.add_column(column, justify="right")
+    kinds = _operations("Mean time per operation", {KIND_WORDS[kind]: pair for kind, pair in comparison.kinds.items()})
+    worst = _operations("Furthest from their prediction", dict(comparison.worst))
+    columns = ("device", "busy, predicted", "measured", "ratio", "peak memory, predicted", "measured", "ratio")
+    devices = titled_table("Devices", columns)
     for device, (busy, peak) in enumerate(zip(comparison.busy, comparison.peak_memory, strict=True)):
         sizes = (size_words(peak.predicted), size_words(peak.measured))
         devices.add_row(str(device), *_times(busy), _ratio(busy), *sizes, _ratio(peak))
-    around = titled_table(f"Around the program: the whole step took {time_words(comparison.seconds, seconds=True)}")
-    around.add_column("mean per device")
-    around.add_column("measured", justify="right")
+    title = f"Around the program: the whole step took {time_words(comparison.seconds, seconds=True)}"
+    around = titled_table(title, ("mean per device", "measured"), texts=("mean per device",))
     for what, seconds in comparison.around.items():
         around.add_row(what, time_words(seconds, seconds=True))
     step, bubble = comparison.makespan, comparison.bubble_fraction
@@ -161,14 +153,16 @@ def render(comparison: Comparison) -> RenderableType:
         f"{_which(comparison)}: {measured}, predicted {predicted}{where}; bubble {100 * bubble.measured:.1f}%,"
         f" predicted {100 * bubble.predicted:.1f}%."
     )
-    return Group(
-        Text(head, style="bold"),
-        Text(comparison.drift + "\n"),
-        kinds,
-        devices,
-        worst,
-        *([around] if comparison.around else []),
-    )
+    parts = [kinds, devices, worst, *([around] if comparison.around else [])]
+    return Group(Text(head, style="bold"), Text(comparison.drift + "\n"), *parts)
+
+
+def _operations(title: str, pairs: Mapping[str, Pair]) -> Table:
+    """A row for each operation, or kind of operations."""
+    table = titled_table(title, ("operation", "predicted", "measured", "ratio"), texts=("operation",))
+    for name, pair in pairs.items():
+        table.add_row(name, *_times(pair), _ratio(pair))
+    return table
 
 
 def _which(comparison: Comparison) -> str:

@@ -37,11 +37,10 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
     """
     limit = size_words(min(each.limit for each in footprints))
     names = [name for name in DEGREES if name in MAIN or any(getattr(f.degrees, name) > 1 for f in footprints)]
-    table = titled_table(f"GiB on the fullest device, of {limit} beside a reserve of {size_words(reserve)}")
+    title = f"GiB on the fullest device, of {limit} beside a reserve of {size_words(reserve)}"
+    columns = ("x".join(name[0] for name in names), "ZeRO", *PARTS, "total", "recomputed", "fits")
+    table = titled_table(title, [HEADERS.get(name, name) for name in columns], texts=("fits",), no_wrap=True)
     table.padding = (0, 0, 0, 1)
-    for column in ("x".join(name[0] for name in names), "ZeRO", *PARTS, "total", "recomputed", "fits"):
-        words = HEADERS.get(column, column)
-        table.add_column(words, justify="left" if column == "fits" else "right", no_wrap=True)
     for each in sorted(footprints, key=lambda f: list(STYLES).index(f.fits)):
         degrees = "x".join(str(getattr(each.degrees, name)) for name in names)
         sizes = (_gib(getattr(each.kept, part)) for part in PARTS)
@@ -62,9 +61,8 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
 
 def memory_table(scene: Scene) -> Table:
     """GiB of every device of a model's plan at its peak, by part."""
-    table = titled_table("GiB at the peak, per device")
-    for column in ("device", *PARTS, "peak", "limit"):
-        table.add_column(HEADERS.get(column, column), justify="right", no_wrap=True)
+    columns = ("device", *PARTS, "peak", "limit")
+    table = titled_table("GiB at the peak, per device", [HEADERS.get(name, name) for name in columns], no_wrap=True)
     for device, each in enumerate(scene.parts_at_the_peak):
         limit = scene.limits[device]
         sizes = [*(each[part] for part in PARTS), float(scene.peak_memory[device])]

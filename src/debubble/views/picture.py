@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from debubble.errors import InputError
@@ -12,7 +13,7 @@ from debubble.formatting import size_words
 from debubble.ir import Kind, Lane
 from debubble.simulator import Cause
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PHASE_COLOR, THEMES, Theme, ink_on, shade
-from debubble.views.registry import view
+from debubble.views.registry import views
 from debubble.views.scene import Scene, subject
 from debubble.views.summary import present_causes, present_kinds
 from debubble.views.terminal import headline
@@ -49,24 +50,6 @@ COMPUTE, TRANSFER, MEMORY = (0.04, 0.46), (0.52, 0.12), (0.66, 0.3)
 """Top and height of compute, of all transfers and of the memory of a device, as shares of its row."""
 
 
-@view("png")
-def png(scenes: Sequence[Scene]) -> bytes:
-    """A picture for slides and reports."""
-    return picture(scenes, "png")
-
-
-@view("svg")
-def svg(scenes: Sequence[Scene]) -> bytes:
-    """A vector picture, with text as text."""
-    return picture(scenes, "svg")
-
-
-@view("pdf")
-def pdf(scenes: Sequence[Scene]) -> bytes:
-    """A vector picture for papers."""
-    return picture(scenes, "pdf")
-
-
 def picture(scenes: Sequence[Scene], form: str, *, theme: str = "light", size: str = "slide") -> bytes:
     """Draw a picture file.
 
@@ -83,6 +66,10 @@ def picture(scenes: Sequence[Scene], form: str, *, theme: str = "light", size: s
         if name not in known:
             raise InputError(f"There is no {what} '{name}' of pictures; there are: {', '.join(known)}.")
     return encode_figure(figure(scenes, theme=THEMES[theme], size=SIZES[size]), form)
+
+
+for _form in ("png", "svg", "pdf"):
+    views.add(_form, partial(picture, form=_form))
 
 
 def figure(scenes: Sequence[Scene], *, theme: Theme = THEMES["light"], size: Size = SIZES["slide"]) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -61,9 +61,8 @@ def device_table(scene: Scene) -> Table:
     recomputing = any(d.recompute for d in devices)
     limits = {size_words(d.memory_limit) for d in devices if d.memory_limit is not None}
     title = "Share of the step, per device" + (f"; memory limit {limits.pop()}" if len(limits) == 1 else "")
-    table = titled_table(title)
     columns = ["device", "busy", *(["recompute"] if recomputing else []), *(c.value for c in causes), "peak"]
-    digits = _add_columns(table, columns)
+    table, digits = _share_table(title, columns)
     for d in devices:
         table.add_row(
             str(d.device),
@@ -77,9 +76,8 @@ def device_table(scene: Scene) -> Table:
 
 def bubble_table(scene: Scene) -> Table:
     """The idle time of each device: Obscura's forward bubbles, its backward bubbles, and the rest."""
-    table = titled_table("Idle share of the step, per device")
-    for column in ("device", "forward bubbles", "backward bubbles", "before and after"):
-        table.add_column(column, justify="right")
+    columns = ("device", "forward bubbles", "backward bubbles", "before and after")
+    table = titled_table("Idle share of the step, per device", columns)
     for d in device_summaries(scene):
         outside = sum(d.idle.values()) - d.forward_bubbles - d.backward_bubbles
         times = (d.forward_bubbles, d.backward_bubbles, outside)
@@ -92,20 +90,19 @@ def stage_table(scene: Scene) -> Table:
     stages = stage_summaries(scene)
     makespan = scene.timeline.makespan
     causes = notable_causes(stages, makespan)
-    table = titled_table("Share of the step, per stage")
-    digits = _add_columns(table, ["stage", "device", "compute", "recompute", *(c.value for c in causes)])
+    columns = ["stage", "device", "compute", "recompute", *(c.value for c in causes)]
+    table, digits = _share_table("Share of the step, per stage", columns)
     for s in stages:
         times = (s.compute, s.recompute, *(s.idle[c] for c in causes))
         table.add_row(str(s.stage), str(s.device), *(percent(t, makespan, digits=digits) if t else "" for t in times))
     return table
 
 
-def _add_columns(table: Table, columns: Sequence[str]) -> int:
-    """Add columns with headers that fit into 80 characters; returns how many decimals their shares have room for."""
+def _share_table(title: str, columns: Sequence[str]) -> tuple[Table, int]:
+    """A table whose headers fit into 80 characters, and the number of decimals that its shares have room for."""
     words = {} if len(columns) <= 7 else _TWO_LINES if len(columns) <= 9 else _TWO_LINES | _SHORT
-    for column in columns:
-        table.add_column(words.get(column, column), justify="right", no_wrap=True)
-    return 1 if len(columns) <= 9 else 0
+    table = titled_table(title, [words.get(column, column) for column in columns], no_wrap=True)
+    return table, 1 if len(columns) <= 9 else 0
 
 
 _TWO_LINES = {
@@ -121,9 +118,7 @@ _SHORT = {"device": "dev.", "recompute": "re-\ncomp.", "optimizer on the host": 
 
 def kind_table(scene: Scene) -> Table:
     """Number and time of each kind of operation."""
-    table = titled_table("Operations")
-    for column in ("operation", "count", "mean", "total"):
-        table.add_column(column, justify="left" if column == "operation" else "right")
+    table = titled_table("Operations", ("operation", "count", "mean", "total"), texts=("operation",))
     for k in kind_summaries(scene):
         name = Text.assemble(("■ ", KIND_COLORS[k.kind]), KIND_WORDS[k.kind])
         words = (time_words(t, seconds=scene.seconds) for t in (k.mean, k.total))
@@ -131,16 +126,17 @@ def kind_table(scene: Scene) -> Table:
     return table
 
 
-def titled_table(title: str) -> Table:
-    """An empty table in the style of all others."""
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
+def titled_table(title: str, columns: Iterable[str], *, texts: Collection[str] = (), no_wrap: bool = False) -> Table:
+    """An empty table in the style of all others; its columns are numbers, but for `texts`."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
+    for column in columns:
+        table.add_column(column, justify="left" if column in texts else "right", no_wrap=no_wrap)
+    return table
 
 
 def rich_table(rows: Rows) -> Table:
     """Rows of words as the terminal draws them."""
-    table = titled_table(rows.title)
-    for column in rows.columns:
-        table.add_column(column, justify="left" if column in rows.texts else "right")
+    table = titled_table(rows.title, rows.columns, texts=rows.texts)
     for row in rows.rows:
         table.add_row(*row)
     if rows.caption:
