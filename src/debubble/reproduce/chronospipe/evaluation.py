@@ -16,10 +16,10 @@ BETWEEN = "how messages and compute overlap on the paper's cluster lies between 
 
 
 def _throughput(
-    statement: str, method: Method, reference: Method, *, p: int, m: int, paper: str, blocking: bool = False
+    statement: str, method: Method, reference: Method, p: int, m: int, paper: str, *, blocking: bool = False
 ) -> Claim:
     """A throughput in percent of another's, with the messages that the text describes; others beside it."""
-    shares = {k: 100 * v for k, v in tables.throughputs(method, reference, devices=p, micro_batches=m).items()}
+    shares = {k: 100 * v for k, v in tables.throughputs(method, reference, p, m).items()}
     chosen: CommunicationModel = "blocking" if blocking else "receiver"
     others = ", ".join(f"{value:.1f}% {tables.MESSAGES[model]}" for model, value in shares.items())
     return compared(
@@ -49,7 +49,7 @@ def figure_9a() -> Iterator[Exhibit]:
         because="the activations of a layer are fitted to 17.23 GB; embedding and head are left out",
     )
     yield stated("methods out of memory in 32 GB", paper=f"{PLAIN.name}, {INTERLEAVED.name}", ours=", ".join(over))
-    yield _throughput("throughput of ALL in percent of 1F1B + R = 50%'s", RECOMP, HALF, p=8, m=64, paper="97.58")
+    yield _throughput("throughput of ALL in percent of 1F1B + R = 50%'s", RECOMP, HALF, 8, 64, "97.58")
     yield table
     yield tables.message_models()
     yield _memory_bars("Figure 9a: GB per device, 48 layers, PP8 TP8", table.cells)
@@ -165,18 +165,13 @@ def figure_11() -> Iterator[Exhibit]:
         "throughput of Chronos-Pipe in percent of 1F1B's: 6% to 9% lower",
         CHRONOS,
         PLAIN,
-        p=4,
-        m=32,
-        paper="91 to 94",
+        4,
+        32,
+        "91 to 94",
         blocking=True,
     )
     yield _throughput(
-        "throughput of Chronos-Recomp in percent of 1F1B + R = 50%'s: comparable",
-        RECOMP,
-        HALF,
-        p=4,
-        m=32,
-        paper="97 to 103",
+        "throughput of Chronos-Recomp in percent of 1F1B + R = 50%'s: comparable", RECOMP, HALF, 4, 32, "97 to 103"
     )
     yield table
     yield memory
@@ -211,16 +206,9 @@ def figure_12() -> Iterator[Exhibit]:
     yield stated(
         "models that fit into 32 GB with Chronos-Recomp", paper="Qwen2.5-32B, PaLM-62B, OPT-66B", ours=", ".join(fit)
     )
+    yield _throughput("throughput of Chronos-Recomp in percent of 1F1B + R = 100%'s", RECOMP, FULL, 8, 64, "115")
     yield _throughput(
-        "throughput of Chronos-Recomp in percent of 1F1B + R = 100%'s", RECOMP, FULL, p=8, m=64, paper="115"
-    )
-    yield _throughput(
-        "throughput of Chronos-Recomp in percent of 1F1B + R = 50%'s: similar",
-        RECOMP,
-        HALF,
-        p=8,
-        m=64,
-        paper="97 to 103",
+        "throughput of Chronos-Recomp in percent of 1F1B + R = 50%'s: similar", RECOMP, HALF, 8, 64, "97 to 103"
     )
     yield compared(
         "speed of ChronosPipe over 1F1B + R = 100% in 32 GB, by our planner: the same models",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from debubble.ir import StageCosts
 from debubble.reproduce.chronospipe import schedules, tables, timelines
 from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP, Method
+from debubble.reproduce.chronospipe.timelines import CHUNKS, drawn
 from debubble.reproduce.claims import compared
 from debubble.reproduce.drawings import Bars
 from debubble.reproduce.registry import Exhibit, number
@@ -38,7 +40,7 @@ def figure_1() -> Iterator[Exhibit]:
         stacked=True,
         limit=tables.LIMIT,
     )
-    yield timelines.one_f_one_b()
+    yield drawn(("1F1B, p = 4", "1f1b", timelines.PLAIN))
 
 
 def figure_2() -> Iterator[Exhibit]:
@@ -49,7 +51,10 @@ def figure_2() -> Iterator[Exhibit]:
         paper=("1.375", "1.438", "1.469"),
         ours=peaks,
     )
-    yield timelines.others()
+    yield drawn(
+        ("Interleaved 1F1B, v = 2 (Figure 2a)", "interleaved", CHUNKS),
+        ("Breadth-first, v = 2 (Figure 2b)", "breadth-first", CHUNKS),
+    )
 
 
 def figure_5() -> Iterator[Exhibit]:
@@ -85,7 +90,7 @@ def figure_5() -> Iterator[Exhibit]:
         because="8.2766% is printed truncated, and the schedule needs one message more than the formula",
     )
     yield table
-    yield timelines.pipe()
+    yield drawn(("1F1B", "1f1b", timelines.PLAIN), ("Chronos-Pipe, v = 2 (Figure 5a)", "chronos", CHUNKS))
     yield timelines.messages()
 
 
@@ -117,7 +122,10 @@ def figure_6() -> Iterator[Exhibit]:
         because="the text contradicts its own equation (8), which ours solves",
     )
     yield delays
-    yield timelines.recomp()
+    yield drawn(
+        ("Chronos-Recomp, p = 4 (Figure 6a)", "chronos-recomp", CHUNKS),
+        ("Chronos-Recomp, p = 8 (Figure 6b)", "chronos-recomp", StageCosts.of(stages=16)),
+    )
 
 
 def figure_7() -> Iterator[Exhibit]:
@@ -130,7 +138,7 @@ def figure_7() -> Iterator[Exhibit]:
         because="the figure is not in the text; our reading, which alternates forwards and backwards, takes one"
         " block more on short pipelines",
     )
-    yield timelines.zero2()
+    yield drawn(("ZeRO-2 variant, g = 2", "chronos-zero2", StageCosts.of(stages=8, gradient_reduce=2)))
 
 
 def figure_8() -> Iterator[Exhibit]:

@@ -57,15 +57,15 @@ def figure_1() -> Table:
 
 def figure_9a() -> Table:
     """Memory of 48 layers."""
-    published = {CHRONOS: (17.23, None), RECOMP: (6.63, None), HALF: (10.6, 1.0), ALL: (None, 0.646)}
+    activations, of_half = {CHRONOS: 17.23, RECOMP: 6.63, HALF: 10.6}, {HALF: 1.0, ALL: 0.646}
     reference = _total(HALF, 48)
     rows = tuple(
         (
             method.name,
-            published.get(method, (None, None))[0],
+            activations.get(method),
             round(48 * FITTED_LAYER * method.activations(8), 2),
             round(48 * LAYER_STATES * method.states, 2),
-            published.get(method, (None, None))[1],
+            of_half.get(method),
             round(_total(method, 48) / reference, 3),
         )
         for method in (PLAIN, INTERLEAVED, HALF, INTERLEAVED_RECOMPUTED, CHRONOS, RECOMP, ALL)
@@ -77,7 +77,7 @@ def figure_9a() -> Table:
         basis="fitted",
         note="Fitted: the activations of a layer (0.4418 GB), so that Chronos-Pipe holds 17.23 GB. The paper counts"
         " 1F1B + R = 50% without the layer that is being recomputed, and Chronos-Recomp with it. Its ALL keeps 97.58%"
-        f" of the throughput of {HALF.name}; {throughput(RECOMP, HALF, devices=8, micro_batches=64)}",
+        f" of the throughput of {HALF.name}; {throughput(RECOMP, HALF, 8, 64)}",
     )
 
 
@@ -121,34 +121,31 @@ def figure_10() -> Table:
         basis="fitted",
         note="Fitted: 32 bytes per token and column of a layer (34 with dropout masks give 1.75 and 2.25), of which"
         " Megatron-Kwai recomputes 11. The speed is without the time of messages;"
-        f" {throughput(RECOMP, FULL, devices=8, micro_batches=32)}",
+        f" {throughput(RECOMP, FULL, 8, 32)}",
     )
 
 
 def figure_11() -> Table:
     """Shorter pipelines."""
-    blocking = throughputs(CHRONOS, PLAIN, devices=4, micro_batches=32)["blocking"]
+    blocking = throughputs(CHRONOS, PLAIN, 4, 32)["blocking"]
+    chronos, recomp, half, interleaved = (m.activations(4) for m in (CHRONOS, RECOMP, HALF, INTERLEAVED_HALF))
     return Table(
         title="Figure 11: PP4, 32 layers",
         columns=("", "paper", "ours"),
         rows=(
-            ("activations saved, Chronos-Pipe against 1F1B", "12.5%", percent(1 - CHRONOS.activations(4))),
-            (
-                "activations saved, Chronos-Recomp against 1F1B + R = 50%",
-                "25%",
-                percent(1 - RECOMP.activations(4) / HALF.activations(4)),
-            ),
+            ("activations saved, Chronos-Pipe against 1F1B", "12.5%", percent(1 - chronos)),
+            ("activations saved, Chronos-Recomp against 1F1B + R = 50%", "25%", percent(1 - recomp / half)),
             (
                 "activations of interleaved 1F1B + R = 50% against 1F1B + R = 50%",
                 "more: out of memory at 8K",
-                percent(INTERLEAVED_HALF.activations(4) / HALF.activations(4)),
+                percent(interleaved / half),
             ),
             ("throughput lost, Chronos-Pipe against 1F1B", "6% to 9%", percent(1 - blocking)),
         ),
         basis="modelled",
         note="The savings follow from the schedules and are the paper's. The loss is simulated with m = 32 and blocking"
         f" messages of T_c = 0.104 T_unit; the paper's is measured. With recomputation"
-        f" {throughput(RECOMP, HALF, devices=4, micro_batches=64)}",
+        f" {throughput(RECOMP, HALF, 4, 64)}",
     )
 
 
@@ -198,7 +195,7 @@ def figure_12() -> Table:
         basis="modelled",
         note="Nothing fitted: shapes as published, 4K tokens, layers only; R = 100% keeps nothing here. The paper's"
         " Chronos-Recomp is about 1.15 times as fast as 1F1B + R = 100%;"
-        f" {throughput(RECOMP, FULL, devices=8, micro_batches=64)} Its saving over R = 100% (1.04 to 1.10) depends on"
+        f" {throughput(RECOMP, FULL, 8, 64)} Its saving over R = 100% (1.04 to 1.10) depends on"
         " what it counts as checkpoints.",
     )
 
@@ -212,24 +209,21 @@ MESSAGES: Mapping[CommunicationModel, str] = {
 recomputation beside it, and the sender goes on; section 4.2 argues so for the gradients of chunk 2."""
 
 
-def throughputs(
-    method: Method, reference: Method, *, devices: int, micro_batches: int
-) -> dict[CommunicationModel, float]:
+def throughputs(method: Method, reference: Method, p: int, m: int) -> dict[CommunicationModel, float]:
     """A method's throughput as a share of another's, by what its messages do."""
     return {
-        model: float(reference.run(devices, micro_batches, message=MESSAGE, model=model).makespan)
-        / float(method.run(devices, micro_batches, message=MESSAGE, model=model).makespan)
+        model: float(reference.run(p, m, message=MESSAGE, model=model).makespan)
+        / float(method.run(p, m, message=MESSAGE, model=model).makespan)
         for model in MESSAGES
     }
 
 
-def throughput(method: Method, reference: Method, *, devices: int, micro_batches: int) -> str:
+def throughput(method: Method, reference: Method, p: int, m: int) -> str:
     """Say what a method's throughput is of another's, by what its messages do."""
-    shares = throughputs(method, reference, devices=devices, micro_batches=micro_batches)
+    shares = throughputs(method, reference, p, m)
     *first, last = (f"{100 * shares[model]:.1f}% {words}" for model, words in MESSAGES.items())
     return (
-        f"{method.name} has, of {reference.name}'s, {', '.join(first)} and {last} (PP{devices}, m = {micro_batches},"
-        " T_c = 0.104 T_unit)."
+        f"{method.name} has, of {reference.name}'s, {', '.join(first)} and {last} (PP{p}, m = {m}, T_c = 0.104 T_unit)."
     )
 
 
@@ -249,7 +243,7 @@ def message_models() -> Table:
     """The throughputs of Figures 9a, 11, 12 and 13 under every model of messages."""
     rows: list[tuple[Cell, ...]] = []
     for figure, method, reference, p, m, paper in COMPARED:
-        shares = throughputs(method, reference, devices=p, micro_batches=m)
+        shares = throughputs(method, reference, p, m)
         ours = (round(100 * shares[model], 1) for model in MESSAGES)
         rows.append((figure, method.name, reference.name, f"PP{p}, m = {m}", paper, *ours))
     return Table(
