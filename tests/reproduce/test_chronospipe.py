@@ -5,10 +5,16 @@ from typing import Any
 import pytest
 
 from debubble.reproduce import Table, papers
-from debubble.reproduce.chronospipe import schedules
 from debubble.reproduce.chronospipe import tables as figures
 from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP
+from debubble.reproduce.chronospipe.scaling import hosted_chunks
 from debubble.reproduce.registry import reproduced
+
+
+def table_of(place: str) -> Table:
+    """The only table of an entry."""
+    [table] = reproduced(papers["chronospipe"].entry(place), draw=False).tables
+    return table
 
 
 def ours(table: Any) -> Any:
@@ -43,7 +49,7 @@ def test_figure_9a_predicts_the_papers_other_sizes(figure_9a: Table) -> None:
 
 @pytest.mark.parametrize("place", ["Figure 6", "Figure 8"])
 def test_tables_that_are_called_exact_have_the_papers_figures(place: str) -> None:
-    [table] = reproduced(papers["chronospipe"].entry(place), draw=False).tables
+    table = table_of(place)
     assert table.basis == "exact"
     for at, name in enumerate(table.columns):
         if name.startswith("paper"):
@@ -55,7 +61,7 @@ def test_throughputs_are_said_for_messages_that_block_and_that_do_not(figure_9a:
     assert said in figures.figure_11().note
     assert "87.5% with blocking messages, 100.5% where the receiver waits and 101.4%" in figure_9a.note
     assert "99.3% with blocking messages, 114.4% where the receiver waits and 115.6%" in figures.figure_12().note
-    assert "Ours is then 11.0 points with blocking messages, 0.3 where the receiver waits" in schedules.figure_13().note
+    assert "Ours is then 11.0 points with blocking messages, 0.3 where the receiver waits" in table_of("Figure 13").note
 
 
 def test_throughputs_where_the_receiver_waits_lie_between_blocking_and_asynchronous_ones() -> None:
@@ -92,30 +98,30 @@ def test_figure_12_is_near_the_papers_range_without_fitting() -> None:
 
 
 def test_figure_13_blocking_messages_match_the_formula() -> None:
-    (plain, chronos, _, _) = schedules.figure_13().rows
+    (plain, chronos, _, _) = table_of("Figure 13").rows
     assert plain[1:3] == (0.8959, 0.8959)
     assert chronos[1:3] == (0.8431, 0.8431)
 
 
 def test_figure_14_overlap_doubles_with_the_pipeline() -> None:
-    assert ours(schedules.figure_14()) == ["45.45%", "90.9%", "90.9%", "100%"]
+    assert ours(table_of("Figure 14")) == ["45.45%", "90.9%", "90.9%", "100%"]
 
 
 def test_figure_15_with_four_chunks_and_25_percent_keeps_43_75() -> None:
-    kept = {row[:2]: row[2] for row in schedules.figure_15().rows}
+    kept = {row[:2]: row[2] for row in table_of("Figure 15").rows}
     assert kept[4, "25%"] == "43.75%"
     assert kept[2, "50%"] == "25%"
     assert kept[3, "33.33%"] == "41.67%"
 
 
 def test_figure_16_idle_backwards() -> None:
-    assert schedules.figure_16().column("backwards") == [2, 3, 6]
+    assert table_of("Figure 16").column("backwards") == [2, 3, 6]
 
 
 def test_appendix_a_differs_from_its_text_where_equation_8_does() -> None:
-    differing = [row[0] for row in schedules.delays().rows if row[1] != row[2]]
+    differing = [row[0] for row in table_of("Figure 6").rows if row[1] != row[2]]
     assert differing == [10, 12, 16, 27, 32, 36]
 
 
 def test_figure_16_hosts_more_chunks_the_faster_the_host_is() -> None:
-    assert [schedules.hosted_chunks(4, time) for time in (16, 24, 32, 64)] == [3, 2, 1, 0]
+    assert [hosted_chunks(4, time) for time in (16, 24, 32, 64)] == [3, 2, 1, 0]
