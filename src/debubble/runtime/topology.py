@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,52 +42,46 @@ class Ranks:
 
     def __init__(self, plan: Plan, transport: Transport) -> None:
         self._plan, self.transport = plan, transport
-        at, self.part = divmod(transport.rank, plan.options.tensor)
-        self._pipeline, self.device = divmod(at, plan.devices)
-        self.replica, self.slice = divmod(self._pipeline, plan.options.context)
+        options = plan.options
+        at, self.part = divmod(transport.rank, options.tensor)
+        pipeline, self.device = divmod(at, plan.devices)
+        self.replica, self.slice = divmod(pipeline, options.context)
         """The batch that this rank has, and the slice of its sequences."""
         self.one_clock = True
         """Whether all ranks are on one host."""
         self._finish_order: tuple[int, ...] = ()
-
-    def rank(self, pipeline: int, device: int, part: int) -> int:
-        """The rank that is this part of this device in this pipeline."""
-        return (pipeline * self._plan.devices + device) * self._plan.options.tensor + part
-
-    @cached_property
-    def rank_of(self) -> Mapping[int, int]:
-        """Device of this pipeline -> the rank that is this part of it."""
-        return {d: self.rank(self._pipeline, d, self.part) for d in range(self._plan.devices)}
+        copies, on_each = options.data * options.context, plan.devices * options.tensor
+        self._replicas, self._pipelines, self._parts = _groups((copies, plan.devices, options.tensor))
+        self._same_slice, self._slices, _ = _groups((options.data, options.context, on_each))
+        # Consecutive pipelines divide the experts.
+        self._same_experts, self._experts, _ = _groups((copies // options.expert, options.expert, on_each))
 
     @cached_property
     def pipeline(self) -> tuple[int, ...]:
         """This pipeline's ranks that are this part of their device."""
-        return tuple(self.rank_of.values())
+        return self._own(self._pipelines)
+
+    @property
+    def rank_of(self) -> Mapping[int, int]:
+        """Device of this pipeline -> the rank that is this part of it."""
+        return dict(enumerate(self.pipeline))
 
     @cached_property
     def replicas(self) -> tuple[int, ...]:
         """The ranks that are this part of this device in every pipeline: they share its parameters."""
-        return tuple(self.rank(pipeline, self.device, self.part) for pipeline in self._sizes[0])
-
-    @cached_property
-    def experts(self) -> ExpertGroup:
-        """The ranks that divide this device's experts among them."""
-        return ExpertGroup(self.transport, self._expert_ranks(self._pipeline, self.device, self.part))
-
-    @cached_property
-    def over_expert_replicas(self) -> Replicas:
-        """The ranks that have the same experts, and what they divide."""
-        return self._over(self._same_experts(self._pipeline, self.device, self.part))
+        return self._own(self._replicas)
 
     @cached_property
     def groups(self) -> DeviceGroups:
         """The groups that this rank's stages know."""
-        return DeviceGroups(self.over_replicas, self.tensor, self.context, self.experts, self.over_expert_replicas)
+        experts = ExpertGroup(self.transport, self._own(self._experts))
+        same_experts = self._over(self._own(self._same_experts))
+        return DeviceGroups(self.over_replicas, self.tensor, self.context, experts, same_experts)
 
     @cached_property
     def context(self) -> ContextGroup:
         """The ranks that divide this one's sequences among them."""
-        return ContextGroup(self.transport, self._slices(self.replica, self.device, self.part))
+        return ContextGroup(self.transport, self._own(self._slices))
 
     @cached_property
     def over_replicas(self) -> Replicas:
@@ -96,7 +91,7 @@ class Ranks:
     @cached_property
     def tensor(self) -> TensorGroup:
         """The ranks that divide this device's stages among them."""
-        ranks = tuple(self.rank(self._pipeline, self.device, part) for part in range(self._plan.options.tensor))
+        ranks = self._own(self._parts)
         return TensorGroup(self.transport, ranks, self.mesh["tp"] if len(ranks) > 1 and self.mesh else None)
 
     @cached_property
@@ -112,7 +107,7 @@ class Ranks:
     @cached_property
     def tied(self) -> tuple[int, ...]:
         """This pipeline's ranks that each hold a copy of the tied table, if there are two."""
-        return tuple(sorted(self.rank_of[d] for d in tied_devices(self._plan)))
+        return tuple(sorted(self.pipeline[d] for d in tied_devices(self._plan)))
 
     def first_per_device(self, values: Sequence[T]) -> list[T]:
         """Keep the values of replica 0's tensor rank 0 of each pipeline device.
@@ -120,7 +115,7 @@ class Ranks:
         Args:
             values: One for every rank, by rank.
         """
-        return [values[self.rank(0, device, 0)] for device in range(self._plan.devices)]
+        return [values[rank] for rank in self._pipelines[0]]
 
     @property
     def shares_table(self) -> bool:
@@ -155,80 +150,29 @@ class Ranks:
 
     def open_relay(self) -> NormRelay:
         """Open the relay of partial sums along this pipeline.  All ranks call it."""
-        relays = [[pipeline[d] for d in self._finish_order] for pipeline in self._pipelines()]
+        relays = [[pipeline[d] for d in self._finish_order] for pipeline in self._pipelines]
         self.transport.open([channel for ranks in relays for channel in relay_channels(ranks)], [])
-        return NormRelay(self.transport, [self.rank_of[d] for d in self._finish_order])
+        return NormRelay(self.transport, [self.pipeline[d] for d in self._finish_order])
 
     def open(self, program: Program, *, seed: int, own_model: bool) -> None:
         """Open everybody's channels and groups.  Raises InputError if the ranks are not to run the same."""
         self.check_same(self._plan, seed, own_model)
         self.one_clock = len(set(self.transport.gather(socket.gethostname()))) == 1
         self._finish_order = finish_order(program)
-        sharing = self._groups_sharing_parameters()
         reducing = {i.lane: None for i in program.instructions if i.op.kind in OVER_REPLICAS}
-        channels = [
-            (ranks[a], ranks[b], what) for ranks in self._pipelines() for a, b, what in message_channels(program)
-        ]
+        channels = [(ranks[a], ranks[b], what) for ranks in self._pipelines for a, b, what in message_channels(program)]
+        working = (*self._pipelines, *self._parts, *self._slices, *self._same_slice, *self._experts)
+        sharing = (*self._replicas, *self._same_experts)
+        tied = [tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in self._pipelines]
         self.transport.open(
             channels,
-            [(ranks, Lane.COMPUTE) for ranks in (*self._groups_sharing_work(), *sharing, *self._groups_of_tied())]
+            [(ranks, Lane.COMPUTE) for ranks in (*working, *sharing, *tied)]
             + [(ranks, lane) for lane in reducing for ranks in sharing],
         )
 
-    def _groups_sharing_work(self) -> Iterator[tuple[int, ...]]:
-        """The ranks of every pipeline, and those that divide its stages, sequences or experts among them."""
-        options, (copies, devices, parts) = self._plan.options, self._sizes
-        yield from self._pipelines()
-        yield from (tuple(self.rank(c, d, p) for p in parts) for c in copies for d in devices)
-        if options.context > 1:
-            yield from (self._slices(r, d, p) for r in range(options.data) for d in devices for p in parts)
-            yield from (
-                tuple(self.rank(c, d, p) for c in copies[first :: options.context])
-                for first in range(options.context)
-                for d in devices
-                for p in parts
-            )
-        if options.expert > 1:
-            yield from (self._expert_ranks(c, d, p) for c in copies for d in devices for p in parts)
-
-    def _groups_sharing_parameters(self) -> list[tuple[int, ...]]:
-        """The ranks that have the same stages, and those that have the same experts."""
-        copies, devices, parts = self._sizes
-        groups = [tuple(self.rank(c, d, p) for c in copies) for d in devices for p in parts]
-        if self._plan.options.expert > 1:
-            groups += [self._same_experts(c, d, p) for c in copies for d in devices for p in parts]
-        return groups
-
-    def _groups_of_tied(self) -> Iterator[tuple[int, ...]]:
-        """The ranks of every pipeline that have a copy of the tied table."""
-        tied = tied_devices(self._plan)
-        yield from (tuple(sorted(pipeline[d] for d in tied)) for pipeline in self._pipelines())
-
-    @property
-    def _sizes(self) -> tuple[range, range, range]:
-        """Pipelines, devices and parts."""
-        options = self._plan.options
-        return range(options.data * options.context), range(self._plan.devices), range(options.tensor)
-
-    def _pipelines(self) -> list[tuple[int, ...]]:
-        """The ranks of every pipeline, of every part."""
-        pipelines, devices, parts = self._sizes
-        return [tuple(self.rank(c, d, p) for d in devices) for c in pipelines for p in parts]
-
-    def _slices(self, replica: int, device: int, part: int) -> tuple[int, ...]:
-        """The ranks that divide the sequences of a replica on this part of a device."""
-        context = self._plan.options.context
-        return tuple(self.rank(replica * context + piece, device, part) for piece in range(context))
-
-    def _expert_ranks(self, pipeline: int, device: int, part: int) -> tuple[int, ...]:
-        """The ranks that divide the experts with that of this pipeline: those of consecutive pipelines."""
-        first = pipeline - pipeline % self._plan.options.expert
-        return tuple(self.rank(first + k, device, part) for k in range(self._plan.options.expert))
-
-    def _same_experts(self, pipeline: int, device: int, part: int) -> tuple[int, ...]:
-        """The ranks that have the same experts as that of this pipeline."""
-        expert = self._plan.options.expert
-        return tuple(self.rank(c, device, part) for c in self._sizes[0][pipeline % expert :: expert])
+    def _own(self, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The one of these groups that this rank is in."""
+        return next(group for group in groups if self.transport.rank in group)
 
     def _over(self, ranks: tuple[int, ...]) -> Replicas:
         zero = self._plan.options.zero if len(ranks) > 1 else 0
@@ -254,6 +198,12 @@ class Ranks:
     def of_replica(self) -> int:
         """Ranks of one replica, which have one batch."""
         return self._plan.devices * self._plan.options.tensor * self._plan.options.context
+
+
+def _groups(shape: tuple[int, ...]) -> list[list[tuple[int, ...]]]:
+    """For each dimension of a grid of all ranks in row-major order, the groups that differ in it alone."""
+    grid = torch.arange(math.prod(shape)).view(shape)
+    return [[tuple(line) for line in grid.movedim(dim, -1).flatten(0, -2).tolist()] for dim in range(len(shape))]
 
 
 def default_transport() -> Transport:
