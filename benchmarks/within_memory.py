@@ -191,7 +191,7 @@ def torchs(kind: TorchSchedule, devices: int, rank: int, *, taken: int, times: i
 
         def run() -> None:
             while left:
-                left.pop(0).run()
+                left.pop(0)()
 
         return run
 

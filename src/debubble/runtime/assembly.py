@@ -177,7 +177,9 @@ def build_part(
             multiply_in_float8(units, float8)
         part.stages[stage] = _stage(units, plan, stage, ledger, compiler)
         for unit in units:
-            _move_buffers(unit, on)
+            for module in unit.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    setattr(module, name, buffer.to(on))
             unit.context = groups.context
             unit.attach_ledger(ledger)
     return part
@@ -200,12 +202,6 @@ def _divide(
     return divisions, experts
 
 
-def _move_buffers(unit: UnitModule, on: torch.device) -> None:
-    for module in unit.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(on))
-
-
 def _stage(units: Sequence[UnitModule], plan: Plan, number: int, ledger: Ledger, compiler: Compiler | None) -> Stage:
     planned, balance = plan.partition[number], balance_of(plan)
     if balance is None:
@@ -220,16 +216,6 @@ def balance_of(plan: Plan) -> Balance | None:
         return None
     micro_batches = plan.micro_batches * plan.options.data
     return Balance.of(config, micro_batches=micro_batches, dtype=DTYPES[plan.options.dtype])
-
-
-def has_positions(plan: Plan) -> bool:
-    """Tell whether the units take positions and documents of tokens: those that are our own do."""
-    return plan.model is not None and not ModelConfig.from_hf(plan.model).whole_layers
-
-
-def has_masks(plan: Plan) -> bool:
-    """Tell whether tokens can be hidden from the others: an auxiliary loss of routers would count them."""
-    return has_positions(plan) and balance_of(plan) is None
 
 
 def _hf_stages(

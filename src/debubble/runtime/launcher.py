@@ -102,11 +102,9 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in {name for name in os.environ.keys() | before.keys() if os.environ.get(name) != before.get(name)}:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ to be, without a tensor of the parameter's size per micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -19,20 +18,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.ir import InputError
-from debubble.runtime.memory.activations import Ledger, SavedTensor, value
+from debubble.runtime.memory.activations import Ledger, value
 
-
-@dataclass
-class Deferred:
-    """One weight gradient that is still to be computed."""
-
-    accumulate: Callable[[Tensor, Tensor], None]
-    x: SavedTensor
-    gradient: SavedTensor
-
-    def run(self) -> None:
-        """Compute it and add it to the parameter's gradient."""
-        self.accumulate(value(self.x), value(self.gradient))
+Deferred = Callable[[], None]
+"""Computes a weight gradient and adds it to its parameter's."""
 
 
 class WeightGradients:
@@ -55,7 +44,8 @@ class WeightGradients:
         if self._ledger is None or self._queue is None:
             accumulate(x, gradient)
         else:
-            self._queue.append(Deferred(accumulate, self._ledger.save(x), self._ledger.save(gradient)))
+            saved_x, saved_gradient = self._ledger.save(x), self._ledger.save(gradient)
+            self._queue.append(lambda: accumulate(value(saved_x), value(saved_gradient)))
 
 
 def call(function: type[Function], *arguments: Any) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from debubble.ir import Plan
 from debubble.models.config import ModelConfig
-from debubble.runtime.assembly import DTYPES, balance_of, has_masks, has_positions
+from debubble.runtime.assembly import DTYPES, balance_of
 from debubble.runtime.batch import Batch, StepBatch, read_batch
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.execution.operations import StepState
@@ -31,19 +32,17 @@ class StepInputs:
     def __init__(
         self, plan: Plan, modules: Modules | None, *, loss: Loss, context: ContextGroup, on: torch.device
     ) -> None:
-        self._modules, self._context, self._on = modules, context, on
-        self._micro_batches, self._dtype = plan.micro_batches, DTYPES[plan.options.dtype]
+        self._modules, self._context, self._dtype = modules, context, DTYPES[plan.options.dtype]
         self._balance = balance_of(plan)
-        self._hidden = 0 if plan.model is None else ModelConfig.from_hf(plan.model).hidden
-        self._has_positions, self._has_masks = has_positions(plan), has_masks(plan)
-        self._loss_entries = loss_entries(loss)
-
-    def read(self, batch: Batch) -> StepBatch:
-        """Check, move and cut a batch.  Raises InputError as `read_batch` does."""
-        return read_batch(
-            batch, micro_batches=self._micro_batches, device=self._on,
-            has_positions=self._has_positions, has_masks=self._has_masks, loss_entries=self._loss_entries,
+        config = None if plan.model is None else ModelConfig.from_hf(plan.model)
+        self._hidden = 0 if config is None else config.hidden
+        own_units = config is not None and not config.whole_layers
+        # An auxiliary loss of routers would count hidden tokens.
+        self.read: Callable[[Batch], StepBatch] = partial(
+            read_batch, micro_batches=plan.micro_batches, device=on, has_positions=own_units,
+            has_masks=own_units and self._balance is None, loss_entries=loss_entries(loss),
         )  # fmt: skip
+        """Checks, moves and cuts a batch as `read_batch` does."""
 
     def state(
         self,

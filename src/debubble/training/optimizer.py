@@ -122,29 +122,15 @@ def set_learning_rate(pipeline: Pipeline, rate: float) -> None:
                 group["lr"] = rate
 
 
-def _cosine(progress: float) -> float:
-    return (1 + math.cos(math.pi * progress)) / 2
-
-
-def _linear(progress: float) -> float:
-    return 1 - progress
-
-
-def _constant(progress: float) -> float:
-    return 1.0
-
-
 COOLDOWN = 0.2
 """Share of the steps in which warm-up-stable-decay decays (Hägele et al., arXiv:2405.18392, section 3)."""
 
-
-def _warm_up_stable_decay(progress: float) -> float:
-    return min(1.0, (1 - progress) / COOLDOWN)
-
-
 SCHEDULES: Mapping[str, Callable[[float], float]] = {
-    "cosine": _cosine, "linear": _linear, "constant": _constant, "wsd": _warm_up_stable_decay,
-}  # fmt: skip
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "constant": lambda progress: 1.0,
+    "wsd": lambda progress: min(1.0, (1 - progress) / COOLDOWN),
+}
 """Learning rates after the warm-up, from 1 (the peak) to 0 (the floor), by the share of the steps that are done."""
 FLOOR = 0.1
 """Share of the peak to which the learning rate falls."""

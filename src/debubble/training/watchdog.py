@@ -146,12 +146,10 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         return HangError(f"The run hangs, nothing has moved for {self._patience:g} s: {findings}.")
 
     def _heartbeats(self) -> dict[int, Heartbeat | None]:
-        return {rank: self._heartbeat(rank) for rank in range(self._ranks)}
-
-    def _heartbeat(self, rank: int) -> Heartbeat | None:
-        if not self._store.check([str(rank)]):
-            return None
-        return Heartbeat(*json.loads(self._store.get(str(rank))))
+        return {
+            rank: Heartbeat(*json.loads(self._store.get(str(rank)))) if self._store.check([str(rank)]) else None
+            for rank in range(self._ranks)
+        }
 
     def _end_rank(self, received: signal.Signals) -> None:
         error = EndedError(f"The rank was ended by {received.name}.")

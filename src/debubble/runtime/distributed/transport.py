@@ -174,15 +174,12 @@ class Distributed(Transport):
         ranks = torch.arange(self.size).view(*shape.values())
         lines = [line for dim in range(len(shape)) for line in ranks.movedim(dim, -1).flatten(0, -2).tolist()]
         groups = [self._groups.get((tuple(line), Lane.COMPUTE)) or self._alone for line in lines if self.rank in line]
-        return DeviceMesh.from_group(groups, self._device_type, mesh=ranks, mesh_dim_names=tuple(shape))
+        device_type = "cuda" if self._dist.get_backend() == "nccl" else "cpu"
+        return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=tuple(shape))
 
     @cached_property
     def _alone(self) -> Any:
         return self._dist.new_group([self.rank], use_local_synchronization=True)
-
-    @property
-    def _device_type(self) -> str:
-        return "cuda" if self._dist.get_backend() == "nccl" else "cpu"
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         """Send the tensor, through the host's memory where Gloo cannot read the device."""
@@ -248,9 +245,9 @@ class Distributed(Transport):
 
     def gather(self, value: Any) -> list[Any]:
         """Collect every rank's picklable value on every rank, over Gloo."""
-        values: list[Any] = [None] * self.size
         if self.size == 1:
             return [value]
+        values: list[Any] = [None] * self.size
         self._dist.all_gather_object(values, value, group=self._control)
         return values
 
@@ -283,21 +280,21 @@ class Threads(Transport):
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum over these ranks, in place.  Raises PeerError if a rank has failed."""
-        tensor.copy_(torch.stack(self._exchange(tensor, ranks)).sum(0))
+        tensor.copy_(torch.stack(self.all_gather(tensor, ranks)).sum(0))
 
     def reduce(self, tensor: Tensor, ranks: tuple[int, ...], *, to: int) -> None:
         """Sum over these ranks into the tensor of rank `to`.  Raises PeerError if a rank has failed."""
-        values = self._exchange(tensor, ranks)
+        values = self.all_gather(tensor, ranks)
         if self.rank == to:
             tensor.copy_(torch.stack(values).sum(0))
 
     def broadcast(self, tensor: Tensor, ranks: tuple[int, ...], *, source: int) -> None:
         """Fill the tensor with that of rank `source`.  Raises PeerError if a rank has failed."""
-        tensor.copy_(self._exchange(tensor, ranks)[ranks.index(source)])
+        tensor.copy_(self.all_gather(tensor, ranks)[ranks.index(source)])
 
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """Collect the tensors of these ranks on each of them.  Raises PeerError if a rank has failed."""
-        return self._exchange(tensor, ranks)
+        return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, StreamHandoff.of(tensor.clone()))]
 
     def all_to_all(
         self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
@@ -306,9 +303,6 @@ class Threads(Transport):
         own = [StreamHandoff.of(rows) for rows in tensor.clone().split(list(sent))]
         arrived = self._hub.exchange(ranks, self.rank, own)
         return torch.cat([parts[ranks.index(self.rank)].receive() for parts in arrived])
-
-    def _exchange(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
-        return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, StreamHandoff.of(tensor.clone()))]
 
     def gather(self, value: Any) -> list[Any]:
         """Collect every rank's value on every rank.  Raises PeerError if a rank has failed."""

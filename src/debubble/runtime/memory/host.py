@@ -41,14 +41,17 @@ class _FreeBuffers(Generic[Buffer]):
 
     def __init__(self) -> None:
         self._of_size: defaultdict[int, list[Buffer]] = defaultdict(list)
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> Buffer | None:
         """The smallest that has that many bytes, if one has."""
-        large_enough = [s for s, free in self._of_size.items() if s >= size and free]
-        return self._of_size[min(large_enough)].pop() if large_enough else None
+        with self._lock:
+            large_enough = [s for s, free in self._of_size.items() if s >= size and free]
+            return self._of_size[min(large_enough)].pop() if large_enough else None
 
     def put(self, size: int, buffer: Buffer) -> None:
-        self._of_size[size].append(buffer)
+        with self._lock:
+            self._of_size[size].append(buffer)
 
 
 class Memory:
@@ -84,16 +87,13 @@ class Pinned:
 
     def take(self, size: int) -> Tensor:
         """A buffer of `size` bytes, for copies of the current stream."""
-        with self._lock:
-            found = self._free.take(size)
+        found = self._free.take(size)
         return self._pin(size) if found is None else found.receive()[:size]
 
     def give_back(self, buffer: Tensor) -> None:
         """The current stream was given the last copies that need the buffer."""
         whole = as_bytes(buffer.untyped_storage())
-        handoff = StreamHandoff(whole, torch.cuda.current_stream().record_event())
-        with self._lock:
-            self._free.put(len(whole), handoff)
+        self._free.put(len(whole), StreamHandoff(whole, torch.cuda.current_stream().record_event()))
 
     def _pin(self, size: int) -> Tensor:
         # Whole pages of its own: two buffers that share one cannot both be pinned.
@@ -146,8 +146,7 @@ class Files:
 
     def take(self, size: int) -> Tensor:
         """Raises OffloadError if the disk has no room."""
-        with self._lock:
-            found = self._free.take(size)
+        found = self._free.take(size)
         if found is not None:
             return found[:size]
         try:
@@ -161,8 +160,7 @@ class Files:
     def give_back(self, buffer: Tensor) -> None:
         """Keep the buffer for a `take` that it is large enough for."""
         whole = as_bytes(buffer.untyped_storage())
-        with self._lock:
-            self._free.put(len(whole), whole)
+        self._free.put(len(whole), whole)
 
     def _map(self, size: int) -> Tensor:
         with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:

@@ -9,7 +9,7 @@ nothing is missing do not run again.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -188,12 +188,4 @@ def _never(_: object) -> Tensor:
 
 
 def _tensors(results: Any) -> list[Tensor]:
-    return list(_flat(results))
-
-
-def _flat(results: Any) -> Iterator[Tensor]:
-    if isinstance(results, Tensor):
-        yield results
-    else:
-        for result in results:
-            yield from _flat(result)
+    return [results] if isinstance(results, Tensor) else [t for result in results for t in _tensors(result)]

@@ -34,16 +34,14 @@ class Compiler:
     def __call__(self, function: Function) -> Function:
         """Return the compiled function."""
         if function not in self._compiled:
-            self._compiled[function] = _untraced(torch.compile(function, backend=self.backend))
+            compiled = torch.compile(function, backend=self.backend)
+
+            def untraced(*arguments: Any) -> Any:
+                with untraced_hooks():
+                    return compiled(*arguments)
+
+            self._compiled[function] = untraced
         return self._compiled[function]
-
-
-def _untraced(compiled: Function) -> Function:
-    def call(*arguments: Any) -> Any:
-        with untraced_hooks():
-            return compiled(*arguments)
-
-    return call
 
 
 def untraced_hooks() -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ Quantization, ICLR 2022, section 2.2) times the largest of the 256.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -66,9 +66,7 @@ def quantized(weight: Tensor, *, double: bool = False) -> tuple[Tensor, ...]:
 def _weight_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     blocks = weight.detach().float().reshape(-1, NF4_BLOCK)
     scales = blocks.abs().amax(1, keepdim=True)
-    numbers = torch.tensor(NUMBERS, device=weight.device)
-    middles = (numbers[1:] + numbers[:-1]) / 2
-    codes = torch.bucketize(blocks / scales.clamp(min=torch.finfo(torch.float32).tiny), middles).to(torch.uint8)
+    codes = _nearest(NUMBERS, blocks, scales)
     pairs = codes[:, ::2] * 16 + codes[:, 1::2]
     if weight.shape[-1] % NF4_BLOCK:
         return pairs, scales
@@ -80,11 +78,15 @@ def _scale_codes(scales: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     distances = (scales - mean).flatten()
     blocks = distances.split(SCALE_BLOCK)  # the last one may be smaller
     maxima = torch.stack([block.abs().amax() for block in blocks])
-    of_each = _of_each_scale(maxima, len(distances))
-    numbers = torch.tensor(dynamic_numbers(), device=scales.device)
-    middles = (numbers[1:] + numbers[:-1]) / 2
-    codes = torch.bucketize(distances / of_each.clamp(min=torch.finfo(torch.float32).tiny), middles)
-    return codes.to(torch.uint8).view(scales.shape), maxima
+    codes = _nearest(dynamic_numbers(), distances, _of_each_scale(maxima, len(distances)))
+    return codes.view(scales.shape), maxima
+
+
+def _nearest(numbers: Sequence[float], x: Tensor, scales: Tensor) -> Tensor:
+    """Codes of the numbers that are nearest to x / scales."""
+    known = torch.tensor(numbers, device=x.device)
+    middles = (known[1:] + known[:-1]) / 2
+    return torch.bucketize(x / scales.clamp(min=torch.finfo(torch.float32).tiny), middles).to(torch.uint8)
 
 
 def _of_each_scale(maxima: Tensor, scales: int) -> Tensor:

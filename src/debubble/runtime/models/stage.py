@@ -27,11 +27,7 @@ from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.operators import Deferred, Deferring, WeightGradients, call
 
 OPERATORS = {
-    "norm": ("norm",),
-    "activation": ("activation",),
-    "multiply": ("multiply",),
-    "core": ("core",),
-    "projections": ("projections",),
+    **{operator: (operator,) for operator in ("norm", "activation", "multiply", "core", "projections")},
     "mlp": ("projections", "activation", "multiply"),
 }
 """The operators of each word of a strategy, as the units name them.  A gated MLP has no `activation`: its `multiply`
@@ -154,7 +150,7 @@ class Stage:
         """W: the weight gradients that I left, in its order."""
         state = self._states.pop(j)
         for deferred in state.deferred:
-            deferred.run()
+            deferred()
         state.deferred.clear()
 
     def forget(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +96,9 @@ class HfTokenizer:
 
     def _encode(self, files: Sequence[Path]) -> Iterator[list[int]]:
         for file in files:
-            for pieces in _groups(_pieces(file)):
-                for encoded in self._tokenizer.encode_batch(pieces, add_special_tokens=False):
+            pieces = _pieces(file)
+            while group := list(islice(pieces, AT_ONCE)):
+                for encoded in self._tokenizer.encode_batch(group, add_special_tokens=False):
                     yield encoded.ids
             if self.separator is not None:
                 yield [self.separator]
@@ -117,14 +119,3 @@ def _pieces(file: Path) -> Iterator[str]:
     with file.open(encoding="utf-8", errors="replace", newline="") as text:
         while piece := text.read(PIECE):
             yield piece + text.readline()
-
-
-def _groups(pieces: Iterable[str]) -> Iterator[list[str]]:
-    group: list[str] = []
-    for piece in pieces:
-        group.append(piece)
-        if len(group) == AT_ONCE:
-            yield group
-            group = []
-    if group:
-        yield group
