@@ -52,7 +52,7 @@ def write(file: Path, micro_batches: int) -> int:
     )
     schedule = db.schedules["1f1b"](devices=DEVICES, micro_batches=micro_batches, costs=costs)
     timeline = db.simulate(schedule, costs)
-    file.write_bytes(views["html"]([Scene.of(timeline, title="1f1b", seconds=True)]))
+    file.write_bytes(views["html"]([Scene(timeline, title="1f1b", seconds=True)]))
     return len(timeline.operations)
 
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import debubble as db
-from debubble.views.picture import png
+from debubble.views.picture import picture
 from debubble.views.scene import Scene
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +41,7 @@ def section(name: str) -> str:
     """A schedule's arguments and picture."""
     entry = db.schedules[name]
     path = PICTURES / f"schedule-{name}.png"
-    path.write_bytes(png([example(name)]))
+    path.write_bytes(picture([example(name)], "png"))
     options = sorted(entry.options - {"devices", "micro_batches", "costs"})
     lines = [f"### {name}", "", described(inspect.getdoc(entry.build) or ""), ""]
     if options:
@@ -55,7 +55,7 @@ def example(name: str) -> Scene:
     stages = DEVICES * entry.default_chunks
     costs = db.StageCosts.of(stages=stages, offload=0.5, activation=1 / entry.default_chunks)
     schedule = entry(devices=DEVICES, micro_batches=MICRO_BATCHES, costs=costs)
-    return Scene.of(db.simulate(schedule, costs), title=name)
+    return Scene(db.simulate(schedule, costs), title=name)
 
 
 COMMON = (

@@ -163,7 +163,7 @@ def test_waiting_for_the_optimizer_on_the_host_is_a_cause_of_its_own() -> None:
 
     assert timeline.makespan == 2 + 3 + 3 + 4
     assert causes(timeline, 0) == {Cause.HOST_OPTIMIZER: 2 + 3 + 4}
-    assert why_not_faster(Scene.of(timeline, title="")) == (
+    assert why_not_faster(Scene(timeline, title="")) == (
         "The critical path spends 25.0% computing on device 0, 33.3% optimizer on the host, 25.0% gradients to host,"
         " 16.7% parameters from host."
     )

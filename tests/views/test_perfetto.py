@@ -82,7 +82,7 @@ def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
     timeline = db.simulate(schedule, data.draw(stage_costs(stages=schedule.stages, offload=True)))
 
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for event in events(Scene.of(timeline, title="random"))["X"]:
+    for event in events(Scene(timeline, title="random"))["X"]:
         tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
 
     for spans in tracks.values():

@@ -119,7 +119,7 @@ def test_transfers_down_and_up_have_lines_of_their_own() -> None:
 
     costs = db.StageCosts.of(stages=3, offload=2.5, recompute=0.5, activation_recomputed=1)
     schedule = db.schedules["obscura"](devices=3, micro_batches=13, adjusted_stages=1, swapped_blocks=3)
-    gantt = figure([Scene.of(db.simulate(schedule, costs), title="swapped")]).axes[0]
+    gantt = figure([Scene(db.simulate(schedule, costs), title="swapped")]).axes[0]
     top, height = TRANSFER
     tops = {
         round(box.y0, 3)

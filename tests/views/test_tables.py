@@ -54,15 +54,15 @@ def test_recomputation_has_a_column_of_its_own() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
     timeline = db.simulate(schedule, db.StageCosts.of(stages=2))
 
-    assert " recompute " in printed(render_scenes([Scene.of(timeline, title="")]))
-    assert [d.recompute for d in device_summaries(Scene.of(timeline, title=""))] == [4, 0]
+    assert " recompute " in printed(render_scenes([Scene(timeline, title="")]))
+    assert [d.recompute for d in device_summaries(Scene(timeline, title=""))] == [4, 0]
 
 
 def test_stages_are_summed_over_their_micro_batches() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
     costs = db.StageCosts.of(stages=2, recompute=3, communication=5)
 
-    stages = stage_summaries(Scene.of(db.simulate(schedule, costs), title=""))
+    stages = stage_summaries(Scene(db.simulate(schedule, costs), title=""))
 
     assert [(s.stage, s.device, s.compute, s.recompute, s.sending) for s in stages] == [
         (0, 0, 12, 12, 20),
@@ -72,7 +72,7 @@ def test_stages_are_summed_over_their_micro_batches() -> None:
 
 def test_a_fused_backward_begins_with_its_recomputation() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
-    scene = Scene.of(db.simulate(schedule, db.StageCosts.of(stages=2, recompute=2)), title="")
+    scene = Scene(db.simulate(schedule, db.StageCosts.of(stages=2, recompute=2)), title="")
     operations = scene.timeline.by_name
 
     assert scene.recompute_share(operations["0B0"]) == 0.5
@@ -212,7 +212,7 @@ def test_times_and_sizes_are_readable() -> None:
 def test_the_stages_of_a_device_make_up_the_step() -> None:
     costs = db.StageCosts.of(stages=8, forward=[1, 2, 3, 4, 4, 3, 2, 1], communication=1)
     timeline = db.simulate(db.schedules["interleaved"](devices=4, micro_batches=8, chunks=2), costs)
-    stages = stage_summaries(Scene.of(timeline, title=""))
+    stages = stage_summaries(Scene(timeline, title=""))
     for device in range(4):
         held = [s for s in stages if s.device == device]
         assert sum(s.compute + s.recompute + sum(s.idle.values()) for s in held) == timeline.makespan
@@ -229,7 +229,7 @@ def all_causes() -> Timeline:
 
 
 def test_the_optimizer_on_the_host_has_a_column_in_tables_that_fit_into_80_characters() -> None:
-    scene = Scene.of(all_causes(), title="")
+    scene = Scene(all_causes(), title="")
     console = Console(width=80, highlight=False)
     with console.capture() as capture:
         console.print(device_table(scene), stage_table(scene))

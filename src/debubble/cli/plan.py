@@ -16,7 +16,7 @@ from debubble.cli.output import console, log, print_answer
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
 from debubble.files import write_whole
-from debubble.ir import CutOffError, InfeasibleError, Origin, Plan, WhatIf
+from debubble.ir import CutOffError, InfeasibleError, Origin, Plan
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -42,6 +42,7 @@ def plan(
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices); with --global-batch they are searched.
     """
     from debubble.planners import planners
+    from debubble.planners.analysis.what_if import quick_what_ifs, what_ifs
 
     check_call(model, run=run, asked=asked, given=given, output=output)
     request = _request(model, run=run, asked=asked, given=given, search=search)
@@ -65,13 +66,14 @@ def plan(
             nearest = nearest_plans(result, lambda name: plan_for(name, status))
         if output.why:
             status.update("Planning what would help ...")
-            what_ifs = _what_ifs(result, search)
+            seconds = float(_scene(result).step_time)
+            helps = what_ifs(result, seconds, effort=search.effort, deadline=search.deadline)
         else:
             status.update("Trying what would help ...")
-            what_ifs = _quick_what_ifs(result, asked)
+            helps = quick_what_ifs(result) if asked.plain else ()
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
-    result = replace(result, what_ifs=what_ifs, origin=this_call())
+    result = replace(result, what_ifs=helps, origin=this_call())
     scene = _scene(result)
     _write(result, scene, output)
     if output.json:
@@ -151,21 +153,8 @@ def _scene(plan: Plan) -> Scene:
     return Scene.predicted(plan)
 
 
-def _what_ifs(plan: Plan, search: o.SearchLimits) -> tuple[WhatIf, ...]:
-    from debubble.planners.analysis.what_if import what_ifs
-
-    return what_ifs(plan, float(_scene(plan).step_time), effort=search.effort, deadline=search.deadline)
-
-
 def _elsewhere(plan: Plan, asked: Question) -> Mapping[str, float]:
     """Cost of the nearest quick plans in frameworks that do not run a plan that was made for none."""
     from debubble.planners.analysis.nearest_plans import quick_nearest
 
     return quick_nearest(plan) if plan.target is None and asked.plain else {}
-
-
-def _quick_what_ifs(plan: Plan, asked: Question) -> tuple[WhatIf, ...]:
-    """Changes that would help, by quick plans."""
-    from debubble.planners.analysis.what_if import quick_what_ifs
-
-    return quick_what_ifs(plan) if asked.plain else ()

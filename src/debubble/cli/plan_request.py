@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from debubble.cli import options as o
 from debubble.cli.plan_options import GivenCosts, Question
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from debubble.planners.problem import Swap
 
 
-class Request(Protocol):
-    """The model or the costs to plan for, and how."""
-
-    def plan(self, status: Status) -> Plan:
-        """The fastest plan, with its progress in the status.  Raises a DebubbleError if there is none."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelRequest:
     """A model on a cluster."""
@@ -39,7 +32,7 @@ class ModelRequest:
     search: o.SearchLimits
 
     def plan(self, status: Status) -> Plan:
-        """The fastest plan that its target runs."""
+        """The fastest plan that its target runs, with its progress in the status; a DebubbleError if there is none."""
         return self.plan_for(self.asked.target, status)
 
     def plan_for(self, target: str | None, status: Status) -> Plan:
@@ -116,6 +109,10 @@ class GivenRequest:
             objective="span" if self.run.post_validation else "makespan", **asdict(self.search),
         )  # fmt: skip
         return replace(problem.swapping(_swap(asked.swap)), robust=asked.robust)
+
+
+Request = ModelRequest | GivenRequest
+"""The model or the costs to plan for, and how."""
 
 
 def _swap(name: str) -> Swap:

@@ -164,9 +164,7 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
         schedule = read(choice.csv)
         costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit))
     timeline = simulated(schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks)), costs)
-    return Scene.of(
-        timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
-    )
+    return Scene(timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline))
 
 
 def _built(choice: ScheduleChoice, given: AbstractCosts, *, objective: str) -> tuple[Schedule, StageCosts]:

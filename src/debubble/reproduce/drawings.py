@@ -36,7 +36,7 @@ class Timelines:
     @staticmethod
     def of(timelines: Mapping[str, Timeline]) -> Timelines:
         """Simulated timelines under their titles."""
-        return Timelines([Scene.of(timeline, title=title) for title, timeline in timelines.items()])
+        return Timelines([Scene(timeline, title=title) for title, timeline in timelines.items()])
 
 
 @dataclass(frozen=True, kw_only=True)

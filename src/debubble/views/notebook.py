@@ -62,7 +62,7 @@ def show(*sources: Plan | Timeline) -> Report:
 def _scene(source: Plan | Timeline) -> Scene:
     if isinstance(source, Plan):
         return Scene.predicted(source)
-    return Scene.of(source, title=f"Simulated: {source.program.schedule.name}")
+    return Scene(source, title=f"Simulated: {source.program.schedule.name}")
 
 
 def inline_html(source: Plan | Timeline | Schedule) -> str:
@@ -73,7 +73,7 @@ def inline_html(source: Plan | Timeline | Schedule) -> str:
     """
     if isinstance(source, Schedule):
         timeline = simulate(source, StageCosts.of(stages=source.stages, offload=1))
-        scene = Scene.of(timeline, title=f"{source.name}, drawn with all times 1")
+        scene = Scene(timeline, title=f"{source.name}, drawn with all times 1")
     else:
         scene = _scene(source)
     words = [f"{headline(scene)}."]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,14 +32,13 @@ Curve = Sequence[tuple[Number, Number]]
 """(time, bytes from then on), in order of time."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Scene:
     """One timeline with its title and memory curves.
 
     Attributes:
-        title: Its headline.
         timeline: The operations with their times.
-        memory: One curve per device.
+        title: Its headline.
         seconds: True if times are seconds, and not abstract units.
         phases: The devices' work before and after the program, if it was measured.
         tail: Time of gradient reduction and optimizer after the pipeline, if it was predicted.
@@ -47,42 +46,27 @@ class Scene:
             makespan.
         remarks: Sentences that a reader of the figures has to know.
         plan: The plan that it is the prediction of, if there is one.
+        sampled_memory: One curve per device, if memory was measured.
     """
 
-    title: str
     timeline: Timeline
-    memory: tuple[Curve, ...]
-    seconds: bool
+    _: KW_ONLY
+    title: str
+    seconds: bool = False
     phases: tuple[TracePhase, ...] = ()
     tail: Number = 0
     post_validation: bool = False
     remarks: tuple[str, ...] = ()
     plan: Plan | None = None
-
-    @staticmethod
-    def of(
-        timeline: Timeline,
-        *,
-        title: str,
-        seconds: bool = False,
-        tail: Number = 0,
-        post_validation: bool = False,
-        remarks: Sequence[str] = (),
-    ) -> Scene:
-        """The scene of a simulated timeline."""
-        return Scene(
-            title=title, timeline=timeline, memory=timeline.memory, seconds=seconds, tail=tail,
-            post_validation=post_validation, remarks=tuple(remarks),
-        )  # fmt: skip
+    sampled_memory: tuple[Curve, ...] | None = None
 
     @staticmethod
     def predicted(plan: Plan) -> Scene:
         """The scene of a plan's prediction."""
         timeline = plan.simulate()
         return Scene(
+            timeline,
             title=f"Predicted: {plan.schedule.name}, planned by {plan.planner}",
-            timeline=timeline,
-            memory=timeline.memory,
             seconds=plan.model is not None,
             tail=tail_of(plan),
             post_validation=plan.options.post_validation,
@@ -104,15 +88,19 @@ class Scene:
             predicted = predicted._on(trace.cores)
         timeline = measured_timeline(predicted.timeline.program, trace)
         title = f"Measured: step {trace.typical.step}"
-        memory = measured_memory(trace) or timeline.memory
         phases = trace.typical.from_zero().phases
-        return predicted, Scene(title=title, timeline=timeline, memory=memory, seconds=True, phases=phases)
+        memory = measured_memory(trace)
+        return predicted, Scene(timeline, title=title, seconds=True, phases=phases, sampled_memory=memory)
 
     def _on(self, cores: int) -> Scene:
         """The scene as predicted if the devices share that many cores."""
         title = f"{self.title}, {self.devices} devices on {cores_words(cores)}"
-        timeline = run_shared(self.timeline.program, cores=cores)
-        return replace(self, title=title, timeline=timeline, memory=timeline.memory)
+        return replace(self, title=title, timeline=run_shared(self.timeline.program, cores=cores))
+
+    @cached_property
+    def memory(self) -> tuple[Curve, ...]:
+        """The memory of each device over time: as it was sampled, or by the timeline's own account."""
+        return self.timeline.memory if self.sampled_memory is None else self.sampled_memory
 
     @property
     def pipeline_time(self) -> Number:
@@ -226,7 +214,7 @@ def configuration_scene(
     """
     schedule, costs = fixed_configuration(model, cluster, pipeline=pipeline, **configuration, **asdict(run))
     timeline = simulate(schedule, costs)
-    return Scene.of(
+    return Scene(
         timeline, title=schedule.name, seconds=True, post_validation=run.post_validation,
         tail=StepTail(model=model, cluster=cluster, options=run, pipeline=pipeline).of(schedule, costs),
         remarks=model_remarks(timeline, run, model=model, cluster=cluster),
