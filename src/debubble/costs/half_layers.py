@@ -238,11 +238,8 @@ def _body(shapes: Shapes, *, tokens: float, ffn: float, experts: float = 1) -> I
     yield matmul(
         shapes, "mlp", tokens=tokens, local=up * ffn, saved=e * up * size, layers=up * adapted, experts=experts
     )  # fmt: skip
-    if not m.gated:
+    if not (m.gated and shapes.framework.fused_activation):
         yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
-    elif shapes.framework.fused_activation:
-        yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=e * size)
-    else:
-        yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
+    if m.gated:
         yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=e * size)
     yield matmul(shapes, "output", tokens=tokens, local=ffn, out=True, layers=int(adapted), experts=experts)

@@ -9,7 +9,7 @@ from debubble.reproduce.claims import Claim, compared, holds, stated
 from debubble.reproduce.drawings import Bars
 from debubble.reproduce.registry import Entry, Exhibit, Paper, Table, number, papers
 from debubble.reproduce.scope import example, tables
-from debubble.reproduce.scope.tables import answer
+from debubble.reproduce.scope.tables import EVEN, answer
 from debubble.simulator import Timeline
 
 UNKNOWN = "the poster's are measured, and it gives no configuration"
@@ -106,7 +106,7 @@ READINGS = {
     "two and three strategies": ("PipeDream", "Merak", "AdaPipe", "SCOPE dual", "SCOPE tri"),
     "two and three kinds of bubbles": ("PipeDream", "Merak", "AdaPipe", "SCOPE, R and I", "SCOPE, R, I and P"),
 }
-EVEN, TRI = "Megatron-Even", "selective, full"
+TRI = "selective, full"
 BECAUSE = {
     "PipeDream": "our layers are equal and the head costs little, so that the even partition is balanced already;"
     f" {UNKNOWN}",
