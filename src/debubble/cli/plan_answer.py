@@ -57,7 +57,7 @@ def plan_dict(
         **explanation_dict(scene),
         **({} if why is None or tokens is None else {"days": why.days(tokens)}),
         **_what_if_dict(plan.what_ifs),
-        **({} if why is None else _advice_dict(plan.what_ifs)),
+        **({} if why is None else {"advice": [_change(each) for each in plan.what_ifs if not each.lever]}),
         **_configurations_dict(plan.degree_search, why),
         **({"pareto": [asdict(each) for each in front]} if front else {}),
         **({"targets": [asdict(each) for each in nearest]} if nearest else {}),
@@ -71,11 +71,6 @@ def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
     if changes[0].quick:
         return {"quick_advice": [_change(each) for each in changes]}
     return {"levers": [_change(each) for each in changes if each.lever]}
-
-
-def _advice_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:
-    """The changes that might help, planned one way or the other."""
-    return {"advice": [_change(each) for each in changes if not each.lever]}
 
 
 def _change(change: WhatIf) -> dict[str, Any]:

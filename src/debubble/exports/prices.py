@@ -28,7 +28,8 @@ def units_of(plan: Plan) -> Units | None:
     units = _units(plan, plan.options)
     if units is None:
         return None
-    costs = units.stage_costs(partition_of(plan, units), plan.schedule.placement, on_host=plan.schedule.host_steps)
+    partition, schedule = partition_named(plan.partition, units), plan.schedule
+    costs = units.stage_costs(partition, schedule.placement, on_host=schedule.host_steps)
     same = all(
         getattr(costs, name) == getattr(plan.costs, name)
         for name in ("forward", "recompute", "activation", "activation_recomputed", "static")
@@ -42,7 +43,7 @@ def with_options(plan: Plan, options: RunOptions) -> Plan | None:
         return None
     units = _units(plan, options)
     assert units is not None
-    return with_partition(replace(plan, options=options), units, partition_of(plan, units))
+    return with_partition(replace(plan, options=options), units, partition_named(plan.partition, units))
 
 
 def with_partition(plan: Plan, units: Units, partition: Partition) -> Plan:
@@ -54,11 +55,6 @@ def with_partition(plan: Plan, units: Units, partition: Partition) -> Plan:
         costs=units.stage_costs(partition, plan.schedule.placement).with_limit(plan.costs.memory_limit),
         partition=units.planned(partition),
     )
-
-
-def partition_of(plan: Plan, units: Units) -> Partition:
-    """The plan's partition of its model's units."""
-    return partition_named(plan.partition, units)
 
 
 def fits(plan: Plan) -> bool:
@@ -96,7 +92,7 @@ def to_whole_layers(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     units = units_of(plan) if split else None
     if units is None:
         return plan, ()
-    partition = partition_of(plan, units)
+    partition = partition_named(plan.partition, units)
     partitions = [_with_whole_layers(partition, split, earlier=earlier) for earlier in (True, False)]
     fitting = [moved for each in partitions if fits(moved := with_partition(plan, units, each))]
     if not fitting:
@@ -131,4 +127,5 @@ def module_offload(plan: Plan, target: Target) -> ModuleOffload | None:
     model = Model.from_hf(plan.model)
     if not levers.expresses(plan.partition, sparse_layers(model)):
         return None
-    return levers.offload_of(plan.schedule, levers.half_layers(units, model, plan.options), partition_of(plan, units))
+    halves = levers.half_layers(units, model, plan.options)
+    return levers.offload_of(plan.schedule, halves, partition_named(plan.partition, units))

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from debubble.costs import Units
+from debubble.costs.units import partition_named
 from debubble.exports.layers import ENDS, PlannedLayer, replanning_advice, stage_layers
-from debubble.exports.prices import fits, partition_of, slowdown, units_of, with_options, with_partition
+from debubble.exports.prices import fits, slowdown, units_of, with_options, with_partition
 from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan
 from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import Target
@@ -209,7 +210,7 @@ def _with_strategies(plan: Plan, units: Units | None, strategies: Sequence[str])
     )
     changed = replace(plan, partition=partition)
     if units is not None:
-        return with_partition(plan, units, partition_of(changed, units))
+        return with_partition(plan, units, partition_named(changed.partition, units))
     fused = frozenset(s for s, stage in enumerate(partition) if any(unit.strategy != "none" for unit in stage))
     return replace(changed, schedule=replace(plan.schedule, fused_recompute=fused))
 

@@ -79,48 +79,35 @@ def _computed_layer(name: str) -> Sequence[Unit]:
     return model_units(models[name], cluster, RunOptions(sequence_length=4096), pipeline=DEVICES).units[1:3]
 
 
-def problem(family: str | Family, size: str, micro_batches: int, *, bandwidth: float | None = BANDWIDTH) -> Problem:
+def problem(family: str | Family, size: str, micro_batches: int) -> Problem:
     """One column of Figure 12."""
-    return Problem(
-        devices=DEVICES,
-        micro_batches=micro_batches,
-        workload=ModelUnits(units(family, size, bandwidth=bandwidth)),
-        chunks=1,
-    )
+    return Problem(devices=DEVICES, micro_batches=micro_batches, workload=ModelUnits(units(family, size)), chunks=1)
 
 
-def units(family: str | Family, size: str, *, bandwidth: float | None = BANDWIDTH) -> Units:
+def units(family: str | Family, size: str) -> Units:
     """The 2 L + 2 half-layer units of a model."""
     layers, f = LAYERS[size], FAMILIES[family] if isinstance(family, str) else family
     parameters = layers * LAYER_PARAMETERS + TABLE_PARAMETERS
     largest = LAYERS["28B"] * LAYER_PARAMETERS + TABLE_PARAMETERS
     static = STATIC * DEVICES * parameters / largest / layers
     layer_activation = ACTIVATION * DEVICES / LAYERS["28B"]
-    halves = [_attention(f, layer_activation, static), _mlp(f, layer_activation, static)]
-    inner = [_unit(kind, layer, *half) for layer in range(layers) for kind, half in zip(_KINDS, halves, strict=True)]
-    ends = [_unit(kind, None, 0.0, 0.0, {"none": Strategy(0.0)}) for kind in ("embedding", "head")]
-    return Units(
-        units=(ends[0], *inner, ends[1]),
-        offload_bandwidth=bandwidth,
-        memory_limit=(80,),
-    )
+    halves = _attention(f, layer_activation, static / 3), _mlp(f, layer_activation, 2 * static / 3)
+    inner = [replace(half, layer=layer) for layer in range(layers) for half in halves]
+    ends = [_unit(kind, 0.0, 0.0, {"none": Strategy(0.0)}) for kind in ("embedding", "head")]
+    return Units(units=(ends[0], *inner, ends[1]), offload_bandwidth=BANDWIDTH, memory_limit=(80,))
 
 
-_KINDS = ("attention", "mlp")
-_Half = tuple[float, float, dict[str, Strategy]]
-
-
-def _attention(f: Family, layer_activation: float, static: float) -> _Half:
+def _attention(f: Family, layer_activation: float, static: float) -> Unit:
     time, activation = ATTENTION_TIME, ATTENTION_ACTIVATION * layer_activation
     strategies = {
         "none": Strategy(activation),
         "cmb": Strategy(activation * f.cheap_kept, f.cheap_time * time),
         "full": Strategy(f.full_kept / 2 * layer_activation, time),
     }
-    return time, static / 3, strategies
+    return _unit("attention", time, static, strategies)
 
 
-def _mlp(f: Family, layer_activation: float, static: float) -> _Half:
+def _mlp(f: Family, layer_activation: float, static: float) -> Unit:
     time, activation = 1 - ATTENTION_TIME, (1 - ATTENTION_ACTIVATION) * layer_activation
     strategies = {
         "none": Strategy(activation),
@@ -128,16 +115,11 @@ def _mlp(f: Family, layer_activation: float, static: float) -> _Half:
         "mlp": Strategy((f.mlp_kept - ATTENTION_ACTIVATION) * layer_activation, f.mlp_time),
         "full": Strategy(f.full_kept / 2 * layer_activation, time),
     }
-    return time, 2 * static / 3, strategies
+    return _unit("mlp", time, static, strategies)
 
 
-def _unit(kind: str, layer: int | None, time: float, static: float, strategies: dict[str, Strategy]) -> Unit:
+def _unit(kind: str, time: float, static: float, strategies: dict[str, Strategy]) -> Unit:
     return Unit(
-        type=kind,
-        layer=layer,
-        forward=time,
-        backward_input=time,
-        backward_weight=time,
-        static=static,
+        type=kind, layer=None, forward=time, backward_input=time, backward_weight=time, static=static,
         strategies=strategies,
-    )
+    )  # fmt: skip
