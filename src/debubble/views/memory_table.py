@@ -48,12 +48,14 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
         fits = Text(SHORT.get(each.fits, each.fits), style=STYLES[each.fits])
         table.add_row(degrees, str(each.degrees.zero), *sizes, *totals, fits)
     fitting = sum(each.fits != "no" for each in footprints)
-    chunks = footprints[0].degrees.chunks or 1
+    gathering = max((each.degrees.chunks or 1 for each in footprints if each.degrees.zero == 3), default=1)
+    chunks = max((each.degrees.chunks or 1 for each in footprints if each.degrees.zero < 3), default=gathering)
     order = f"interleaved 1F1B of {chunks} chunks" if chunks > 1 else "1F1B"
+    sharded = f" (with ZeRO-3 up to {gathering} chunks, two of them gathered)" if gathering > chunks else ""
     words = (
-        f"Degrees are {' x '.join(names)}.  {fitting} of {len(footprints)} fit with {order} on even stages: `yes` as"
-        " they are, `full` if they recompute everything; offload and host optimizers, which `plan` knows too, are not"
-        " counted."
+        f"Degrees are {' x '.join(names)}.  {fitting} of {len(footprints)} fit with {order} on even stages"
+        f"{sharded}: `yes` as they are, `full` if they recompute everything; offload and host optimizers, which `plan`"
+        " knows too, are not counted."
     )
     more = f"  {left_out} choices with context or expert ranks, or tensor ranks over several nodes, are in --json."
     return Group(table, Text(words + more * bool(left_out)))

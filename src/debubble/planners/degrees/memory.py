@@ -2,6 +2,8 @@
 
 Without planning a device of the pipeline is taken to hold its even share of the model, first and last stage with
 embedding and head, and as many micro-batches as 1F1B does (p - s on stage s), or interleaved 1F1B with several chunks.
+With ZeRO-3, where a device gathers two stages at a time, it is cut into the number of chunks that takes least, unless
+one is fixed.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import takewhile
 from typing import Literal
 
@@ -78,6 +81,12 @@ def footprints_with(job: Job, micro_batches: int) -> list[Footprint]:
 
 def footprint(degrees: Degrees, problem: Problem) -> Footprint:
     """Memory by part on the fullest device of even stages under (interleaved) 1F1B, without planning."""
+    if degrees.chunks is None and units_of(problem).gathers:
+        found = (
+            footprint(replace(degrees, chunks=chunks), replace(problem, chunks=chunks))
+            for chunks in problem.chunk_choices
+        )
+        return min(found, key=lambda each: each.recomputed.total)
     kept, recomputed = _even_stages(problem, "none"), _even_stages(problem, "full")
     limits = problem.limits
     fullest, smallest = (
@@ -164,6 +173,7 @@ def _parts(states: StateBytes, *, static: float, activations: float) -> MemoryPa
     )
 
 
+@cache
 def _in_flight(devices: int, micro_batches: int, chunks: int) -> Counter[int]:
     """The forwards of every stage before its device's first backward, which is when it holds most."""
     name, some = "interleaved" if chunks > 1 else "1f1b", min(micro_batches, 3 * devices)
