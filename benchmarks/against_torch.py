@@ -2,12 +2,16 @@
 
 Two ranks of one thread each, Gloo.  Every round runs both in shuffled order (the same on all ranks).  `ratio` is the
 median over rounds of their step-time ratio, `cpu_ratio` the same of both ranks' CPU time; `best_ratio` and
-`best_cpu_ratio` compare the fastest step of each: what a busy machine disturbs least.  First schedule against the same
-schedule; then, with four micro-batches and no more memory than 1F1B needs, what debubble plans for that limit against
-1F1B, the only one of torch's schedules here that fits.  `python benchmarks/against_torch.py --only 1f1b` writes one
-case into `benchmarks/results/against_torch.json` in 80 seconds, and leaves the others there as they are; without
-`--only` it measures all.  `--only operators` notes which of torch's operators the CPU time of a step goes into, in both
-and in one process, by torch's profiler.
+`best_cpu_ratio` compare the fastest step of each: what a busy machine disturbs least.  `peak_mb` and `torch_peak_mb`
+are the most that autograd and waiting weight gradients keep on any rank, in a step apart from the timed ones, counted
+by one ledger (of torch's split backwards without the gradients that these keep outside of autograd).
+
+First schedule against the same schedule; then the same order with each whole backward as I and W, side by side, against
+torch's whole backwards: the gradient goes on before the weights' are computed.  Then what debubble plans within the
+memory of 1F1B (four micro-batches) or GPipe against that schedule.  `python benchmarks/against_torch.py --only 1f1b`
+writes one case into `benchmarks/results/against_torch.json` in 80 seconds, and leaves the others there as they are;
+without `--only` it measures all.  `--only operators` notes which of torch's operators the CPU time of a step goes into,
+in both and in one process, by torch's profiler.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from provenance import measured_by
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
@@ -38,6 +43,7 @@ from debubble.ir import Plan, Schedule, StageCosts
 from debubble.models import ModelConfig
 from debubble.planners import FixedStages, Problem
 from debubble.planners.plan_model import solve
+from debubble.runtime.memory.activations import Ledger, value
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch, UnitModule
@@ -55,22 +61,36 @@ class Case(NamedTuple):
     ours: str
     torchs: str
     micro_batches: int = 8
+    splits: bool = False
+    """Whether ours has I and W in the place of every B."""
+    kept: int | None = None
+    """Micro-batches whose activations a stage has room for."""
 
 
-LIMITED = "within 1f1b's memory"
 CASES = {
     "gpipe": Case("gpipe", "GPipe"),
     "1f1b": Case("1f1b", "1F1B"),
     "interleaved": Case("interleaved", "Interleaved1F1B"),
     "zb-v": Case("zb-v", "ZBVZeroBubble"),
-    LIMITED: Case("auto", "1F1B", 4),
+    "gpipe, I and W": Case("gpipe", "GPipe", splits=True),
+    "1f1b, I and W": Case("1f1b", "1F1B", splits=True),
+    "interleaved, I and W": Case("interleaved", "Interleaved1F1B", splits=True),
+    "within gpipe's memory": Case("auto", "GPipe", kept=8),
+    "within 1f1b's memory": Case("auto", "1F1B", 4, kept=RANKS),
 }
 
 OPERATORS = "operators"
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_")
 
-Step = Callable[[Tensor], Any]
-Clear = Callable[[], None]
+
+class Run(NamedTuple):
+    """A way to take steps."""
+
+    step: Callable[[Tensor], Any]
+    clear: Callable[[], None]
+    """Let go of the gradients."""
+    peak: Callable[[Tensor], int]
+    """Take a step, and count the most bytes that this rank keeps for the backward."""
 
 
 class Chunk(nn.Module):
@@ -89,12 +109,14 @@ class Chunk(nn.Module):
         return x
 
 
-def schedule_of(name: str, micro_batches: int) -> Schedule:
-    """The library's schedule, or for `auto` the best one that holds no more than 1F1B does."""
-    if name != "auto":
-        return db.schedules[name](devices=RANKS, micro_batches=micro_batches)
-    costs = StageCosts.of(stages=RANKS, activation=1, memory_limit=RANKS)
-    return solve(Problem(devices=RANKS, micro_batches=micro_batches, workload=FixedStages(costs), effort=2)).schedule
+def schedule_of(case: Case) -> Schedule:
+    """The library's schedule, or for `auto` the best one that keeps no more than the case has room for."""
+    if case.ours != "auto":
+        schedule = db.schedules[case.ours](devices=RANKS, micro_batches=case.micro_batches)
+        return schedule.with_split_backwards() if case.splits else schedule
+    costs = StageCosts.of(stages=RANKS, activation=1, memory_limit=case.kept)
+    workload = FixedStages(costs)
+    return solve(Problem(devices=RANKS, micro_batches=case.micro_batches, workload=workload, effort=2)).schedule
 
 
 def plan_of(schedule: Schedule) -> Plan:
@@ -108,17 +130,21 @@ def plan_of(schedule: Schedule) -> Plan:
     )  # fmt: skip
 
 
-def ours(plan: Plan) -> tuple[Step, Clear]:
+def ours(plan: Plan) -> Run:
     pipeline = db.Pipeline(None, plan)
 
     def clear() -> None:
         for parameter in pipeline.parameters():
             parameter.grad = None
 
-    return pipeline.step, clear
+    def peak(tokens: Tensor) -> int:
+        pipeline.step(tokens)
+        return pipeline.peak_activation
+
+    return Run(pipeline.step, clear, peak)
 
 
-def torchs(plan: Plan, kind: str, rank: int) -> tuple[Step, Clear]:
+def torchs(plan: Plan, kind: str, rank: int) -> Run:
     placement = plan.schedule.placement
     assert plan.partition is not None
     modules = {s: Chunk(build_stage(CONFIG, plan.partition[s])) for s in placement.stages_of[rank]}
@@ -143,26 +169,41 @@ def torchs(plan: Plan, kind: str, rank: int) -> tuple[Step, Clear]:
         for module in modules.values():
             module.zero_grad()
 
-    return step, clear
+    def peak(tokens: Tensor) -> int:
+        ledger = Ledger()
+        for module in modules.values():
+            ledger.exclude((*module.parameters(), *module.buffers()))
+        with saved_tensors_hooks(ledger.save, value):
+            step(tokens)
+        return ledger.peak
+
+    return Run(step, clear, peak)
 
 
-def times(run: dict[str, tuple[Step, Clear]], tokens: Tensor, rounds: int) -> dict[str, list[list[float]]]:
+def times(runs: dict[str, Run], tokens: Tensor, rounds: int) -> dict[str, list[list[float]]]:
     """By name of a run: the seconds of each step, and the CPU seconds of both ranks."""
     order = random.Random(0)
-    found: dict[str, list[list[float]]] = {who: [] for who in run}
+    found: dict[str, list[list[float]]] = {who: [] for who in runs}
     for number in range(rounds + WARM_UP):
-        for who in order.sample(list(run), len(run)):
-            step, clear = run[who]
-            clear()
+        for who in order.sample(list(runs), len(runs)):
+            runs[who].clear()
             dist.barrier()
             start, cpu = time.perf_counter(), time.process_time()
-            step(tokens)
+            runs[who].step(tokens)
             dist.barrier()
             wall, work = time.perf_counter() - start, torch.tensor(time.process_time() - cpu)
             dist.all_reduce(work)
             if number >= WARM_UP:
                 found[who].append([wall, float(work)])
     return found
+
+
+def kept_mb(run: Run, tokens: Tensor) -> float:
+    """The most that a rank keeps in a step, in MB."""
+    run.clear()
+    peak = torch.tensor(float(run.peak(tokens)))
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return float(peak) / 1e6
 
 
 def figures_of(found: dict[str, list[list[float]]]) -> dict[str, float]:
@@ -180,11 +221,11 @@ def operators(folder: str, output: Path) -> None:
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=8))
     tokens = torch.randint(0, 1024, (8, LENGTH + 1), generator=torch.Generator().manual_seed(0))
     figures = {}
-    for who, (step, clear) in {"debubble": ours(plan), "torch": torchs(plan, "GPipe", 0)}.items():
-        step(tokens)
-        clear()
+    for who, run in {"debubble": ours(plan), "torch": torchs(plan, "GPipe", 0)}.items():
+        run.step(tokens)
+        run.clear()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            step(tokens)
+            run.step(tokens)
         seconds = {event.key: event.self_cpu_time_total / 1e6 for event in profile.key_averages()}
         figures[who] = {
             "all": sum(seconds.values()),
@@ -212,8 +253,9 @@ def one(rank: int, folder: str, schedules: dict[str, Schedule], rounds: int, out
     for name, schedule in schedules.items():
         case, plan = CASES[name], plan_of(schedule)
         tokens = torch.randint(0, 1024, (case.micro_batches, LENGTH + 1), generator=torch.Generator().manual_seed(0))
-        run = {"debubble": ours(plan), "torch": torchs(plan, case.torchs, rank)}
-        figures = {"schedule": schedule.name, **figures_of(times(run, tokens, rounds))}
+        runs = {"debubble": ours(plan), "torch": torchs(plan, case.torchs, rank)}
+        figures = {"schedule": schedule.name, **figures_of(times(runs, tokens, rounds))}
+        figures |= {"peak_mb": kept_mb(runs["debubble"], tokens), "torch_peak_mb": kept_mb(runs["torch"], tokens)}
         if rank == 0:
             note(name, figures, output)
     dist.destroy_process_group()
@@ -228,7 +270,7 @@ def main() -> None:
     cases = {name: case for name, case in CASES.items() if name in (options.only or CASES)}
     if OPERATORS in (options.only or [OPERATORS]):
         operators(tempfile.mkdtemp(), options.o)
-    schedules = {name: schedule_of(case.ours, case.micro_batches) for name, case in cases.items()}
+    schedules = {name: schedule_of(case) for name, case in cases.items()}
     if schedules:
         mp.spawn(one, args=(tempfile.mkdtemp(), schedules, options.rounds, options.o), nprocs=RANKS)
 
