@@ -37,6 +37,8 @@ class Channel(Enum):
     """A few numbers of the host's, never on the device."""
     UNITS = "units"
     """Parameters of units that move, with what trains them."""
+    RING = "ring"
+    """Keys and values on their way around a ring of ranks (threads of one process; else a group carries them)."""
 
 
 _TAGS = {channel: tag for tag, channel in enumerate(Channel)}
@@ -106,6 +108,14 @@ class Transport:
         """
         return tensor
 
+    def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Begin to send a tensor to the next of these ranks, in a circle.
+
+        They all call it, in the same order, and leave the tensor as it is.  The answer waits for what comes from the
+        rank before, which has the same shape.
+        """
+        return lambda: tensor
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's (small) value, on every rank."""
         return [value] * self.size
@@ -139,6 +149,10 @@ class RankGroup:
         for part, rank in zip(parts, self.ranks, strict=True):
             self.transport.reduce(part, self.ranks, to=rank)
         return parts[self.part]
+
+    def rotate(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin to send a tensor to the next rank; the answer waits for that of the rank before."""
+        return self.transport.rotate(tensor, self.ranks)
 
 
 class Distributed(Transport):
@@ -230,6 +244,23 @@ class Distributed(Transport):
             self._dist.all_to_all_single(rows, own, list(received), list(sent), group=self._groups[ranks, _lane.get()])
         return rows.to(tensor.device)
 
+    def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Send to the next of these ranks and receive from the one before, through the host where Gloo needs it."""
+        dist, group = self._dist, self._groups[ranks, _lane.get()]
+        with self._reachable(tensor.contiguous(), received=False) as own:
+            arriving = torch.empty_like(own)
+        before, behind = _neighbours(self.rank, ranks)
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, own, behind, group), dist.P2POp(dist.irecv, arriving, before, group)]
+        )
+
+        def wait() -> Tensor:
+            for work in works:
+                work.wait()
+            return arriving.to(tensor.device)
+
+        return wait
+
     @contextmanager
     def _reachable(self, tensor: Tensor, *, sent: bool = True, received: bool = True) -> Iterator[Tensor]:
         """The tensor, or what stands for it on the host if Gloo cannot reach it: a copy, read back afterwards."""
@@ -304,6 +335,12 @@ class Threads(Transport):
         arrived = self._hub.exchange(ranks, self.rank, own)
         return torch.cat([parts[ranks.index(self.rank)].receive() for parts in arrived])
 
+    def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Put the tensor, not a copy, into the next rank's mailbox.  The answer raises PeerError if one has failed."""
+        before, behind = _neighbours(self.rank, ranks)
+        self.send(tensor, behind, Channel.RING)
+        return lambda: self.receive(tensor, before, Channel.RING)
+
     def gather(self, value: Any) -> list[Any]:
         """Collect every rank's value on every rank.  Raises PeerError if a rank has failed."""
         return self._hub.exchange(tuple(range(self.size)), self.rank, value)
@@ -330,6 +367,12 @@ class Threads(Transport):
         if errors:
             raise errors[0]
         return answers
+
+
+def _neighbours(rank: int, ranks: tuple[int, ...]) -> tuple[int, int]:
+    """The ranks before and behind one of these, in a circle."""
+    at = ranks.index(rank)
+    return ranks[at - 1], ranks[(at + 1) % len(ranks)]
 
 
 class PeerError(DebubbleError):

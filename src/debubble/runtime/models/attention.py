@@ -15,6 +15,7 @@ from torch.autograd import Function
 
 from debubble.models.mixers import Rope
 from debubble.runtime.distributed.context_parallel import WHOLE, ContextGroup
+from debubble.runtime.models.ring_attention import ring_attention
 from debubble.runtime.operators import call, capped, widen
 
 
@@ -88,13 +89,16 @@ def attention(
     take the mask of the `dropout` on the attention weights from `seed`: there it is written out.  `first_head`: how
     many heads of the layer lie before these, on other ranks.  `context`: the ranks that divide the sequence.
     """
+    length = k.shape[-2] * context.size
+    fused = not dropout and cap is None and (window is None or window >= length)
     attend = partial(
         _attend if window is None or dropout else partial(_attend_by_windows, length=window),
         scale=scale, window=window, documents=documents, cap=cap, dropout=dropout, seed=seed, first_head=first_head,
     )  # fmt: skip
     if context.size == 1:
-        fused = not dropout and cap is None and (window is None or window >= k.shape[-2])
         result = attend(q, k, v) if fused else call(_RecomputedAttention, attend, q, k, v)
+    elif fused and documents is None:
+        result = ring_attention(q, k, v, scale=scale, context=context)
     else:
         result = context.attend(q, k, v, partial(_attend_by_chunks, attend=attend, chunks=context.chunks))
     return result.transpose(1, 2).flatten(2)

@@ -1,0 +1,152 @@
+"""Ring attention: every rank's part is that of the whole sequence, and of attention to gathered keys and values."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from debubble.runtime.distributed.context_parallel import ContextGroup
+from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.models.attention import attention
+from debubble.runtime.models.attention_blocks import (
+    Attended,
+    attend_to_block,
+    attend_written_out,
+    block_gradients,
+    gradients_written_out,
+)
+
+LENGTH, HEADS, SIZE = 24, 4, 8
+
+
+def whole_sequences(*, kv_heads: int = HEADS, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Queries, keys, values and the result's gradient, [batch, heads, length, size]."""
+    random = torch.Generator().manual_seed(0)
+    shapes = [(2, LENGTH, heads, SIZE) for heads in (HEADS, kv_heads, kv_heads)] + [(2, LENGTH, HEADS * SIZE)]
+    made = [torch.randn(shape, generator=random, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [t.transpose(1, 2) if t.dim() == 4 else t for t in made]
+
+
+def by_ranks(size: int, wholes: Sequence[Tensor], attend: Callable[..., Tensor]) -> list[Tensor]:
+    """The whole result of ranks that divide the sequence, and the gradients of queries, keys and values."""
+
+    def one(transport: Threads) -> list[Tensor]:
+        context = ContextGroup(transport, tuple(range(size)))
+        *inputs, gradient = (context.own(t, -2) for t in wholes)
+        inputs = [t.detach().requires_grad_() for t in inputs]
+        y = attend(*inputs, context=context)
+        own = [y.detach(), *torch.autograd.grad(y, inputs, gradient)]
+        return [context.gather(t, -2) for t in own]
+
+    found: list[Tensor] = Threads.run(size, one)[0]
+    return found
+
+
+def by_one(wholes: Sequence[Tensor]) -> list[Tensor]:
+    q, k, v = (t.detach().requires_grad_() for t in wholes[:3])
+    y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+    return [y.detach(), *torch.autograd.grad(y, (q, k, v), wholes[3])]
+
+
+def assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor], within: float) -> None:
+    for mine, other in zip(found, expected, strict=True):
+        assert (mine - other).abs().max() <= within * other.abs().max()
+
+
+@pytest.mark.parametrize("kv_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_ring_attends_as_one_rank_does(size: int, kv_heads: int) -> None:
+    wholes = whole_sequences(kv_heads=kv_heads)
+    assert_equal(by_ranks(size, wholes, attention), by_one(wholes), 1e-14)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_ring_attends_as_ranks_do_that_gather_keys_and_values(size: int) -> None:
+    wholes = whole_sequences(kv_heads=2)
+    gathered = partial(attention, documents=torch.zeros(2, LENGTH, dtype=torch.int64))
+    assert_equal(by_ranks(size, wholes, attention), by_ranks(size, wholes, gathered), 1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_ring_rounds_as_its_dtype_does(dtype: torch.dtype) -> None:
+    exact, rounded = (by_ranks(3, whole_sequences(dtype=d), attention) for d in (torch.float64, dtype))
+    assert {t.dtype for t in rounded} == {dtype}
+    assert_equal(rounded, exact, 4 * torch.finfo(dtype).eps)
+
+
+class RingAlone(Threads):
+    """Ranks that count what they pass on, and cannot gather."""
+
+    passed = 0
+
+    def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
+        self.passed += tensor.numel()
+        return super().rotate(tensor, ranks)
+
+    def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
+        raise AssertionError("gathered")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_keys_and_values_go_around_once_forward_and_with_their_gradients_backward(size: int) -> None:
+    wholes = whole_sequences(kv_heads=2)
+
+    def one(transport: Threads) -> tuple[int, int]:
+        ring = RingAlone(transport._hub, transport.rank)
+        context = ContextGroup(ring, tuple(range(size)))
+        *inputs, gradient = (context.own(t, -2) for t in wholes)
+        inputs = [t.detach().requires_grad_() for t in inputs]
+        y = attention(*inputs, context=context)
+        forward = ring.passed
+        y.backward(gradient)
+        return forward, ring.passed - forward
+
+    share = 2 * wholes[1].numel() // size
+    assert Threads.run(size, one) == [((size - 1) * share, 2 * (size - 1) * share)] * size
+
+
+def test_a_ring_keeps_its_inputs_its_result_and_a_number_for_every_query() -> None:
+    wholes = whole_sequences()
+
+    def one(transport: Threads) -> int:
+        context, saved = ContextGroup(transport, (0, 1)), list[Tensor]()
+
+        def note(tensor: Tensor) -> Tensor:
+            saved.append(tensor)
+            return tensor
+
+        inputs = [context.own(t, -2).detach().requires_grad_() for t in wholes[:3]]
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            attention(*inputs, context=context)
+        return sum(t.numel() for t in saved)
+
+    of_one = 2 * HEADS * LENGTH // 2
+    assert Threads.run(2, one) == [4 * SIZE * of_one + of_one] * 2
+
+
+def test_under_autocast_a_ring_computes_in_that_dtype() -> None:
+    def attend(*inputs: Tensor, context: ContextGroup) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return attention(*inputs, context=context).float()
+
+    found = by_ranks(2, whole_sequences(dtype=torch.float32), attend)
+    expected = by_ranks(2, whole_sequences(dtype=torch.bfloat16), attention)
+    torch.testing.assert_close(found[0], expected[0].float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_that_are_written_out_attend_as_the_fused_kernel_does(causal: bool) -> None:
+    q, k, v = whole_sequences()[:3]
+    options: Any = {"causal": causal, "scale": 0.3}
+    fused, written = attend_to_block(q, k, v, **options), attend_written_out(q, k, v, **options)
+    assert_equal([written.output, written.log_sum], [fused.output, fused.log_sum], 1e-14)
+    # A block's gradients, where other keys take half of the weight
+    whole = Attended(0.5 * fused.output, fused.log_sum + math.log(2))
+    gradient = torch.randn(q.shape, generator=torch.Generator().manual_seed(1), dtype=q.dtype)
+    found = gradients_written_out(gradient, q, k, v, whole, **options)
+    assert_equal(found, block_gradients(gradient, q, k, v, whole, **options), 1e-14)
