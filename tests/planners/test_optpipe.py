@@ -42,6 +42,16 @@ def units() -> Units:
     return Units(units=(ends, *[inner] * 8, ends), communication=0.1, offload_bandwidth=2, memory_limit=(24,))
 
 
+@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("given", [True, False])
+def test_optpipe_answers_for_any_number_of_chunks(chunks: int, given: bool) -> None:
+    fixed = FixedStages(StageCosts.of(stages=2 * chunks, memory_limit=5 * chunks))
+    problem = Problem(
+        devices=2, micro_batches=4, workload=fixed if given else ModelUnits(units()), chunks=chunks, effort=0.05
+    )
+    assert planners["optpipe"](problem).solution.schedule.stages == 2 * chunks
+
+
 @pytest.mark.parametrize(("p", "m", "to", "limit"), [(4, 8, 10, 3), (4, 8, 10, 4)])
 def test_optpipe_is_proven_optimal_and_the_rules_follow(p: int, m: int, to: int, limit: int) -> None:
     problem = Problem(devices=p, micro_batches=m, workload=FixedStages(costs(p, to, limit)), effort=20)

@@ -128,7 +128,7 @@ class _CandidateTrials:
     def ranked(self, micro_batches: int, tries: int) -> list[BlockCandidate]:
         """Try the first candidates, then neighbours of the best so far, and return those that fit, best first."""
         neighbours = Neighbours(2 * self.placement.chunks, random.Random(0))
-        untried = list(FIRST[neighbours.legs][::-1])
+        untried = list(FIRST.get(neighbours.legs, ())[::-1])
         values: dict[Genes, Value] = {}
         seen: set[Genes] = set()
         for _ in range(tries):
