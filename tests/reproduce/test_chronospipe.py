@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from debubble.reproduce import Table, papers
-from debubble.reproduce.chronospipe import tables as figures
+from debubble.reproduce.chronospipe import evaluation
 from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP
+from debubble.reproduce.chronospipe.messages import message_models
 from debubble.reproduce.chronospipe.scaling import hosted_chunks
 from debubble.reproduce.registry import reproduced
 
 
 def table_of(place: str) -> Table:
-    """The only table of an entry."""
-    [table] = reproduced(papers["chronospipe"].entry(place), draw=False).tables
-    return table
+    """The first table of an entry."""
+    return reproduced(papers["chronospipe"].entry(place), draw=False).tables[0]
 
 
 def ours(table: Any) -> Any:
@@ -24,7 +24,7 @@ def ours(table: Any) -> Any:
 
 @pytest.mark.parametrize(("method", "layers"), [(PLAIN, 40), (HALF, 64), (CHRONOS, 48), (RECOMP, 80), (ALL, 96)])
 def test_largest_models_at_32_gb_are_the_papers(method: Any, layers: int) -> None:
-    assert figures.largest_model(method) == layers
+    assert evaluation.largest_model(method) == layers
 
 
 def test_methods_hold_their_shares_of_the_activations() -> None:
@@ -35,7 +35,7 @@ def test_methods_hold_their_shares_of_the_activations() -> None:
 
 @pytest.fixture(scope="module")
 def figure_9a() -> Table:
-    return figures.figure_9a()
+    return table_of("Figure 9a")
 
 
 def test_figure_9a_predicts_the_papers_other_sizes(figure_9a: Table) -> None:
@@ -58,21 +58,21 @@ def test_tables_that_are_called_exact_have_the_papers_figures(place: str) -> Non
 
 def test_throughputs_are_said_for_messages_that_block_and_that_do_not(figure_9a: Table) -> None:
     said = "85.8% with blocking messages, 99.7% where the receiver waits and 100.3% with asynchronous ones"
-    assert said in figures.figure_11().note
+    assert said in table_of("Figure 11").note
     assert "87.5% with blocking messages, 100.5% where the receiver waits and 101.4%" in figure_9a.note
-    assert "99.3% with blocking messages, 114.4% where the receiver waits and 115.6%" in figures.figure_12().note
+    assert "99.3% with blocking messages, 114.4% where the receiver waits and 115.6%" in evaluation.savings_12().note
     assert "Ours is then 11.0 points with blocking messages, 0.3 where the receiver waits" in table_of("Figure 13").note
 
 
 def test_throughputs_where_the_receiver_waits_lie_between_blocking_and_asynchronous_ones() -> None:
-    rows: Any = figures.message_models().rows
+    rows: Any = message_models().rows
     for row in rows:
         blocking, receiver, asynchronous = row[-3:]
         assert blocking < receiver < asynchronous
 
 
 def test_figure_1_states_are_the_papers_and_activations_4_percent_below() -> None:
-    table = figures.figure_1()
+    table = table_of("Figure 1")
     for row in table.rows:
         _, activations, our_activations, states, our_states, _, _ = row
         assert our_states == pytest.approx(states, abs=0.01)
@@ -80,18 +80,18 @@ def test_figure_1_states_are_the_papers_and_activations_4_percent_below() -> Non
 
 
 def test_figure_10_savings_follow_from_the_fitted_layer() -> None:
-    savings = dict(zip(figures.figure_10().column("method"), ours(figures.figure_10()), strict=True))
+    savings = dict(zip(evaluation.savings_10().column("method"), ours(evaluation.savings_10()), strict=True))
     assert savings["Megatron-Kwai"] == pytest.approx(1.27, abs=0.01)
     assert savings[RECOMP.name] == pytest.approx(1.72, abs=0.01)
     assert savings[ALL.name] == pytest.approx(2.22, abs=0.01)
 
 
 def test_figure_11_savings_at_pp4() -> None:
-    assert ours(figures.figure_11()) == ["12.5%", "25%", "137.5%", "5.709%"]
+    assert ours(table_of("Figure 11")) == ["12.5%", "25%", "137.5%", "5.709%"]
 
 
 def test_figure_12_is_near_the_papers_range_without_fitting() -> None:
-    table = figures.figure_12()
+    table = evaluation.savings_12()
     for recomp, everything in zip(table.column("Recomp"), table.column("ALL"), strict=True):
         assert 1.19 <= recomp <= 1.26
         assert 1.53 <= everything <= 1.58

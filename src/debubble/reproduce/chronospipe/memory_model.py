@@ -20,6 +20,8 @@ from debubble.schedules.chronos.offload import KEPT_BYTES, STATE_BYTES
 from debubble.simulator import Timeline, simulate
 
 GB = 1e9
+LIMIT = 32
+"""GB of device memory."""
 MESSAGE = Fraction(104, 1000)
 """T_c in T_unit (section 6.1)."""
 FITTED_LAYER = 17.23 / (13 / 16) / 48

@@ -13,8 +13,7 @@ from debubble.ir import InfeasibleError, RunOptions
 from debubble.models import Model, models
 from debubble.planners import planners
 from debubble.planners.problem import ModelUnits, Problem
-from debubble.reproduce.chronospipe.memory_model import GB
-from debubble.reproduce.chronospipe.tables import LIMIT
+from debubble.reproduce.chronospipe.memory_model import GB, LIMIT
 from debubble.reproduce.registry import Cell, Table
 from debubble.simulator import Timeline, simulate
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from debubble.ir import Kind, Op, StageCosts
 from debubble.reproduce.chronospipe.memory_model import CHRONOS, HALF, MESSAGE, PLAIN, RECOMP, Method, percent
-from debubble.reproduce.chronospipe.tables import MESSAGES
+from debubble.reproduce.chronospipe.messages import MESSAGES
 from debubble.reproduce.claims import compared, holds, stated
 from debubble.reproduce.drawings import Bars, Lines
 from debubble.reproduce.registry import Exhibit, Table, number
