@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from debubble.ir import Schedule
+from debubble.ir import InfeasibleError, Number, Schedule
+from debubble.planners import planners
 from debubble.planners.obscura.configurations import Configuration, FittedConfiguration, candidate, configurations
 from debubble.planners.obscura.planner import Counts, SimulatedSolution, adjustments, fastest
 from debubble.planners.obscura.step_model import identify
@@ -109,3 +110,38 @@ def _that_fit(stages: Stages, roles: Roles, tried: Sequence[Configuration]) -> l
         if all(alive[s] * c.kept + c.workspace <= stages.budget(s) for s, c in enumerate(choices)):
             fitting.append(candidate(stages, configuration, choices))
     return fitting
+
+
+def planned(name: str) -> Callable[[Problem], Solution]:
+    """The planner of that name."""
+    return planners[name].find
+
+
+def timeline_of(solution: Solution) -> Timeline:
+    """Under the limit if it fits, because that fixes when swapping waits; else as if memory were no matter."""
+    try:
+        return simulate(solution.schedule, solution.costs)
+    except InfeasibleError:
+        return unlimited(solution)
+
+
+def fitting_speed_up(given: Problem, build: Callable[[Problem], Solution]) -> float | None:
+    """Speed-up of a method over DAPPLE+ if it fits, or None."""
+    solution = build(given)
+    try:
+        makespan = simulate(solution.schedule, solution.costs).makespan
+    except InfeasibleError:
+        return None
+    return round(float(unlimited(planned("dapple+")(given)).makespan / makespan), 3)
+
+
+def speed_up(given: Problem, build: Callable[[Problem], Solution]) -> float:
+    """Speed-up of a method over DAPPLE+ on the same problem."""
+    slow = unlimited(planned("dapple+")(given)).makespan
+    return round(float(slow / timeline_of(build(given)).makespan), 3)
+
+
+def idle_times(timeline: Timeline) -> Iterator[Number]:
+    """Per stage, idle time between its first and its last operation."""
+    for lane, busy in zip(timeline.compute, timeline.busy, strict=True):
+        yield lane[-1].end - lane[0].start - busy
