@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import hub_model
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings, unread
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, layer_strategies, layers_of, order_of
 from debubble.ir import InputError, RunOptions, Schedule
@@ -23,22 +22,21 @@ _MAY_COST = re.compile(
 
 
 @importer("automodel", settings=read_settings, file="plan.yaml")
-def automodel(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
+def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
-    read = SettingsReader(settings, path)
-    model = given.model or _model(read, path)
+    model = given.model or _model(read)
     pipeline = read.size("distributed.pp_size", 1, instead=given.pipeline)
     tensor, context = read.size("distributed.tp_size", 1), read.size("distributed.cp_size", 1)
     data = read.size("distributed.dp_size", max(1, given.cluster.count // (pipeline * tensor * context)))
     size, number = _batch(read, data=data, pipeline=pipeline)
-    order = "1f1b" if pipeline == 1 else _order(read, path)
+    order = "1f1b" if pipeline == 1 else _order(read)
     parts = read.get("distributed.pipeline.module_fqns_per_model_part")
     stages = pipeline * chunks_of(order)
     layers = layers_of(parts) if parts else balanced_layers(model.layers, stages, first_less=0, last_less=0)
     said = [name for name in _LENGTHS if read.get(name) is not None]
     length = given.sequence_length or next(map(read.size, said), None)
     if length is None:
-        raise InputError(f"{path} does not say how long its sequences are: give --sequence-length.")
+        raise InputError(f"{read.path} does not say how long its sequences are: give --sequence-length.")
     ranks = read.size("distributed.ep_size", 1)
     policy = str(read.get("distributed.mp_policy.param_dtype", read.get("model.torch_dtype", "bfloat16")))
     options = RunOptions(
@@ -67,9 +65,9 @@ def automodel(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     )
 
 
-def _order(read: SettingsReader, path: Path) -> str | Schedule:
+def _order(read: SettingsReader) -> str | Schedule:
     csv = read.text("distributed.pipeline.pp_schedule_csv", "")
-    return order_of(read.text("distributed.pipeline.pp_schedule", "1F1B"), csv, path)
+    return order_of(read.text("distributed.pipeline.pp_schedule", "1F1B"), csv, read.path)
 
 
 def _batch(read: SettingsReader, *, data: int, pipeline: int) -> tuple[int, int]:
@@ -97,10 +95,10 @@ def _defers_gradients(read: SettingsReader) -> bool:
     return bool(read.get("distributed.defer_fsdp_grad_sync", True))
 
 
-def _model(read: SettingsReader, path: Path) -> Model:
+def _model(read: SettingsReader) -> Model:
     found = hub_model(str(read.get("model.pretrained_model_name_or_path", "")))
     if found is None:
-        raise InputError(f"{path} names no model that is known here: give it with --model.")
+        raise InputError(f"{read.path} names no model that is known here: give it with --model.")
     return found
 
 

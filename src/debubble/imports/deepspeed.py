@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.imports.job import ImportedJob, even_layers, replicas
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
 from debubble.imports.torch_hosts import layer_strategies
 from debubble.ir import InputError, RunOptions
@@ -37,9 +37,8 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 @importer("deepspeed", settings=read_config, file="ds_config.json")
-def deepspeed(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
+def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
-    read = SettingsReader(settings, path)
     if given.model is None:
         raise InputError("A DeepSpeed configuration does not describe the model: give it with --model.")
     if given.sequence_length is None:
@@ -55,7 +54,7 @@ def deepspeed(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     pipeline = len(counts)
     size = read.size("train_micro_batch_size_per_gpu", 1)
     number = read.size("gradient_accumulation_steps", 1, instead=given.micro_batches)
-    data = replicas(given.cluster, path, pipeline=pipeline)
+    data = replicas(given.cluster, read.path, pipeline=pipeline)
     batch = read.number("train_batch_size", size * number * data)
     zero = read.number("zero_optimization.stage", 0)
     dtype = next((name for name in ("bf16", "fp16") if read.get(f"{name}.enabled", False)), "fp32")

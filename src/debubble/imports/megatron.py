@@ -28,24 +28,23 @@ def read_job(path: Path) -> Settings:
 
 
 @importer("megatron", settings=read_job, file="megatron-arguments.sh")
-def megatron(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
+def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
-    return job_of(settings, path, given, target="megatron")
+    return job_of(Arguments(read.settings, read.path), given, target="megatron")
 
 
-def job_of(settings: Settings, path: Path, given: UserFacts, *, target: str) -> ImportedJob:
+def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJob:
     """The job of Megatron-LM's arguments in a framework that takes them."""
-    arguments = Arguments(settings, path)
     pipeline = arguments.size("--pipeline-model-parallel-size", 1, instead=given.pipeline)
     tensor = arguments.size("--tensor-model-parallel-size", 1)
     context = arguments.size("--context-parallel-size", 1)
-    data = replicas(given.cluster, path, pipeline=pipeline, tensor=tensor, context=context)
+    data = replicas(given.cluster, arguments.path, pipeline=pipeline, tensor=tensor, context=context)
     size = arguments.size("--micro-batch-size", 1)
     batch = arguments.number("--global-batch-size", size * data * (given.micro_batches or 1))
     micro_batches = given.micro_batches or batch // (size * data)
     if micro_batches * size * data != batch and given.micro_batches is None:
         raise InputError(
-            f"{path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences."
+            f"{arguments.path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences."
         )
     named = given.model or hub_model(arguments.word("model") or "")
     model = _model(arguments) if named is None else _named_model(named, arguments)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import Sizes
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings, unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -23,14 +22,13 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @importer("mindformers", settings=read_settings, file="plan.yaml")
-def mindformers(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
+def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
-    read = SettingsReader(settings, path)
-    model = given.model or _model(read, path)
+    model = given.model or _model(read)
     number = read.size(f"{_MODEL}num_layers", model.layers)
     if number != model.layers:
         raise InputError(
-            f"{path} says num_layers {number}, but the model has {model.layers}: give the right one with --model."
+            f"{read.path} says num_layers {number}, but the model has {model.layers}: give the right one with --model."
         )
     pipeline = read.size("parallel_config.pipeline_stage", 1, instead=given.pipeline)
     data = read.size("parallel_config.data_parallel", 1)
@@ -58,14 +56,14 @@ def mindformers(settings: Settings, path: Path, given: UserFacts) -> ImportedJob
         micro_batches=read.size("parallel_config.micro_batch_num", 1, instead=given.micro_batches),
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
-        strategies=_strategies(settings, read, layers),
+        strategies=_strategies(read, layers),
         unread=tuple(_unread(read, options, chunks)),
     )
 
 
-def _model(read: SettingsReader, path: Path) -> Model:
+def _model(read: SettingsReader) -> Model:
     if read.get(f"{_MODEL}hidden_size") is None:
-        raise InputError(f"{path} does not describe its model: give it with --model.")
+        raise InputError(f"{read.path} does not describe its model: give it with --model.")
     hidden, heads = read.size(f"{_MODEL}hidden_size"), read.size(f"{_MODEL}num_heads")
     return Sizes(
         layers=read.size(f"{_MODEL}num_layers"),
@@ -107,7 +105,7 @@ def _reach(value: object, layers: Sequence[int]) -> list[int]:
     return list(layers) if value is True else _per_stage(value or 0, len(layers))
 
 
-def _strategies(settings: Settings, read: SettingsReader, layers: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+def _strategies(read: SettingsReader, layers: Sequence[int]) -> Mapping[int, tuple[str, str]]:
     """Whole layers from the start of every chunk, then the operators of each pattern."""
     wholes = _reach(read.get("recompute_config.recompute", False), layers)
     patterns = {

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from debubble.imports.job import ImportedJob
-from debubble.imports.megatron import job_of
+from debubble.imports.megatron import Arguments, job_of
 from debubble.imports.megatron_bridge import argument
-from debubble.imports.registry import Settings, UserFacts, importer
-from debubble.imports.settings import read_settings
+from debubble.imports.registry import UserFacts, importer
+from debubble.imports.settings import SettingsReader, read_settings
 from debubble.ir import InputError
 
 _TRAINER = "modules.pre_trainer."
@@ -42,6 +42,6 @@ def _with_default(value: Any) -> Any:
 
 
 @importer("primus", settings=read_experiment, file="plan.yaml")
-def primus(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
+def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The job of an experiment, with the model that it names if debubble knows it."""
-    return job_of(settings, path, given, target="primus")
+    return job_of(Arguments(read.settings, read.path), given, target="primus")

@@ -9,6 +9,7 @@ from typing import Any
 
 from debubble.costs import Cluster
 from debubble.imports.job import ImportedJob
+from debubble.imports.settings import SettingsReader
 from debubble.ir import InputError
 from debubble.models import Model
 from debubble.registry import Registry
@@ -55,7 +56,7 @@ class UserFacts:
 Settings = Mapping[str, Any]
 """A configuration's settings, by the names that its framework has for them."""
 
-ReadJob = Callable[[Settings, Path, UserFacts], ImportedJob]
+ReadJob = Callable[[SettingsReader, UserFacts], ImportedJob]
 """Reads a job from the settings of a file, with what its user adds."""
 
 
@@ -66,14 +67,20 @@ class Importer:
     Attributes:
         name: The target that the framework is.
         settings: Reads a file's settings, flat.
-        job: What they say of the job.
+        read_job: Reads what they say of the job.
         file: Which of the files that an export writes has the settings.
     """
 
     name: str
     settings: Callable[[Path], Settings]
-    job: ReadJob
+    read_job: ReadJob
     file: str
+
+    def job(self, settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
+        """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
+        read = self.read_job(SettingsReader(settings, path), given)
+        given.check_followed(read, path)
+        return read
 
 
 imports: Registry[Importer] = Registry("debubble.imports", what="framework to import from")
@@ -89,12 +96,7 @@ def importer(name: str, *, settings: Callable[[Path], Settings], file: str) -> C
     """
 
     def register(job: ReadJob) -> ReadJob:
-        def checked(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
-            read = job(settings, path, given)
-            given.check_followed(read, path)
-            return read
-
-        imports.add(name, Importer(name, settings, checked, file))
+        imports.add(name, Importer(name, settings, job, file))
         return job
 
     return register

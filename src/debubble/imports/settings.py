@@ -95,13 +95,13 @@ class SettingsReader:
     """Settings that are asked for by type, and know which of them were."""
 
     def __init__(self, settings: Mapping[str, Any], path: Path) -> None:
-        self._settings, self.path = settings, path
+        self.settings, self.path = settings, path
         self._asked: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
         """A setting as it stands there; `default` where it is missing, null or `none`."""
         self._asked.add(name)
-        value = self._settings.get(name)
+        value = self.settings.get(name)
         return default if value in (None, "none", "None") else value
 
     def text(self, name: str, default: str) -> str:
@@ -123,7 +123,7 @@ class SettingsReader:
 
     def __contains__(self, name: str) -> bool:
         self._asked.add(name)
-        return name in self._settings
+        return name in self.settings
 
     def assume(self, name: str, *values: Any, default: Any = None) -> Iterator[str]:
         """A sentence if a setting has none of the values that the prediction counts on.
@@ -139,12 +139,12 @@ class SettingsReader:
 
     def skip(self, prefix: str) -> None:
         """Count all settings that begin so as asked for: something else says what they say."""
-        self._asked.update(name for name in self._settings if name.startswith(prefix))
+        self._asked.update(name for name in self.settings if name.startswith(prefix))
 
     @property
     def left(self) -> list[str]:
         """Names of the settings that nobody asked for."""
-        return [name for name in self._settings if name not in self._asked]
+        return [name for name in self.settings if name not in self._asked]
 
     def size(self, name: str, default: int | None = None, *, instead: int | None = None) -> int:
         """A positive whole number; raises InputError if it is missing without a default, or is none.

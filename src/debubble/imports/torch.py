@@ -10,6 +10,7 @@ from debubble.exports import torch_csv
 from debubble.files import read_file
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.settings import SettingsReader
 from debubble.imports.torch_hosts import balanced_layers, layers_of
 from debubble.ir import InputError, RunOptions
 
@@ -19,17 +20,17 @@ def _whole(path: Path) -> Settings:
 
 
 @importer("torch", settings=_whole, file="schedule.csv")
-def torch(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
+def torch(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The order of a CSV; all else is the script's, and given or 1."""
     if given.model is None or given.sequence_length is None:
         raise InputError("A schedule file is an order alone: give --model and --sequence-length too.")
-    order = torch_csv.read(path)
-    modules = path.with_name("modules.json")
+    order = torch_csv.read(read.path)
+    modules = read.path.with_name("modules.json")
     if modules.exists():
         layers = layers_of(json.loads(read_file(modules, "list of modules")))
     else:
         layers = balanced_layers(given.model.layers, order.stages, first_less=0, last_less=0)
-    data = replicas(given.cluster, path, pipeline=order.devices)
+    data = replicas(given.cluster, read.path, pipeline=order.devices)
     return ImportedJob(
         target="torch",
         model=given.model,

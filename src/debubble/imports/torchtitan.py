@@ -9,7 +9,7 @@ from typing import Any
 
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import hub_model
-from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, layer_strategies, layers_of, order_of
 from debubble.ir import InputError, RunOptions, Schedule
@@ -66,10 +66,9 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @importer("torchtitan", settings=read_recipe, file="plan.py")
-def torchtitan(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
+def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
-    read = SettingsReader(settings, path)
-    model = given.model or _model(read, path)
+    model = given.model or _model(read)
     pipeline = read.size("parallelism.pipeline_parallel_degree", 1, instead=given.pipeline)
     tensor = read.size("parallelism.tensor_parallel_degree", 1)
     context = read.size("parallelism.context_parallel_degree", 1)
@@ -80,7 +79,7 @@ def torchtitan(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     data = replicas * sharded
     length = _length(read, given.sequence_length)
     size, number = _batch(read, length, data=data, pipeline=pipeline)
-    order = "1f1b" if pipeline == 1 else _order(read, path)
+    order = "1f1b" if pipeline == 1 else _order(read)
     parts = read.get("parallelism.module_fqns_per_model_part")
     layers = layers_of(parts) if parts else _split(read, model, pipeline, chunks_of(order))
     ranks = read.size("parallelism.expert_parallel_degree", 1)
@@ -108,11 +107,11 @@ def torchtitan(settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
     )
 
 
-def _order(read: SettingsReader, path: Path) -> str | Schedule:
+def _order(read: SettingsReader) -> str | Schedule:
     return order_of(
         read.text("parallelism.pipeline_parallel_schedule", "1F1B"),
         read.text("parallelism.pipeline_parallel_schedule_csv", ""),
-        path,
+        read.path,
     )
 
 
@@ -150,7 +149,7 @@ def _zero(read: SettingsReader, pipeline: int) -> int:
     return 2 if read.get("parallelism.fsdp_reshard_after_forward", "default") == "never" else 3
 
 
-def _model(read: SettingsReader, path: Path) -> Model:
+def _model(read: SettingsReader) -> Model:
     """The known model, without vision towers and layers that predict further tokens, which torchtitan's models lack."""
     read.skip("model_spec.model.")
     name = read.get("model.name") or read.get("model_spec.name", "")
@@ -158,7 +157,7 @@ def _model(read: SettingsReader, path: Path) -> Model:
     short = {"llama3": "llama3.1"}.get(name, name)
     known = hub_model(_FLAVORS.get(f"{name}-{flavor}", f"{short}-{flavor}"))
     if known is None:
-        raise InputError(f"{path} does not describe its model in a way that is known here: give it with --model.")
+        raise InputError(f"{read.path} does not describe its model in a way that is known here: give it with --model.")
     text = known if known.vision is None else Model.from_hf(known.config["text_config"])
     return Model.from_hf({**text.config, "num_nextn_predict_layers": 0}) if text.mtp_layers else text
 
