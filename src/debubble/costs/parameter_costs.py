@@ -36,6 +36,10 @@ class Counts(NamedTuple):
     matrices: tuple[int, ...] = ()
 
 
+_Own = list[tuple[float, ParameterBytes]]
+"""Numbers of parameters on one device, with the bytes of each."""
+
+
 class ShardWaits(NamedTuple):
     """Seconds that a unit waits for the collectives of ZeRO-2 and FSDP, beyond its own computing."""
 
@@ -51,61 +55,57 @@ class ParameterCosts:
 
     def with_parameters(self, unit: Unit, counts: Counts, *, matrices: bool = False) -> Unit:
         """The unit with these parameters; of `matrices`, Muon orthogonalizes the gradients."""
+        s, own = self.shapes, self._own_parameters(counts, self.shapes.options)
+        stepped = self._stepped_parameters(own)
+        orthogonalized = stepped if matrices else 0.0
         return replace(
             unit,
-            static=self._static(counts),
-            states=self._states(counts),
-            on_host=self._on_host(counts),
-            gradient_reduce=self._gradient_reduce(counts),
-            optimizer_step=self._optimizer_step(counts, matrices=matrices),
-            parameter_gather=self._parameter_gather(counts),
-            gathered=self._gathered_bytes(counts),
-            undivided=sum(count * (each.summed - each.gradient) for count, each in self._own_parameters(counts)),
+            static=sum(count * each.total for count, each in own),
+            states=StateBytes(
+                weights=sum(count * each.weight for count, each in own),
+                gradients=sum(count * each.gradient for count, each in own),
+                optimizer=sum(count * each.optimizer for count, each in own),
+            ),
+            on_host=self._on_host(counts, stepped),
+            gradient_reduce=self._gradient_reduce(own),
+            optimizer_step=step_seconds(s.model, s.speed, s.options, s.framework, stepped, matrices=orthogonalized),
+            parameter_gather=self._gather_seconds(own) if self._gathers_stages else 0.0,
+            gathered=s.element * sum(count for count, _ in own) if self._gathers_stages else 0,
+            undivided=sum(count * (each.summed - each.gradient) for count, each in own),
         )
 
     def per_stage(self) -> dict[str, float]:
         """Seconds per step, by name, that every stage takes beside its units."""
-        s = self.shapes
-        ranks = s.options.data * s.options.context
-        latency, _ = s.speed.ring(ranks, beside=ranks_in_node(s.speed, s.options))
-        step = {"optimizer_step": s.speed.hardware.efficiency.launch}
+        latency, _ = self._ring
+        step = {"optimizer_step": self.shapes.speed.hardware.efficiency.launch}
         gather = {"parameter_gather": latency} if self._gathers_stages else {}
-        return {**step, "gradient_reduce": latency, **gather} if ranks > 1 else step
+        return {**step, "gradient_reduce": latency, **gather} if self._ranks > 1 else step
 
-    def _gradient_reduce(self, counts: Counts) -> float:
+    @property
+    def _ranks(self) -> int:
+        """The ranks among which ZeRO divides states."""
+        return self.shapes.options.data * self.shapes.options.context
+
+    @property
+    def _ring(self) -> tuple[float, float]:
+        """Latency and bytes per second of the ring of these ranks."""
+        return self.shapes.speed.ring(self._ranks, beside=ranks_in_node(self.shapes.speed, self.shapes.options))
+
+    def _gradient_reduce(self, own: _Own) -> float:
         """Seconds per step of summing gradients."""
-        s = self.shapes
-        ranks = s.options.data * s.options.context
-        _, bandwidth = s.speed.ring(ranks, beside=ranks_in_node(s.speed, s.options))
+        _, bandwidth = self._ring
         moved = 0.0
-        for count, each in self._own_parameters(counts):
+        for count, each in own:
             if each.summed:
-                scattered = scattered_bytes(s.options, gradient=each.summed)
+                scattered = scattered_bytes(self.shapes.options, gradient=each.summed)
                 moved += count * scattered * (each.shards - 1) / each.shards
         return moved / bandwidth
 
-    def _optimizer_step(self, counts: Counts, *, matrices: bool = False) -> float:
-        """Seconds of stepping on the device; if `matrices`, Muon orthogonalizes them."""
-        s = self.shapes
-        stepped = self._stepped_parameters(counts)
-        return step_seconds(s.model, s.speed, s.options, s.framework, stepped, matrices=stepped if matrices else 0.0)
-
-    def _stepped_parameters(self, counts: Counts) -> float:
+    def _stepped_parameters(self, own: _Own) -> float:
         """Parameters that the optimizer of one rank updates on the device."""
-        options, divided = self.shapes.options, self._own_parameters(counts)
-        own = sum(count / (each.shards if options.zero else 1) for count, each in divided if each.summed)
-        return own * (1 - options.host_optimizer)
-
-    def _static(self, counts: Counts) -> float:
-        return sum(count * each.total for count, each in self._own_parameters(counts))
-
-    def _states(self, counts: Counts) -> StateBytes:
-        divided = self._own_parameters(counts)
-        return StateBytes(
-            weights=sum(count * each.weight for count, each in divided),
-            gradients=sum(count * each.gradient for count, each in divided),
-            optimizer=sum(count * each.optimizer for count, each in divided),
-        )
+        options = self.shapes.options
+        divided = sum(count / (each.shards if options.zero else 1) for count, each in own if each.summed)
+        return divided * (1 - options.host_optimizer)
 
     def waits(self, forward: float, backward: float, counts: Counts) -> ShardWaits:
         """Waits of one micro-batch for the gradients that ZeRO-2 divides, and the weights that FSDP does.
@@ -114,22 +114,18 @@ class ParameterCosts:
         backward.  All of it runs beside the computing of the neighbouring units (FSDP's prefetch); only what takes
         longer is waited for.
         """
-        s = self.shapes
-        ranks = s.options.data * s.options.context
-        if s.options.zero < 2 or ranks == 1:
+        if self.shapes.options.zero < 2 or self._ranks == 1:
             return ShardWaits(0.0, 0.0)
-        latency, bandwidth = s.speed.ring(ranks, beside=ranks_in_node(s.speed, s.options))
-        divided = self._own_parameters(counts)
-        moved = sum(count * (each.shards - 1) / each.shards * each.summed for count, each in divided)
+        latency, bandwidth = self._ring
+        own = self._own_parameters(counts, self.shapes.options)
+        moved = sum(count * (each.shards - 1) / each.shards * each.summed for count, each in own)
         scatter = latency + moved / bandwidth
-        gather = 0.0
-        if self._gathers_units:
-            gather = latency + self._gather_seconds(counts)
+        gather = latency + self._gather_seconds(own) if self._gathers_units else 0.0
         return ShardWaits(max(0.0, gather - forward), max(0.0, gather + scatter - backward))
 
     @property
     def _divides_weights(self) -> bool:
-        return self.shapes.options.zero >= 3 and self.shapes.options.data * self.shapes.options.context > 1
+        return self.shapes.options.zero >= 3 and self._ranks > 1
 
     @property
     def _gathers_units(self) -> bool:
@@ -139,26 +135,16 @@ class ParameterCosts:
     def _gathers_stages(self) -> bool:
         return self._divides_weights and not self.shapes.framework.gathers_units
 
-    def _parameter_gather(self, counts: Counts) -> float:
-        """Seconds of gathering parameters that ZeRO-3 divides, as a part of their stage's."""
-        return self._gather_seconds(counts) if self._gathers_stages else 0.0
-
-    def _gathered_bytes(self, counts: Counts) -> float:
-        """Bytes of such parameters, whole."""
-        divided = self._own_parameters(counts) if self._gathers_stages else []
-        return self.shapes.element * sum(count for count, _ in divided)
-
-    def _gather_seconds(self, counts: Counts) -> float:
-        s = self.shapes
-        _, bandwidth = s.speed.ring(s.options.data * s.options.context, beside=ranks_in_node(s.speed, s.options))
-        divided = self._own_parameters(counts)
-        return s.element * sum(count * (each.shards - 1) / each.shards for count, each in divided) / bandwidth
+    def _gather_seconds(self, own: _Own) -> float:
+        """Seconds of gathering parameters that ZeRO-3 divides."""
+        _, bandwidth = self._ring
+        return self.shapes.element * sum(count * (each.shards - 1) / each.shards for count, each in own) / bandwidth
 
     def gathered_unit(self, parameters: float) -> float:
         """Bytes of whole weights that FSDP gathers."""
         return self.shapes.element * parameters / self.shapes.options.tensor if self._gathers_units else 0.0
 
-    def _on_host(self, counts: Counts) -> HostStates | None:
+    def _on_host(self, counts: Counts, stepped: float) -> HostStates | None:
         """Costs with the optimizer on the host: weights and gradients stay, and each rank moves its own share.
 
         None where the run's options say which share of all states is there.
@@ -169,27 +155,24 @@ class ParameterCosts:
         if self.shapes.options.host_optimizer:
             return None
         o = replace(self.shapes.options, post_validation=True)
-        divided = self._own_parameters(counts, options=o)
-        share = 1 / (o.data * o.context) if o.zero else 1.0
-        gradients = sum(count * each.gradient for count, each in divided) * (1.0 if o.zero >= 2 else share)
-        weights = sum(count * each.weight for count, each in divided if each.gradient) * (1.0 if o.zero >= 3 else share)
+        own = self._own_parameters(counts, o)
+        share = 1 / self._ranks if o.zero else 1.0
+        gradients = sum(count * each.gradient for count, each in own) * (1.0 if o.zero >= 2 else share)
+        weights = sum(count * each.weight for count, each in own if each.gradient) * (1.0 if o.zero >= 3 else share)
         traffic = step_traffic(o, gradient_bytes=self.shapes.framework.gradient_bytes)
         return HostStates(
-            static=sum(count * (each.weight + each.gradient) for count, each in divided),
+            static=sum(count * (each.weight + each.gradient) for count, each in own),
             gradients=gradients,
             parameters=weights,
-            step=traffic * self._stepped_parameters(counts) / HOST_MEMORY_BANDWIDTH,
+            step=traffic * stepped / HOST_MEMORY_BANDWIDTH,
         )
 
-    def _own_parameters(
-        self, counts: Counts, *, options: RunOptions | None = None
-    ) -> list[tuple[float, ParameterBytes]]:
+    def _own_parameters(self, counts: Counts, o: RunOptions) -> _Own:
         """Parameters on one device with the bytes of each; ZeRO divides experts over what expert ranks leave.
 
         With LoRA all but the adapters are frozen.
         """
-        o, gradient_bytes = options or self.shapes.options, self.shapes.framework.gradient_bytes
-        shards = o.data * o.context
+        gradient_bytes, shards = self.shapes.framework.gradient_bytes, self._ranks
         each = parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)
         between = o.expert * o.expert_shards
         of_experts = parameter_bytes(o, shards=o.tensor * shards / between, gradient_bytes=gradient_bytes)
