@@ -56,17 +56,17 @@ def fits(
         options=RunOptions(**run.settings),
     )  # fmt: skip
     if micro_batches is None:
-        found = footprints(job)
+        choices = footprints(job)
     elif global_batch is None:
-        found = footprints_with(job, micro_batches)
+        choices = footprints_with(job, micro_batches)
     else:
-        found = footprints(replace(job, fixed={**fixed, "micro_batches": micro_batches}))
+        choices = footprints(replace(job, fixed={**fixed, "micro_batches": micro_batches}))
     remarks = [*([] if priced.remark is None else [priced.remark]), *devices.remarks]
     if json:
-        print_answer(reserve=devices.reserve, footprints=list(map(_row, found)), remarks=remarks)
+        print_answer(reserve=devices.reserve, footprints=list(map(_row, choices)), remarks=remarks)
         return
-    shown = [each for each in found if _is_common(each.degrees, fixed, devices)] or found
-    console().print(render_footprints(shown, reserve=devices.reserve, left_out=len(found) - len(shown)))
+    shown = [each for each in choices if _is_common(each.degrees, fixed, devices)] or choices
+    console().print(render_footprints(shown, reserve=devices.reserve, left_out=len(choices) - len(shown)))
     for remark in remarks:
         console().print(remark)
 

@@ -123,13 +123,13 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
         from debubble.planners.degrees import misfit
 
         status.update("Nothing fits; trying what would ...")
-        found = misfit(request.job, str(error))
+        answer = misfit(request.job, str(error))
         if output.html is not None:
             from debubble.views.html.infeasible import misfit_page
 
-            write_whole(output.html, misfit_page(found, origin=this_call()))
+            write_whole(output.html, misfit_page(answer, origin=this_call()))
             log().print(f"The report is in {output.html}.")
-        raise InfeasibleError(str(found)) from error
+        raise InfeasibleError(str(answer)) from error
 
 
 def _write(plan: Plan, scene: Scene, output: Output) -> None:

@@ -270,10 +270,10 @@ def apply_profile(units: Units, profile: Units) -> Units:
     )
 
 
-def _with_measurement(unit: Unit, found: Mapping[int | None, Unit] | None) -> Unit:
-    if found is None:
+def _with_measurement(unit: Unit, measurements: Mapping[int | None, Unit] | None) -> Unit:
+    if measurements is None:
         return unit
-    measured = found.get(unit.layer, list(found.values())[-1])
+    measured = measurements.get(unit.layer, list(measurements.values())[-1])
     return replace(
         measured,
         layer=unit.layer,

@@ -24,9 +24,9 @@ def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[f
         Bytes per device.
     """
     schedule = timeline.program.schedule
-    hosted = [[stage for stage in held if stage in schedule.host_steps] for held in schedule.placement.stages_of]
-    states = [sum(_states(units, partition, stage) for stage in held) for held in hosted]
-    return [held + float(peak) for held, peak in zip(states, offloaded_peaks(timeline), strict=True)]
+    hosted = [[stage for stage in own if stage in schedule.host_steps] for own in schedule.placement.stages_of]
+    states = [sum(_states(units, partition, stage) for stage in own) for own in hosted]
+    return [size + float(peak) for size, peak in zip(states, offloaded_peaks(timeline), strict=True)]
 
 
 def offloaded_peaks(timeline: Timeline) -> list[Number]:

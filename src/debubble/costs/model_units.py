@@ -397,7 +397,7 @@ class _Builder:
             backward_weight=backward_weight + waits.backward,
             static=0.0,
             strategies=strategies(operators, boundary=self.boundary, framework=self.shapes.framework),
-            activation_after_input=sum(op.held for op in operators),
+            activation_after_input=sum(op.after_input for op in operators),
             workspace=workspace,
         )
         return self.parameters.with_parameters(unit, counts, matrices=kind != "head")

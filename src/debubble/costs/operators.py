@@ -58,7 +58,7 @@ class Operator:
     backward_weight: float = 0.0
     saved: float = 0.0
     """Bytes."""
-    held: float = 0.0
+    after_input: float = 0.0
     """Bytes that stay between its backward for inputs and its backward for weights."""
     always: float = 0.0
     """Bytes that it leaves whatever is recomputed."""
@@ -131,12 +131,13 @@ def matmul(
     backward = multiply(each, outer, inner, cast=tokens * outer)
     if not rank:
         added = 2 * shapes.framework.gradient_bytes * experts * h * local
-        weight, held = multiply(inner, each, outer, added=added), e * tokens * (h / shapes.division + local)
+        weight = multiply(inner, each, outer, added=added)
         if experts > 1:
             weight /= speed.hardware.efficiency.grouped_weight
         return Operator(
-            name=name, forward=forward, backward_input=backward, backward_weight=weight, saved=saved, held=held
-        )
+            name=name, forward=forward, backward_input=backward, backward_weight=weight, saved=saved,
+            after_input=e * tokens * (h / shapes.division + local),
+        )  # fmt: skip
     if not layers:
         return Operator(name=name, forward=forward, backward_input=backward, saved=saved)
     adapters = speed.matmul(tokens, inner, layers * rank) + speed.matmul(tokens, rank, outer)
@@ -149,7 +150,7 @@ def matmul(
         backward_input=backward + adapters + expanded,
         backward_weight=adapters,
         saved=saved + e * tokens * layers * rank,
-        held=e * tokens * (h / shapes.division + local + 2 * layers * rank),
+        after_input=e * tokens * (h / shapes.division + local + 2 * layers * rank),
     )
 
 
@@ -162,7 +163,7 @@ def product(shapes: Shapes, name: str, *, inner: float, outer: float, saved: flo
         backward_input=speed.linear(n, outer, inner, cast=n * outer),
         backward_weight=speed.linear(inner, n, outer),
         saved=saved,
-        held=shapes.element * n * (inner + outer),
+        after_input=shapes.element * n * (inner + outer),
     )
 
 

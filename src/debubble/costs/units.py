@@ -266,7 +266,7 @@ class Units:
             reload=transfer,
             host_link=self.host_link,
             link_groups=self.link_groups,
-            static=tuple(self._static([stages[s] for s in held], held, on_host) for held in placement.stages_of),
+            static=tuple(self._static([stages[s] for s in own], own, on_host) for own in placement.stages_of),
             memory_limit=self.memory_limit,
             micro_batch_scale=self.micro_batch_scale,
             optimizer_step=tuple(stage.optimizer_step + self._entry("optimizer_step") for stage in stages),
@@ -348,8 +348,8 @@ class Units:
             "parameter_load": [sum(h.parameters for h in stage) / self.offload_bandwidth for stage in hosted],
         }
 
-    def _static(self, sums: Sequence[StageSums], held: Sequence[int], on_host: Collection[int]) -> Number:
-        states = sum(s.static_on_host if stage in on_host else s.static for stage, s in zip(held, sums, strict=True))
+    def _static(self, sums: Sequence[StageSums], own: Sequence[int], on_host: Collection[int]) -> Number:
+        states = sum(s.static_on_host if stage in on_host else s.static for stage, s in zip(own, sums, strict=True))
         gathered = sum(sorted((s.gathered for s in sums), reverse=True)[:2])
         return self.static + states + max((s.workspace for s in sums), default=0) + gathered
 

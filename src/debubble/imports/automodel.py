@@ -96,10 +96,10 @@ def _defers_gradients(read: SettingsReader) -> bool:
 
 
 def _model(read: SettingsReader) -> Model:
-    found = hub_model(str(read.get("model.pretrained_model_name_or_path", "")))
-    if found is None:
+    model = hub_model(str(read.get("model.pretrained_model_name_or_path", "")))
+    if model is None:
         raise InputError(f"{read.path} names no model that is known here: give it with --model.")
-    return found
+    return model
 
 
 def _torch_names(dtype: str) -> tuple[str, str]:

@@ -113,7 +113,7 @@ def fit_units(plan: Plan, measured: MeasuredStep) -> Fit:
         raise InputError("Only a MODEL's plan can be fitted to a trace; this one is of abstract costs.")
     factors = tuple(_factors(plan, measured))
     units = half_layers(*described, plan.options, pipeline=plan.devices, target=plan.target)
-    stage_of = [stage for stage, held in enumerate(plan.partition) for _ in held]
+    stage_of = [stage for stage, units_of_stage in enumerate(plan.partition) for _ in units_of_stage]
     scaled = replace(units, units=tuple(_with_times(unit, *factors[stage_of[i]]) for i, unit in enumerate(units.units)))
     costs = scaled.stage_costs(
         partition_named(plan.partition, units), plan.schedule.placement, on_host=plan.schedule.host_steps
@@ -156,7 +156,7 @@ def _factors(plan: Plan, measured: MeasuredStep) -> Iterator[tuple[float, float]
     ]
     if measured.totals:
         busiest = [
-            max(sum(times[s] for s in held) for held in schedule.placement.stages_of) * plan.micro_batches
+            max(sum(times[s] for s in own) for own in schedule.placement.stages_of) * plan.micro_batches
             for times in (forward, backward)
         ]
         both = [measured.totals.get(kind, 0.0) / time for kind, time in zip((Kind.F, Kind.B), busiest, strict=True)]

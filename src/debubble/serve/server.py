@@ -161,11 +161,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _state(self) -> None:
         search = self.server.searches[self._number()]
-        state, found = search.state, None
+        state, summary = search.state, None
         if state == "done":
             scene = Scene.predicted(search.plan)
-            found = f"{search.plan.schedule.name}, {time_words(scene.step_time, seconds=True)} per step"
-        answer = {"state": state, "lines": search.lines[-20:], "error": search.error, "found": found}
+            summary = f"{search.plan.schedule.name}, {time_words(scene.step_time, seconds=True)} per step"
+        answer = {"state": state, "lines": search.lines[-20:], "error": search.error, "found": summary}
         self._send(HTTPStatus.OK, answer)
 
     def _stop(self) -> None:

@@ -158,10 +158,10 @@ class TargetLevers:
         return list(kept.values())
 
     def _half_layer(self, unit: Unit) -> Unit:
-        held = unit.activation_after_input
+        after_input = unit.activation_after_input
         if self.keeps_until_weights:
-            held = unit.activation + (unit.activation / 2 if held is None else held)
-        return replace(unit, on_host=None, activation_after_input=held)
+            after_input = unit.activation + (unit.activation / 2 if after_input is None else after_input)
+        return replace(unit, on_host=None, activation_after_input=after_input)
 
 
 def _joined_layer(units: Sequence[Unit], ways: Mapping[str, Way]) -> Unit:

@@ -50,8 +50,8 @@ class ModuleOffload:
         groups: list[Number] = []
         layers = [unit.module_bytes for index, _ in stage if (unit := units.units[index]).module_bytes]
         for place, layer in enumerate(layers):
-            held = {**layer, "qkv_linear": layer.get("qkv_linear", 0) + (layer.get(INPUT, 0) if place else 0)}
-            groups += [held[name] for name in MODULES if name in self.modules and held.get(name)]
+            inputs = {**layer, "qkv_linear": layer.get("qkv_linear", 0) + (layer.get(INPUT, 0) if place else 0)}
+            groups += [inputs[name] for name in MODULES if name in self.modules and inputs.get(name)]
         return groups[: len(groups) - int(len(groups) * (1 - self.share))]
 
     def schedule(self, plain: Schedule, units: Units, partition: Partition) -> Schedule:

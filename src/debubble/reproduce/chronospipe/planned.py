@@ -44,9 +44,9 @@ class PlannedStep:
 
     def without_limit(self, planner: str) -> Timeline:
         """The same with memory enough."""
-        found = self.planned(planner, 1e15)
-        assert found is not None, "there is memory enough"
-        return found
+        run = self.planned(planner, 1e15)
+        assert run is not None, "there is memory enough"
+        return run
 
     def mfu(self, timeline: Timeline) -> str:
         """Model FLOPs utilization of the pipeline's part of a step."""
@@ -123,9 +123,9 @@ def figure_12() -> Table:
         full = job.without_limit("dapple+")
         for planner in PLANNERS_12:
             run = job.planned(planner, LIMIT * GB)
-            held = None if run is None else round(float(max(run.peak_memory)) / GB, 1)
+            gigabytes = None if run is None else round(float(max(run.peak_memory)) / GB, 1)
             paper = "about 1.15" if planner == "chronos" else None
-            rows.append((name, planner, held, paper, *_beside(job, run, full)))
+            rows.append((name, planner, gigabytes, paper, *_beside(job, run, full)))
     return Table(
         title=f"Figure 12, planned: in {LIMIT} GB of 64 H100",
         columns=("model", "planner", "GB", "paper: speed over R = 100%", "ours", "MFU"),

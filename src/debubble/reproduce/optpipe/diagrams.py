@@ -7,7 +7,7 @@ from debubble.reproduce.drawings import Boxes
 
 def framework() -> Boxes:
     """Figure 1: initialize, profile, schedule and train."""
-    start, train, costs, search, found = (
+    start, train, costs, search, plan = (
         "initialize: a schedule\nwithin the limit,\nbuilt or from the cache",
         "train: ranks run the plan",
         "profile: times of the\noperations in these steps",
@@ -16,13 +16,13 @@ def framework() -> Boxes:
     )
     return Boxes(
         title="Figure 1: `debubble train --online`",
-        boxes={start: (0, 0), train: (1, 0), costs: (2, 0), search: (2, 1), found: (1, 1)},
+        boxes={start: (0, 0), train: (1, 0), costs: (2, 0), search: (2, 1), plan: (1, 1)},
         arrows=[
             (start, train, ""),
             (train, costs, "traces"),
             (costs, search, ""),
-            (search, found, "better ones"),
-            (found, train, "between two steps"),
+            (search, plan, "better ones"),
+            (plan, train, "between two steps"),
         ],
     )
 

@@ -18,37 +18,37 @@ MOST = 10
 """Choices of degrees that are shown."""
 
 
-def misfit_page(found: Misfit, *, origin: Origin) -> bytes:
+def misfit_page(misfit: Misfit, *, origin: Origin) -> bytes:
     """Write the page.
 
     Args:
-        found: What does not fit, and what would.
+        misfit: What does not fit, and what would.
         origin: The call that asked for it.
     """
-    job = found.job
+    job = misfit.job
     smallest = sorted(_footprints(job), key=lambda each: each.recomputed.total - each.limit)[:MOST]
     return render(
         "misfit.html",
         title="Nothing fits",
         subject=model_title(job.model, job.cluster),
-        answers=list(_answers(found)),
+        answers=list(_answers(misfit)),
         facts=_facts(job, origin),
         memory=_memory(smallest) if smallest else None,
     )
 
 
-def _answers(found: Misfit) -> list[dict[str, Any]]:
+def _answers(misfit: Misfit) -> list[dict[str, Any]]:
     """The questions that a report answers, for a job of which nothing fits."""
     help_: dict[str, Any] = {"answer": "No change that was tried.", "more": []}
-    if found.remedies:
-        first, *others = found.remedies
+    if misfit.remedies:
+        first, *others = misfit.remedies
         host = "" if first.on_host is None else f", with {first.on_host} on the host"
         step = f"A step then takes {time_words(first.step_time, seconds=True)}{host}."
         call = "These were tried and fit; what is given twice in a call counts as it is given last."
         help_ = {"answer": f"Add {first.change}", "more": [step, *(f"Or {other}." for other in others), call]}
     return [
-        {"question": "Does it fit?", "answer": "No", "more": [found.states]},
-        {"question": "Why not?", "answer": found.reason, "more": []},
+        {"question": "Does it fit?", "answer": "No", "more": [misfit.states]},
+        {"question": "Why not?", "answer": misfit.reason, "more": []},
         {"question": "What would help?", **help_},
     ]
 

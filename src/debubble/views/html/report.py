@@ -80,11 +80,11 @@ def _fit(scene: Scene, why: Explanation | None) -> dict[str, Any]:
 
 
 def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
-    told = gains(plan, float(scene.step_time), plan.what_ifs)
-    best = helpful(told)
-    if told and not told[0].what_if.quick:
+    changes = gains(plan, float(scene.step_time), plan.what_ifs)
+    best = helpful(changes)
+    if changes and not changes[0].what_if.quick:
         answer = _sentence(best[0].words) if best else "None of the changes that were planned."
-        others = [gain.words for gain in told if gain not in best[:1]]
+        others = [gain.words for gain in changes if gain not in best[:1]]
         return {"answer": answer, "more": ["Planned too:", *map(_sentence, others)]}
     if best:
         others = [gain.words for gain in best[1:]]
