@@ -66,7 +66,8 @@ def least_time(stage: Any, limit: Any, alive: Any, workspace: Any) -> Any:
         (
             sum(u.work for u in stage) + sums.recompute
             for sums in each
-            if alive * sums.kept + (sums.workspace_before_b if workspace is None else workspace) + sums.static <= limit
+            for again in [sums.recompute_workspace if workspace is None else workspace]
+            if alive * sums.activation_recomputed + again + sums.static <= limit
         ),
         default=float("inf"),
     )

@@ -248,18 +248,12 @@ class Units:
         stages = [self.stage_sums(tuple(stage), d) for stage, d in zip(partition, placement.device_of, strict=True)]
         bandwidth = self.offload_bandwidth
         transfer = None if bandwidth is None else tuple(stage.activation / bandwidth for stage in stages)
-        nothing = (0,) * len(stages)
+        sums = dict(zip(StageSums._fields, zip(*stages, strict=True), strict=True))
         # Built directly: `StageCosts.of` would check again, for every point of a search, what `Units` has checked.
         costs = StageCosts(
-            forward=tuple(stage.forward for stage in stages),
-            backward_input=tuple(stage.backward_input for stage in stages),
-            backward_weight=tuple(stage.backward_weight for stage in stages),
-            recompute=tuple(stage.recompute for stage in stages),
-            activation=tuple(stage.activation for stage in stages),
-            activation_after_input=tuple(stage.after_input for stage in stages),
-            activation_recomputed=tuple(stage.kept for stage in stages),
-            recompute_workspace=tuple(stage.workspace_before_b for stage in stages),
-            recompute_workspace_input=tuple(stage.workspace_before_i for stage in stages),
+            **{name: sums[name] for name in _OF_STAGES},
+            **{name: tuple(time + self.stage_entries.get(name, 0) for time in sums[name]) for name in _ADDED},
+            **dict.fromkeys(("host_step", "gradient_offload", "parameter_load"), (0,) * len(stages)),
             communication=(self.communication,) * len(stages),
             communication_model=self.communication_model,
             offload=transfer,
@@ -269,13 +263,6 @@ class Units:
             static=tuple(self._static([stages[s] for s in own], own, on_host) for own in placement.stages_of),
             memory_limit=self.memory_limit,
             micro_batch_scale=self.micro_batch_scale,
-            optimizer_step=tuple(stage.optimizer_step + self._entry("optimizer_step") for stage in stages),
-            host_step=nothing,
-            gradient_offload=nothing,
-            parameter_load=nothing,
-            gradient_reduce=tuple(stage.gradient_reduce + self._entry("gradient_reduce") for stage in stages),
-            parameter_gather=tuple(stage.parameter_gather + self._entry("parameter_gather") for stage in stages),
-            gathered=tuple(stage.gathered for stage in stages),
         )
         others = {name: value for name, value in self.stage_entries.items() if name not in _ADDED}
         entries = {**others, **(self._host_entries(partition, on_host) if on_host else {})}
@@ -329,10 +316,6 @@ class Units:
             self._sums_cache[key] = _sums([(units[index], strategy) for index, strategy in stage])
         return self._sums_cache[key]
 
-    def _entry(self, name: str) -> Number:
-        number: Number = self.stage_entries.get(name, 0)
-        return number
-
     def _host_entries(
         self, partition: Sequence[Sequence[tuple[int, str]]], on_host: Collection[int]
     ) -> Mapping[str, list[Number]]:
@@ -354,6 +337,11 @@ class Units:
         return self.static + states + max((s.workspace for s in sums), default=0) + gathered
 
 
+_OF_STAGES = (
+    "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
+    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "gathered",
+)  # fmt: skip
+"""Entries that are sums of their units'."""
 _ADDED = ("gradient_reduce", "optimizer_step", "parameter_gather")
 """Entries of which units have a part."""
 
@@ -366,10 +354,10 @@ class StageSums(NamedTuple):
     backward_weight: Number
     recompute: Number
     activation: Number
-    after_input: Number
-    kept: Number
-    workspace_before_b: Number
-    workspace_before_i: Number
+    activation_after_input: Number
+    activation_recomputed: Number
+    recompute_workspace: Number
+    recompute_workspace_input: Number
     static: Number
     static_on_host: Number
     workspace: Number
@@ -387,10 +375,10 @@ def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
         backward_weight=sum(u.backward_weight for u, _ in stage),
         recompute=sum(u.strategies[s].recompute for u, s in stage),
         activation=sum(u.activation for u, _ in stage),
-        after_input=sum(_after_input(u) for u, _ in stage),
-        kept=sum(run.kept for run in runs),
-        workspace_before_b=_workspace(runs, left=[0] * len(runs)),
-        workspace_before_i=_workspace(runs, left=[run.after_input for run in runs]),
+        activation_after_input=sum(_after_input(u) for u, _ in stage),
+        activation_recomputed=sum(run.kept for run in runs),
+        recompute_workspace=_workspace(runs, left=[0] * len(runs)),
+        recompute_workspace_input=_workspace(runs, left=[run.after_input for run in runs]),
         static=sum(u.static for u, _ in stage),
         static_on_host=sum(u.on_host.static if u.on_host else u.static for u, _ in stage),
         workspace=max((u.workspace for u, _ in stage), default=0),

@@ -57,7 +57,7 @@ class ModuleOffload:
     def schedule(self, plain: Schedule, units: Units, partition: Partition) -> Schedule:
         """The schedule with what leaves and comes back; `plain` moves nothing."""
         kept = [
-            float(sums.kept if s in plain.fused_recompute else sums.activation)
+            float(sums.activation_recomputed if s in plain.fused_recompute else sums.activation)
             for s, sums in enumerate(units.stage_sums(tuple(stage)) for stage in partition)
         ]
         shares = {s: size / kept[s] for s, size in enumerate(self.moved_bytes(units, partition)) if size}

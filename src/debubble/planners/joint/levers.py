@@ -146,13 +146,15 @@ class Levers:
         stage = self._stage(begin, begin + count, level)
         sums = self.units.stage_sums(stage, self.examples[type_])
         recomputes = any(name != "none" for _, name in stage)
-        again = min(sums.workspace_before_i, sums.activation - sums.kept) if recomputes else 0
+        kept = sums.activation_recomputed if recomputes else sums.activation
+        dropped = sums.activation - kept
+        again = min(sums.recompute_workspace_input, dropped) if recomputes else 0
         row = self.space.rows[type_, level, begin, count]
         row[1:] = (
             sums.backward_input + (sums.recompute if recomputes else 0), sums.backward_weight,
-            sums.kept if recomputes else sums.activation, again, sums.after_input, sums.static + sums.gathered,
+            kept, again, sums.activation_after_input, sums.static + sums.gathered,
             sums.workspace, sums.static_on_host + sums.gathered, *self._host_times(begin, begin + count),
-            sums.recompute if recomputes else 0, sums.activation - sums.kept if recomputes else 0,
+            sums.recompute if recomputes else 0, dropped,
             sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0),
         )  # fmt: skip
         # It says that the row is known.

@@ -162,7 +162,7 @@ def recomputation(units: Sequence[Unit], strategies: Sequence[str]) -> StageReco
     """What units that recompute so cost, as a stage of their own."""
     sums = Units(units=tuple(units)).stage_sums(tuple(enumerate(strategies)))
     return StageRecomputation(
-        float(sums.kept), float(sums.recompute), float(sums.workspace_before_b), tuple(strategies)
+        float(sums.activation_recomputed), float(sums.recompute), float(sums.recompute_workspace), tuple(strategies)
     )
 
 
