@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from debubble.ir import Kind, Number, Op
@@ -56,15 +56,15 @@ SIZED = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.O, Kind.L)
 """Kinds that change a device's memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Variables:
     """A CP-SAT model with its variables by operation."""
 
     problem: OrderProblem
     cp: Any
-    starts: Mapping[Op, Any]
-    ends: Mapping[Op, Any]
-    present: Mapping[Op, Any]
+    starts: dict[Op, Any] = field(default_factory=dict)
+    ends: dict[Op, Any] = field(default_factory=dict)
+    present: dict[Op, Any] = field(default_factory=dict)
     """Presence literals of the optional operations."""
     whole: frozenset[Pair]
     """Pairs whose backward is one operation."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -24,21 +24,6 @@ LAST = (Kind.W, Kind.B)
 """Kinds that end a micro-batch on its stage."""
 GRID = 2**20
 """Steps that the longest time or the largest size is divided into where numbers are no fractions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleModel:
-    """A CP-SAT model of a problem, with its variables by operation."""
-
-    problem: OrderProblem
-    cp: Any
-    starts: Mapping[Op, Any]
-    ends: Mapping[Op, Any]
-    present: Mapping[Op, Any]
-    """Presence literals of the optional operations."""
-    objective: Any
-    unit: Number
-    """Time of one step of the grid."""
 
 
 def build(
@@ -64,76 +49,73 @@ def build(
         ordered: Micro-batches that are equal pass each kind of each stage in their order.
         steps: Steps of the grid of times that are no fractions.
     """
-    everyone = range(problem.devices)
-    exact = everyone if exact is None else exact
+    from ortools.sat.python import cp_model
+
+    exact, costs = range(problem.devices) if exact is None else exact, problem.costs
     if not problem.split:
         whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
-    return _ScheduleModelBuilder(
-        problem, horizon, exact, exact if weights is None else weights, frozenset(whole), ordered, steps
-    ).run()
+    times = [_time(problem, Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
+    unit = grid([*times, *costs.communication], steps)
+    model = ScheduleModel(
+        problem=problem,
+        cp=cp_model.CpModel(),
+        unit=unit,
+        size_unit=grid([*costs.activation, *costs.activation_after_input, *costs.activation_recomputed]),
+        horizon=math.ceil(horizon / unit),
+        whole=frozenset(whole),
+        exact=exact,
+        weights=exact if weights is None else weights,
+    )
+    model.fill(ordered=ordered and costs.micro_batch_scale is None)
+    return model
 
 
-class _ScheduleModelBuilder:
-    def __init__(
-        self,
-        problem: OrderProblem,
-        horizon: Number,
-        exact: Collection[int],
-        weights: Collection[int],
-        whole: frozenset[Pair],
-        ordered: bool,
-        steps: int,
-    ) -> None:
-        from ortools.sat.python import cp_model
+@dataclass(kw_only=True)
+class ScheduleModel(Variables):
+    """A CP-SAT model of a problem, with its variables by operation.
 
-        self.problem, self.exact, self.weights, self.ordered = problem, exact, weights, ordered
-        self.cp = cp_model.CpModel()
-        costs = problem.costs
-        times = [self._time(Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
-        self.unit = grid([*times, *costs.communication], steps)
-        self.size_unit = grid([*costs.activation, *costs.activation_after_input, *costs.activation_recomputed])
-        self.horizon = math.ceil(horizon / self.unit)
-        self.starts: dict[Op, Any] = {}
-        self.ends: dict[Op, Any] = {}
-        self.present: dict[Op, Any] = {}
-        self.lanes: dict[tuple[int, Lane, int], list[Any]] = {}
-        self.variables = Variables(
-            problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present, whole=whole,
-            horizon=self.horizon, size_unit=self.size_unit,
-        )  # fmt: skip
+    Attributes:
+        unit: Time of one step of the grid.
+        exact: The devices whose lanes and memory count.
+        weights: Those of them where a W takes the lane.
+        lanes: The intervals that exclude each other, by device, lane and peer.
+        objective: The variable that is minimised.
+    """
 
-    def run(self) -> ScheduleModel:
+    unit: Number
+    exact: Collection[int]
+    weights: Collection[int]
+    lanes: dict[tuple[int, Lane, int], list[Any]] = field(default_factory=dict)
+    objective: Any = None
+
+    def fill(self, *, ordered: bool) -> None:
+        """Add all variables and constraints; `ordered` keeps the order of micro-batches."""
         problem = self.problem
         for stage in range(problem.stages):
             for j in range(problem.micro_batches):
                 self._micro_batch(stage, j)
         self._messages()
-        ordered = self.ordered and problem.costs.micro_batch_scale is None
         if ordered:
             self._keep_order()
         for intervals in self.lanes.values():
             self.cp.add_no_overlap(intervals)
         for device in self.exact:
-            limit_memory(self.variables, device, weights=device in self.weights, ordered=ordered)
-        objective = self._objective()
-        return ScheduleModel(
-            problem=problem, cp=self.cp, starts=self.starts, ends=self.ends, present=self.present,
-            objective=objective, unit=self.unit,
-        )  # fmt: skip
+            limit_memory(self, device, weights=device in self.weights, ordered=ordered)
+        self.objective = self._objective()
 
     def _micro_batch(self, stage: int, j: int) -> None:
         problem = self.problem
-        forward, backward = Op(Kind.F, stage, j), self.variables.backward(stage, j)
+        forward, backward = Op(Kind.F, stage, j), self.backward(stage, j)
         self._operation(forward)
         self._operation(backward)
         self.cp.add(self.starts[backward] >= self.ends[forward])
-        weight = self.variables.weight(stage, j)
+        weight = self.weight(stage, j)
         if weight != backward:
             self._operation(weight)
             self.cp.add(self.starts[weight] >= self.ends[backward])
         if problem.placement.device_of[stage] not in self.exact:
             return
-        if problem.offload and self.variables.size(Op(Kind.O, stage, j), 1):
+        if problem.offload and self.size(Op(Kind.O, stage, j), 1):
             self._offload(forward, backward)
         if problem.recompute:
             recompute = Op(Kind.R, stage, j)
@@ -153,7 +135,7 @@ class _ScheduleModelBuilder:
 
     def _operation(self, op: Op, *, recomputed: bool = False, optional: bool = False) -> None:
         """Start, end and (on a lane that counts) interval of an operation."""
-        time = math.floor(self._time(op, recomputed) / self.unit + 1e-9)
+        time = math.floor(_time(self.problem, op, recomputed) / self.unit + 1e-9)
         start = self.starts[op] = self.cp.new_int_var(0, self.horizon, op.name)
         end = self.ends[op] = start + time
         device = self.problem.placement.device_of[op.stage]
@@ -181,29 +163,25 @@ class _ScheduleModelBuilder:
     def _messages(self) -> None:
         """Data between stages; an exclusive link carries one message at a time."""
         problem, costs, device_of = self.problem, self.problem.costs, self.problem.placement.device_of
-        backward = self.variables.backward
-        for s in range(problem.stages - 1):
+        for s, j in itertools.product(range(problem.stages - 1), range(problem.micro_batches)):
             here, there = device_of[s], device_of[s + 1]
-            for j in range(problem.micro_batches):
-                scaled = 0 if here == there else costs.communication[s] * costs.scale_of(j)
-                time = math.floor(scaled / self.unit + 1e-9)
-                up, down = Op(Kind.F, s, j), backward(s + 1, j)
-                for op, then, link in (
-                    (up, Op(Kind.F, s + 1, j), (here, there)),
-                    (down, backward(s, j), (there, here)),
-                ):
-                    if costs.communication_model == "latency" or s in problem.asynchronous or not time:
-                        self.cp.add(self.starts[then] >= self.ends[op] + time)
-                        continue
-                    sent = self.cp.new_int_var(0, self.horizon, "")
-                    self.cp.add(sent >= self.ends[op])
-                    self.cp.add(self.starts[then] >= sent + time)
-                    interval = self.cp.new_fixed_size_interval_var(sent, time, "")
-                    self.lanes.setdefault((link[0], Lane.SEND, link[1]), []).append(interval)
+            scaled = 0 if here == there else costs.communication[s] * costs.scale_of(j)
+            time = math.floor(scaled / self.unit + 1e-9)
+            up = Op(Kind.F, s, j), Op(Kind.F, s + 1, j), (here, Lane.SEND, there)
+            down = self.backward(s + 1, j), self.backward(s, j), (there, Lane.SEND, here)
+            for op, then, link in (up, down):
+                if costs.communication_model == "latency" or s in problem.asynchronous or not time:
+                    self.cp.add(self.starts[then] >= self.ends[op] + time)
+                    continue
+                sent = self.cp.new_int_var(0, self.horizon, "")
+                self.cp.add(sent >= self.ends[op])
+                self.cp.add(self.starts[then] >= sent + time)
+                interval = self.cp.new_fixed_size_interval_var(sent, time, "")
+                self.lanes.setdefault(link, []).append(interval)
 
     def _keep_order(self) -> None:
         """Micro-batches that are alike pass each kind of each stage in their order."""
-        kinds = [lambda s, j: Op(Kind.F, s, j), self.variables.backward, self.variables.weight]
+        kinds = [lambda s, j: Op(Kind.F, s, j), self.backward, self.weight]
         for stage, device in enumerate(self.problem.placement.device_of):
             for j, kind in itertools.product(range(self.problem.micro_batches - 1), kinds):
                 op, following = kind(stage, j), kind(stage, j + 1)
@@ -224,10 +202,11 @@ class _ScheduleModelBuilder:
         self.cp.minimize(value)
         return value
 
-    def _time(self, op: Op, recomputed: bool) -> Number:
-        if op.kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.G, Kind.D, Kind.S, Kind.P):
-            return 0
-        return self.problem.op_costs.time(op, explicit=recomputed)
+
+def _time(problem: OrderProblem, op: Op, recomputed: bool) -> Number:
+    if op.kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B, Kind.G, Kind.D, Kind.S, Kind.P):
+        return 0
+    return problem.op_costs.time(op, explicit=recomputed)
 
 
 def grid(values: Iterable[Number], steps: int = GRID) -> Number:
