@@ -89,11 +89,15 @@ class Entries:
         values = (self.entries[name] for name in (key, *_ALIASES.get(key, ())) if self.entries.get(name) is not None)
         return next(values, default)
 
-    def number(self, key: str, default: int | None = None) -> int:
-        """A positive whole number."""
+    def _needed(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
             raise InputError(f"{self.name} has no `{key}`, which a {self.family} model needs.")
+        return value
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self._needed(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"`{key}` must be a positive whole number, but {self._inside} has {value!r}.")
         if value > MOST:
@@ -102,9 +106,7 @@ class Entries:
 
     def real(self, key: str, default: float | None = None) -> float:
         """A number."""
-        value = self.get(key, default)
-        if value is None:
-            raise InputError(f"{self.name} has no `{key}`, which a {self.family} model needs.")
+        value = self._needed(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST * MOST <= value <= MOST * MOST:
             raise InputError(f"`{key}` must be a number, but {self._inside} has {value!r}.")
         return value

@@ -47,19 +47,12 @@ def robustness(program: Program, *, objective: Objective, tail: Number = 0, seed
     pairs = program.devices * program.schedule.micro_batches
     draws = max(LEAST, min(DRAWS, WORK // (8 * pairs)))
     times = np.array([disturbed.time(CAUSES, seed, draw) for draw in range(draws)])
+    fewer, ending = range(max(LEAST, draws // 4)), float(tail)
     alone = {
-        cause: float(np.mean([disturbed.time((cause,), seed, draw) for draw in range(max(LEAST, draws // 4))]))
-        for cause in CAUSES
+        cause: float(np.mean([disturbed.time((cause,), seed, draw) for draw in fewer])) + ending for cause in CAUSES
     }
-    ending = float(tail)
-    return Robustness(
-        draws=draws,
-        expected=float(times.mean()) + ending,
-        worst=float(np.quantile(times, TAIL)) + ending,
-        jitter=alone["jitter"] + ending,
-        straggler=alone["straggler"] + ending,
-        links=alone["links"] + ending,
-    )
+    worst = float(np.quantile(times, TAIL)) + ending
+    return Robustness(draws=draws, expected=float(times.mean()) + ending, worst=worst, **alone)
 
 
 class _Disturbed:

@@ -9,10 +9,9 @@ oldest micro-batch, backwards first or in turn with forwards, as long as memory 
 from __future__ import annotations
 
 from debubble.ir import Placement, Schedule, StageCosts
-from debubble.ir.lowering.op_costs import OpCosts
 from debubble.schedules.registry import schedule
-from debubble.search.constructive.list_scheduling import Greedy, ListSchedule, ListScheduler
-from debubble.search.constructive.zero_bubble import room_within
+from debubble.search.constructive.list_scheduling import Greedy, ListSchedule
+from debubble.search.constructive.zero_bubble import greedy_schedules, room_within
 
 
 @schedule(
@@ -36,8 +35,7 @@ def hanayo(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCos
 def _orders(placement: Placement, micro_batches: int, costs: StageCosts) -> list[ListSchedule]:
     """The orders of all rules that memory for p micro-batches within the limit does not get stuck."""
     room = room_within(placement, costs, placement.devices)
-    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), room, split=False)
-    return [outcome for outcome in map(scheduler.schedule, _RULES) if outcome is not None]
+    return greedy_schedules(placement, micro_batches, costs, room, _RULES, split=False)
 
 
 _RULES = (Greedy(in_turn=False), Greedy(in_turn=True), Greedy(in_turn=True, patience=0.5))

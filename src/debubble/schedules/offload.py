@@ -20,7 +20,7 @@ from debubble.schedules.interleaved import in_groups
 from debubble.schedules.registry import schedule
 from debubble.schedules.transfers import ComputeOrder, Offload
 from debubble.schedules.zero_bubble import split_order
-from debubble.search.constructive.zero_bubble import Objective
+from debubble.search.problem import Objective
 from debubble.simulator import simulate
 
 Variant = Literal["tuned", "paper"]

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from debubble.ir import Number, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
-from debubble.search.constructive.zero_bubble import Objective
+from debubble.search.problem import Objective
 from debubble.search.zero_bubble import zero_bubble_schedule
 
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 from debubble.ir import Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
-from debubble.search.constructive.zero_bubble import Objective, room_within
+from debubble.search.constructive.zero_bubble import room_within
+from debubble.search.problem import Objective
 from debubble.search.zero_bubble import zero_bubble_schedule
 
 

@@ -10,12 +10,12 @@ from debubble.errors import readable
 from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
 from debubble.search.constructive.zero_bubble import (
     RULES,
-    Objective,
     best_order,
     greedy_schedules,
     place_weights,
     room_within,
 )
+from debubble.search.problem import Objective
 
 
 def zero_bubble_schedule(

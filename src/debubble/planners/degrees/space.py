@@ -11,6 +11,7 @@ What an option fixes is kept.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -74,13 +75,12 @@ class Job:
             expert_tensor=degrees.expert_tensor, zero=degrees.zero, micro_batch_size=degrees.micro_batch_size,
         )  # fmt: skip
 
-    def problem(self, degrees: Degrees, *, effort: float | None = None) -> Problem:
+    def problem(self, degrees: Degrees) -> Problem:
         """The problem that planners solve for these degrees.  Raises InputError if they do not fit the job."""
         return problem_of(
             self.model, self.cluster, self.run_options(degrees), micro_batches=degrees.micro_batches,
-            pipeline=degrees.pipeline, chunks=degrees.chunks, effort=self.effort if effort is None else effort,
-            deadline=self.deadline, cache=self.cache, seed=self.seed,
-            target=self.target,
+            pipeline=degrees.pipeline, chunks=degrees.chunks, effort=self.effort, deadline=self.deadline,
+            cache=self.cache, seed=self.seed, target=self.target,
         )  # fmt: skip
 
 
@@ -132,30 +132,24 @@ def configurations(job: Job) -> list[Degrees]:
 
 def _divisions(job: Job) -> Iterator[Degrees]:
     """Every way to divide devices and batch, whether the model allows it or not."""
-    count = job.cluster.count
-    for tensor in _choices(job, "tensor", divisors(count)):
-        for context in _choices(job, "context", divisors(count)):
-            for data in _choices(job, "data", divisors(count)):
-                for pipeline in _choices(job, "pipeline", divisors(count)):
-                    if tensor * context * data * pipeline == count and job.global_batch % data == 0:
-                        yield from _choices_of_ranks(
-                            job, Degrees(tensor=tensor, context=context, data=data, pipeline=pipeline)
-                        )
+    count, names = job.cluster.count, ("tensor", "context", "data", "pipeline")
+    for ranks in itertools.product(*(_choices(job, name, divisors(count)) for name in names)):
+        degrees = Degrees(**dict(zip(names, ranks, strict=True)))
+        if degrees.devices == count and job.global_batch % degrees.data == 0:
+            yield from _choices_of_ranks(job, degrees)
 
 
 def _choices_of_ranks(job: Job, degrees: Degrees) -> Iterator[Degrees]:
     """Expert degrees, ZeRO levels and micro-batches for these ranks."""
     ranks, batch = degrees.data * degrees.context, job.global_batch // degrees.data
-    for divided in _expert_divisions(job, degrees):
-        for zero in _choices(job, "zero", _zero_levels(job, degrees.pipeline) if ranks > 1 else (0,)):
-            for size in _choices(job, "micro_batch_size", divisors(batch)):
-                if batch % size == 0:
-                    for number in _choices(job, "micro_batches", (batch // size,)):
-                        if number * size == batch:
-                            yield replace(
-                                divided, zero=zero, micro_batch_size=size, micro_batches=number,
-                                chunks=job.fixed.get("chunks"),
-                            )  # fmt: skip
+    levels = _choices(job, "zero", _zero_levels(job, degrees.pipeline) if ranks > 1 else (0,))
+    sizes = _choices(job, "micro_batch_size", divisors(batch))
+    for divided, zero, size in itertools.product(_expert_divisions(job, degrees), levels, sizes):
+        (number,) = _choices(job, "micro_batches", (batch // size,))
+        if number * size == batch:
+            yield replace(
+                divided, zero=zero, micro_batch_size=size, micro_batches=number, chunks=job.fixed.get("chunks")
+            )
 
 
 def _zero_levels(job: Job, pipeline: int) -> tuple[int, ...]:

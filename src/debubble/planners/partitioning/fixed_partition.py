@@ -122,14 +122,7 @@ class GivenStages(Stages):
 
     def _front(self, stage: int) -> Front:
         menu = tuple(self._choice(stage, strategy) for strategy in ("none", "full"))
-        return Front(
-            menus=(menu,),
-            kept=np.array([choice.kept for choice in menu]),
-            recompute=np.array([choice.recompute for choice in menu]),
-            workspace=np.array([choice.workspace for choice in menu]),
-            counts=np.eye(2, dtype=np.int64),
-            columns=tuple((menu, choice) for choice in menu),
-        )
+        return Front.of((menu,), np.eye(2, dtype=np.int64), [(menu, choice) for choice in menu])
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,13 @@ class Front:
     columns: tuple[tuple[Menu, StageRecomputation], ...]
     _looked_up: dict[int, StageRecomputation] = field(default_factory=dict)
 
+    @staticmethod
+    def of(
+        menus: tuple[Menu, ...], points: NDArray[np.int64], columns: Sequence[tuple[Menu, StageRecomputation]]
+    ) -> Front:
+        """The front of these points, as numbers of blocks per choice of each menu."""
+        return Front(menus, *_totals(points, columns), points, tuple(columns))
+
     def cheapest(
         self,
         *,
@@ -118,7 +125,7 @@ def front(units: Sequence[Unit]) -> Front:
     for menu, count in Counter(menus).items():
         columns += [(menu, choice) for choice in menu]
         points = _efficient(_joined(points, _copies(menu, count)), columns)
-    return Front(menus, *_totals(points, columns), points, tuple(columns))
+    return Front.of(menus, points, columns)
 
 
 def blocks(units: Sequence[Unit]) -> list[list[Unit]]:

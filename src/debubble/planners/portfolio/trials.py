@@ -6,13 +6,12 @@ with as many micro-batches for each, and their part of the activations' memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from debubble.costs import Units
-from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.ir import DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.balance import (
     balanced_by_device,
     balanced_counts,
@@ -31,6 +30,11 @@ SMALL, MOST = 4, 64
 """Devices of the likeness, and the most micro-batches that it has."""
 TRIES = 8
 """Candidates that schedules which try some may try for it."""
+SHARED = (
+    "forward", "backward_input", "backward_weight", "recompute",
+    "activation", "activation_after_input", "activation_recomputed", "offload",
+)  # fmt: skip
+"""Costs of which each of its stages has an equal share."""
 
 Split = Literal["even", "balanced", "by device", "within memory"]
 
@@ -176,30 +180,19 @@ def likeness(problem: Problem, chunks: int) -> tuple[Problem, StageCosts] | None
     p, m = problem.devices, problem.micro_batches
     if p <= SMALL:
         return None
-    stages = SMALL * chunks
     match problem.workload:
         case FixedStages(costs):
             whole = costs.with_limit(None)
         case ModelUnits(units):
             names = ["full" if "full" in unit.strategies else "none" for unit in units.units]
             whole = units.stage_costs((tuple(enumerate(names)),), Placement.linear(1))
-    share = 1 / (p * chunks)
     room = min(limit - float(sum(whole.static)) / p for limit in problem.limits)
-
-    def mean(values: Sequence[Number]) -> float:
-        return float(sum(values)) * share
-
+    entries = {name: values for name in SHARED if (values := getattr(whole, name)) is not None}
+    shares: dict[str, Any] = {name: float(sum(values)) * (1 / (p * chunks)) for name, values in entries.items()}
     small = StageCosts.of(
-        stages=stages,
-        forward=mean(whole.forward),
-        backward_input=mean(whole.backward_input),
-        backward_weight=mean(whole.backward_weight),
-        recompute=mean(whole.recompute),
-        activation=mean(whole.activation),
-        activation_after_input=mean(whole.activation_after_input),
-        activation_recomputed=mean(whole.activation_recomputed),
+        stages=SMALL * chunks,
+        **shares,
         communication=float(max(whole.communication)),
-        offload=None if whole.offload is None else mean(whole.offload),
         memory_limit=None if room == float("inf") else max(room, 0.0) * SMALL / p,
     )
     micro_batches = min(max(1, round(m * SMALL / p)), MOST)

@@ -44,15 +44,12 @@ class BlockShape:
 
 def pattern_of(placement: Placement, costs: StageCosts, shape: BlockShape) -> Pattern | None:
     """Build a block, and read off the order in which it runs when it is repeated; None if the block does not pack."""
-    interval = max(float(sum(costs.work(s) for s in device_stages)) for device_stages in placement.stages_of) * (
-        1 + shape.slack
-    )
+    work = max(float(sum(map(costs.work, stages))) for stages in placement.stages_of)
+    interval = work * (1 + shape.slack)
     starts = _BlockBuilder(placement, costs, interval, shape).starts()
-    return (
-        None
-        if starts is None
-        else tuple(_round(starts, device_stages, placement.stages, interval) for device_stages in placement.stages_of)
-    )
+    if starts is None:
+        return None
+    return tuple(_round(starts, stages, placement.stages, interval) for stages in placement.stages_of)
 
 
 def _round(

@@ -109,37 +109,38 @@ class _BeladyWalk:
         self.order = base.orders[device]
         self.room = problem.costs.room_of(device)
         self.due = {op[1:]: at for at, op in enumerate(self.order) if op.kind in BACKWARDS}
-        costs, again = problem.op_costs, base.explicit_recompute
-        self.time = [costs.time(op, explicit=op[1:] in again) for op in self.order]
-        self.allocated = [costs.allocates(op, explicit=op[1:] in again) for op in self.order]
-        self.freed = [costs.frees(op, explicit=op[1:] in again) for op in self.order]
+        costs, again = problem.op_costs, [op[1:] in base.explicit_recompute for op in self.order]
+        self.time, self.allocated, self.freed = (
+            [price(op, explicit=explicit) for op, explicit in zip(self.order, again, strict=True)]
+            for price in (costs.time, costs.allocates, costs.frees)
+        )
         self.used: Number = 0
         self.resident: set[Pair] = set()
         self.away: dict[Pair, Number] = {}
         self.protected: set[Pair] = set()
+        self.offloaded: set[Pair] = set()
         self.reloads: dict[int, list[Op]] = {}
 
     def run(self) -> tuple[Op, ...] | None:
-        offloaded: set[Pair] = set()
+        """The list with transfers; None if it does not fit."""
         for at, op in enumerate(self.order):
             pair = op[1:]
-            if op.kind in BACKWARDS and pair in self.away and not self._reload(pair, at, offloaded, must=True):
+            if op.kind in BACKWARDS and pair in self.away and not self._reload(pair, at, must=True):
                 return None
-            allocated, freed = self.allocated[at], self.freed[at]
-            if not self._make_room(allocated, pair, offloaded):
+            if not self._make_room(self.allocated[at], pair):
                 return None
-            self.used += allocated - freed
+            self.used += self.allocated[at] - self.freed[at]
             if op.kind is Kind.F:
                 self.resident.add(pair)
+                if pair in self.eager and self.due[pair] > at + 2:
+                    self._evict(pair)
             elif op.kind in BACKWARDS:
                 self.resident.discard(pair)
                 self.protected.discard(pair)
-            if op.kind is Kind.F and pair in self.eager and self.due[pair] > at + 2:
-                self._evict(pair, offloaded)
-            self._reload_early(at, offloaded)
-        return self._merged(offloaded)
+            self._reload_early(at)
+        return self._with_transfers()
 
-    def _reload_early(self, at: int, offloaded: set[Pair]) -> None:
+    def _reload_early(self, at: int) -> None:
         """Bring back what is due within the time that its reload takes."""
         passed: Number = 0
         spare: Number = 0
@@ -148,7 +149,7 @@ class _BeladyWalk:
             if self.order[then].kind in BACKWARDS and pair in self.away:
                 # The forwards in between need their place before this one is used.
                 if self.room is None or self.used + self.away[pair] + spare <= self.room:
-                    self._reload(pair, at + 1, offloaded, must=False)
+                    self._reload(pair, at + 1, must=False)
                 return
             passed += self.time[then]
             spare = max(spare, self.allocated[then])
@@ -163,9 +164,9 @@ class _BeladyWalk:
             return passed > transfers.busy(stage)
         return passed >= transfers.reload[stage]
 
-    def _reload(self, pair: Pair, at: int, offloaded: set[Pair], *, must: bool) -> bool:
+    def _reload(self, pair: Pair, at: int, *, must: bool) -> bool:
         size = self.away[pair]
-        if must and not self._make_room(size, pair, offloaded):
+        if must and not self._make_room(size, pair):
             return False
         if self.room is not None and self.used + size > self.room:
             return not must
@@ -176,26 +177,26 @@ class _BeladyWalk:
         self.reloads.setdefault(at, []).append(Op(Kind.L, *pair))
         return True
 
-    def _make_room(self, size: Number, pair: Pair, offloaded: set[Pair]) -> bool:
+    def _make_room(self, size: Number, pair: Pair) -> bool:
         while self.room is not None and self.used + size > self.room:
             victims = self.resident - self.protected - {pair}
             if not victims:
                 return False
-            self._evict(max(victims, key=lambda v: self.due[v]), offloaded)
+            self._evict(max(victims, key=lambda v: self.due[v]))
         return True
 
-    def _evict(self, pair: Pair, offloaded: set[Pair]) -> None:
+    def _evict(self, pair: Pair) -> None:
         size = self.base.moved_bytes(self.problem.costs, *pair) * self.problem.costs.scale_of(pair[1])
         self.resident.discard(pair)
         self.away[pair] = size
         self.used -= size
-        offloaded.add(pair)
+        self.offloaded.add(pair)
 
-    def _merged(self, offloaded: set[Pair]) -> tuple[Op, ...]:
+    def _with_transfers(self) -> tuple[Op, ...]:
         result: list[Op] = []
         for at, op in enumerate(self.order):
             result.extend(self.reloads.get(at, ()))
             result.append(op)
-            if op.kind is Kind.F and op[1:] in offloaded:
+            if op.kind is Kind.F and op[1:] in self.offloaded:
                 result.append(Op(Kind.O, *op[1:]))
         return tuple(result)

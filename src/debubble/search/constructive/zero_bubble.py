@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice, product
-from typing import Literal
 
 from debubble.ir import InfeasibleError, Kind, Number, Placement, Schedule, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
@@ -34,8 +33,8 @@ from debubble.search.constructive.list_scheduling import (
     ListScheduler,
     OrderFollowing,
 )
+from debubble.search.problem import Objective
 
-Objective = Literal["makespan", "span"]
 Value = tuple[Number, Number]
 
 WORK = 45_000
@@ -91,12 +90,12 @@ def best_order(
 
 
 def greedy_schedules(
-    placement: Placement, micro_batches: int, costs: StageCosts, room: Sequence[Number | None], rules: Iterable[Greedy]
-) -> list[ListSchedule]:
-    """Schedule by each rule, and return what does not get stuck."""
-    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), room)
-    schedules = (scheduler.schedule(rule) for rule in rules)
-    return [schedule for schedule in schedules if schedule is not None]
+    placement: Placement, micro_batches: int, costs: StageCosts, room: Sequence[Number | None],
+    rules: Iterable[Greedy], *, split: bool = True,
+) -> list[ListSchedule]:  # fmt: skip
+    """Schedule by each rule, and return what does not get stuck; `split`: the backward is an I with a W apart."""
+    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), room, split=split)
+    return [schedule for schedule in map(scheduler.schedule, rules) if schedule is not None]
 
 
 def list_order(

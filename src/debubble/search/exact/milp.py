@@ -29,11 +29,7 @@ GROWTH = 4
 TOLERANCE = 1e-6
 """Relative error of a solver's bound."""
 
-_SOLVERS = {
-    "SCIP": mathopt.SolverType.GSCIP,
-    "HIGHS": mathopt.SolverType.HIGHS,
-    "GUROBI": mathopt.SolverType.GUROBI,
-}
+_SOLVERS = {"SCIP": mathopt.SolverType.GSCIP, "HIGHS": mathopt.SolverType.HIGHS, "GUROBI": mathopt.SolverType.GUROBI}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ pass each other on every device.  Its order of F and I, with W put in again, is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,7 @@ Completion = Callable[[Schedule], Schedule | None]
 
 
 def improve_tight(
-    problem: OrderProblem, best: Incumbent, *, steps: int, seed: int = 0, complete: Completion | None = None
+    problem: OrderProblem, best: Incumbent, *, steps: int, complete: Completion | None = None
 ) -> Iterator[Incumbent]:
     """Improve schedule and bound of a problem without offload and recomputation: exact search, then local search.
 
@@ -49,39 +49,37 @@ def improve_tight(
     """
     if problem.stages * problem.micro_batches <= LARGEST:
         with tolerate_wrong_models():
-            for better in _exact(problem, best, seed, complete):
+            for better in _exact(problem, best, complete):
                 best = better
                 yield best
     if not best.optimal:
-        yield from improve(problem, best, steps=steps, seed=seed)
+        yield from improve(problem, best, steps=steps, seed=0)
 
 
-def _exact(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion | None) -> Iterator[Incumbent]:
+def _exact(problem: OrderProblem, best: Incumbent, complete: Completion | None) -> Iterator[Incumbent]:
     """CP-SAT on the problem as it is where that may close it, elsewhere on its skeleton and for rounded times."""
     if problem.stages * problem.micro_batches <= SMALL or has_coarse_times(problem):
-        for better in solve(problem, best, effort=Effort(WHOLE), seed=seed):
+        for better in solve(problem, best, effort=Effort(WHOLE)):
             best = better
             yield best
     if not best.optimal and complete is not None:
-        best = _from_skeleton(problem, best, seed, complete)
+        best = _from_skeleton(problem, best, complete)
         yield best
     if best.optimal or has_coarse_times(problem):
         return
     coarse = with_rounded_times(problem)
     start = replace(best, value=coarse.value(best.schedule), bound=lower_bound(coarse))
-    for rounded_best in solve(coarse, start, effort=Effort(WHOLE), seed=seed):
+    for rounded_best in solve(coarse, start, effort=Effort(WHOLE)):
         improved = verify(problem, rounded_best.schedule, best, below=best.value)
         if improved is not None:
             best = replace(improved, source="cp-sat")
             yield best
 
 
-def _from_skeleton(problem: OrderProblem, best: Incumbent, seed: int, complete: Completion) -> Incumbent:
+def _from_skeleton(problem: OrderProblem, best: Incumbent, complete: Completion) -> Incumbent:
     """Take the order of the skeleton where that is better, and its bound if the skeleton is of this very problem."""
-    simple, horizon = with_late_release(problem), ROOMY * best.value
-    known = lower_bound(simple)
-    effort = Effort(SKELETON)
-    model, solver = _skeleton(simple, horizon, known, effort=effort, seed=seed)
+    simple, horizon, effort = with_late_release(problem), ROOMY * best.value, Effort(SKELETON)
+    model, solver = _skeleton(simple, horizon, lower_bound(simple), effort)
     bound = prove(solver, model, horizon, effort)
     if simple == problem:
         best = replace(best, bound=min(max(best.bound, bound), best.value))
@@ -100,11 +98,9 @@ def with_late_release(problem: OrderProblem) -> OrderProblem:
     costs = problem.costs
     sizes = zip(costs.activation, costs.activation_after_input, strict=True)
     late = tuple(max(kept, remains) if remains else 0 for kept, remains in sizes)
-    return (
-        problem
-        if late == costs.activation_after_input
-        else replace(problem, costs=costs.replace(activation_after_input=late))
-    )
+    if late == costs.activation_after_input:
+        return problem
+    return replace(problem, costs=costs.replace(activation_after_input=late))
 
 
 def has_coarse_times(problem: OrderProblem) -> bool:
@@ -120,22 +116,11 @@ def _times(problem: OrderProblem) -> tuple[Number, ...]:
 
 def with_rounded_times(problem: OrderProblem) -> OrderProblem:
     """Round all times to multiples of the mean time of F, I and W: a grid on which the problem is quickly solved."""
-    costs = problem.costs
-    times = _times(problem)
+    costs, times = problem.costs, _times(problem)
     unit = sum(times) / len(times)
-
-    def multiples(values: Iterable[Number], least: int) -> tuple[int, ...]:
-        return tuple(max(least, round(value / unit)) for value in values)
-
-    return replace(
-        problem,
-        costs=costs.replace(
-            forward=multiples(costs.forward, 1),
-            backward_input=multiples(costs.backward_input, 1),
-            backward_weight=multiples(costs.backward_weight, 1),
-            communication=multiples(costs.communication, 0),
-        ),
-    )
+    least = {"forward": 1, "backward_input": 1, "backward_weight": 1, "communication": 0}
+    rounded = {name: [max(low, round(time / unit)) for time in getattr(costs, name)] for name, low in least.items()}
+    return replace(problem, costs=costs.replace(**rounded))
 
 
 def skeleton_bound(problem: OrderProblem, *, horizon: Number, effort: Effort, bound: Number = 0) -> Number:
@@ -144,17 +129,15 @@ def skeleton_bound(problem: OrderProblem, *, horizon: Number, effort: Effort, bo
     `horizon` is a time that some schedule takes, `bound` one that is already known.
     """
     known = max(bound, lower_bound(problem))
-    model, solver = _skeleton(problem, horizon, known, effort=effort)
+    model, solver = _skeleton(problem, horizon, known, effort)
     return max(known, prove(solver, model, horizon, effort))
 
 
-def _skeleton(
-    problem: OrderProblem, horizon: Number, known: Number, *, effort: Effort, seed: int = 0
-) -> tuple[ScheduleModel, Any]:
+def _skeleton(problem: OrderProblem, horizon: Number, known: Number, effort: Effort) -> tuple[ScheduleModel, Any]:
     """The model and a solver for it."""
     model = build(problem, horizon=horizon, weights=(0,), steps=STEPS)
     model.cp.add(model.objective >= math.floor(known / model.unit))
-    solver = solver_of(effort, seed=seed)
+    solver = solver_of(effort)
     # By cores of assumptions that cannot hold together: the bound rises until a schedule meets it.
     solver.parameters.optimize_with_core = True
     return model, solver
