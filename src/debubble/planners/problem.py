@@ -143,9 +143,8 @@ class Problem:
     def swapping(self, swap: Swap) -> Problem:
         """The problem whose activations may go there, and nowhere else.
 
-        Raises:
-            InputError: If there is no such place, or messages between devices take no time, so that the link to a peer
-                is not known.
+        Raises InputError if there is no such place, or messages between devices take no time, so that the link to a
+        peer is not known.
         """
         if swap not in get_args(Swap):
             raise InputError(f"Activations may go to {', '.join(get_args(Swap))}, not to {swap!r}.")

@@ -92,15 +92,7 @@ class Result:
 
 @dataclass(frozen=True)
 class PlannerEntry:
-    """One published planner.
-
-    Attributes:
-        name: Its name in the registry.
-        find: The function that answers problems.
-        paper: Its source.
-        searches: True if it uses the problem's effort, rather than answering at once.
-        peers: True if it can keep activations on other devices.
-    """
+    """One published planner, as `planner` registers it."""
 
     name: str
     find: Callable[[Problem], Solution]

@@ -6,18 +6,9 @@ last t1 only backwards, and what these windows cannot fill is idle time:
 
     devices x T >= work + recomputation + (idle time in the first t0) + (idle time in the last t1).
 
-Forwards of the first window leave activations that are in memory at t0, or went to the host by then; inputs' gradients
-of the last window need activations that were in memory at T - t1, or come from the host after it; and weight gradients
-alone need what remains of them.  How much recomputation is worth its time there is a linear program.  It gives up
-the order of operations, who holds which unit, and all but the sums of memory and of links.
-
-Where optimizer states may be the host's, memory is free of them, but then the host steps behind the last weight
-gradient.  If the hosts step s seconds on average, one of them begins s seconds before the end at the latest, when all
-micro-batches have been forward and back to some unit: no forward runs in the last s seconds either, and the last window
-is that long.  What nobody steps inside the pipeline is stepped behind it.  Which units hosts step, and so s, is chosen
-by the linear program too.
-
-docs/joint.md has the proofs at length.
+How much fits into them is a linear program, which also chooses what recomputes and whose optimizer states are the
+host's.  It gives up the order of operations, who holds which unit, and all but the sums of memory and of links.
+docs/joint.md has the proofs, what is stepped behind the pipeline included.
 """
 
 from __future__ import annotations

@@ -38,13 +38,7 @@ def check_memory(schedule: Schedule, costs: StageCosts, device: int, tables: Tab
 class Admission:
     """Walks one device's list and finds which operations each one must wait for, so that memory suffices.
 
-    Attributes:
-        schedule: The schedule of the list.
-        costs: The stages' costs.
-        device: The device whose list it is.
-        tables: The costs of the schedule's operations.
-        used: Bytes that are there before the first operation.
-        limit: Bytes that the device may use.
+    `used` bytes are there before the first operation, of the `limit` that the device may use.
     """
 
     schedule: Schedule
@@ -72,13 +66,9 @@ class Admission:
         self.computes = np.isin(kind, [CODE[k] for k in COMPUTE]) | ((kind == CODE[Kind.S]) & ~host_steps)
 
     def waits(self) -> Iterator[tuple[int, int]]:
-        """Find the waits for memory.
+        """Yield each wait for memory: an operation and one that must have ended before it starts, by their positions.
 
-        Yields:
-            An operation, and one that must have ended before it starts, by their positions in the list.
-
-        Raises:
-            OutOfMemoryError: If an operation can never start.
+        Raises OutOfMemoryError if an operation can never start.
         """
         self.reserved = self.used
         if any(op.kind is Kind.O for op in self._order) or not self._fits_without_waits():

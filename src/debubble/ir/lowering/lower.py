@@ -63,19 +63,10 @@ def lower(schedule: Schedule, costs: StageCosts) -> Program:
 
 
 def lower_forwards(schedule: Schedule, costs: StageCosts) -> Program:
-    """Make a program of a schedule's forwards alone, in the schedule's order: for evaluation.
+    """Make a program of a schedule's forwards alone, in its order, and the messages between them: for evaluation.
 
-    Forwards keep nothing, so there is neither recomputation nor offload, and no memory limit.
-
-    Args:
-        schedule: A correct order of one training step.
-        costs: Times and sizes of each stage.
-
-    Returns:
-        The program: forwards and the messages between them.
-
-    Raises:
-        InputError: If schedule and costs do not belong together.
+    Forwards keep nothing, so there is neither recomputation nor offload, and no memory limit.  Raises InputError if
+    schedule and costs do not belong together.
     """
     check_costs(schedule, costs)
     forwards = Schedule(

@@ -85,10 +85,7 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
 class Gain:
     """The gain of a change, in words.
 
-    Attributes:
-        what_if: The change.
-        share: How much longer a sequence takes than in the unchanged problem, as a share; None: nothing fits.
-        words: Both, to read.
+    `share` is how much longer a sequence takes than in the unchanged problem, as a share; None: nothing fits.
     """
 
     what_if: WhatIf

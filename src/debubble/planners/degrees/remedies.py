@@ -64,13 +64,7 @@ def remedies(job: Job) -> list[Remedy]:
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A job of which no choice of degrees fits.
-
-    Attributes:
-        job: The job.
-        reason: A sentence that says why.
-        remedies: Changes that were tried, and fit.
-    """
+    """A job of which no choice of degrees fits, a sentence that says why, and changes that were tried, and fit."""
 
     job: Job
     reason: str

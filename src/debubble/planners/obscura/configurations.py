@@ -63,14 +63,7 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedConfiguration:
-    """A configuration on given stages with the recomputation that it needs.
-
-    Attributes:
-        stages: The stages.
-        configuration: k + 1, x, lambda_k and beta.
-        choices: The recomputation of each stage.
-        estimate: Time of the step by the model.
-    """
+    """A configuration on given stages, the recomputation of each, and the time of the step by the model."""
 
     stages: Stages
     configuration: Configuration

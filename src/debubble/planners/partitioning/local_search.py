@@ -26,13 +26,9 @@ NEAR = 1.2
 
 @dataclass(frozen=True)
 class PricedSchedule:
-    """A schedule with its costs and the time that its pipeline takes.
+    """A schedule, the costs of its stages, and the time of the pipeline's part of its step, by the problem's objective.
 
-    Attributes:
-        time: Of the pipeline's part of a step, by the problem's objective.
-        schedule: The order, with the stages that recompute.
-        costs: Costs of its stages.
-        partition: The partition that makes the costs; None for fixed stages.
+    Its partition makes the costs; None for fixed stages.
     """
 
     time: float
@@ -72,13 +68,9 @@ def improve(
 
 @dataclass(frozen=True)
 class PartitionSearch:
-    """Partitions of a model's units on one order of operations.
+    """Partitions of a model's units on the order of operations that the repricer prices.
 
-    Attributes:
-        problem: The problem.
-        units: The model.
-        repricer: Prices the order.
-        strategies: Names that units may use beside `none`; None: all.
+    `strategies` are the names that units may use beside `none`; None: all.
     """
 
     problem: Problem

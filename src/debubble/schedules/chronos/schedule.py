@@ -5,22 +5,21 @@ Source: Lin et al., Enhancing Memory Efficiency in LLM Training Through Chronos-
 our f, and 2 T_unit our b, of one chunk on one device.  Its m_a is p v activations of one chunk.
 
 Chronos-Pipe takes v (f + b) (m + p - 1), as 1F1B does, and device s holds (v + 1) / (2 v) of m_a for large p, less s
-blocks.  For odd p the sum of the paper's two ceilings is one block more than what is needed.
+blocks.
 
 Chronos-Recomp puts an R of length rho f in front of every backward of the shallow chunks; it does not wait for the
-gradient.  The last chunk may then start later by k rounds (`delay_rounds`), which costs no time.  The paper says that
-k is 1 for 8 <= p <= 40; its own equation (8) says 0 for p = 10, 11, 12, 16, 17 and 2 for p = 27, 32, 33, 36 to 39.
+gradient.  The last chunk may then start later by k rounds (`delay_rounds`), which costs no time.
 
 The ZeRO-2 variant runs each chunk on g micro-batches in turn, forwards and backwards still alternating, and reduces
-a chunk's gradients once per group.  Figure 7 is not in the text: this reading has the memory that the text describes.
-Its bubble is the registered formula, except that p = 7, g = 4 and a few settings with g = 3, 5, 6 take up to 2 b more.
+a chunk's gradients once per group.  Its bubble is the registered formula, except that p = 7, g = 4 and a few settings
+with g = 3, 5, 6 take up to 2 b more.
 
 With `split_backward` every backward is two operations, I and W: gradients go on after I, so that the last ones pass the
 pipeline sooner.  Nothing is held longer than by a whole backward.  The paper does not split.
 
-The timetable is made for the mean times of all stages; only the order is used, so that each
-operation starts as soon as it can with the stages' own times.  Of the timetables that hold equally little, none was
-found to be faster for uneven stages (30% spread, p = 4 and 8, v = 2 to 4).
+The timetable is made for the mean times of all stages; only the order is used, so that each operation starts as soon as
+it can with the stages' own times.  Of the timetables that hold equally little, none was found to be faster for uneven
+stages (30% spread, p = 4 and 8, v = 2 to 4).  Where the paper errs or is silent: docs/chronospipe.md.
 """
 
 from __future__ import annotations

@@ -34,14 +34,9 @@ _SOLVERS = {"SCIP": mathopt.SolverType.GSCIP, "HIGHS": mathopt.SolverType.HIGHS,
 
 @dataclass(frozen=True, kw_only=True)
 class MilpResult:
-    """A solver's answer.
+    """A solver's answer: the best schedule that it found, if any, and a time that no schedule can beat.
 
-    Attributes:
-        incumbent: The best schedule; None if it found none.
-        bound: A time that no schedule can beat.
-        complete: Whether the solver came to the end of its tree.
-        nodes: Nodes of its tree.
-        iterations: Iterations of the simplex method.
+    `complete` is True if it came to the end of its tree.
     """
 
     incumbent: Incumbent | None
