@@ -29,15 +29,12 @@ def with_lengths(problem: Problem, scales: Sequence[float]) -> Problem:
 
     Every planner keeps to the order.
     """
-    assert isinstance(problem.workload, ModelUnits)
-    units = problem.workload.units
     order = _best_order(problem, scales)
-    return replace(problem, workload=ModelUnits(replace(units, micro_batch_scale=order)))
+    return replace(problem, workload=ModelUnits(replace(problem.units, micro_batch_scale=order)))
 
 
 def _best_order(problem: Problem, scales: Sequence[float]) -> tuple[float, ...]:
-    assert isinstance(problem.workload, ModelUnits)
-    units, p, m = problem.workload.units, problem.devices, len(scales)
+    units, p, m = problem.units, problem.devices, len(scales)
     placement = Placement.linear(p)
     costs = units.stage_costs(Partition.cut(units, balanced_counts(units, p)), placement).with_limit(None)
     repricer = Repricer(one_f_one_b(devices=p, micro_batches=m))

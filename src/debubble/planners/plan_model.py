@@ -17,7 +17,7 @@ from debubble.models import Model, as_model
 from debubble.planners.degrees import Job, search_degrees
 from debubble.planners.micro_batch_order import with_lengths
 from debubble.planners.model_problem import half_layers, problem_of
-from debubble.planners.problem import ModelUnits, Problem, Swap
+from debubble.planners.problem import Problem, Swap
 from debubble.planners.progress import Listener, progress_listener, tell
 from debubble.planners.registry import Result, planners
 from debubble.registry import unknown_name
@@ -185,12 +185,11 @@ def _model_plan(
     solution, levers = result.solution, problem.levers
     if levers is None:
         return replace(plan, target=problem.target)
-    assert isinstance(problem.workload, ModelUnits)
     assert solution.partition is not None
     units = half_layers(
         model, cluster, options, pipeline=problem.devices, profile=profile, target=problem.target
     )  # fmt: skip
-    partition = levers.halves(units, problem.workload.units, solution.partition)
+    partition = levers.halves(units, problem.units, solution.partition)
     linked = units.offloading_modules() if solution.schedule.offloaded else units
     return replace(
         plan,

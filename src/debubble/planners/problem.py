@@ -125,6 +125,12 @@ class Problem:
                 return units
 
     @property
+    def units(self) -> Units:
+        """The units of a model's problem."""
+        assert isinstance(self.workload, ModelUnits)
+        return self.workload.units
+
+    @property
     def levers(self) -> TargetLevers | None:
         """The only levers that a plan may use; None: all of them."""
         if self.target is None:

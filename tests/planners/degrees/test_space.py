@@ -12,7 +12,6 @@ import debubble as db
 from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees import Job, configurations
-from debubble.planners.degrees.memory import units_of
 from debubble.planners.degrees.space import ZERO_LEVELS
 
 LLAMA, MIXTRAL = db.models["llama3-8b"], db.models["mixtral-8x7b"]
@@ -68,7 +67,7 @@ def test_tensor_parallel_ranks_divide_a_vision_tower_too(model: db.Model) -> Non
     assert model.vision is not None
     choices = configurations(job(batch=8, model=model, pipeline=1, zero=1, context=1, micro_batch_size=1))
     assert {model.vision.tower.ffn % choice.tensor for choice in choices} == {0}
-    assert all(units_of(job(batch=8, model=model).problem(choice)).units for choice in choices)
+    assert all(job(batch=8, model=model).problem(choice).units.units for choice in choices)
 
 
 def test_the_layers_of_a_vision_tower_fill_stages_too() -> None:
@@ -124,6 +123,6 @@ def test_zero_1_is_never_slower_or_larger_than_zero_0_which_is_left_out(dtype: s
         )
         assert none.tail is not None
         assert first.tail is not None
-        pairs = list(zip(units_of(none).units, units_of(first).units, strict=True))
+        pairs = list(zip(none.units.units, first.units.units, strict=True))
         assert all(a.work == b.work and a.static >= b.static for a, b in pairs)
         assert none.tail.after() >= first.tail.after()

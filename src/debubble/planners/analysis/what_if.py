@@ -20,7 +20,6 @@ from debubble.ir import DebubbleError, InputError, Kind, Plan, WhatIf
 from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.degrees.estimate import quick_step
-from debubble.planners.degrees.memory import units_of
 from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -184,7 +183,7 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
     batch, m = plan.degrees.global_batch, plan.micro_batches
     same, find = problem(cluster, m), partial(thorough, names=_planners(plan))
     yield _Change(words=AGAIN, problem=same, find=find, batch=batch, keeps_plan=True)
-    units = units_of(same)
+    units = same.units
     if any(unit.strategy != "none" for stage in plan.partition for unit in stage):
         kept = units.map_units(lambda unit: replace(unit, strategies={"none": unit.strategies["none"]}))
         whole = replace(same, workload=ModelUnits(kept))

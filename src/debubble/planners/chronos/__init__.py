@@ -2,6 +2,4 @@
 
 from debubble.planners.chronos.planner import chronos
 
-__all__ = [
-    "chronos",
-]
+__all__ = ["chronos"]

@@ -11,7 +11,6 @@ from typing import Any
 
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.planners.bounds import lower_bound
-from debubble.planners.degrees.memory import units_of
 from debubble.planners.degrees.quick_bound import PipelineBounds
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule
@@ -98,11 +97,11 @@ def _tail(problem: Problem) -> float:
 def _chunks(problem: Problem) -> list[int]:
     if problem.chunks is not None:
         choices = [problem.chunks]
-    elif problem.devices == 1 and not units_of(problem).gathers:
+    elif problem.devices == 1 and not problem.units.gathers:
         choices = [1]
     else:
         # Where ranks divide parameters, a device has them whole for two chunks at a time.
-        choices = [v for v in CHUNKS if problem.devices * v <= len(units_of(problem).units)]
+        choices = [v for v in CHUNKS if problem.devices * v <= len(problem.units.units)]
     return [v for v in choices if problem.allows(_order(problem, v))]
 
 
@@ -118,7 +117,7 @@ def _price(problem: Problem, chunks: int) -> float:
 
 
 def _fit(problem: Problem, chunks: int) -> PricedSchedule:
-    units = units_of(problem)
+    units = problem.units
     repricer = _repricer(_order(problem, chunks), problem.devices, problem.micro_batches, chunks)
     return PartitionSearch(problem, units, repricer).fitted(balanced_counts(units, problem.devices * chunks))
 

@@ -21,15 +21,8 @@ from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds import check_states
 from debubble.planners.degrees.space import Job, divisors, in_order, smallest_batches
 from debubble.planners.partitioning.balance import even_counts
-from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.problem import Problem
 from debubble.schedules import schedules
-
-
-def units_of(problem: Problem) -> Units:
-    """The units of a model's problem."""
-    assert isinstance(problem.workload, ModelUnits)
-    return problem.workload.units
-
 
 Fit = Literal["yes", "with recomputation", "no"]
 
@@ -105,7 +98,7 @@ def too_large(problem: Problem) -> str | None:
         check_states(problem)
     except InfeasibleError as error:
         return str(error)
-    units, limit = units_of(problem), max(problem.limits)
+    units, limit = problem.units, max(problem.limits)
 
     def static(unit: Unit) -> float:
         return float(unit.on_host.static if unit.on_host and units.hostable else unit.static)
@@ -115,12 +108,6 @@ def too_large(problem: Problem) -> str | None:
     if needed + float(units.static) <= limit:
         return None
     return f"One device needs at least {needed / 2**30:.2f} GiB of {limit / 2**30:.2f} GiB for one micro-batch."
-
-
-def peak_parts(problem: Problem, solution: Solution, peaks: Sequence[Number]) -> list[MemoryParts]:
-    """Divide each device's peak into parts, for an answer to a model's problem; `peaks` are bytes per device."""
-    assert solution.partition is not None
-    return parts_at_peak(units_of(problem), solution.partition, solution.schedule, solution.costs, peaks)
 
 
 def parts_at_peak(
@@ -141,7 +128,7 @@ def parts_at_peak(
 
 def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
     """The devices of (interleaved) 1F1B with one strategy for all units."""
-    units, devices, chunks = units_of(problem), problem.devices, problem.chunks or 1
+    units, devices, chunks = problem.units, problem.devices, problem.chunks or 1
     placement = Placement.looped(devices, chunks)
     partition = Partition.cut(units, even_counts(units, placement.stages), strategy=strategy)
     costs = units.stage_costs(partition, placement)

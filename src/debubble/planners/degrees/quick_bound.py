@@ -18,7 +18,6 @@ from itertools import accumulate, pairwise
 from debubble.costs.units import Strategy, Unit
 from debubble.errors import readable
 from debubble.ir import InfeasibleError
-from debubble.planners.degrees.memory import units_of
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.problem import Problem
 from debubble.schedules.interleaved import group_sizes, turns
@@ -32,7 +31,7 @@ class PipelineBounds:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._units = units_of(problem)
+        self._units = problem.units
         units, tables = self._units.units, self._units.on_devices or (self._units.units,)
         self._forward = [_sums([float(unit.forward) for unit in table]) for table in tables]
         self._backward = [

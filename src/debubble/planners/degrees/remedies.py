@@ -8,7 +8,7 @@ from itertools import islice
 
 from debubble.costs import model_units
 from debubble.errors import readable
-from debubble.ir import DebubbleError, RunOptions
+from debubble.ir import DebubbleError
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import footprint, too_large
@@ -118,7 +118,8 @@ def _remedies(job: Job) -> Iterator[Remedy]:
         yield from _quick_remedy(f"--lora {LORA_RANK}", replace(job, options=replace(job.options, lora=LORA_RANK)))
     yield from _more_devices(replace(job, fixed={}))
     if job.options.optimizer in ("adam", "adamw") and not job.options.lora:
-        yield from _quick_remedy("--optimizer adamw-8bit", _with(job, optimizer="adamw-8bit"))
+        smaller = replace(job, options=replace(job.options, optimizer="adamw-8bit"))
+        yield from _quick_remedy("--optimizer adamw-8bit", smaller)
 
 
 def _first(*kinds: Iterator[Remedy]) -> Iterator[Remedy]:
@@ -132,20 +133,19 @@ def _first(*kinds: Iterator[Remedy]) -> Iterator[Remedy]:
 
 def _more_devices(job: Job) -> Iterator[Remedy]:
     """The fewest times as many devices that fit; before them fewer that do with the host's memory."""
-    with_host = False
+    with_host: list[Remedy] = []
     for multiple in MULTIPLES:
         larger = job.cluster.with_count(multiple * job.cluster.count)
         if larger is None:
             return
         change, more = f"--cluster {larger.to_dict()['devices']}", replace(job, cluster=larger)
-        found = list(_quick_remedy(change, more))
-        yield from found
-        if found:
+        quick = list(_quick_remedy(change, more))
+        yield from quick
+        if quick:
             return
         if not with_host:
-            found = list(_host_remedy(change, more))
-            yield from found
-            with_host = bool(found)
+            with_host = list(_host_remedy(change, more))
+            yield from with_host
 
 
 def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
@@ -200,11 +200,6 @@ def _least_memory(degrees: Degrees, problem: Problem) -> float:
 
 def _words(change: str, degrees: Degrees) -> str:
     return " ".join(filter(None, [change, option_words(degrees)]))
-
-
-def _with(job: Job, **options: str) -> Job:
-    changed: RunOptions = replace(job.options, **options)  # type: ignore[arg-type]
-    return replace(job, options=changed)
 
 
 def _best(job: Job) -> tuple[Degrees, float] | None:

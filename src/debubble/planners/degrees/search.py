@@ -26,7 +26,7 @@ from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
 from debubble.planners.auto import fastest_of, planners_for
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
-from debubble.planners.degrees.memory import peak_parts, too_large
+from debubble.planners.degrees.memory import parts_at_peak, too_large
 from debubble.planners.degrees.space import Job, configurations, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
@@ -351,11 +351,12 @@ class _DegreesSearch:
 
     def _summary(self, degrees: Degrees) -> ConfigurationSummary:
         job, result = self.job, self.results[degrees]
-        timeline, step = result.timeline, float(result.time)
-        parts = peak_parts(self.problems[degrees], result.solution, timeline.peak_memory)
+        schedule, costs, partition = result.solution.schedule, result.solution.costs, result.solution.partition
+        assert partition is not None
+        parts = parts_at_peak(self.problems[degrees].units, partition, schedule, costs, result.timeline.peak_memory)
         fullest = max(parts, key=lambda part: part.total)
+        step = float(result.time)
         pace = job.tokens / step
-        schedule = result.solution.schedule
         return ConfigurationSummary(
             degrees=replace(degrees, chunks=schedule.placement.chunks),
             step_time=step,

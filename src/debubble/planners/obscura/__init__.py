@@ -2,6 +2,4 @@
 
 from debubble.planners.obscura.planner import obscura
 
-__all__ = [
-    "obscura",
-]
+__all__ = ["obscura"]

@@ -25,7 +25,7 @@ from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
 from debubble.planners.partitioning.pareto import StageRecomputation
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
-from debubble.schedules.obscura import strawman
+from debubble.schedules.obscura import deep_warm_ups, strawman
 from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import simulate
 
@@ -111,7 +111,7 @@ def alternatives(stages: Stages) -> Iterator[tuple[float, Callable[[], Solution]
     full, none = stages.named("full"), stages.named("none")
     adjusted = identify(stages, none)
     mixed = [full[s] if s < adjusted else none[s] for s in range(p)]
-    deep = [min(m, 3 * (p - s) - 2) if s < adjusted else min(m, p - s) for s in range(p)]
+    deep = [min(m, warm_up) for warm_up in deep_warm_ups(p, adjusted)]
     shallow = warm_ups(p, m, adjusted=0, migrated=0)
 
     def bound(choices: Sequence[StageRecomputation], mu: Sequence[int]) -> float:

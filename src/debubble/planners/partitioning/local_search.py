@@ -37,6 +37,11 @@ class PricedSchedule:
     partition: Partition | None
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Units per stage; none for fixed stages."""
+        return () if self.partition is None else self.partition.lengths
+
+    @property
     def solution(self) -> Solution:
         """The priced schedule as a planner's answer."""
         return Solution(schedule=self.schedule, costs=self.costs, partition=self.partition)
@@ -62,8 +67,7 @@ def improve(
     """
     if start.partition is None or start.schedule.offloaded or not isinstance(problem.workload, ModelUnits):
         return start
-    search = PartitionSearch(problem, problem.workload.units, Repricer(start.schedule), strategies)
-    return search.improve(start, start.partition, effort)
+    return PartitionSearch(problem, problem.workload.units, Repricer(start.schedule), strategies).improve(start, effort)
 
 
 @dataclass(frozen=True)
@@ -110,21 +114,21 @@ class PartitionSearch:
         schedule = self.repricer.schedule
         return self.units.stage_costs(partition, schedule.placement, on_host=schedule.host_steps)
 
-    def improve(self, start: PricedSchedule, partition: Partition, effort: Effort) -> PricedSchedule:
-        """The fastest point that moves of units and changes of strategies reach from a start of that partition."""
-        best, partition = self._move_units(start, partition, effort)
+    def improve(self, start: PricedSchedule, effort: Effort) -> PricedSchedule:
+        """The fastest point that moves of units and changes of strategies reach from a start."""
+        best = self._move_units(start, effort)
         if self._alike is not None:
             return best
-        fine = self.refine(best, partition, effort)
-        for lengths in _neighbours(partition.lengths, _load(best)):
+        fine = self.refine(best, effort)
+        for lengths in _neighbours(best.lengths, _load(best)):
             if effort.over:
                 break
             neighbour = self._neighbour(lengths, effort)
-            if neighbour is not None and neighbour[0].time < fine.time * NEAR:
-                fine = min(fine, self.refine(*neighbour, effort), key=lambda point: point.time)
+            if neighbour is not None and neighbour.time < fine.time * NEAR:
+                fine = min(fine, self.refine(neighbour, effort), key=lambda point: point.time)
         return fine
 
-    def refine(self, start: PricedSchedule, partition: Partition, effort: Effort) -> PricedSchedule:
+    def refine(self, start: PricedSchedule, effort: Effort) -> PricedSchedule:
         """Change the strategies of one unit, or of two on the same device, as long as that makes the step faster.
 
         Choosing by time per byte is not exact, because units cannot be cut; this corrects it.
@@ -132,44 +136,41 @@ class PartitionSearch:
         best, improved = start, True
         while improved:
             improved = False
-            for changed in self._other_strategies(partition):
+            for changed in self._other_strategies(best):
                 if effort.over:
                     return best
                 with self._spending(effort, SCORED):
                     point = self.priced(changed)
                     better = point.time < best.time and max(self.excesses(changed)) <= 0
                 if better:
-                    best, partition, improved = point, changed, True
+                    best, improved = point, True
                     break
         return best
 
-    def _move_units(
-        self, start: PricedSchedule, partition: Partition, effort: Effort
-    ) -> tuple[PricedSchedule, Partition]:
+    def _move_units(self, start: PricedSchedule, effort: Effort) -> PricedSchedule:
         best, improved = start, True
-        tried = {partition.lengths}
+        tried = {start.lengths}
         while improved:
             improved = False
-            for lengths in _neighbours(partition.lengths, _load(best)):
+            for lengths in _neighbours(best.lengths, _load(best)):
                 if lengths in tried:
                     continue
                 if effort.over:
-                    return best, partition
+                    return best
                 tried.add(lengths)
                 neighbour = self._neighbour(lengths, effort)
-                if neighbour is not None and neighbour[0].time < best.time:
-                    (best, partition), improved = neighbour, True
+                if neighbour is not None and neighbour.time < best.time:
+                    best, improved = neighbour, True
                     break
-        return best, partition
+        return best
 
-    def _neighbour(self, lengths: Sequence[int], effort: Effort) -> tuple[PricedSchedule, Partition] | None:
+    def _neighbour(self, lengths: Sequence[int], effort: Effort) -> PricedSchedule | None:
         """The cheapest partition of these lengths with its price; None if it does not fit."""
         with self._spending(effort, REPRICED):
             try:
-                partition = self._cheapest(lengths)
+                return self.fitted(lengths)
             except InfeasibleError:
                 return None
-            return self.priced(partition), partition
 
     @contextmanager
     def _spending(self, effort: Effort, price: tuple[float, float]) -> Iterator[None]:
@@ -182,8 +183,10 @@ class PartitionSearch:
             simulations = self.repricer.simulations - before
             effort.spend(price[0] + price[1] * pairs + simulations * RESIMULATED * pairs)
 
-    def _other_strategies(self, partition: Partition) -> Iterator[Partition]:
+    def _other_strategies(self, point: PricedSchedule) -> Iterator[Partition]:
         """Partitions that differ in one unit's strategy, or in those of two units of one device."""
+        assert point.partition is not None
+        partition = point.partition
         for stages in self.repricer.schedule.placement.stages_of:
             changes = [
                 (stage, at, name)

@@ -2,6 +2,4 @@
 
 from debubble.planners.portfolio.planner import portfolio
 
-__all__ = [
-    "portfolio",
-]
+__all__ = ["portfolio"]

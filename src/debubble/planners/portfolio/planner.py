@@ -47,12 +47,12 @@ class Candidate:
 
     Attributes:
         order: Its order.
-        found: The schedule with its costs, which may have been improved.
+        priced: The schedule with its costs, which may have been improved.
         time: About what the whole step takes with it, with what follows the pipeline.
     """
 
     order: Order
-    found: PricedSchedule
+    priced: PricedSchedule
     time: float
 
 
@@ -64,7 +64,7 @@ def portfolio(problem: Problem) -> Solution:
     spare = search.effort.part(search.effort.left - search.price_in_full(candidates[0]))
     for rank, candidate in enumerate(candidates[:FINALISTS]):
         share = spare.part(spare.left / (min(FINALISTS, len(candidates)) - rank))
-        improved = _as_run(search.short, improve(search.short, candidate.found, effort=share))
+        improved = _as_run(search.short, improve(search.short, candidate.priced, effort=share))
         candidates[rank] = search.candidate(candidate.order, improved)
     best = min(candidates, key=lambda candidate: candidate.time)
     candidates += search.on_hosts(best)
@@ -191,15 +191,14 @@ class _Portfolio:
 
     def _on_hosts(self, order: Order, lengths: Sequence[int], hosted: frozenset[int]) -> PricedSchedule:
         """The order whose hosts step these stages; raises DebubbleError if it does not fit."""
-        assert isinstance(self.problem.workload, ModelUnits)
-        units = self.problem.workload.units
+        units = self.problem.units
         costs = units.stage_costs(Partition.cut(units, lengths), order.placement, on_host=hosted)
         return self._with_least_recomputation(order.build(self.short, costs).with_host_steps(hosted), lengths, costs)
 
     def on_hosts(self, best: Candidate) -> list[Candidate]:
         """The best candidate with optimizers on hosts, where that makes the whole step faster."""
         faster = []
-        partition, schedule = best.found.partition, best.found.schedule
+        partition, schedule = best.priced.partition, best.priced.schedule
         if partition is not None and schedule.fused_recompute and not schedule.host_steps:
             for hosted in self._host_step_choices(best.order.placement):
                 if self.effort.over:
@@ -225,7 +224,7 @@ class _Portfolio:
         """The fastest of the best candidates in full; of the others the first that fits, if none of those does."""
         candidates = sorted(candidates, key=lambda candidate: candidate.time)
         if self.short is self.problem:
-            return candidates[0].found
+            return candidates[0].priced
         whole: list[PricedSchedule] = []
         reasons: list[DebubbleError] = []
         for rank, candidate in enumerate(candidates):
@@ -249,18 +248,18 @@ class _Portfolio:
 
     def _in_full(self, candidate: Candidate) -> PricedSchedule:
         """The candidate with all micro-batches; raises DebubbleError if that does not fit."""
-        found, problem = candidate.found, self.problem
-        schedule = candidate.order.build(problem, found.costs).with_host_steps(found.schedule.host_steps)
+        priced, problem = candidate.priced, self.problem
+        schedule = candidate.order.build(problem, priced.costs).with_host_steps(priced.schedule.host_steps)
         repricer = Repricer(schedule)
         match problem.workload:
             case FixedStages(costs):
                 return priced_stages(problem, repricer, costs)
             case ModelUnits(units):
                 search = PartitionSearch(problem, units, repricer)
-                assert found.partition is not None
-                if max(search.excesses(found.partition)) <= 0:
-                    return search.priced(found.partition)
-                return search.fitted(found.partition.lengths)
+                assert priced.partition is not None
+                if max(search.excesses(priced.partition)) <= 0:
+                    return search.priced(priced.partition)
+                return search.fitted(priced.partition.lengths)
 
 
 def _as_run(problem: Problem, found: PricedSchedule) -> PricedSchedule:

@@ -2,8 +2,4 @@
 
 from debubble.schedules.chronos.schedule import chronos, chronos_recomp, chronos_zero2
 
-__all__ = [
-    "chronos",
-    "chronos_recomp",
-    "chronos_zero2",
-]
+__all__ = ["chronos", "chronos_recomp", "chronos_zero2"]
