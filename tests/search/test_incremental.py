@@ -41,7 +41,7 @@ SMALL = uniform(4, 10, offload=14, limit=8, backward_input=11, backward_weight=9
 )  # fmt: skip
 def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProblem) -> None:
     start = next(iter(search(problem, steps=0)))
-    walker = Walker.of(problem, start, seed=3)
+    walker = Walker(problem, start, seed=3)
     a, x, n, _ = walker.arrays
     fresh = arrays_of(problem)
     operations = 7 * problem.stages * problem.micro_batches
@@ -97,7 +97,7 @@ def test_a_list_without_room_is_still_followed_to_its_end() -> None:
 
 def test_lists_that_stay_late_are_given_up_and_were_mostly_worse() -> None:
     start = next(iter(search(SMALL, steps=0)))
-    walker = Walker.of(SMALL, start, seed=0)
+    walker = Walker(SMALL, start, seed=0)
     a, x, n, _ = walker.arrays
     _, fresh_x, fresh_n, _ = arrays_of(SMALL)
     orders, lengths = encode(SMALL, start.schedule)

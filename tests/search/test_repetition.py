@@ -23,7 +23,7 @@ def core() -> PeriodicCore:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_moves_keep_the_block_periodic(core: PeriodicCore, seed: int) -> None:
-    walker = Walker.of(core.small, core.best, seed=seed, block=core.block)
+    walker = Walker(core.small, core.best, seed=seed, block=core.block)
     walker.restart(core.best)
     assert walker.walk(3000, temperature=0.1, target=0) == 3000
     improved = walker.take_improvement()

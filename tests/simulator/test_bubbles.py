@@ -131,7 +131,7 @@ def test_the_causes_sum_to_the_idle_time_whatever_was_measured(predicted: Timeli
     before = predecessors(predicted.program)
     starts: list[Number] = [0] * len(instructions)
     ends: list[Number] = [0] * len(instructions)
-    for i in topological_order(predicted.program.predecessors):
+    for i in topological_order(before):
         ready = (starts[other] if moment is Moment.START else ends[other] for other, moment in before[i])
         starts[i] = max(ready, default=0) + data.draw(some)
         ends[i] = starts[i] + instructions[i].duration + data.draw(some)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from graphlib import TopologicalSorter
 
 from debubble.errors import DeadlockError
 from debubble.ir.arrays import Edges, edges
@@ -22,17 +22,11 @@ def successors(before: Edges) -> Edges:
     return edges(len(before.first) - 1, before.other, before.after, before.at_start)
 
 
-def topological_order(before: Edges) -> list[int]:
-    """Instructions such that each comes after all that it waits for; shorter than the program if there is a cycle."""
-    first, after, _ = (part.tolist() for part in successors(before))
-    missing = np.diff(before.first).tolist()
-    order = [index for index, count in enumerate(missing) if not count]
-    for index in order:
-        for other in after[first[index] : first[index + 1]]:
-            missing[other] -= 1
-            if not missing[other]:
-                order.append(other)
-    return order
+def topological_order(before: Before) -> list[int]:
+    """Instructions such that each comes after all that it waits for; raises graphlib's CycleError if none does."""
+    return [
+        *TopologicalSorter({i: [wait.instruction for wait in waits] for i, waits in enumerate(before)}).static_order()
+    ]
 
 
 def deadlock(program: Program, done: list[int]) -> DeadlockError:

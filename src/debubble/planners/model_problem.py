@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, model_units, with_profile
 from debubble.costs.parallel_layout import Layout
@@ -15,11 +15,9 @@ from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.schedules import schedules
 from debubble.schedules.registry import ScheduleEntry
+from debubble.search.problem import Objective
 from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers, targets
-
-if TYPE_CHECKING:
-    from debubble.search.problem import Objective
 
 
 def problem_of(

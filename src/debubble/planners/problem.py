@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from debubble.costs import StepTail
 from debubble.costs.units import Partition, Units
@@ -21,14 +21,11 @@ from debubble.ir import (
     StageCosts,
 )
 from debubble.search.effort import Effort
+from debubble.search.problem import Objective
 from debubble.simulator import Price, Timeline
 from debubble.targets.levers import TargetLevers
 from debubble.targets.orders import COMBINED, GivenOrders, OwnOrders, placement_kind
 from debubble.targets.target import targets
-
-if TYPE_CHECKING:
-    from debubble.search.problem import Objective
-
 
 Swap = Literal["host", "peer", "none"]
 """Destinations of activations: the host, to the paired device p - 1 - s over the link between devices, or nowhere."""

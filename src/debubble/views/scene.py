@@ -245,7 +245,7 @@ def measured_timeline(program: Program, trace: Trace) -> Timeline:
     before = predecessors(program)
     starts: list[Number] = [0] * len(before)
     ends: list[Number] = [0] * len(before)
-    for index in topological_order(program.predecessors):
+    for index in topological_order(before):
         event = events.get(program.instructions[index].op.name)
         if event is not None:
             starts[index], ends[index] = event.start, event.end

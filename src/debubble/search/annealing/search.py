@@ -106,7 +106,7 @@ def compile_kernel(problem: OrderProblem, best: Incumbent) -> float:
     from debubble.search.annealing.walker import Walker
 
     begin = time.monotonic()
-    Walker.of(problem, best, seed=0).walk(0, temperature=1.0, target=0.0)
+    Walker(problem, best, seed=0).walk(0, temperature=1.0, target=0.0)
     return time.monotonic() - begin
 
 
@@ -148,7 +148,7 @@ def improve(
     steps = effort.moves(price) if steps is None else steps
     between = SELDOM * SIMULATION * pairs / price
     walkers = [
-        Walker.of(problem, best, seed=seed * 7919 + worker, block=block, shares=shares) for worker in range(workers)
+        Walker(problem, best, seed=seed * 7919 + worker, block=block, shares=shares) for worker in range(workers)
     ]
     done, simulated, before, agrees = 0, 0, best.seconds, False
     with ThreadPoolExecutor(workers) as pool:

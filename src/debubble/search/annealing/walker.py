@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from debubble.ir import Schedule
-from debubble.search.annealing.arrays import KernelArrays, PeriodicBlock, arrays_of, decode, encode
+from debubble.search.annealing.arrays import PeriodicBlock, arrays_of, decode, encode
 from debubble.search.annealing.layout import FROM_SCRATCH, Ints, Shares
 from debubble.search.annealing.moves import anneal
 from debubble.search.problem import Incumbent, OrderProblem
@@ -17,12 +15,18 @@ SLOPE = 0.4
 PRIME = 2147483647
 
 
-@dataclass
 class Walker:
     """Lists of a problem that change, and the best that they have been.
 
     Walkers of several threads share nothing.  `orders` and `lengths` are the lists as `encode` writes them,
     `best_orders` and `best_lengths` the best so far.
+
+    Args:
+        problem: The operations to order.
+        start: Where the walk starts.
+        seed: Seed of its random numbers.
+        block: The part of the lists that stays periodic, if any.
+        shares: How often which move is made.
 
     Attributes:
         best: Objective of the best lists, in the costs' unit of time.
@@ -31,45 +35,19 @@ class Walker:
         unit: Mean time of an operation, in the kernel's unit.
     """
 
-    problem: OrderProblem
-    name: str
-    block: PeriodicBlock | None
-    shares: Shares
-    arrays: KernelArrays
-    orders: Ints
-    lengths: Ints
-    best_orders: Ints
-    best_lengths: Ints
-    best: float
-    reported: float
-    random: Ints
-    unit: float
-
-    @staticmethod
-    def of(
-        problem: OrderProblem, start: Incumbent, *, seed: int, block: PeriodicBlock | None = None,
+    def __init__(
+        self, problem: OrderProblem, start: Incumbent, *, seed: int, block: PeriodicBlock | None = None,
         shares: Shares = FROM_SCRATCH,
-    ) -> Walker:  # fmt: skip
-        """Start a walk from an incumbent; a `block` stays periodic, and `shares` say how often which move is made."""
-        arrays = arrays_of(problem, block=block)
-        layout = arrays.layout
-        orders, lengths = encode(problem, start.schedule)
-        times = arrays.table("time", layout.allocated - layout.time)
-        return Walker(
-            problem=problem,
-            name=start.schedule.name,
-            block=block,
-            shares=shares,
-            arrays=arrays,
-            orders=orders,
-            lengths=lengths,
-            best_orders=orders.copy(),
-            best_lengths=lengths.copy(),
-            best=float(start.value),
-            reported=float(start.value),
-            random=np.array([(seed + 12345) % (PRIME - 1) + 1], dtype=np.int64),
-            unit=float(times[times > 0].mean()),
-        )
+    ) -> None:  # fmt: skip
+        self.problem, self.name, self.block, self.shares = problem, start.schedule.name, block, shares
+        self.arrays = arrays_of(problem, block=block)
+        self.orders, self.lengths = encode(problem, start.schedule)
+        self.best_orders, self.best_lengths = self.orders.copy(), self.lengths.copy()
+        self.best = self.reported = float(start.value)
+        self.random = np.array([(seed + 12345) % (PRIME - 1) + 1], dtype=np.int64)
+        layout = self.arrays.layout
+        times = self.arrays.table("time", layout.allocated - layout.time)
+        self.unit = float(times[times > 0].mean())
 
     def restart(self, best: Incumbent) -> None:
         """Go to an incumbent's lists, and forget the best of its own."""

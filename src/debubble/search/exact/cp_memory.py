@@ -97,7 +97,7 @@ def limit_memory(variables: Variables, device: int, *, weights: bool = True, ord
         return
     room = math.floor(free / variables.size_unit + 1e-9) + _slack(variables, device)
     if ordered and _only_computes(variables, device):
-        _Waits(variables, problem.placement.stages_of[device][0], room, weights).add()
+        _limit_by_staircase(variables, problem.placement.stages_of[device][0], room, weights=weights)
         return
     resident = _Resident(variables)
     for stage in problem.placement.stages_of[device]:
@@ -131,39 +131,33 @@ def _slack(variables: Variables, device: int) -> int:
     return 4 * len(device_stages) * problem.micro_batches
 
 
-class _Waits:
-    """The backwards that each forward of a stage waits for."""
+def _limit_by_staircase(v: Variables, stage: int, room: int, *, weights: bool) -> None:
+    """Let every forward of a stage wait for the backwards of one of its corners."""
+    # What a whole backward frees comes at the end of both halves.
+    by_input, by_weight = (v.size(Op(kind, stage, 0), 1) for kind in (Kind.I, Kind.W))
+    stairs = staircase(
+        room=room,
+        kept=v.size(Op(Kind.F, stage, 0), 0),
+        input_frees=by_input if weights else by_input + by_weight,
+        weight_frees=by_weight if weights else 0,
+        forwards=v.problem.micro_batches,
+    )
 
-    def __init__(self, variables: Variables, stage: int, room: int, weights: bool) -> None:
-        self.variables, self.stage = variables, stage
-        # What a whole backward frees comes at the end of both halves.
-        by_input, by_weight = (variables.size(Op(kind, stage, 0), 1) for kind in (Kind.I, Kind.W))
-        self.stairs = staircase(
-            room=room,
-            kept=variables.size(Op(Kind.F, stage, 0), 0),
-            input_frees=by_input if weights else by_input + by_weight,
-            weight_frees=by_weight if weights else 0,
-            forwards=variables.problem.micro_batches,
-        )
-
-    def add(self) -> None:
-        cp = self.variables.cp
-        for j, corners in enumerate(self.stairs):
-            chosen = [cp.new_bool_var("") for _ in corners]
-            cp.add_bool_or(chosen)
-            for which, half in enumerate((self.variables.backward, self.variables.weight)):
-                least = min((corner[which] for corner in corners), default=0)
-                self._wait(j, half, least)
-                for literal, corner in zip(chosen, corners, strict=True):
-                    if corner[which] > least:
-                        self._wait(j, half, corner[which], when=[literal])
-
-    def _wait(self, j: int, half: Callable[[int, int], Op], count: int, *, when: Iterable[Any] = ()) -> None:
+    def wait(j: int, half: Callable[[int, int], Op], count: int, *when: Any) -> None:
         """Forward j comes after the first `count` of a half of the backward."""
         if count:
-            start = self.variables.starts[Op(Kind.F, self.stage, j)]
-            waits = self.variables.cp.add(start >= self.variables.ends[half(self.stage, count - 1)])
+            waits = v.cp.add(v.starts[Op(Kind.F, stage, j)] >= v.ends[half(stage, count - 1)])
             waits.only_enforce_if(list(when))
+
+    for j, corners in enumerate(stairs):
+        chosen = [v.cp.new_bool_var("") for _ in corners]
+        v.cp.add_bool_or(chosen)
+        for which, half in enumerate((v.backward, v.weight)):
+            least = min((corner[which] for corner in corners), default=0)
+            wait(j, half, least)
+            for literal, corner in zip(chosen, corners, strict=True):
+                if corner[which] > least:
+                    wait(j, half, corner[which], literal)
 
 
 class _Resident:
