@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from debubble.ir import InputError
@@ -74,14 +75,6 @@ def _llama(config: Entries) -> Architecture:
     return _llama_like(config, mlp_bias=config.flag("mlp_bias", False))
 
 
-def _mistral(config: Entries) -> Architecture:
-    return _llama_like(config, kv_heads=8, qkv_bias=False, output_bias=False)
-
-
-def _qwen2(config: Entries) -> Architecture:
-    return _llama_like(config, kv_heads=32, qkv_bias=True, output_bias=False)
-
-
 def _qwen3(config: Entries) -> Architecture:
     return _llama_like(config, kv_heads=32, head_dim=config.number("head_dim", 128), qk_norm=True)
 
@@ -126,10 +119,6 @@ def _gemma_like(config: Entries, *, kv_heads: int, **changes: Any) -> Architectu
         "embedding_scale": config.number("hidden_size") ** 0.5,
     }
     return _llama_like(config, kv_heads=kv_heads, **{**common, **changes})
-
-
-def _gemma(config: Entries) -> Architecture:
-    return _gemma_like(config, kv_heads=16)
 
 
 def _gemma2(
@@ -343,10 +332,10 @@ def _nemotron_h(config: Entries) -> Architecture:
 
 _FAMILIES: Mapping[str, Callable[[Entries], Architecture]] = {
     "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
+    "mistral": partial(_llama_like, kv_heads=8, qkv_bias=False, output_bias=False),
+    "qwen2": partial(_llama_like, kv_heads=32, qkv_bias=True, output_bias=False),
     "qwen3": _qwen3,
-    "gemma": _gemma,
+    "gemma": partial(_gemma_like, kv_heads=16),
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,

@@ -68,7 +68,7 @@ class DynamicPrograms:
 
     def __init__(self, problem: Problem, units: Units) -> None:
         self.problem, self.units = problem, units
-        self.alive = _alive(problem)
+        self.alive = [min(problem.micro_batches, problem.devices - s) for s in range(problem.devices)]
         self._fronts: dict[tuple[int, _Run], Front] = {}
         self._times: dict[tuple[int, _Run], float | None] = {}
 
@@ -150,10 +150,6 @@ class DynamicPrograms:
         for kind in kinds:
             rows.append(tuple(count + (kind == other) for count, other in zip(rows[-1], distinct, strict=True)))
         return rows
-
-
-def _alive(problem: Problem) -> list[int]:
-    return [min(problem.micro_batches, problem.devices - s) for s in range(problem.devices)]
 
 
 def _required(choice: StageRecomputation | None, stage: int) -> StageRecomputation:

@@ -5,7 +5,7 @@ Sources: Wan et al., PipeOffload, ICML 2025; OptPipe, appendix D.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from debubble.costs.units import Partition
@@ -60,16 +60,22 @@ def placed_stages(problem: Problem, placement: Placement | None = None) -> Itera
                 yield PlacedStages(costs=costs, partition=partition, placement=placement, objective=problem.objective)
 
 
-def best_of(problem: Problem, build: Callable[[PlacedStages], Schedule]) -> Solution:
-    """The fastest schedule that is built within memory for any of these stages; those for which none is are left out.
+def _best_of(problem: Problem, name: str) -> Solution:
+    """The fastest answer that a schedule of the library has within memory on any of the stages.
 
-    Raises InfeasibleError with the last reason if none fits.
+    Raises InfeasibleError with the last reason if it has none, or if there is no link to the host.
     """
     solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
+    entry = schedules[name]
     for stages in placed_stages(problem):
+        if stages.costs.offload is None:
+            raise InfeasibleError("There is no link to offload over: give 'offload' times, or a bandwidth for units.")
+        options = entry.accepted_options(chunks=stages.placement.chunks, objective=problem.objective)
         try:
-            schedule = build(stages)
+            schedule = entry(
+                devices=problem.devices, micro_batches=problem.micro_batches, costs=stages.costs, **options
+            )
             time = problem.time_of(simulate(schedule, stages.costs))
         except DebubbleError as error:
             reason = error
@@ -80,36 +86,15 @@ def best_of(problem: Problem, build: Callable[[PlacedStages], Schedule]) -> Solu
     return min(solutions, key=lambda entry: entry[0])[1]
 
 
-def with_offload(stages: PlacedStages) -> StageCosts:
-    """The costs of the stages.  Raises InfeasibleError if they have no link to the host."""
-    if stages.costs.offload is None:
-        raise InfeasibleError("There is no link to offload over: give 'offload' times, or a bandwidth for units.")
-    return stages.costs
-
-
 @planner("pipeoffload", paper="PipeOffload, ICML 2025")
 def pipeoffload(problem: Problem) -> Solution:
     """Offload the longest-lived activations, as many as the memory limit asks for."""
-
-    def build(stages: PlacedStages) -> Schedule:
-        return schedules["pipeoffload"](
-            devices=problem.devices, micro_batches=problem.micro_batches, chunks=stages.placement.chunks,
-            costs=with_offload(stages), objective=problem.objective,
-        )  # fmt: skip
-
-    return best_of(problem, build)
+    return _best_of(problem, "pipeoffload")
 
 
 @planner("adaoffload", paper="OptPipe, appendix D")
 def adaoffload(problem: Problem) -> Solution:
     """PipeOffload with a denser fill phase, and PipeOffload where that is no faster."""
-
-    def build(stages: PlacedStages) -> Schedule:
-        if stages.placement.chunks > 1:
-            raise InfeasibleError("AdaOffload holds one stage per device; ask for one chunk.")
-        return schedules["adaoffload"](
-            devices=problem.devices, micro_batches=problem.micro_batches, costs=with_offload(stages),
-            objective=problem.objective,
-        )  # fmt: skip
-
-    return best_of(problem, build)
+    if problem.chunks not in (None, 1):
+        raise InfeasibleError("AdaOffload holds one stage per device; ask for one chunk.")
+    return _best_of(problem, "adaoffload")

@@ -102,7 +102,9 @@ def plan(
             effort=effort, deadline=deadline, cache=cache, seed=seed, target=target,
         )  # fmt: skip
         with progress_listener(progress):
-            return _plan_of_search(job, planner)
+            best = search_degrees(job, planner=planner, progress=tell)
+        made = _model_plan(best.result, best.problem, model, cluster, job.run_options(best.degrees))
+        return replace(made, degree_search=best.search)
     if target is not None and swap != "host":
         raise InputError("Where activations go follows from the target; leave out the swap or the target.")
     if target is not None and lengths is not None:
@@ -164,12 +166,6 @@ def _micro_batch_sizes(lengths: Path | str | Mapping[int, int], run: RunOptions,
 
 DEGREES = frozenset(field.name for field in fields(Degrees))
 """Names of the degrees that a search may be told."""
-
-
-def _plan_of_search(job: Job, planner: str) -> Plan:
-    best = search_degrees(job, planner=planner, progress=tell)
-    made = _model_plan(best.result, best.problem, job.model, job.cluster, job.run_options(best.degrees))
-    return replace(made, degree_search=best.search)
 
 
 def _model_plan(

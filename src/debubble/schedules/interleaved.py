@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 
 from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
@@ -125,9 +126,5 @@ def group_sizes(micro_batches: int, group: int) -> list[int]:
 
 def turns(sizes: Sequence[int], chunks: Sequence[int]) -> list[tuple[int, int]]:
     """(chunk, micro-batch) in the order in which a device passes through them, group by group."""
-    passes = []
-    first = 0
-    for size in sizes:
-        passes += [(c, j) for c in chunks for j in range(first, first + size)]
-        first += size
-    return passes
+    groups = pairwise(accumulate(sizes, initial=0))
+    return [(c, j) for begin, end in groups for c in chunks for j in range(begin, end)]

@@ -52,14 +52,12 @@ class _Delays:
 
 
 def _scale(problem: OrderProblem) -> Number:
-    scales = problem.costs.micro_batch_scale
-    return 1 if scales is None else min(scales)
+    return min(problem.costs.micro_batch_scale or (1,))
 
 
 def _total(problem: OrderProblem) -> Number:
     """Micro-batches, counted by their length."""
-    scales = problem.costs.micro_batch_scale
-    return problem.micro_batches if scales is None else sum(scales)
+    return sum(problem.costs.micro_batch_scale or (1,) * problem.micro_batches)
 
 
 def _backward(problem: OrderProblem, stage: int) -> Number:

@@ -20,10 +20,10 @@ from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Number
 from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.planners.chronos.combinations import ChunkIncrement, Combination, CombinationBuilder
-from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.search.effort import CHECKED, SIMULATION
-from debubble.simulator import Timeline, simulate
+from debubble.simulator import simulate
 
 FINALISTS = 6
 """Combinations that are simulated whole, once one of them fits."""
@@ -66,7 +66,8 @@ class _ChronosSearch:
                 self.effort.spend(SIMULATION * solution.schedule.stages * self.problem.micro_batches)
                 try:
                     timeline = simulate(solution.schedule, solution.costs)
-                    self._check_hosts(solution, timeline)
+                    if solution.partition is not None:
+                        check_host_memory(self.problem.units, solution.partition, timeline)
                 except InfeasibleError as error:
                     self.reason = error
                     continue
@@ -78,12 +79,6 @@ class _ChronosSearch:
                 raise CutOffError("No combination of ChronosPipe's parts had been found to fit at the deadline.")
             raise InfeasibleError(f"ChronosPipe fits in no form: {self.reason}")
         return replace(best[1], cut_off=self.effort.cut_off)
-
-    def _check_hosts(self, solution: Solution, timeline: Timeline) -> None:
-        """Raises InfeasibleError if hosts have too little memory for what goes there."""
-        if isinstance(self.problem.workload, ModelUnits):
-            assert solution.partition is not None
-            check_host_memory(self.problem.workload.units, solution.partition, timeline)
 
     def _fits(self) -> list[_Fit]:
         """The combinations that fit, in the order in which they were tried."""

@@ -59,7 +59,8 @@ def quick_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: N
     for bound, chunks in sorted(bounds):
         if best is not None and bound >= best[0]:
             break
-        spend(_price(problem, chunks))
+        once, per_pair = REPRICED
+        spend(once + per_pair * problem.devices * chunks * problem.micro_batches)
         try:
             candidate = _fit(problem, chunks)
         except DebubbleError as reason:
@@ -108,12 +109,6 @@ def _chunks(problem: Problem) -> list[int]:
 def _order(problem: Problem, chunks: int) -> str:
     names = ("1f1b",) if chunks == 1 else INTERLEAVED
     return next(filter(problem.allows, names), names[0])
-
-
-def _price(problem: Problem, chunks: int) -> float:
-    """Seconds of the reference machine that a quick plan with so many chunks takes."""
-    once, per_pair = REPRICED
-    return once + per_pair * problem.devices * chunks * problem.micro_batches
 
 
 def _fit(problem: Problem, chunks: int) -> PricedSchedule:

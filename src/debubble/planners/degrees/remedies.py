@@ -113,22 +113,13 @@ def _remedies(job: Job) -> Iterator[Remedy]:
     """Every change that fits."""
     if job.fixed:
         free = replace(job, fixed={})
-        yield from _first(_quick_remedy("", free), _host_remedy("", free))
+        yield from list(_quick_remedy("", free)) or _host_remedy("", free)
     if not job.options.lora:
         yield from _quick_remedy(f"--lora {LORA_RANK}", replace(job, options=replace(job.options, lora=LORA_RANK)))
     yield from _more_devices(replace(job, fixed={}))
     if job.options.optimizer in ("adam", "adamw") and not job.options.lora:
         smaller = replace(job, options=replace(job.options, optimizer="adamw-8bit"))
         yield from _quick_remedy("--optimizer adamw-8bit", smaller)
-
-
-def _first(*kinds: Iterator[Remedy]) -> Iterator[Remedy]:
-    """The remedies of the first kind that has some."""
-    for kind in kinds:
-        found = list(kind)
-        yield from found
-        if found:
-            return
 
 
 def _more_devices(job: Job) -> Iterator[Remedy]:

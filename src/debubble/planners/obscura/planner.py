@@ -171,23 +171,13 @@ def adjustments(
         giver = each.index(slowest)
         if counts[giver] == 1:
             return
-        fitting = (
-            (moved, after)
-            for taker in sorted(range(adjusted, p), key=each.__getitem__)
-            if (after := times(moved := _move(counts, giver, taker))) is not None
-        )
-        step = next(fitting, None)
+        takers = sorted(range(adjusted, p), key=each.__getitem__)
+        moves = [tuple(n + (s == taker) - (s == giver) for s, n in enumerate(counts)) for taker in takers]
+        step = next(((moved, after) for moved in moves if (after := times(moved)) is not None), None)
         if step is None:
             return
         counts, each = step
         yield counts
-
-
-def _move(counts: Counts, giver: int, taker: int) -> Counts:
-    moved = list(counts)
-    moved[giver] -= 1
-    moved[taker] += 1
-    return tuple(moved)
 
 
 def _starts(even: Stages) -> Iterator[Stages]:

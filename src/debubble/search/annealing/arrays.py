@@ -8,6 +8,7 @@ its lists of operation numbers; a `PeriodicBlock` is a part of the lists that re
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -44,29 +45,17 @@ def distinct_micro_batches(problem: OrderProblem) -> range:
     return range(1 if problem.costs.micro_batch_scale is None else problem.micro_batches)
 
 
-def cost_rows(problem: OrderProblem) -> tuple[list[Number], list[Number], list[Number]]:
-    """(times, allocated, freed) by kind, stage and micro-batch, first as without, then as with an R in the list."""
-    tables = problem.op_costs.tables()
-    kinds = [CODE[kind] for kind in KINDS]
-    times, allocated, freed = (table[:, kinds].ravel().tolist() for table in tables)
-    return times, allocated, freed
-
-
 def message_rows(problem: OrderProblem) -> list[Number]:
     """Time of the message behind each operation; -1 where there is none."""
     costs, device_of = problem.costs, problem.placement.device_of
-    result: list[Number] = []
-    for kind in KINDS:
-        for stage in range(problem.stages):
-            other = stage + 1 if kind is Kind.F else stage - 1
-            sends = kind in (Kind.F, Kind.I, Kind.B) and 0 <= other < problem.stages
-            if sends and device_of[other] != device_of[stage]:
-                result.extend(
-                    costs.communication[min(stage, other)] * costs.scale_of(j) for j in distinct_micro_batches(problem)
-                )
-            else:
-                result.extend(-1 for _ in distinct_micro_batches(problem))
-    return result
+    scales = [costs.scale_of(j) for j in distinct_micro_batches(problem)]
+    rows: list[Number] = []
+    for kind, stage in itertools.product(KINDS, range(problem.stages)):
+        other = stage + 1 if kind is Kind.F else stage - 1
+        sends = kind in (Kind.F, Kind.I, Kind.B) and 0 <= other < problem.stages
+        sends = sends and device_of[other] != device_of[stage]
+        rows += [costs.communication[min(stage, other)] * scale if sends else -1 for scale in scales]
+    return rows
 
 
 def tail_rows(problem: OrderProblem, time: Floats, message: Floats, behind: Floats) -> Floats:
@@ -239,7 +228,9 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
 def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
     """(what the kernel only reads, the number that times are multiplied by)."""
     costs, devices = problem.costs, range(problem.devices)
-    durations, allocated, freed = cost_rows(problem)
+    kinds, tables = [CODE[kind] for kind in KINDS], problem.op_costs.tables()
+    # By kind, stage and micro-batch, first as without, then as with an R in the list.
+    durations, allocated, freed = (table[:, kinds].ravel().tolist() for table in tables)
     message = message_rows(problem)
     time_scale = _common_denominator([*durations, *message, *problem.behind_weights])
     statics, limits = [costs.static_of(d) for d in devices], [costs.limit_of(d) for d in devices]

@@ -18,10 +18,8 @@ from debubble.search.constructive.building_blocks import (
     FIRST,
     OVERLAPS,
     BlockCandidate,
-    BlockShape,
     Genes,
     Neighbours,
-    Pattern,
     pattern_of,
     repeated,
 )
@@ -119,10 +117,10 @@ class _CandidateTrials:
     def __init__(
         self, placement: Placement, costs: StageCosts, room: Sequence[Number | None], objective: Objective
     ) -> None:
-        self.placement, self.room, self.objective = placement, room, objective
-        self.costs = {False: costs, True: StageCosts.of(stages=placement.stages)}
-        self.pattern = cache(self.pattern_of)
-        self.scheduler = cache(self.scheduler_of)
+        self.placement, self.objective = placement, objective
+        op_costs, even_costs = OpCosts(costs=costs), StageCosts.of(stages=placement.stages)
+        self.pattern = cache(lambda shape, even: pattern_of(placement, even_costs if even else costs, shape))
+        self.scheduler = cache(lambda m: ListScheduler(placement, m, op_costs, room, exact_sizes=True))
 
     def ranked(self, micro_batches: int, tries: int) -> list[BlockCandidate]:
         """Try the first candidates, then neighbours of the best so far, and return those that fit, best first."""
@@ -149,13 +147,6 @@ class _CandidateTrials:
         if pattern is None:
             return None
         return self.scheduler(micro_batches).follow(repeated(pattern, micro_batches), candidate.manner)
-
-    def pattern_of(self, shape: BlockShape, even: bool) -> Pattern | None:
-        return pattern_of(self.placement, self.costs[even], shape)
-
-    def scheduler_of(self, micro_batches: int) -> ListScheduler:
-        costs = OpCosts(costs=self.costs[False])
-        return ListScheduler(self.placement, micro_batches, costs, self.room, exact_sizes=True)
 
 
 def room_within(placement: Placement, costs: StageCosts, activations: Number) -> list[Number]:

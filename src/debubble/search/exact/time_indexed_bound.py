@@ -120,12 +120,8 @@ def _slot(problem: OrderProblem) -> Number | None:
         return None
     if not problem.offload or problem.fused_recompute or costs.link_groups or problem.objective == "span":
         return None
-    times = [_duration(problem, kind) for kind in KINDS]
+    times = [problem.op_costs.time(Op(kind, 0, 0)) for kind in KINDS]
     return None if any(isinstance(t, float) and not t.is_integer() for t in times) else grid(times)
-
-
-def _duration(problem: OrderProblem, kind: Kind) -> Number:
-    return problem.op_costs.time(Op(kind, 0, 0))
 
 
 def _device(problem: OrderProblem, slot: Number) -> _FirstDevice | None:
@@ -139,7 +135,7 @@ def _device(problem: OrderProblem, slot: Number) -> _FirstDevice | None:
     allocated, freed = ({kind: round(pair[side] / unit) for kind, pair in changes.items()} for side in (0, 1))
     return _FirstDevice(
         micro_batches=problem.micro_batches,
-        time={kind: round(_duration(problem, kind) / slot) for kind in KINDS},
+        time={kind: round(op_costs.time(op) / slot) for kind, op in ops.items()},
         round_trip=math.floor(round_trip(problem, 0) / slot + 1e-9),
         allocated=allocated,
         freed=freed,

@@ -76,7 +76,9 @@ def find_patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: i
                 yield faster
                 return
         yield first
-        shortest = _under_way(first)
+        # Steps from the first device's forward to its backward.
+        backward = Kind.I if problem.split else Kind.B
+        shortest = first.moments[Op(backward, 0, 0)] - first.moments[Op(Kind.F, 0, 0)]
         for more in range(1, number):
             model = ModuloModel(problem, times, period, least=shortest + more * period)
             longer = model.solve(effort.part(seconds / (2 * number)), seed)
@@ -102,12 +104,6 @@ def _faster(problem: OrderProblem, times: StageTimes, than: Pattern, *, effort: 
                     best, high = faster, period - 1
             tries -= 1
     return best
-
-
-def _under_way(pattern: Pattern) -> int:
-    """Steps from the first device's forward to its backward."""
-    backward = min(moment for op, moment in pattern.moments.items() if op.stage == 0 and op.kind in (Kind.I, Kind.B))
-    return backward - pattern.moments[Op(Kind.F, 0, 0)]
 
 
 def unroll(problem: OrderProblem, pattern: Pattern) -> Schedule:
