@@ -129,7 +129,10 @@ def _ask_side_by_side(
     answers: dict[str, Result | DebubbleError] = {}
 
     def take(name: str, ask: Callable[[], Result]) -> None:
-        answers[name] = _answer(ask)
+        try:
+            answers[name] = ask()
+        except DebubbleError as error:
+            answers[name] = error
         known = {**before, **answers}
         best = next(iter(_results(known)), None)
         tell(
@@ -151,15 +154,7 @@ def _ask_side_by_side(
 
 
 def _verify(name: str, problem: Problem, future: Future[Answer]) -> Result:
-    solution, seconds = future.result()
-    return verify(name, problem, solution, seconds)
-
-
-def _answer(ask: Callable[[], Result]) -> Result | DebubbleError:
-    try:
-        return ask()
-    except DebubbleError as error:
-        return error
+    return verify(name, problem, *future.result())
 
 
 def _summary(name: str, answer: Result | DebubbleError) -> CandidateSummary:

@@ -51,12 +51,9 @@ def nearest(problem: OrderProblem, base: Path) -> Schedule | None:
     None if no problem is similar enough.
     """
     costs = discretized(problem)
-    best: tuple[float, dict[str, Any]] | None = None
-    for entry in _entries(problem, base):
-        distance = _distance(costs, entry["costs"])
-        if distance <= NEAR and (best is None or distance < best[0]):
-            best = distance, entry
-    return None if best is None else _schedule(problem, best[1])
+    distances = [(_distance(costs, entry["costs"]), entry) for entry in _entries(problem, base)]
+    distance, entry = min(distances, key=lambda pair: pair[0], default=(math.inf, {}))
+    return _schedule(problem, entry) if distance <= NEAR else None
 
 
 def nearest_of_any_length(problem: OrderProblem, base: Path, *, effort: Effort) -> Schedule | None:
