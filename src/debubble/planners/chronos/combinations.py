@@ -42,11 +42,6 @@ class Combination:
     offloaded: int = 0
     hosted: int = 0
 
-    @property
-    def means(self) -> int:
-        """The number of means to save memory."""
-        return self.offloaded + self.hosted
-
     def saves_no_more_than(self, richer: Combination) -> bool:
         """Tell whether `richer` is this one with more means to save memory."""
         same = (self.chunks, self.lengths, self.group) == (richer.chunks, richer.lengths, richer.group)
@@ -98,12 +93,12 @@ class CombinationBuilder(ABC):
                 for hosted in range(chunks + 1 if limited and self._hostable else 1)
                 for offloaded in range(2 if limited and self._offloads else 1)
             ),
-            key=lambda combination: combination.means,
+            key=lambda combination: combination.offloaded + combination.hosted,
         )
 
     def increments(self, combination: Combination) -> list[ChunkIncrement]:
         """All that can recompute, first what takes the least time per byte and time that the byte lives."""
-        plain = self._periodic(combination, self._costs(combination, self._partition(combination, ())))
+        plain = self._periodic(combination, self._stages(combination, ())[0])
         alive = in_flight(plain)[:: self.problem.devices]
         increments = []
         for chunk in range(combination.chunks):
@@ -115,8 +110,7 @@ class CombinationBuilder(ABC):
 
     def build(self, combination: Combination, increments: Sequence[ChunkIncrement], *, micro_batches: int) -> Solution:
         """The schedule, of so many micro-batches, and costs of a combination that recomputes these increments."""
-        partition = self._partition(combination, increments)
-        costs = self._costs(combination, partition)
+        costs, partition = self._stages(combination, increments)
         schedule = self._periodic(combination, costs, micro_batches=micro_batches, recompute=self._shares(increments))
         if self._reduces:
             schedule = reduce_gradients(schedule, group=combination.group)
@@ -162,12 +156,10 @@ class CombinationBuilder(ABC):
         """(kind, strategy, extra time, extra bytes saved) of each step from keeping everything on."""
 
     @abstractmethod
-    def _partition(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> Partition | None:
-        """The partition with the increments' strategies, if it is open."""
-
-    @abstractmethod
-    def _costs(self, combination: Combination, partition: Partition | None) -> StageCosts:
-        """The costs of the stages."""
+    def _stages(
+        self, combination: Combination, increments: Sequence[ChunkIncrement]
+    ) -> tuple[StageCosts, Partition | None]:
+        """The costs of the stages with the increments' strategies, and their partition, if that is open."""
 
     @abstractmethod
     def _shares(self, increments: Sequence[ChunkIncrement]) -> dict[int, Number]:
@@ -195,11 +187,8 @@ class _StagesBuilder(CombinationBuilder):
         if saved:
             yield ("stage", 0), "full", sum(costs.recompute[s] for s in stages), saved
 
-    def _partition(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> None:
-        return None
-
-    def _costs(self, combination: Combination, partition: Partition | None) -> StageCosts:
-        return self._stage_costs
+    def _stages(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> tuple[StageCosts, None]:
+        return self._stage_costs, None
 
     def _shares(self, increments: Sequence[ChunkIncrement]) -> dict[int, Number]:
         shares: dict[int, Number] = defaultdict(int)
@@ -227,7 +216,7 @@ class _UnitsBuilder(CombinationBuilder):
             for name, time, saved in ladder(self._units, index):
                 yield kind, name, time, saved
 
-    def _partition(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> Partition:
+    def _stages(self, combination: Combination, increments: Sequence[ChunkIncrement]) -> tuple[StageCosts, Partition]:
         """A further quarter of each stage's units of a kind recomputes, per increment."""
         p = self.problem.devices
         quarters: dict[tuple[int, tuple[str, Number], str], int] = defaultdict(int)
@@ -239,14 +228,9 @@ class _UnitsBuilder(CombinationBuilder):
                 alike = [index for index in stage if _kind(self._units.units[index]) == kind]
                 for index in alike[: -(-len(alike) * count // PARTS)]:
                     stage[index] = strategy
-        return Partition(stage.items() for stage in stages)
-
-    def _costs(self, combination: Combination, partition: Partition | None) -> StageCosts:
-        assert partition is not None
-        stages = self.problem.devices * combination.chunks
-        placement = Placement.looped(self.problem.devices, combination.chunks)
-        hosted = range(stages - combination.hosted * self.problem.devices, stages)
-        return self._units.stage_costs(partition, placement, on_host=hosted)
+        partition = Partition(stage.items() for stage in stages)
+        hosted = range((combination.chunks - combination.hosted) * p, combination.chunks * p)
+        return self._units.stage_costs(partition, Placement.looped(p, combination.chunks), on_host=hosted), partition
 
     def _shares(self, increments: Sequence[ChunkIncrement]) -> dict[int, Number]:
         # R recomputes just the chosen units: that is all that the costs say of it.
