@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import Lane, Moment, Number, Schedule, StageCosts
-from debubble.ir.precedence import predecessors, topological_order
 from debubble.simulator import Cause, Timeline, bubbles, by_cause, critical_path
 from debubble.views import Scene
 from debubble.views.summary import why_not_faster
@@ -128,10 +127,10 @@ def test_the_causes_sum_to_the_idle_time_whatever_was_measured(predicted: Timeli
     instructions = predicted.program.instructions
     some = st.integers(0, 3)
     skew = [data.draw(some) for _ in range(predicted.program.devices)]
-    before = predecessors(predicted.program)
+    before = predicted.program.preceding
     starts: list[Number] = [0] * len(instructions)
     ends: list[Number] = [0] * len(instructions)
-    for i in topological_order(before):
+    for i in predicted.program.topological_order():
         ready = (starts[other] if moment is Moment.START else ends[other] for other, moment in before[i])
         starts[i] = max(ready, default=0) + data.draw(some)
         ends[i] = starts[i] + instructions[i].duration + data.draw(some)

@@ -36,6 +36,11 @@ class Edges(NamedTuple):
         """Per edge, the instruction that waits."""
         return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
+    @property
+    def reversed(self) -> Edges:
+        """The edges turned round: per instruction, those that wait for it."""
+        return edges(len(self.first) - 1, self.other, self.after, self.at_start)
+
 
 def edges(count: int, after: Ints, other: Ints, at_start: Bools) -> Edges:
     """The edges of `count` instructions; those of one instruction stay in the order given."""

@@ -10,14 +10,16 @@ and `queues` show the same as objects, made when they are first asked for.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 import numpy as np
 
+from debubble.errors import DeadlockError
 from debubble.ir.arrays import Bools, Edges, Ints, Numbers
 from debubble.ir.ops import CODE, KINDS, Kind, Lane, Op
 from debubble.ir.schedule import Schedule
@@ -184,6 +186,28 @@ class Program:
         other[~last], at_start[~last] = self.waits.other, self.waits.at_start
         other[first[after + 1] - 1] = q.instructions[np.flatnonzero(behind) - 1]
         return Edges(first, other, at_start)
+
+    @cached_property
+    def preceding(self) -> list[tuple[Wait, ...]]:
+        """Per instruction, the moments that it follows."""
+        return waits_of(self.predecessors)
+
+    def topological_order(self) -> list[int]:
+        """The instructions, each behind all that it follows; raises graphlib's CycleError if some wait in a circle."""
+        graph = {index: [wait.instruction for wait in waits] for index, waits in enumerate(self.preceding)}
+        return [*TopologicalSorter(graph).static_order()]
+
+    def deadlock(self, done: Iterable[int]) -> DeadlockError:
+        """The error that names a cycle among the instructions that are not `done`, the ones that became ready."""
+        stuck = set(range(len(self.preceding))).difference(done)
+        path: list[int] = []
+        seen: dict[int, int] = {}
+        index = min(stuck)
+        while index not in seen:
+            seen[index] = len(path)
+            path.append(index)
+            index = next(other for other, _ in self.preceding[index] if other in stuck)
+        return DeadlockError(tuple(self.instructions[i].op.name for i in path[seen[index] :]))
 
     def _effects(self) -> Iterator[tuple[Effect, ...]]:
         offload, reload = CODE[Kind.O], CODE[Kind.L]

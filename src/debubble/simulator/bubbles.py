@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from debubble.ir import Kind, Lane, Moment, Number
 from debubble.ir.ops import BACKWARDS
-from debubble.ir.precedence import Before, predecessors
 from debubble.simulator.timeline import WORK, TimedOperation, Timeline
 
 
@@ -71,8 +70,7 @@ def bubbles(timeline: Timeline) -> tuple[tuple[Bubble, ...], ...]:
 
     Per device, its bubbles in order of time; those of one device sum to its idle time exactly.
     """
-    before = predecessors(timeline.program)
-    return tuple(tuple(_of_device(timeline, before, device)) for device in range(timeline.program.devices))
+    return tuple(tuple(_of_device(timeline, device)) for device in range(timeline.program.devices))
 
 
 def by_cause(idle: Sequence[Bubble]) -> dict[Cause, Number]:
@@ -85,21 +83,19 @@ def by_cause(idle: Sequence[Bubble]) -> dict[Cause, Number]:
 
 def critical_path(timeline: Timeline) -> tuple[TimedOperation, ...]:
     """Return the operations that follow each other without slack from the first start to the last end."""
-    before = predecessors(timeline.program)
-    begin = min(timeline.starts)
-    pieces = _to_the_end(timeline, before, begin)
+    pieces = _to_the_end(timeline, min(timeline.starts))
     chain = [timeline.operations[piece.instruction] for piece in pieces if piece.instruction is not None]
     return tuple(reversed(chain))
 
 
-def _of_device(timeline: Timeline, before: Before, device: int) -> Iterator[Bubble]:
+def _of_device(timeline: Timeline, device: int) -> Iterator[Bubble]:
     lane = timeline.compute[device]
     first_backward = min(o.start for o in lane if o.op.kind in BACKWARDS)
     last_forward = max(o.end for o in lane if o.op.kind is Kind.F)
     unavoidable: Number = max(timeline.busy) - timeline.busy[device]
     if unavoidable < timeline.makespan / _ROUNDING:
         unavoidable = 0
-    for start, end, index in _pieces(timeline, before, device):
+    for start, end, index in _pieces(timeline, device):
         awaited = None if index is None else timeline.operations[index]
         if awaited is None:
             cause = Cause.OVERHEAD
@@ -122,32 +118,32 @@ def _of_device(timeline: Timeline, before: Before, device: int) -> Iterator[Bubb
             yield Bubble(device, start, end, cause, awaited)
 
 
-def _pieces(timeline: Timeline, before: Before, device: int) -> Iterator[_Piece]:
+def _pieces(timeline: Timeline, device: int) -> Iterator[_Piece]:
     """The idle time of a device's compute lane, cut by what it waits for, in order of time."""
     at = min(timeline.starts)
     index = timeline.program.index
     for operation in timeline.compute[device]:
         if operation.start > at:
-            yield from reversed(list(_chain(timeline, before, index[operation.op], at)))
+            yield from reversed(list(_chain(timeline, index[operation.op], at)))
         if operation.op.kind not in WORK and operation.end > operation.start:
             yield _Piece(operation.start, operation.end, index[operation.op])
         at = max(at, operation.end)
     if at < max(timeline.ends):
-        yield from reversed(list(_to_the_end(timeline, before, at)))
+        yield from reversed(list(_to_the_end(timeline, at)))
 
 
-def _to_the_end(timeline: Timeline, before: Before, begin: Number) -> Iterator[_Piece]:
+def _to_the_end(timeline: Timeline, begin: Number) -> Iterator[_Piece]:
     """The chain that leads to the end of the step, backwards, down to `begin`."""
     last = max(range(len(timeline.ends)), key=timeline.ends.__getitem__)
     start = max(timeline.starts[last], begin)
     if start < timeline.ends[last]:
         yield _Piece(start, timeline.ends[last], last)
-    yield from _chain(timeline, before, last, begin)
+    yield from _chain(timeline, last, begin)
 
 
-def _chain(timeline: Timeline, before: Before, index: int, begin: Number) -> Iterator[_Piece]:
+def _chain(timeline: Timeline, index: int, begin: Number) -> Iterator[_Piece]:
     """Follow the waits of an instruction's start backwards in time, down to `begin`."""
-    starts = timeline.starts
+    before, starts = timeline.program.preceding, timeline.starts
     at = starts[index]
     while at > begin:
         if not before[index]:

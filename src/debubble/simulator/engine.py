@@ -14,7 +14,6 @@ import numpy as np
 
 from debubble.ir import InputError, Program, Schedule, StageCosts, lower
 from debubble.ir.arrays import Edges, Ints, Numbers
-from debubble.ir.precedence import deadlock, successors
 from debubble.kernels import jit
 from debubble.simulator.timeline import Timeline
 
@@ -28,7 +27,7 @@ class Graph:
 
     def __init__(self, before: Edges, *, compiled: bool = False) -> None:
         """Prepare the graph; `compiled` uses compiled code whatever the size, for many sets of durations."""
-        self.after = successors(before)
+        self.after = before.reversed
         self.missing = np.diff(before.first)
         self.compiled = compiled
 
@@ -115,5 +114,5 @@ def run(program: Program) -> Timeline:
     """Compute the timeline of a program: the longest path through it.  Raises DeadlockError with a cycle."""
     start, end, order = Graph(program.predecessors).times(program.duration)
     if len(order) < len(start):
-        raise deadlock(program, order.tolist())
+        raise program.deadlock(order.tolist())
     return Timeline(program=program, start=start, end=end)

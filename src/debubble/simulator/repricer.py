@@ -16,7 +16,6 @@ from debubble.ir.arrays import Floats
 from debubble.ir.lowering.lower import check_costs
 from debubble.ir.lowering.op_costs import OpCosts, Tables
 from debubble.ir.ops import CODE
-from debubble.ir.precedence import deadlock
 from debubble.ir.program import LANE_CODE
 from debubble.ir.stage_costs import CommunicationModel, HostLink
 from debubble.simulator.engine import Graph, simulate
@@ -110,7 +109,7 @@ class _Structure:
         self.program, self.graph = program, Graph(program.predecessors, compiled=True)
         _, _, order = self.graph.times(np.zeros(len(program.kind)))
         if len(order) < len(program.kind):
-            raise deadlock(program, order.tolist())
+            raise program.deadlock(order.tolist())
         schedule = program.schedule
         self.explicit = schedule.positions[CODE[Kind.R], program.stage, program.micro_batch] >= 0
         lanes = np.flatnonzero(program.lane == LANE_CODE[Lane.COMPUTE])

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from debubble.ir import Lane, Moment, Number, Program
-from debubble.ir.precedence import deadlock, successors
 from debubble.simulator.timeline import Timeline
 
 MESSAGES = (Lane.SEND, Lane.RECV)
@@ -42,7 +41,7 @@ class _Machine:
     def run(self) -> Timeline:
         """Advance from event to event until nothing is running."""
         before = self.program.predecessors
-        self.first, self.after, self.at_start = (part.tolist() for part in successors(before))
+        self.first, self.after, self.at_start = (part.tolist() for part in before.reversed)
         self.missing: list[int] = np.diff(before.first).tolist()
         self.starts: list[Number] = [0] * len(self.missing)
         self.ends: list[Number] = [0] * len(self.missing)
@@ -54,7 +53,7 @@ class _Machine:
             ended.append(index)
             self._start(self._release(index, Moment.END))
         if len(ended) < len(self.missing):
-            raise deadlock(self.program, ended)
+            raise self.program.deadlock(ended)
         return Timeline.of(self.program, self.starts, self.ends)
 
     def _next(self) -> int:

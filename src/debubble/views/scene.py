@@ -12,7 +12,6 @@ from debubble.costs.model_units import model_on_cluster
 from debubble.formatting import cores_words
 from debubble.ir import InputError, Kind, Number, Plan, Program, RunOptions, Trace
 from debubble.ir.ops import BACKWARDS, SCHEDULED
-from debubble.ir.precedence import predecessors, topological_order
 from debubble.ir.program import Moment
 from debubble.ir.trace import TracePhase
 from debubble.models import Model, models
@@ -242,10 +241,10 @@ def measured_timeline(program: Program, trace: Trace) -> Timeline:
     """
     _check(program, trace)
     events = {event.name: event for event in trace.typical.from_zero().events}
-    before = predecessors(program)
+    before = program.preceding
     starts: list[Number] = [0] * len(before)
     ends: list[Number] = [0] * len(before)
-    for index in topological_order(before):
+    for index in program.topological_order():
         event = events.get(program.instructions[index].op.name)
         if event is not None:
             starts[index], ends[index] = event.start, event.end

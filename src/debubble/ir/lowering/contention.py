@@ -15,7 +15,6 @@ import numpy as np
 from debubble.errors import DeadlockError
 from debubble.ir.arrays import Edges, edges
 from debubble.ir.ops import Lane, Op
-from debubble.ir.precedence import successors
 from debubble.ir.program import LANE_CODE, NO_PEER, Program
 from debubble.ir.stage_costs import Number
 
@@ -144,7 +143,7 @@ def share_links(program: Program) -> Program:
         (group_of[d], direction[lane]) if lane in direction and peer == NO_PEER and d in group_of else None
         for d, lane, peer in zip(device, program.lane.tolist(), program.peer.tolist(), strict=True)
     ]
-    first, other, at_start = (part.tolist() for part in successors(program.predecessors))
+    first, other, at_start = (part.tolist() for part in program.predecessors.reversed)
     missing = np.diff(program.predecessors.first).tolist()
     last: dict[tuple[int, int], tuple[int, Number]] = {}
     waits: list[tuple[int, int]] = []

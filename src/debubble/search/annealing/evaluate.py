@@ -13,10 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.kernels import borrowing, inlined
-from debubble.search.annealing.admission import admit_compute, admit_reload
 from debubble.search.annealing.incremental import copy_numbers, delay, go_to_end, mark, met
 from debubble.search.annealing.layout import NEEDED, RELOADED, ROW, SENT, Floats, Ints, KernelLayout, L, O, R
-from debubble.search.annealing.objective import longest
+from debubble.search.annealing.rules import admit_compute, admit_reload, longest, sent
 from debubble.search.annealing.shared_links import begin_by_arrival
 
 INFINITY = np.inf
@@ -107,18 +106,6 @@ def walk_transfer(
     return fits, reserved, last_freed
 
 
-@inlined
-def sent(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: float, message: float) -> float:
-    """Send the message behind an operation after the one before it on its link; return when it arrives."""
-    if message < 0:
-        return free
-    stage = op % (a.stages * a.micro_batches) // a.micro_batches
-    link = a.link + d * a.devices + n[a.device_of + (stage + 1 if op < a.stages * a.micro_batches else stage - 1)]
-    arrival: float = max(free, x[link]) + message
-    x[link] = arrival
-    return arrival
-
-
 @borrowing
 def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
     """Walk a device's list as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
@@ -165,8 +152,7 @@ def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d:
             return -1
         x[a.end + op] = free
         n[a.cause + op] = why
-        message = x[a.message + row]
-        x[n[facts + SENT]] = sent(a, x, n, d, op, free, message) if a.exclusive else free + max(message, 0.0)
+        x[n[facts + SENT]] = sent(a, x, n, d, op, free, x[a.message + row])
         last = op
         index += 1
     n[a.cursor + d], n[a.compute + d] = index, last

@@ -12,7 +12,7 @@ from debubble.kernels import borrowing, inlined, jit
 from debubble.search.annealing.evaluate import INFINITY, count_work, evaluate, switch_rows, walk
 from debubble.search.annealing.incremental import SAME, START, common_mark, copy_numbers, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
-from debubble.search.annealing.objective import last_of
+from debubble.search.annealing.rules import last_of
 from debubble.search.annealing.shared_links import go_on_by_arrival
 
 

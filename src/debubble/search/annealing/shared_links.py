@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.kernels import borrowing, inlined
-from debubble.search.annealing.admission import admit_compute, admit_reload
 from debubble.search.annealing.incremental import START, copy_numbers, delay, mark
 from debubble.search.annealing.layout import (
     MARKS,
@@ -27,7 +26,7 @@ from debubble.search.annealing.layout import (
     L,
     O,
 )
-from debubble.search.annealing.objective import longest
+from debubble.search.annealing.rules import admit_compute, admit_reload, longest, neighbour, sent
 
 INFINITY = np.inf
 COMPUTE, DOWN, UP = range(3)
@@ -192,27 +191,8 @@ def compute(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, threshold: flo
         return False
     x[a.free + d] = x[a.end + op] = free
     n[a.cause + op], n[a.compute + d] = n[a.ready_why + 3 * d], op
-    message = x[a.message + row]
-    arrival = free
-    if message >= 0:
-        if a.exclusive:
-            link = a.link + d * a.devices + n[a.device_of + neighbour(a, op)]
-            arrival = max(free, x[link])
-            x[link] = arrival + message
-        arrival += message
-    x[n[a.facts + 4 * op + SENT]] = arrival
+    x[n[a.facts + 4 * op + SENT]] = sent(a, x, n, d, op, free, x[a.message + row])
     return True
-
-
-@inlined
-def neighbour(a: KernelLayout, op: int) -> int:
-    """The stage that uses the result of a forward or a backward; itself if none does."""
-    m = a.micro_batches
-    size = a.stages * m
-    stage = op % size // m
-    if op < size:
-        return min(stage + 1, a.stages - 1)
-    return max(stage - 1, 0)
 
 
 @inlined
