@@ -135,13 +135,8 @@ def forwards_ahead(
     Four lines of the print cannot be meant.  Line 18 waits for F_{s-1,n_mb}, the last micro-batch on the stage before,
     where it must be F_{s-1,m}; it also waits for the offload just before, although the text fills memory: here only a
     forward without a free place waits, for the oldest offload.  Line 19 uses complete(F_{s,m}) before line 20 sets it.
-    The memory limit, which the text asks for, is missing.
-
-    Args:
-        costs: Times and bytes per stage; the limit gives each stage its places.
-        micro_batches: n_mb.
-        tolerance: T.
-        least: Forwards that each stage has in any case, as far as its places and the stage before allow.
+    The memory limit, which the text asks for, is missing: it gives each stage its places.  The tolerance is T; `least`
+    forwards each stage has in any case, as far as its places and the stage before allow.
     """
     transfers = costs.transfers
     assert transfers is not None
