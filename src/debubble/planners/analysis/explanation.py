@@ -128,11 +128,6 @@ class Explanation:
         """Bytes of a device that no plan may use."""
         return self.cluster.reserve
 
-    @property
-    def memory_is_full(self) -> bool:
-        """True if the fullest device's peak exceeds 95 percent of the memory that a plan may use."""
-        return float(self.timeline.peak_memory[self.fullest]) > FULL * self._limit
-
     @cached_property
     def causes(self) -> tuple[CauseSeconds, ...]:
         """The seconds of a step by cause, on average over the devices, largest first; they sum to the step.
@@ -181,8 +176,8 @@ class Explanation:
     @property
     def memory_words(self) -> str:
         """The clause that says how full memory is."""
-        full = "full" if self.memory_is_full else "not full"
-        return f"memory is {full} ({100 * float(self.timeline.peak_memory[self.fullest]) / self._limit:.0f}%)"
+        limit, peak = self._limits[self.fullest], float(self.timeline.peak_memory[self.fullest])
+        return f"memory is {'full' if peak > FULL * limit else 'not full'} ({100 * peak / limit:.0f}%)"
 
     @property
     def advice(self) -> str | None:
@@ -222,10 +217,6 @@ class Explanation:
 
     def _percent(self, seconds: float) -> str:
         return f"{100 * seconds / self.step_time:.1f}%"
-
-    @property
-    def _limit(self) -> float:
-        return self._limits[self.fullest]
 
     @property
     def _limits(self) -> list[float]:
