@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number
@@ -87,12 +87,9 @@ class DynamicPrograms:
     def choices(self, lengths: tuple[int, ...]) -> list[StageRecomputation]:
         """The recomputation of each stage of a cut."""
         chosen = []
-        begin = 0
-        for s, length in enumerate(lengths):
-            end = begin + length
+        for s, (begin, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
             best = front(self.units.on(s)[begin:end]).cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
             chosen.append(_required(best, s))
-            begin = end
         return chosen
 
     def _extend(self, s: int, begin: int, cuts: list[list[_Suffix]]) -> Iterator[_Suffix]:
@@ -168,10 +165,8 @@ def _efficient(cuts: Iterator[_Suffix]) -> list[_Suffix]:
 
 
 def _lengths(cut: _Suffix) -> tuple[int, ...]:
-    lengths = []
-    begin = 0
-    at: _Suffix | None = cut
-    while at is not None and at.rest is not None:
-        lengths.append(at.end - begin)
-        begin, at = at.end, at.rest
-    return tuple(lengths)
+    ends = [0]
+    while cut.rest is not None:
+        ends.append(cut.end)
+        cut = cut.rest
+    return tuple(end - begin for begin, end in pairwise(ends))

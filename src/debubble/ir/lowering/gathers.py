@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import NamedTuple
 
 from debubble.ir.ops import Kind, Op
@@ -56,12 +57,6 @@ def _with_gathers(order: Sequence[Op]) -> tuple[Op, ...]:
 
 
 def _runs(order: Sequence[Op]) -> list[_GatherRun]:
-    runs: list[_GatherRun] = []
-    for at, op in enumerate(order):
-        if op.kind not in _OF_USER:
-            continue
-        if runs and runs[-1].stage == op.stage:
-            runs[-1] = runs[-1]._replace(last=at)
-        else:
-            runs.append(_GatherRun(op.stage, at, at))
-    return runs
+    users = (at for at, op in enumerate(order) if op.kind in _OF_USER)
+    runs = ((stage, list(run)) for stage, run in groupby(users, key=lambda at: order[at].stage))
+    return [_GatherRun(stage, run[0], run[-1]) for stage, run in runs]
