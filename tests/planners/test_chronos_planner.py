@@ -1,5 +1,8 @@
 """The combined ChronosPipe planner: what it takes for a limit, and that it stays within it."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -163,3 +166,26 @@ def test_cheap_operators_never_harm(room: int) -> None:
     assert with_cheap.makespan <= without.makespan
     if room in (40, 50, 76, 100):
         assert with_cheap.makespan < without.makespan
+
+
+PLAN = """
+import debubble as db
+
+options = {"planner": "chronos", "effort": 0.1, "micro_batches": 8, "pipeline": 2, "data": 8, "zero": 1}
+print(db.plan("llama3-8b", "16xA100-40GB", **options).partition)
+"""
+
+
+def test_every_process_answers_alike_where_prices_are_equal() -> None:
+    """Python hashes words differently in every process, unless it is told not to."""
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", PLAN],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(answers) == 1

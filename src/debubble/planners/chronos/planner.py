@@ -119,7 +119,8 @@ class _ChronosSearch:
     def _needed_increments(self, fit: _Fit) -> Sequence[ChunkIncrement]:
         """The fit's increments without those that the dearer ones after them have made superfluous."""
         needed = list(fit.increments)
-        for increment in sorted(set(needed), key=lambda i: -i.price):
+        # In the order of the list, and so the same in every process, where prices are equal.
+        for increment in sorted(dict.fromkeys(needed), key=lambda i: -i.price):
             while increment in needed:
                 fewer = needed.copy()
                 fewer.remove(increment)
