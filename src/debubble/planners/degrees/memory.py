@@ -74,7 +74,7 @@ def footprints_with(job: Job, micro_batches: int) -> list[Footprint]:
 
 def footprint(degrees: Degrees, problem: Problem) -> Footprint:
     """Memory by part on the fullest device of even stages under (interleaved) 1F1B, without planning."""
-    if degrees.chunks is None and units_of(problem).gathers:
+    if degrees.chunks is None and problem.units.gathers:
         found = (
             footprint(replace(degrees, chunks=chunks), replace(problem, chunks=chunks))
             for chunks in problem.chunk_choices
