@@ -63,7 +63,7 @@ def block_gradients(
     """The gradients of q, k and v that a block has part in, of the gradient of the result of all blocks."""
     heads = k.shape[1]
     k, v = (_for_all_heads(t, q.shape[1]) for t in (k, v))
-    arguments = gradient, q, k, v, whole.output, whole.log_sum
+    arguments = gradient, q, k, v, whole.output, whole.log_sum.contiguous()
     if not q.is_cuda:
         of_q, of_k, of_v = _CPU_BACKWARD(*arguments, 0.0, causal, scale=scale)
     elif q.dtype in _FUSED_ON_CUDA and not q.shape[-1] % 8:
