@@ -158,7 +158,7 @@ class Pipeline:
         """Instructions of the last step."""
         self._origin = 0.0
         """When the last step began, in seconds on the host's clock."""
-        self._static = 0
+        self._gradient_bytes = 0
         """Most static bytes when the last step's program had run: gradients may be gone since."""
 
     # Steps
@@ -499,11 +499,11 @@ class Pipeline:
 
     def trace(self) -> Trace:
         """This rank's events, memory and phases of the last step; `Trace.join` joins those of all ranks."""
-        device, origin = self.device, self._origin
+        device, origin, static = self.device, self._origin, self._static
         step = TraceStep(
             step=self.steps_taken - 1,
             events=trace_events(self._executed, self._lanes, device=device, origin=origin),
-            memory=tuple(MemorySample(device, at - origin, self._static + b) for at, b in self._activations.samples),
+            memory=tuple(MemorySample(device, at - origin, static + b) for at, b in self._activations.samples),
             phases=tuple(TracePhase(p.what, device, p.start - origin, p.end - origin) for p in self.status.phases),
         )
         return Trace(devices=self.plan.devices, steps=(step,))
@@ -573,9 +573,9 @@ class Pipeline:
 
     def _finish_gradients(self) -> None:
         # Where replicas divide what an optimizer steps, whole gradients take more than what is left of them.
-        whole = self.static_bytes if self.ranks.over_replicas.divided else 0
+        whole = self._optimizers.gradient_bytes if self.ranks.over_replicas.divided else 0
         self._gradients.finish()
-        self._static = max(whole, self.static_bytes)
+        self._gradient_bytes = max(whole, self._optimizers.gradient_bytes)
 
     def _mean_loss(self, state: StepState) -> Tensor:
         with self.status.phase("sums the loss", local=False):
@@ -583,6 +583,11 @@ class Pipeline:
             self.ranks.sum_over_replicas(total)
             self.ranks.sum_over_pipeline(total)
             return total.to(loss_dtype(self.plan))
+
+    @property
+    def _static(self) -> int:
+        """Bytes of parameters and all else that is there throughout a step, with the last step's gradients."""
+        return self._optimizers.lasting_bytes + self._gradient_bytes
 
     @property
     def _scale(self) -> float:

@@ -128,6 +128,11 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return tensor.to_local() if _is_dtensor(tensor) else tensor
 
 
+def local_bytes(tensor: Tensor) -> int:
+    """The bytes of this rank's part of a tensor."""
+    return tensor.to_local().nbytes if _is_dtensor(tensor) else tensor.nbytes
+
+
 def inner_tensors(tensor: Tensor) -> list[Tensor]:
     """The tensors that one of a class of its own consists of, such as codes and scales; none of a plain tensor."""
     flatten = getattr(tensor, "__tensor_flatten__", None)

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind, Plan
 from debubble.runtime.distributed.gradient_norm import PartialSums, sum_of_squares
-from debubble.runtime.distributed.sharding import inner_tensors, local_tensor
+from debubble.runtime.distributed.sharding import inner_tensors, local_bytes, local_tensor
 from debubble.runtime.models.hf.names import HEAD_TABLE
 from debubble.runtime.parameters.averages import WeightAverages
 from debubble.runtime.parameters.device_part import DevicePart
@@ -93,29 +94,44 @@ class DeviceOptimizers:
 
         What the plan leaves to the host is the host's, also where both are the CPU.
         """
-        hosted = {p for weights in self._part.weights.values() if weights.on_host for p in weights.masters.values()}
-        stepped = [p for p in self._part.parameters() if p not in hosted]
-        tensors = (*stepped, *self._computing_tensors(), *self._optimizer_tensors(stepped))
+        return self.lasting_bytes + self.gradient_bytes
+
+    @property
+    def lasting_bytes(self) -> int:
+        """Those of what stays from step to step: all but gradients."""
+        tensors = (*self._stepped, *self._computing_tensors(), *self._optimizer_tensors())
         own = [part for t in map(local_tensor, tensors) for part in (inner_tensors(t) or [t])]
         # A parameter that is not gathered has an empty storage.
         bytes_at = {t.untyped_storage().data_ptr(): t.nbytes for t in own if t.untyped_storage().nbytes()}
         return sum(bytes_at.values()) + self._snapshot_bytes
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Those of the gradients that are there now, counted in every step: some hundred numbers are added up."""
+        own = [p.grad for p in self._stepped if p.grad is not None]
+        own += [gradient for weights in self._part.weights.values() for gradient in weights.gradients]
+        # A master may be the parameter that computes, and then its gradient comes twice.
+        return sum(map(local_bytes, {id(gradient): gradient for gradient in own}.values()))
+
+    @cached_property
+    def _stepped(self) -> list[nn.Parameter]:
+        """The parameters whose optimizers are the device's."""
+        hosted = {p for weights in self._part.weights.values() if weights.on_host for p in weights.masters.values()}
+        return [p for p in self._part.parameters() if p not in hosted]
+
     def _computing_tensors(self) -> Iterator[Tensor]:
-        """The parameters that compute, this replica's rows of them, and the gradients that masters do not have yet."""
+        """The parameters that compute, and this replica's rows of them."""
         for stage in self._part.stages.values():
             yield from (p for unit in stage.units for p in unit.parameters())
         for weights in self._part.weights.values():
             yield from weights.shards
-            yield from weights.gradients
 
-    def _optimizer_tensors(self, stepped: Iterable[nn.Parameter]) -> Iterator[Tensor]:
-        """The gradients, optimizer states and averages of these parameters."""
+    def _optimizer_tensors(self) -> Iterator[Tensor]:
+        """The optimizer states and averages of the parameters whose optimizers are the device's."""
         states = {p: state.values() for optimizer in self.all for p, state in optimizer.state.items()}
-        for parameter in stepped:
+        for parameter in self._stepped:
             average = None if self.averages is None else self.averages.of(parameter)
-            tensors = (parameter.grad, *states.get(parameter, ()), average)
-            yield from (t for t in tensors if isinstance(t, Tensor))
+            yield from (t for t in (*states.get(parameter, ()), average) if isinstance(t, Tensor))
 
     @property
     def _snapshot_bytes(self) -> int:
