@@ -44,18 +44,18 @@ def test_dependency_relaxation_alone_is_within_4_points(m: int) -> None:
 
 
 def test_figure_5_is_met_within_2_points() -> None:
-    assert all(abs(paper - ours) <= 2 for _, paper, ours in table_of("Figure 5").cells)
+    assert all(abs(paper - ours) <= 2 for _, paper, ours in table_of("Figure 5").rows)
 
 
 def test_table_1_is_met_within_one_and_a_half_percent() -> None:
-    for _, *cells in table_of("Table 1").cells:
+    for _, *cells in table_of("Table 1").rows:
         for paper, ours in zip(cells[::2], cells[1::2], strict=True):
             assert ours == pytest.approx(paper, rel=0.015)
 
 
 def test_the_note_of_figure_14_says_what_its_rows_say() -> None:
     table = table_of("Figure 14")
-    bubble = {row[0]: row[2:5] for row in table.cells if row[1] == "bubble"}
+    bubble = {row[0]: row[2:5] for row in table.rows if row[1] == "bubble"}
     less = [before - after for before, after in zip(bubble["DAPPLE"], bubble["Obscura"], strict=True)]
     assert f"{min(less):.1f} to {max(less):.1f} f less bubble than DAPPLE's" in table.note
 
@@ -80,7 +80,7 @@ def test_a_recompute_time_that_gives_both_of_gpt_3s_speed_ups_is_named() -> None
 
 
 def test_figure_13_has_the_papers_stages() -> None:
-    peaks = {name: values for name, *values, _ in table_of("Figure 13").cells}
+    peaks = {name: values for name, *values, _ in table_of("Figure 13").rows}
     assert [s for s in range(8) if peaks["DAPPLE"][s] <= 80] == [6, 7]
     assert max(peaks["OHP-CMB"]) > 80
     assert max(peaks["BPipe"]) == pytest.approx(106, rel=0.03)
@@ -91,7 +91,7 @@ def test_figure_13_has_the_papers_stages() -> None:
 
 
 def test_figure_14_is_met() -> None:
-    rows = {(method, what): values for method, what, *values in table_of("Figure 14").cells}
+    rows = {(method, what): values for method, what, *values in table_of("Figure 14").rows}
     for what in ("computing", "bubble"):
         assert rows["DAPPLE+", what] == pytest.approx([4 / 3 * value for value in rows["DAPPLE", what]], abs=0.01)
     assert rows["DAPPLE+", "step"][0] == 4 / 3 * rows["DAPPLE", "step"][0]

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class Table:
     Attributes:
         title: Its headline.
         columns: Names of the columns.
-        rows: The cells of each row.
+        rows: The cells of each row, each a Cell.
         basis: The standing of our figures, a key of BASIS.  Fitted inputs are named in `note`, and so is how modelled
             figures differ.
         note: Sentences under the table.
@@ -52,15 +52,10 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Any, ...], ...]
     basis: str
     note: str = ""
     keys: int = 1
-
-    @property
-    def cells(self) -> Sequence[tuple[Any, ...]]:
-        """The rows, for a reader who knows what their cells are."""
-        return self.rows
 
     @property
     def by_key(self) -> dict[Any, tuple[Any, ...]]:

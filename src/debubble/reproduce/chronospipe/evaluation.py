@@ -199,16 +199,16 @@ def savings_10() -> Table:
 def figure_10() -> Iterator[Exhibit]:
     """Other ways to recompute."""
     fitted, ours = savings_10(), planned.figure_10()
-    speeds = {row[:2]: row[4] for row in ours.cells}
+    speeds = {row[:2]: row[4] for row in ours.rows}
     yield compared(
         "saving over 1F1B of Megatron-Kwai, Chronos-Recomp and ALL",
         paper=("1.27", "1.72", "2.22"),
-        ours=[row[2] for row in fitted.cells],
+        ours=[row[2] for row in fitted.rows],
     )
     yield compared(
         "speed of Chronos-Recomp over 1F1B + R = 100%, without messages",
         paper=("1.17",),
-        ours=[fitted.cells[1][4]],
+        ours=[fitted.rows[1][4]],
         because="no message takes time here; with blocking ones it is less",
     )
     yield compared(
@@ -234,8 +234,8 @@ def figure_10() -> Iterator[Exhibit]:
     yield Bars(
         title="Figure 10: speed over 1F1B + R = 100% in the memory of each saving, planned",
         groups=[f"{row[0]}, saving {row[1]}" for row in ours.rows],
-        series={"ours": [row[4] for row in ours.cells]},
-        paper={"ours": [row[3] for row in ours.cells]},
+        series={"ours": [row[4] for row in ours.rows]},
+        paper={"ours": [row[3] for row in ours.rows]},
         unit="speed",
     )
 
@@ -287,7 +287,7 @@ def figure_11() -> Iterator[Exhibit]:
     yield compared(
         "activations saved by Chronos-Pipe and by Chronos-Recomp, against 1F1B and 1F1B + R = 50%",
         paper=("12.5", "25"),
-        ours=[number(row[2]) for row in table.cells[:2]],
+        ours=[number(row[2]) for row in table.rows[:2]],
         unit="%",
     )
     yield stated(
@@ -349,19 +349,19 @@ def savings_12() -> Table:
 def figure_12() -> Iterator[Exhibit]:
     """Other dense models."""
     table, ours = savings_12(), planned.figure_12()
-    speeds = {row[:2]: row[4] for row in ours.cells}
-    fit = [row[0] for row in table.cells if row[2] <= LIMIT]
+    speeds = {row[:2]: row[4] for row in ours.rows}
+    fit = [row[0] for row in table.rows if row[2] <= LIMIT]
     methods = (HALF, FULL, RECOMP, ALL)
     yield compared(
         "saving of Chronos-Recomp over 1F1B + R = 50%: Qwen2.5-32B, PaLM-62B, OPT-66B",
         paper=["1.21 to 1.26"] * 3,
-        ours=[row[4] for row in table.cells],
+        ours=[row[4] for row in table.rows],
         because="nothing is fitted; layers only",
     )
     yield compared(
         "saving of ALL, the same",
         paper=["1.56 to 1.58"] * 3,
-        ours=[row[5] for row in table.cells],
+        ours=[row[5] for row in table.rows],
         because="nothing is fitted; layers only",
     )
     yield stated(

@@ -372,8 +372,8 @@ def figure_15() -> Iterator[Exhibit]:
         " does not fit.",
         keys=2,
     )
-    larger = [row for row in table.cells if row[2] is not None]
-    alone = [row for row in table.cells if row[2] is None]
+    larger = [row for row in table.rows if row[2] is not None]
+    alone = [row for row in table.rows if row[2] is None]
     yield compared(
         f"Obscura, {', '.join(f'{row[0]} {row[1]}' for row in larger)}",
         paper=["1.27 to 1.31"] * len(larger),
@@ -392,7 +392,7 @@ def figure_15() -> Iterator[Exhibit]:
     yield table
     yield Bars(
         title=table.title,
-        groups=[f"{row[0]} {row[1]}" for row in table.cells],
+        groups=[f"{row[0]} {row[1]}" for row in table.rows],
         series={name: table.column(name) for name in table.columns[3:]},
         unit="speed-up",
     )

@@ -41,7 +41,7 @@ def figure_3() -> Iterator[Exhibit]:
     """Ordering variables that the solver decides, and what each reduction brings."""
     drawing, table = program.figure_3(), program.reductions()
     decided = sum(row.count("decided by the solver") for row in drawing.cells)
-    size = {row[0]: row[1:] for row in table.cells}
+    size = {row[0]: row[1:] for row in table.rows}
     every = size["all reductions"]
     fewer = ("both directions", "without transitivity", "micro-batches in any order")
     grow = all(size[name][0] > every[0] for name in fewer)
@@ -62,7 +62,7 @@ def figure_3() -> Iterator[Exhibit]:
 def figure_4() -> Iterator[Exhibit]:
     """The toy."""
     table = tables.toy_table(toys())
-    idle = {row[:2]: row[3] for row in table.cells}
+    idle = {row[:2]: row[3] for row in table.rows}
     saved = max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload as printed"] for m in toys())
     ahead = all(idle[m, "AdaOffload as printed"] <= idle[m, "PipeOffload as printed"] for m in toys())
     yield compared(

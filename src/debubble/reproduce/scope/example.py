@@ -115,9 +115,9 @@ def bubbles_drawn() -> Bars:
     table = bubbles_table()
     return Bars(
         title="The three kinds of bubbles of the running example",
-        groups=[str(row[0]) for row in table.rows],
+        groups=[row[0] for row in table.rows],
         series={
-            name: [float(row[at + 1] or 0) for row in table.rows]
+            name: [row[at + 1] for row in table.rows]
             for at, name in enumerate(("work", "recomputation", "imbalance", "preparation"))
         },
         unit="forwards of a layer",

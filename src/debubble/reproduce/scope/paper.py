@@ -38,8 +38,8 @@ def motivation() -> Iterator[Exhibit]:
     table = example.bubbles_table()
     yield compared(
         "work + B_R + B_I + B_P, Megatron-Even and SCOPE: the step, which we simulate",
-        paper=[f"{row[5]:.2f}" for row in table.cells],
-        ours=[row[6] for row in table.cells],
+        paper=[f"{row[5]:.2f}" for row in table.rows],
+        ours=[row[6] for row in table.rows],
     )
     yield holds(
         "the pipeline leaks recomputation, imbalance and preparation, and together SCOPE has less of them", fewer
@@ -65,7 +65,7 @@ def running_example() -> Iterator[Exhibit]:
 def end_to_end() -> Iterator[Exhibit]:
     """LLaMA-175B."""
     table = tables.end_to_end(answer)
-    rows = {row[:4]: row[4:] for row in table.cells}
+    rows = {row[:4]: row[4:] for row in table.rows}
     published = [(key, poster, ours) for key, (poster, ours) in rows.items() if poster is not None]
     scope = {"full": "SCOPE dual", TRI: "SCOPE tri", "all": "SCOPE, R, I and P"}
     same = [[rows[name, which, "1F1B", EVEN][1] for name in (ours, "AdaPipe")] for which, ours in scope.items()]
@@ -123,12 +123,12 @@ def scalability() -> Iterator[Exhibit]:
         ("speed-up of tri on 1,024, 8,192 and 16,384 devices, 1F1B", 3),
         ("the same on interleaved 1F1B", 5),
     ):
-        ours = [row[column] for row in table.cells]
+        ours = [row[column] for row in table.rows]
         yield compared(statement, paper=["1.18 to 1.20"] * 3, ours=ours, because=UNKNOWN)
     yield compared(
         "MFU on 1,024 and on 16,384 devices (it climbs; of which planner the poster does not say), tri interleaved",
         paper=("28.4", "37.9"),
-        ours=[number(table.cells[at][7]) for at in (0, -1)],
+        ours=[number(table.rows[at][7]) for at in (0, -1)],
         unit="%",
         because="at 8,192 sequences per step more devices leave each pipeline fewer micro-batches, so that ours"
         " falls; the poster's batch may grow with the devices",
@@ -152,13 +152,13 @@ def generality() -> Iterator[Exhibit]:
     yield compared(
         "MFU gain of tri on 1F1B: " + ", ".join(str(row[0]) for row in table.rows),
         paper=["1.20 to 1.31"] * len(table.rows),
-        ours=[row[4] for row in table.cells],
+        ours=[row[4] for row in table.rows],
         because=UNKNOWN,
     )
     yield table
     yield Bars(
         title=table.title,
-        groups=[str(row[0]) for row in table.rows],
+        groups=[row[0] for row in table.rows],
         series=_gains(table),
         unit="gain",
     )
@@ -169,7 +169,7 @@ def memory() -> Iterator[Exhibit]:
     table = tables.memory(answer)
 
     def shares(column: int) -> list[float | None]:
-        return [None if row[column] is None else number(row[column]) for row in table.cells]
+        return [None if row[column] is None else number(row[column]) for row in table.rows]
 
     names = ", ".join(dict.fromkeys(f"{row[0]} on {row[1]}" for row in table.rows))
     count = len(table.rows)
@@ -184,7 +184,7 @@ def memory() -> Iterator[Exhibit]:
         because=f"{UNKNOWN}; a plan uses what memory it can turn into time, and no more",
     )
     yield compared(
-        "gain in capacity", paper=["1.20 to 1.42"] * count, ours=[row[7] for row in table.cells], because=UNKNOWN
+        "gain in capacity", paper=["1.20 to 1.42"] * count, ours=[row[7] for row in table.rows], because=UNKNOWN
     )
     yield table
     yield Bars(
