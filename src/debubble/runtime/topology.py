@@ -163,7 +163,8 @@ class Ranks:
         channels = [(ranks[a], ranks[b], what) for ranks in self._pipelines for a, b, what in message_channels(program)]
         working = (*self._pipelines, *self._parts, *self._slices, *self._same_slice, *self._experts)
         sharing = (*self._replicas, *self._same_experts)
-        tied = [tuple(sorted(pipeline[d] for d in tied_devices(self._plan))) for pipeline in self._pipelines]
+        sharing_table = tied_devices(self._plan)
+        tied = [tuple(sorted(pipeline[d] for d in sharing_table)) for pipeline in self._pipelines]
         self.transport.open(
             channels,
             [(ranks, Lane.COMPUTE) for ranks in (*working, *sharing, *tied)]

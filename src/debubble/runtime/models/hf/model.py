@@ -7,8 +7,10 @@ children; its pipeline plan, or else the order of these children, says what come
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -246,8 +248,14 @@ def tied_names(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """The names of the embedding's and the head's table, if they are one."""
     model = ModelConfig.from_hf(config)
     if model.whole_layers:
-        return tables_of(on_meta(config))
+        return _tied_names_by_transformers(json.dumps(dict(config)))
     return (TABLE[model.is_gpt2], HEAD_TABLE) if model.tied else None
+
+
+@lru_cache(maxsize=64)
+def _tied_names_by_transformers(config: str) -> tuple[str, str] | None:
+    """The same of a model that has to be made to know it: once for each config, as JSON."""
+    return tables_of(on_meta(json.loads(config)))
 
 
 def tables_of(model: Any) -> tuple[str, str] | None:
