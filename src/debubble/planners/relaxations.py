@@ -180,8 +180,11 @@ def first_arrivals(a: Pieces) -> NDArray[np.float64]:
 def ramps_bound(a: Pieces, *, least: float = 0.0, behind: float = 0.0) -> float:
     """The least time that work, memory and links leave, counting the idle time of both ramps; 0 without a limit.
 
-    `least` is a makespan that no plan beats for other reasons.  `behind` is the time of the optimizer behind the
-    pipeline if no stage is stepped inside, which is bounded with the makespan; 0 bounds the makespan alone.
+    Args:
+        a: The pieces.
+        least: A makespan that no plan beats for other reasons.
+        behind: Time of the optimizer behind the pipeline if no stage is stepped inside, which is bounded with the
+            makespan; 0 bounds the makespan alone.
     """
     room = sum(a.rooms) - a.workspace
     if math.isinf(room) or math.isinf(a.bytes_per_second):

@@ -67,8 +67,14 @@ def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals
     A model with layers of two halves, say, leaves a device of two stages no four attentions without an MLP.  That the
     runs of different devices must not overlap is given up.
 
-    Every device may have as many stages as `chunks` says.  `least` is a time that is known to be needed, such as the
-    granular bound; it, or what was excluded beyond it, is the answer where there are too many ways.
+    Args:
+        a: The pieces, and the devices that they are dealt to.
+        chunks: The numbers of stages that every device may have.
+        least: A time that is known to be needed, such as the granular bound.
+        arrivals: As of `granular_bound`.
+
+    Returns:
+        The time; `least`, or what was excluded beyond it, if there are too many ways.
     """
     kinds = _kinds(a)
     if _ways(kinds) > STATES or math.isinf(least):

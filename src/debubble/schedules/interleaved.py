@@ -82,8 +82,13 @@ def in_groups(
 ) -> Schedule:
     """The order of interleaved 1F1B whose micro-batches take turns in groups.
 
-    A group has as many as there are devices by default.  Device d has `ahead[d]` forwards on the last chunk before its
-    first backward, and its W are late by `delays[d]` backwards; without delays backwards are whole.
+    Args:
+        name: The schedule's name.
+        micro_batches: Micro-batches of a step, m.
+        chunks: Stages per device, v.
+        ahead: Per device, its forwards on the last chunk before its first backward.
+        group: Micro-batches of a group; as many as there are devices by default.
+        delays: Per device, the backwards by which each W is late; None: backwards are whole.
     """
     devices = len(ahead)
     sizes = group_sizes(micro_batches, group or devices)

@@ -85,10 +85,14 @@ class Front:
         period: float = float("inf"),
         at_least: float = 0.0,
     ) -> StageRecomputation | None:
-        """The least recomputation with which `alive` activations and their workspace fit the budget; None if none does.
+        """The least recomputation with which the activations fit; None if none does.
 
-        With swapping a transfer takes so many seconds per byte kept, and may take `period`, the time of a micro-batch
-        without recomputation, and the recompute time.  No recomputation that takes less than `at_least` is chosen.
+        Args:
+            alive: Activations that are in memory at a time.
+            budget: Bytes for them and for the workspace.
+            transfer: With swapping, seconds per byte kept, which may take `period` and the recompute time.
+            period: Time of a micro-batch without recomputation.
+            at_least: Recompute time below which nothing is chosen.
         """
         fits = (alive * self.kept + self.workspace <= budget) & (transfer * self.kept <= period + self.recompute)
         fits &= self.recompute >= at_least

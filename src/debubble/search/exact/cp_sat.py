@@ -41,9 +41,15 @@ def solve(
 ) -> Iterator[Incumbent]:
     """Improve an incumbent, or prove it optimal: yield it anew whenever schedule or bound got better.
 
-    Its whole backwards stay whole; in a problem that may split them, nothing is then proven.  Nor is it if only the
-    operations of `free` may change their place in their lists.  Raises SolverError if the model turns out not to hold
-    the incumbent.
+    Args:
+        problem: The operations to order.
+        best: The incumbent.  Its whole backwards stay whole; in a problem that may split them, nothing is then proven.
+        effort: How much CP-SAT may do.
+        seed: Seed of CP-SAT.
+        free: Only these operations may change their place in their lists; nothing is proven then.  All by default.
+
+    Raises:
+        SolverError: The model turns out not to hold the incumbent.
     """
     whole = {(op.stage, op.micro_batch) for op in best.schedule.operations if op.kind is Kind.B}
     everything = free is None and problem.halves_cover_wholes and not (whole and problem.split)
