@@ -11,7 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from debubble.errors import InputError
+from debubble.files import decode_versioned, read_file, write_whole
 from debubble.ir.degrees import Degrees, DegreeSearch
 from debubble.ir.ops import Kind
 from debubble.ir.plan_entries import (
@@ -23,7 +26,7 @@ from debubble.ir.plan_entries import (
     WhatIf,
     recomputation_of,
 )
-from debubble.ir.plan_file import VERSION, PlanFile, ScheduleFile, read_plan_file, write_plan_file
+from debubble.ir.plan_file import VERSION, PlanFile, ScheduleFile
 from debubble.ir.schedule import Schedule
 from debubble.ir.stage_costs import Number, StageCosts
 
@@ -155,12 +158,14 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan file, whole or not at all."""
-        write_plan_file(self.to_file(), Path(path))
+        write_whole(Path(path), msgspec.json.format(msgspec.json.encode(self.to_file()), indent=1) + b"\n")
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
-        return Plan.of_file(read_plan_file(Path(path)))
+        content, again = read_file(Path(path), "plan file"), "make the plan again with `debubble plan`"
+        file = decode_versioned(content, PlanFile, what="plan", name=str(path), version=VERSION, again=again)
+        return Plan.of_file(file)
 
     def to_file(self) -> PlanFile:
         """The content of its file."""

@@ -5,12 +5,10 @@ Orders are written in torch's letters, one string per device, so that a person c
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from debubble.files import decode_versioned, read_file, write_whole
 from debubble.ir.degrees import DegreeSearch
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
@@ -86,15 +84,3 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     what_ifs: tuple[WhatIf, ...] = ()
     origin: Origin | None = None
     target: str | None = None
-
-
-def write_plan_file(file: PlanFile, path: Path) -> None:
-    """Write the file beside its place and rename it, so that it is never half there."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
-
-
-def read_plan_file(path: Path) -> PlanFile:
-    """Read and validate a plan file; raises InputError with one sentence."""
-    again = "make the plan again with `debubble plan`"
-    content = read_file(path, "plan file")
-    return decode_versioned(content, PlanFile, what="plan", name=str(path), version=VERSION, again=again)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -70,7 +71,7 @@ class ComputeOrder:
             InfeasibleError: The schedule does not fit the costs' memory limit.
         """
         # Importing the search takes a while, which the other schedules need not wait for.
-        from debubble.search.constructive.offload import all_pairs, offload_to_fit
+        from debubble.search.constructive.offload import offload_to_fit
         from debubble.search.problem import OrderProblem
 
         problem = OrderProblem(
@@ -80,7 +81,8 @@ class ComputeOrder:
             split=bool(self.schedule.split_backward),
             offload=True,
         )
-        moved = offload_to_fit(problem, self.schedule.orders, eager=all_pairs(problem))
+        everything = set(product(range(problem.stages), range(problem.micro_batches)))
+        moved = offload_to_fit(problem, self.schedule.orders, eager=everything)
         if moved is None:
             raise InfeasibleError(
                 f"The schedule '{self.schedule.name}' does not fit the memory limit although everything is offloaded:"

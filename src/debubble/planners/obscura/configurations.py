@@ -108,7 +108,9 @@ def configurations(stages: Stages) -> Iterator[Configuration]:
     """Enumerate k, x, lambda_k and beta; k follows from CMB-Identifying and from plain identification."""
     p, m = stages.problem.devices, stages.problem.micro_batches
     yield Configuration(adjusted=0, migrated=0)
-    for adjusted in sorted({identify(stages, cheap) for cheap in cheap_choices(stages)} - {0}):
+    # Stages that are not adjusted are assumed to recompute nothing, or the cheap operators.
+    assumed = (stages.named(strategy) for strategy in ("none", "cmb") if stages.knows(strategy))
+    for adjusted in sorted({identify(stages, choices) for choices in assumed} - {0}):
         for migrated in _spread(range(1 if adjusted < p else 0, most_migrated(p, adjusted) + 1)):
             yield Configuration(adjusted=adjusted, migrated=migrated)
             if stages.costs.offload is None or (stages.problem.peers and adjusted > p // 2):
@@ -123,13 +125,6 @@ def _spread(values: range) -> list[int]:
     if len(values) <= VALUES:
         return list(values)
     return [values[i * (len(values) - 1) // (VALUES - 1)] for i in range(VALUES)]
-
-
-def cheap_choices(stages: Stages) -> Iterator[Sequence[StageRecomputation]]:
-    """Assumptions of identification on stages that are not adjusted: nothing recomputed, or the cheap operators."""
-    yield stages.named("none")
-    if stages.knows("cmb"):
-        yield stages.named("cmb")
 
 
 def fits(stages: Stages, configuration: Configuration) -> Iterator[FittedConfiguration]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from debubble.ir import Schedule
 from debubble.search.annealing.arrays import PeriodicBlock, arrays_of, decode, encode
-from debubble.search.annealing.layout import FROM_SCRATCH, Ints, Shares
+from debubble.search.annealing.layout import FROM_SCRATCH, Shares
 from debubble.search.annealing.moves import anneal
 from debubble.search.problem import Incumbent, OrderProblem
 
@@ -53,17 +53,14 @@ class Walker:
         """Go to an incumbent's lists, and forget the best of its own."""
         self.best_orders, self.best_lengths = encode(self.problem, best.schedule)
         self.best = self.reported = float(best.value)
-        self._go(self.best_orders, self.best_lengths)
+        self.go_back()
 
     def go_back(self) -> None:
         """Return to the best lists of its own."""
-        self._go(self.best_orders, self.best_lengths)
-
-    def _go(self, orders: Ints, lengths: Ints) -> None:
-        self.orders, self.lengths = orders.copy(), lengths.copy()
+        self.orders, self.lengths = self.best_orders.copy(), self.best_lengths.copy()
         if self.block is not None:
             begin = self.arrays.layout.begin
-            schedule = decode(self.problem, orders, lengths, name=self.name)
+            schedule = decode(self.problem, self.orders, self.lengths, name=self.name)
             self.arrays.ints[begin : begin + self.problem.devices] = self.block.begins(schedule)
 
     def walk(self, steps: int, *, temperature: float, target: float) -> int:

@@ -7,7 +7,6 @@ takes, if memory allows.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Container, Iterable, Sequence
 
 from debubble.ir import Kind, Number, Op, Schedule
@@ -29,11 +28,6 @@ def offload_to_fit(
     fitted = [_BeladyWalk(problem, base, d, eager).run() for d in range(problem.devices)]
     complete = [order for order in fitted if order is not None]
     return None if len(complete) < len(fitted) else problem.schedule(complete)
-
-
-def all_pairs(problem: OrderProblem) -> frozenset[Pair]:
-    """List every (stage, micro-batch)."""
-    return frozenset(itertools.product(range(problem.stages), range(problem.micro_batches)))
 
 
 def movable_pairs(problem: OrderProblem, timetable: ListSchedule) -> frozenset[Pair]:
