@@ -127,11 +127,11 @@ class MilpModel:
         values.update({variable: times[op][1] for op, variable in self.end.items()})
         orders = [(before, a, b) for (a, b), before in self.before.items() if isinstance(before, mathopt.Variable)]
         for forward, away in self.away.items():
-            out, back = _transferred(Kind.O, forward), _transferred(Kind.L, forward)
+            out, back = forward._replace(kind=Kind.O), forward._replace(kind=Kind.L)
             values[away] = float(out in times)
             if out in times:
                 values[self.out[forward]], values[self.back[forward]] = times[out][0], times[back][0]
-        ends = [(v, _transferred(Kind.O, x), _transferred(Kind.L, y)) for (x, y), v in self.offload_first.items()]
+        ends = [(v, x._replace(kind=Kind.O), y._replace(kind=Kind.L)) for (x, y), v in self.offload_first.items()]
         for variable, a, b in (*orders, *self.events, *ends):
             values[variable] = float(a in times and b in times and times[a][1] <= times[b][0] + 1e-9)
         for variable, a, b in self.begun:
@@ -296,7 +296,7 @@ class MilpModel:
         done = self._binary()
         self._add(done <= self.away[y])
         self._add(self.out[y] + self._transfer(y.stage)[0] <= self._start(x) + self.big * (1 - done))
-        self.events.append((done, _transferred(Kind.O, y), x))
+        self.events.append((done, y._replace(kind=Kind.O), x))
         return done
 
     def _reloaded(self, y: Op, x: Op) -> Any:
@@ -305,7 +305,7 @@ class MilpModel:
         self._add(counts <= self.away[y])
         self._add(self.back[y] >= self._start(x) - self.big * (counts + 1 - self.away[y]))
         self.counted[y, x] = counts
-        self.begun.append((counts, _transferred(Kind.L, y), x))
+        self.begun.append((counts, y._replace(kind=Kind.L), x))
         return counts
 
     def _at_reload(self, y: Op, forwards: list[Op], room: float, size: float, freed: dict[Kind, float]) -> None:
@@ -316,13 +316,13 @@ class MilpModel:
                 ended = self._binary()
                 self._add(self.end[Op(c, y.stage, x.micro_batch)] <= self.back[y] + self.big * (1 - ended))
                 resident -= amount * ended
-                self.events.append((ended, Op(c, y.stage, x.micro_batch), _transferred(Kind.L, y)))
+                self.events.append((ended, Op(c, y.stage, x.micro_batch), y._replace(kind=Kind.L)))
             if x == y:
                 continue
             counts = self._binary()
             self._add(self._start(x) >= self.back[y] - self.big * (counts + 1 - self.away[y]))
             self._add(self.counted[y, x] + counts >= self.away[y])
-            self.begun.append((counts, x, _transferred(Kind.L, y)))
+            self.begun.append((counts, x, y._replace(kind=Kind.L)))
             resident += size * counts - size * self.offload_first[x, y]
             if x.micro_batch < y.micro_batch:
                 resident += size * self.away[x]
@@ -368,8 +368,3 @@ class MilpModel:
         first, free = self._binary(), self.big * (2 - self.away[x] - self.away[y])
         self._add(start_y >= start_x + time_x - self.big * (1 - first) - free)
         self._add(start_x >= start_y + time_y - self.big * first - free)
-
-
-def _transferred(kind: Kind, forward: Op) -> Op:
-    """The offload or reload of what a forward leaves."""
-    return Op(kind, forward.stage, forward.micro_batch)
