@@ -36,7 +36,7 @@ from soak import children, is_rank, newest
 from torch.nn.functional import cross_entropy
 
 import debubble as db
-from debubble.training.data.text import Corpus, Sequences
+from debubble.training.data.text import Sequences, load_tokens
 from debubble.training.optimizer import learning_rate
 
 RANKS, ROWS, SEED, WINDOWS = 4, 4, 0, 32
@@ -116,7 +116,7 @@ def write_texts(folder: Path, length: int) -> None:
 
 def sequences(path: Path, length: int) -> Sequences:
     """A text as sequences of bytes."""
-    return Sequences(corpus=Corpus.load(path), sequence_length=length, seed=SEED)
+    return Sequences(tokens=load_tokens(path), sequence_length=length, seed=SEED)
 
 
 # The reference: one process

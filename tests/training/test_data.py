@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from debubble.ir import InputError
 from debubble.training.checks import check
 from debubble.training.data.datasets import TextSamples
-from debubble.training.data.text import Corpus, Sequences
+from debubble.training.data.text import Sequences, load_tokens
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.options import TrainOptions
 from debubble.training.samples import samples_of
@@ -23,12 +23,11 @@ def test_files_of_a_directory_follow_each_other_in_order_each_ended_by_a_zero(tm
     (tmp_path / "b.txt").write_text("bb")
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "picture.bin").write_bytes(b"x\0y")
-    assert Corpus.load(tmp_path).tokens.tolist() == [97, 0, 98, 98, 0]
+    assert load_tokens(tmp_path).tolist() == [97, 0, 98, 98, 0]
 
 
 def test_the_default_data_is_python_source_without_zeros_inside(tmp_path: Path) -> None:
-    corpus = Corpus.load()
-    text = corpus.tokens.tobytes()
+    text = load_tokens().tobytes()
     assert b"def __init__(self" in text
     assert len(text) > 1_000_000
 
@@ -37,11 +36,11 @@ def test_the_default_data_is_python_source_without_zeros_inside(tmp_path: Path) 
 def test_data_that_is_not_there_is_one_sentence(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(InputError, match=message):
-        Corpus.load(tmp_path / name)
+        load_tokens(tmp_path / name)
 
 
 def sequences(size: int, length: int, seed: int = 0) -> Sequences:
-    return Sequences(corpus=Corpus(np.arange(size, dtype=np.uint8)), sequence_length=length, seed=seed)
+    return Sequences(tokens=np.arange(size, dtype=np.uint8), sequence_length=length, seed=seed)
 
 
 def test_a_sample_is_a_window_and_the_token_after_it() -> None:
@@ -95,13 +94,13 @@ def texts(tmp_path: Path) -> Any:
 def test_a_tokenizers_tokens_follow_each_other_each_text_ended_as_its_config_says(texts: Any, tokenizer: Any) -> None:
     (tokenizer / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
     expected = [2, 3, 4, 1, 4, 0, 1]
-    assert Corpus.load(texts, HfTokenizer(tokenizer, end=99)).tokens.tolist() == expected
-    assert Corpus.load(texts, HfTokenizer(tokenizer / "tokenizer.json")).tokens.tolist() == expected
+    assert load_tokens(texts, HfTokenizer(tokenizer, end=99)).tolist() == expected
+    assert load_tokens(texts, HfTokenizer(tokenizer / "tokenizer.json")).tolist() == expected
 
 
 def test_without_one_the_models_own_token_ends_a_text_or_none(texts: Any, tokenizer: Any) -> None:
-    assert Corpus.load(texts, HfTokenizer(tokenizer, end=1)).tokens.tolist() == [2, 3, 4, 1, 4, 0, 1]
-    assert Corpus.load(texts, HfTokenizer(tokenizer)).tokens.tolist() == [2, 3, 4, 4, 0]
+    assert load_tokens(texts, HfTokenizer(tokenizer, end=1)).tolist() == [2, 3, 4, 1, 4, 0, 1]
+    assert load_tokens(texts, HfTokenizer(tokenizer)).tolist() == [2, 3, 4, 4, 0]
 
 
 def test_tokens_are_made_once_and_again_when_a_file_has_changed(
@@ -109,13 +108,13 @@ def test_tokens_are_made_once_and_again_when_a_file_has_changed(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(texts.parent / "cache"))
     kept = texts.parent / "cache" / "debubble" / "tokens"
-    Corpus.load(texts, HfTokenizer(tokenizer))
+    load_tokens(texts, HfTokenizer(tokenizer))
     (first,) = kept.iterdir()
-    Corpus.load(texts, HfTokenizer(tokenizer))
+    load_tokens(texts, HfTokenizer(tokenizer))
     assert list(kept.iterdir()) == [first]
     assert first.suffix == ".uint16"
     (texts / "2.txt").write_text("c d a")
-    assert Corpus.load(texts, HfTokenizer(tokenizer)).tokens.tolist() == [2, 3, 4, 4, 0, 2]
+    assert load_tokens(texts, HfTokenizer(tokenizer)).tolist() == [2, 3, 4, 4, 0, 2]
     assert len(list(kept.iterdir())) == 2
 
 
@@ -124,16 +123,16 @@ def test_a_long_text_is_tokenized_in_pieces_that_end_at_line_ends(
 ) -> None:
     monkeypatch.setattr("debubble.training.data.tokenizer.PIECE", 7)
     (texts / "2.txt").write_text("a b c\n" * 5 + "b")
-    assert Corpus.load(texts / "2.txt", HfTokenizer(tokenizer)).tokens.tolist() == [2, 3, 4] * 5 + [3]
+    assert load_tokens(texts / "2.txt", HfTokenizer(tokenizer)).tolist() == [2, 3, 4] * 5 + [3]
 
 
 def test_what_is_no_tokenizer_is_one_sentence(texts: Any) -> None:
     with pytest.raises(InputError, match=r"1\.txt has no tokenizer that can be read"):
-        Corpus.load(texts, HfTokenizer(texts / "1.txt"))
+        load_tokens(texts, HfTokenizer(texts / "1.txt"))
 
 
 def test_positions_of_texts_that_are_separate_count_from_the_beginning_of_each() -> None:
-    sequences = Sequences(corpus=Corpus(np.array([5, 0, 6, 7, 0, 8, 9])), sequence_length=6)
+    sequences = Sequences(tokens=np.array([5, 0, 6, 7, 0, 8, 9]), sequence_length=6)
     batch = TextSamples(sequences, separator=0).batch(0, count=1)
     assert not isinstance(batch, torch.Tensor)
     assert batch["input_ids"].tolist() == [[5, 0, 6, 7, 0, 8]]

@@ -13,7 +13,7 @@ from debubble.ir import InputError, Plan
 from debubble.runtime.models.units import MicroBatch
 from debubble.training.checks import check
 from debubble.training.data.datasets import DatasetSamples, TextSamples, ValidationSet
-from debubble.training.data.text import Corpus, Sequences
+from debubble.training.data.text import Sequences, load_tokens
 from debubble.training.options import TrainOptions
 from tests.support.reference_model import ReferenceModel
 from tests.support.training_cases import train_alone
@@ -32,7 +32,7 @@ def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
 
 
 def test_every_window_is_in_a_batch_once_and_the_last_batch_is_filled_without_targets() -> None:
-    sequences = Sequences(corpus=Corpus(np.arange(1, 16)), sequence_length=2)
+    sequences = Sequences(tokens=np.arange(1, 16), sequence_length=2)
     validation = ValidationSet(source=TextSamples(sequences), rows=2, replicas=2)
     first, second = ([batch["targets"].tolist() for batch in validation.batches(replica)] for replica in range(2))
     assert first == [[[2, 3], [4, 5]], [[10, 11], [12, 13]]]
@@ -54,7 +54,7 @@ def test_the_validation_loss_is_that_of_one_process_on_every_window(options: Tra
     plan = Plan.load(options.plan)
     assert plan.model is not None
     model = ReferenceModel(plan.model, dtype=torch.float32)
-    sequences = Sequences(corpus=Corpus.load(Path(options.validation or "")), sequence_length=32)
+    sequences = Sequences(tokens=load_tokens(Path(options.validation or "")), sequence_length=32)
     tokens = torch.from_numpy(sequences.windows(np.arange(sequences.per_epoch)))
     targets = tokens[:, 1:].contiguous()
     with torch.no_grad():

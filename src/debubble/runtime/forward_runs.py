@@ -23,7 +23,6 @@ from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.operators import widen
-from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.step_inputs import StepInputs
 from debubble.runtime.topology import Ranks
 
@@ -35,11 +34,10 @@ class ForwardRuns:
 
     Args:
         plan: Whose stages run; they may train by another order of them.
-        part: This device's stages.
         inputs: Makes the inputs.
         batches: Compares the ranks' batches.
         ranks: All ranks of the run.
-        operations: Those of the steps.
+        operations: Those of the steps, on this device's stages.
         activations: Ledger of the steps.
         status: What this rank does is written there.
     """
@@ -47,7 +45,6 @@ class ForwardRuns:
     def __init__(
         self,
         plan: Plan,
-        part: DevicePart,
         inputs: StepInputs,
         batches: BatchAgreement,
         ranks: Ranks,
@@ -55,8 +52,9 @@ class ForwardRuns:
         activations: Ledger,
         status: RankStatus,
     ) -> None:
-        self._plan, self._part, self._inputs, self._batches, self._ranks = plan, part, inputs, batches, ranks
+        self._plan, self._inputs, self._batches, self._ranks = plan, inputs, batches, ranks
         self._status, self._lanes, self._activations = status, operations.lanes, activations
+        self._stages, self._weights = operations.stages, operations.weights
         program = lower_forwards(plan.schedule, plan.costs)
         messages = Ledger(self._lanes.device)
         operations = replace(operations, program=program, messages=messages, evaluating=True)
@@ -64,7 +62,6 @@ class ForwardRuns:
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor:
         """The mean loss over the targets of all batches.  Raises InputError if there is none."""
-        self._part.load_working()
         total, targets = torch.zeros((), dtype=torch.float64, device=self._lanes.device), 0
         self._status.enter("evaluates", local=False)
         with self._evaluation_mode():
@@ -90,13 +87,12 @@ class ForwardRuns:
             raise InputError("Context parallelism divides whole sequences alone: generate with a plan of context 1.")
         if prompts.dim() != 2 or not prompts.numel():
             raise InputError(f"Prompts have shape [rows, length], not {list(prompts.shape)}.")
-        self._part.load_working()
         each, rows = self._plan.micro_batches, len(prompts)
         # The program has so many micro-batches, whatever they hold.
         tokens = prompts.to(self._lanes.device)[torch.arange(-(-rows // each) * each) % rows]
         random = torch.Generator(device=self._lanes.device).manual_seed(seed)
         self._status.enter("generates", local=False)
-        kept = _last_logits(self._plan, self._part.stages, self._ranks.device, self._ranks.tensor)
+        kept = _last_logits(self._plan, self._stages, self._ranks.device, self._ranks.tensor)
         with self._evaluation_mode(), kept as logits:
             for _ in range(new_tokens):
                 batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0)
@@ -111,8 +107,10 @@ class ForwardRuns:
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
-        """Let all modules be in evaluation mode, and measure nothing."""
-        units = [unit for stage in self._part.stages.values() for unit in stage.units]
+        """Let all modules compute with the newest parameters and be in evaluation mode, and measure nothing."""
+        for weights in self._weights.values():
+            weights.load_working()
+        units = [unit for stage in self._stages.values() for unit in stage.units]
         modes = [(module, module.training) for unit in units for module in unit.modules()]
         try:
             for module, _ in modes:

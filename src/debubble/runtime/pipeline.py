@@ -537,14 +537,7 @@ class Pipeline:
     @cached_property
     def _forward_runs(self) -> ForwardRuns:
         return ForwardRuns(
-            self.plan,
-            self._part,
-            self._inputs,
-            self._batches,
-            self.ranks,
-            self._operations,
-            self._activations,
-            self.status,
+            self.plan, self._inputs, self._batches, self.ranks, self._operations, self._activations, self.status
         )
 
     def _check_optimizers(self, *, made: bool) -> None:

@@ -110,11 +110,7 @@ class Ranks:
         return tuple(sorted(self.pipeline[d] for d in tied_devices(self._plan)))
 
     def first_per_device(self, values: Sequence[T]) -> list[T]:
-        """Keep the values of replica 0's tensor rank 0 of each pipeline device.
-
-        Args:
-            values: One for every rank, by rank.
-        """
+        """Keep, of one value for every rank, those of replica 0's tensor rank 0 of each pipeline device."""
         return [values[rank] for rank in self._pipelines[0]]
 
     @property

@@ -11,7 +11,7 @@ from debubble.ir import InputError, Plan
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.training.checkpoint.folder import DamagedError, RunProgress, check_sizes, checkpoints, latest, progress_of
-from debubble.training.data.text import VOCABULARY, Corpus, Sequences
+from debubble.training.data.text import VOCABULARY, Sequences, load_tokens
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
 from debubble.training.settings import Checkpoints, Execution, Records, TrainingData
@@ -219,8 +219,8 @@ def sequences_of(options: TrainOptions, plan: Plan, data: Path | None) -> Sequen
         needed, kind = tokenizer.vocabulary, f"the tokenizer {options.tokenizer}"
     if vocabulary < needed:
         raise InputError(f"The model's vocabulary has {vocabulary} tokens, but {kind} needs {needed}.")
-    corpus = Corpus.load(data, tokenizer)
-    return Sequences(corpus=corpus, sequence_length=plan.options.sequence_length, seed=options.seed)
+    tokens = load_tokens(data, tokenizer)
+    return Sequences(tokens=tokens, sequence_length=plan.options.sequence_length, seed=options.seed)
 
 
 def _end_of_text(model: Mapping[str, Any]) -> int | None:

@@ -185,13 +185,7 @@ def _displays(options: TrainOptions, *, done: int) -> Iterator[AbstractContextMa
 
 
 class TrainingRun:
-    """The state of a run on this rank.
-
-    Args:
-        options: The options of the run; the same on all ranks.
-        plan: The plan that runs.
-        samples: Where batches come from.
-    """
+    """The state of a run on this rank; the options are the same on all ranks."""
 
     def __init__(self, options: TrainOptions, plan: Plan, samples: SampleSource) -> None:
         self.options, self.plan = options, plan

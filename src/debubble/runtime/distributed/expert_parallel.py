@@ -24,11 +24,7 @@ class ExpertGroup(CutGroup):
     """The ranks that divide the experts of every layer among them, as one of them sees them."""
 
     def exchange(self, choices: Tensor) -> TokenExchange:
-        """Tell the others how many rows each expert gets from here.
-
-        Args:
-            choices: Rows for every expert, [experts].
-        """
+        """Tell the others how many rows each expert gets from here: `choices`, [experts]."""
         if self.size == 1:
             return TokenExchange(self, (), (), choices.tolist(), ())
         own = len(choices) // self.size

@@ -82,12 +82,7 @@ class PartialSums:
 
 
 class NormRelay:
-    """Passes partial sums along one pipeline, and the total back.
-
-    Args:
-        transport: This rank.
-        ranks: The pipeline's ranks, in the order of their turns.
-    """
+    """Passes partial sums along one pipeline, whose ranks come in the order of their turns, and the total back."""
 
     def __init__(self, transport: Transport, ranks: Sequence[int]) -> None:
         self._transport = transport

@@ -21,11 +21,7 @@ Function = Callable[..., Any]
 
 
 class Compiler:
-    """Compiles functions, each once.
-
-    Args:
-        backend: Of `torch.compile`.
-    """
+    """Compiles functions, each once, with one of the backends of `torch.compile`."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend

@@ -110,12 +110,7 @@ def dequantized(codes: Tensor, *scales: Tensor) -> Tensor:
 
 
 class Nf4Products(Products):
-    """The products of a frozen layer whose weight has 4 bits: it is expanded for each of them.
-
-    Args:
-        layer: The layer.
-        shape: Of its weight.
-    """
+    """The products of a frozen layer whose weight, of that shape, has 4 bits: it is expanded for each of them."""
 
     def __init__(self, layer: Linear, shape: torch.Size) -> None:
         self._layer, self.shape = layer, shape

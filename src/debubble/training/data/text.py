@@ -26,27 +26,21 @@ Tokens = npt.NDArray[np.int64]
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """All files after each other, each followed by the token that ends a text."""
+def load_tokens(path: Path | None = None, tokenizer: HfTokenizer | None = None) -> npt.NDArray[Any]:
+    """Read a file, the text files of a directory, or (None) the sources of Python's standard library.
 
-    tokens: npt.NDArray[Any]
-
-    @staticmethod
-    def load(path: Path | None = None, tokenizer: HfTokenizer | None = None) -> Corpus:
-        """Read a file, the text files of a directory, or (None) the sources of Python's standard library.
-
-        Tokens are the tokenizer's, or bytes.  Raises InputError if there is nothing to read.
-        """
-        try:
-            files = [file for file in _files(path) if file.stat().st_size and is_text(file)]
-            if not files:
-                raise InputError(f"{path} holds no text: give a text file or a directory with some.")
-            if tokenizer is not None:
-                return Corpus(tokenizer.tokens(files))
-            return Corpus(np.frombuffer(b"\0".join([*(file.read_bytes() for file in files), b""]), dtype=np.uint8))
-        except OSError as error:
-            raise InputError(f"The data {error.filename} cannot be read: {error.strerror}.") from error
+    All files come after each other, each followed by the token that ends a text.  Tokens are the tokenizer's, or bytes.
+    Raises InputError if there is nothing to read.
+    """
+    try:
+        files = [file for file in _files(path) if file.stat().st_size and is_text(file)]
+        if not files:
+            raise InputError(f"{path} holds no text: give a text file or a directory with some.")
+        if tokenizer is not None:
+            return tokenizer.tokens(files)
+        return np.frombuffer(b"\0".join([*(file.read_bytes() for file in files), b""]), dtype=np.uint8)
+    except OSError as error:
+        raise InputError(f"The data {error.filename} cannot be read: {error.strerror}.") from error
 
 
 def tokens_of(text: str, tokenizer: HfTokenizer | None) -> list[int]:
@@ -80,21 +74,21 @@ def _library_sources() -> list[Path]:
 class Sequences:
     """The samples of a run: every window of `sequence_length` tokens once per epoch, each epoch shuffled anew."""
 
-    corpus: Corpus
+    tokens: npt.NDArray[Any]
     sequence_length: int
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.per_epoch:
             raise InputError(
-                f"The data has {len(self.corpus.tokens)} tokens, too few for one sequence of {self.sequence_length}:"
+                f"The data has {len(self.tokens)} tokens, too few for one sequence of {self.sequence_length}:"
                 " give more text or a shorter sequence."
             )
 
     @property
     def per_epoch(self) -> int:
         """Number of windows."""
-        return (len(self.corpus.tokens) - 1) // self.sequence_length
+        return (len(self.tokens) - 1) // self.sequence_length
 
     def batch(self, first: int, *, count: int) -> Tokens:
         """Samples `first` to `first + count`, [count, length + 1]: each token is to predict the next."""
@@ -103,7 +97,7 @@ class Sequences:
     def windows(self, windows: Tokens) -> Tokens:
         """Windows by their places in the text, [windows, length + 1]."""
         positions = windows[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
-        tokens: Tokens = self.corpus.tokens[positions].astype(np.int64)
+        tokens: Tokens = self.tokens[positions].astype(np.int64)
         return tokens
 
 
