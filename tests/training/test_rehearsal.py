@@ -71,3 +71,9 @@ def test_scaling_a_plan_scales_every_time_and_no_size() -> None:
     assert costs.forward == (0.01, 0.01)
     assert costs.offload == costs.reload == (5, 5)
     assert costs.activation == (7, 7)
+
+
+def test_a_scaled_plan_gathers_parameters_more_slowly_too() -> None:
+    plan = abstract_plan("1f1b", devices=2, parameter_gather=0.5, gathered=1, static=2)
+    assert scaled(plan, 2).costs.parameter_gather == (1, 1)
+    assert scaled(plan, 2).simulate().makespan == 2 * plan.simulate().makespan

@@ -7,7 +7,7 @@ the plan says.  What then differs from the simulation is the processes' and the 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from debubble.runtime.memory.activations import Ledger
 
 _TIMES = (
     "forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload",
-    "optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce",
+    "optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather",
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def scaled(plan: Plan, scale: float) -> Plan:
     planned = {name: getattr(plan.costs, name) for name in _TIMES}
     times = {name: [scale * t for t in values] for name, values in planned.items() if values is not None}
     changed: StageCosts = plan.costs.replace(**times)
-    return Plan(**{**vars(plan), "costs": changed})
+    return replace(plan, costs=changed)
 
 
 def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
