@@ -42,7 +42,6 @@ def plan(
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices); with --global-batch they are searched.
     """
     from debubble.planners import planners
-    from debubble.planners.analysis.what_if import quick_what_ifs, what_ifs
 
     check_call(model, run=run, asked=asked, given=given, output=output)
     request = _request(model, run=run, asked=asked, given=given, search=search)
@@ -64,6 +63,8 @@ def plan(
 
             plan_for = request.plan_for
             nearest = nearest_plans(result, lambda name: plan_for(name, status))
+        from debubble.planners.analysis.what_if import quick_what_ifs, what_ifs
+
         if output.why:
             status.update("Planning what would help ...")
             seconds = float(_scene(result).step_time)
