@@ -27,6 +27,7 @@ from debubble.exports.reduction import recomputed_layers, require_order, whole_w
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import Plan
 from debubble.models import Model
+from debubble.targets import targets
 
 _MODULE = '''"""A plan of debubble for DeepSpeed: use PlannedPipeline in place of PipelineModule."""
 
@@ -124,7 +125,7 @@ OPTIONS: OptionTable = {
 def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`ds_config.json`, and the module or function for the model's layers."""
     stages = stage_layers(plan, target="DeepSpeed", further_tokens=False)
-    require_order(plan, target="DeepSpeed", names=("1f1b",))
+    require_order(plan, targets["deepspeed"])
     plan, losses = whole_where_needed(plan, target="DeepSpeed")
     recomputed = set(recomputed_layers(plan, target="DeepSpeed"))
     config = {"gradient_accumulation_steps": plan.micro_batches, **as_tree(settings)}

@@ -26,7 +26,6 @@ from debubble.ir import Plan
 from debubble.models import Model
 from debubble.targets import Target, targets
 from debubble.targets.frameworks import MEGATRON_MODULES, OVERLAPPED_MODULES
-from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers
 
 _TARGET = "Megatron-LM"
@@ -131,8 +130,7 @@ OPTIONS: OptionTable = {
 def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`megatron-arguments.sh`, which sets a bash array, and `megatron_bridge.py`, which changes a Bridge recipe."""
     stages = stage_layers(plan, target=_TARGET)
-    names = (COMBINED,) if plan.options.expert_overlap else ("1f1b", "interleaved")
-    require_order(plan, target=_TARGET, names=names)
+    require_order(plan, targets["megatron"])
     mtp = sum(stage.mtp for stage in stages)
     plan, recompute, losses = fastest(plan, ladders(plan, stages), target=_TARGET)
     if mtp and recompute:

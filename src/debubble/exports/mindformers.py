@@ -16,6 +16,7 @@ from debubble.exports.options import UNSETTABLE, Decision, OptionTable, as_tree,
 from debubble.exports.reduction import require_order, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import Plan
+from debubble.targets import targets
 from debubble.targets.frameworks import MINDFORMERS_CELLS
 
 _TARGET = "MindFormers"
@@ -61,7 +62,7 @@ OPTIONS: OptionTable = {
 def mindformers(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`plan.yaml`, to be merged into a run's configuration."""
     stages = stage_layers(plan, target=_TARGET, further_tokens=False)
-    require_order(plan, target=_TARGET, names=("1f1b", "interleaved-less-memory"))
+    require_order(plan, targets["mindformers"])
     plan, losses = whole_where_needed(plan, target=_TARGET, expressible=_expressible)
     stages = stage_layers(plan, target=_TARGET)
     chunks = plan.schedule.placement.chunks

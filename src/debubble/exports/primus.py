@@ -25,7 +25,6 @@ from debubble.exports.reduction import fastest, recomputed_layers, require_order
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.ir import Plan
 from debubble.targets import targets
-from debubble.targets.orders import COMBINED
 
 _TARGET = "AMD Primus"
 
@@ -34,10 +33,8 @@ _TARGET = "AMD Primus"
 def primus(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     """`plan.yaml`, to be merged into an experiment's `modules.pre_trainer`."""
     stages = stage_layers(plan, target=_TARGET)
-    combined = plan.options.expert_overlap
-    names = (COMBINED,) if combined else ("1f1b", "interleaved", "zb-h1")
-    order = require_order(plan, target=_TARGET, names=names)
-    plan, recompute, losses = _by_module(plan, stages) if combined else _by_layer(plan)
+    order = require_order(plan, targets["primus"])
+    plan, recompute, losses = _by_module(plan, stages) if plan.options.expert_overlap else _by_layer(plan)
     arguments = {**arguments_of(plan, stages, settings), **offload_arguments(plan, targets["primus"])}
     overrides = as_settings(arguments) | recompute
     losses = (*losses, *untested_settings(plan))

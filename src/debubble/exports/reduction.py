@@ -13,7 +13,7 @@ from debubble.exports.prices import fits, slowdown, units_of, with_options, with
 from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan
 from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import Target
-from debubble.targets.orders import own_order, without_transfers
+from debubble.targets.orders import OwnOrders, own_order, without_transfers
 
 
 def compute_only(plan: Plan, *, target: Target, offloads: bool) -> tuple[Plan, tuple[str, ...]]:
@@ -91,14 +91,17 @@ def _states(plan: Plan, *, target: str, zero: int) -> tuple[str, str]:
     )
 
 
-def require_order(plan: Plan, *, target: str, names: tuple[str, ...]) -> str:
-    """Find which of the library's schedules this order is.  Raises ExportError if it is none of `names`."""
-    name = own_order(without_transfers(plan.schedule), names)
+def require_order(plan: Plan, target: Target) -> str:
+    """Find which of the orders that the target makes itself a plan has.  Raises ExportError if it has none of them."""
+    levers, schedule = target.levers_of(plan.options), without_transfers(plan.schedule)
+    assert levers is not None
+    assert isinstance(levers.orders, OwnOrders)
+    name = own_order(schedule, levers.orders.names)
     if name is not None:
         return name
     raise ExportError(
-        f"{target} runs its own {' or '.join(names)} order, and this plan's '{plan.schedule.name}' is another; export"
-        f" it to torch, which takes any order, or {replanning_advice(plan, target)}."
+        f"{target.title} {levers.orders.refusal(schedule)}, and this plan's '{plan.schedule.name}' is another; export"
+        f" it to torch, which takes any order, or {replanning_advice(plan, target.title)}."
     )
 
 
