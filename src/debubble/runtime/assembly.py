@@ -234,7 +234,7 @@ def _hf_stages(
     named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
     tables = tied_tables(plan)
     if tables is not None and {*tables} <= named.keys():
-        share(built.values(), named[tables[1]], named[tables[0]])
+        share(everything, named[tables[1]], named[tables[0]])
     return built, adapters
 
 
@@ -269,19 +269,18 @@ def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
                     f"The model's '{name}' has shape {list(own[name].shape)}, the plan's {list(parameter.shape)}."
                 )
             if own[name].dtype == parameter.dtype:
-                share([[unit]], parameter, own[name])
+                share([unit], parameter, own[name])
             else:
                 parameter.data.copy_(own[name])
                 parameter.requires_grad_(own[name].requires_grad)
 
 
-def share(stages: Iterable[Iterable[UnitModule]], parameter: nn.Parameter, instead: nn.Parameter) -> None:
+def share(units: Iterable[UnitModule], parameter: nn.Parameter, instead: nn.Parameter) -> None:
     """Replace a parameter wherever the units use it."""
-    for unit in (unit for units in stages for unit in units):
-        for module in unit.modules():
-            for name, p in module.named_parameters(recurse=False):
-                if p is parameter:
-                    setattr(module, name, instead)
+    for module in (module for unit in units for module in unit.modules()):
+        for name, p in module.named_parameters(recurse=False):
+            if p is parameter:
+                setattr(module, name, instead)
 
 
 def tied_tables(plan: Plan) -> tuple[str, str] | None:

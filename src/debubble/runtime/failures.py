@@ -51,6 +51,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
+@contextmanager
+def explained_shortage(explain: Callable[[BaseException], DebubbleError]) -> Iterator[None]:
+    """Enter the context in which an allocator's error becomes the one that explains it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise explain(error) from error
+        raise
+
+
 REPORTED = "DEBUBBLE_FAILURES_ARE_REPORTED"
 """Environment variable of ranks whose launcher is ours, and says why they failed."""
 

@@ -28,7 +28,7 @@ from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.execution.operations import StepState, TensorOperations
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
-from debubble.runtime.failures import MoveMemoryError, is_out_of_memory
+from debubble.runtime.failures import MoveMemoryError, explained_shortage
 from debubble.runtime.forward_runs import ForwardRuns
 from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.memory.activations import Ledger
@@ -351,13 +351,9 @@ class Pipeline:
                 stage.follow(plan.partition[number])
         else:
             self._updates.check_finished()
-            try:
-                with self.status.phase("moves units", local=False):
-                    self._move_units(plan)
-            except RuntimeError as error:
-                if is_out_of_memory(error):
-                    raise MoveMemoryError(self.device, error) from error
-                raise
+            shortage = explained_shortage(partial(MoveMemoryError, self.device))
+            with shortage, self.status.phase("moves units", local=False):
+                self._move_units(plan)
         self._operations = replace(
             self._operations, program=program, stages=self._part.stages, weights=self._part.weights
         )

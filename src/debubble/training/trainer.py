@@ -150,7 +150,7 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
     with ExitStack() as stack:
         shows = [stack.enter_context(display) for display in _displays(options, done=run.step)] if leader else []
         if run.online is not None:
-            stack.enter_context(run.online)
+            stack.callback(run.online.close)
         stack.enter_context(watch(run.pipeline, patience=options.hang_timeout))
         for report in run.steps():
             reports.append(report)

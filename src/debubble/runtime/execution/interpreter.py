@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from debubble.ir import Instruction, Kind, Lane, Op, Queue
+from debubble.ir import Kind, Lane, Op, Queue
 from debubble.runtime.distributed.transport import on_lane
 from debubble.runtime.execution.lanes import LaneThread
 from debubble.runtime.execution.operations import Operations, StepState
@@ -24,7 +24,7 @@ from debubble.runtime.execution.synchronization import (
     local_waits,
     speculative_instructions,
 )
-from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
+from debubble.runtime.failures import DeviceMemoryError, explained_shortage
 
 
 @dataclass
@@ -96,7 +96,8 @@ class Interpreter:
                         return
                 step.wait(instruction)
                 start = step.begin(index)
-                self._execute_or_explain(instruction, state)
+                with explained_shortage(partial(DeviceMemoryError, instruction)):
+                    self.operations.execute(instruction, state)
                 for op in self._completed_gradients.get(index, ()):
                     self.operations.set_aside(op)
                 step.end(index, start)
@@ -105,14 +106,6 @@ class Interpreter:
         if step.wait_validated():
             with self.lanes.service_stream(number):
                 loop()
-
-    def _execute_or_explain(self, instruction: Instruction, state: StepState) -> None:
-        try:
-            self.operations.execute(instruction, state)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise DeviceMemoryError(instruction, error) from error
-            raise
 
     def _gradients_by_last_backward(self) -> dict[int, list[Op]]:
         """Each G and D by the instruction of the backward after which its gradients are complete."""

@@ -6,8 +6,8 @@ owner's offloads, and gives them back in the order of its reloads.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,7 +40,7 @@ class PeerOffload:
         loops: list[Callable[[], None]] = []
         for owner, host in self.program.schedule.peers.items():
             if host == self.device:
-                buffers = _PeerBuffers()
+                buffers: _Buffers = {_key(op): Future() for op in self._transfers(owner, Lane.D2H, Kind.O)}
                 loops += [partial(self._take_in, owner, buffers), partial(self._give_back, owner, buffers)]
         return loops
 
@@ -51,7 +51,7 @@ class PeerOffload:
     def send(self, op: Op, buffer: Tensor) -> None:
         """O: to the peer, its size first."""
         assert self.host is not None
-        self._sizes[op.stage, op.micro_batch] = len(buffer)
+        self._sizes[_key(op)] = len(buffer)
         to = self.rank_of[self.host]
         self.transport.send(torch.tensor([len(buffer)], device=self.lanes.device), to, Channel.OFFLOAD)
         self.transport.send(buffer, to, Channel.OFFLOAD)
@@ -59,19 +59,20 @@ class PeerOffload:
     def fetch(self, op: Op) -> Tensor:
         """L: back from the peer."""
         assert self.host is not None
-        buffer = self.buffer(self._sizes.pop((op.stage, op.micro_batch)))
+        buffer = self.buffer(self._sizes.pop(_key(op)))
         return self.transport.receive(buffer, self.rank_of[self.host], Channel.RELOAD)
 
-    def _take_in(self, owner: int, buffers: _PeerBuffers) -> None:
+    def _take_in(self, owner: int, buffers: _Buffers) -> None:
         source = self.rank_of[owner]
         for op in self._transfers(owner, Lane.D2H, Kind.O):
             size = torch.zeros(1, dtype=torch.int64, device=self.lanes.device)
             buffer = self.buffer(int(self.transport.receive(size, source, Channel.OFFLOAD).item()))
-            buffers.put(op, StreamHandoff.of(self.transport.receive(buffer, source, Channel.OFFLOAD)))
+            buffers[_key(op)].set_result(StreamHandoff.of(self.transport.receive(buffer, source, Channel.OFFLOAD)))
 
-    def _give_back(self, owner: int, buffers: _PeerBuffers) -> None:
+    def _give_back(self, owner: int, buffers: _Buffers) -> None:
         for op in self._transfers(owner, Lane.H2D, Kind.L):
-            self.transport.send(buffers.take(op).receive(), self.rank_of[owner], Channel.RELOAD)
+            buffers[_key(op)].result()
+            self.transport.send(buffers.pop(_key(op)).result().receive(), self.rank_of[owner], Channel.RELOAD)
 
     def _transfers(self, owner: int, lane: Lane, kind: Kind) -> list[Op]:
         queues = (q for q in self.program.queues_of[owner] if q.lane is lane)
@@ -79,23 +80,12 @@ class PeerOffload:
         return [op for op in ops if op.kind is kind]
 
 
-class _PeerBuffers:
-    """Buffers that one device holds for another."""
+_Buffers = dict[tuple[int, int], Future[StreamHandoff]]
+"""Buffers that one device holds for another, or will hold, by stage and micro-batch."""
 
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[int, int], StreamHandoff] = {}
-        self._changed = threading.Condition()
 
-    def put(self, op: Op, buffer: StreamHandoff) -> None:
-        with self._changed:
-            self._buffers[op.stage, op.micro_batch] = buffer
-            self._changed.notify()
-
-    def take(self, op: Op) -> StreamHandoff:
-        key = op.stage, op.micro_batch
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._buffers)
-            return self._buffers.pop(key)
+def _key(op: Op) -> tuple[int, int]:
+    return op.stage, op.micro_batch
 
 
 def message_channels(program: Program) -> list[tuple[int, int, Channel]]:

@@ -116,7 +116,7 @@ class Stage:
 
         for (kind, _), indices in groupby(range(len(self.units)), shared):
             first, *others = indices
-            recomputed = _recomputes_nothing if kind == "none" else self._recomputed[first]
+            recomputed = recomputed_operators("none") if kind == "none" else self._recomputed[first]
             yield self.units[first : first + 1 + len(others)], recomputed
 
     def recompute(self, j: int) -> None:
@@ -220,10 +220,6 @@ class _CatchGradient(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
         ctx.entry.gradient = gradients[0]
         return None, None, None
-
-
-def _recomputes_nothing(_: str) -> bool:
-    return False
 
 
 def _take_share(saved: Sequence[SavedStorage], share: float) -> list[tuple[SavedStorage, int]]:

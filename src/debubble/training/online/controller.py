@@ -11,10 +11,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Protocol
 
 import msgspec
@@ -172,7 +170,10 @@ class Controller:
         self.close()
         self._costs = costs
         self._found, self._predicted, self._best_rejected = None, None, math.inf
-        why = _excess_words(excess) if self._exceeds(excess) else None
+        most = max(excess)
+        why = (
+            f"device {excess.index(most)} holds {readable(most)} more than predicted" if self._exceeds(excess) else None
+        )
         self.journal.note(JournalEntry(step=step, event="search", drift=change, reason=why))
         try:
             self._search = self._begin(replace(self.plan, costs=costs), self._steps_left(step))
@@ -228,12 +229,7 @@ class Controller:
         self.journal.note(entry)
 
 
-def _excess_words(excess: Sequence[float]) -> str:
-    most = max(excess)
-    return f"device {excess.index(most)} holds {readable(most)} more than predicted"
-
-
-class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
+class OnlineScheduler:
     """Switches a pipeline to better plans of its model and devices while it trains.
 
     `controller` decides on rank 0; the others have None.
@@ -270,9 +266,8 @@ class OnlineScheduler(AbstractContextManager["OnlineScheduler"]):
             ),
         )  # fmt: skip
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End the search."""
         if self._controller is not None:
             self._controller.close()
 
