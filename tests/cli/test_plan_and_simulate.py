@@ -222,6 +222,7 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
             "The option 'steps' of 'zb' is -4; it must not be negative.",
         ),
         (("simulate", "--schedule", "1f1b", "--devices", "1000000000"), "are more than the 65536"),
+        (("simulate", "--schedule", "1f1b", "--devices", "-2"), "A pipeline needs at least one device, not -2."),
         (
             ("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "1000000000"),
             "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders",

@@ -42,7 +42,7 @@ class SearchFigures(Struct, forbid_unknown_fields=True, kw_only=True):
     """Numbers of choices of degrees."""
 
     legal: Annotated[int, Meta(description="That divide model, batch and devices.")]
-    too_large: Annotated[int, Meta(description="That do not fit.")]
+    too_large: Annotated[int, Meta(description="That do not fit, by quick plans or in any way.")]
     slower: Annotated[int, Meta(description="That cannot be among the best.")]
     planned: int
     unplanned: Annotated[int, Meta(description="That were left when the effort was spent.")]

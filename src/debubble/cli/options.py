@@ -234,6 +234,15 @@ def _declared(field: Field[Any], hint: Any) -> Any:
     return copy(field.metadata["option"] if field.metadata else hint.__metadata__[0])
 
 
+def required_devices(devices: int | None, *, otherwise: str = "") -> int:
+    """The pipeline devices of abstract costs; raises InputError, which says what `otherwise` to give, without them."""
+    if devices is None:
+        raise InputError(f"Give the number of pipeline devices with --devices P{otherwise}.")
+    if devices < 1:
+        raise InputError(f"A pipeline needs at least one device, not {devices}.")
+    return devices
+
+
 def abstract_limit(text: str | None) -> float | int | None:
     """A memory limit in the costs' own unit; whole numbers stay whole."""
     if text is None:

@@ -93,15 +93,14 @@ class GivenRequest:
         from debubble.planners import FixedStages, ModelUnits, Problem
         from debubble.planners.plan_model import MICRO_BATCHES
 
-        asked, devices, limit = self.asked, self.given.devices, o.abstract_limit(self.asked.memory_limit)
-        if devices is None:
-            raise InputError("Give the number of pipeline devices with --devices P.")
+        asked, devices = self.asked, o.required_devices(self.given.devices)
+        limit = o.abstract_limit(asked.memory_limit)
         workload: FixedStages | ModelUnits
         if self.given.units is not None:
             workload = ModelUnits(load_units(self.given.units, memory_limit=limit))
         else:
             assert self.given.costs is not None
-            costs = load_costs(self.given.costs, stages=max(devices, 1) * (asked.chunks or 1))
+            costs = load_costs(self.given.costs, stages=devices * (asked.chunks or 1))
             workload = FixedStages(costs if limit is None else costs.with_limit(limit))
         problem = Problem(
             workload=workload, devices=devices, chunks=asked.chunks,

@@ -173,12 +173,11 @@ def _built(choice: ScheduleChoice, given: AbstractCosts, *, objective: str) -> t
 
     assert choice.schedule is not None
     entry, limit = schedules[choice.schedule], o.abstract_limit(choice.memory_limit)
-    if given.devices is None:
-        raise InputError("Give the number of pipeline devices with --devices P, or a MODEL with --cluster.")
-    costs = _costs(given.devices * (choice.chunks or entry.default_chunks), given.costs, limit)
+    devices = o.required_devices(given.devices, otherwise=", or a MODEL with --cluster")
+    costs = _costs(devices * (choice.chunks or entry.default_chunks), given.costs, limit)
     options = {**entry.accepted_options(memory_limit=limit, objective=objective), **choice.settings}
     schedule = entry(
-        devices=given.devices, micro_batches=choice.step_micro_batches, chunks=choice.chunks, costs=costs, **options
+        devices=devices, micro_batches=choice.step_micro_batches, chunks=choice.chunks, costs=costs, **options
     )
     return schedule, costs
 

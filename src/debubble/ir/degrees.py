@@ -101,7 +101,7 @@ class DegreeSearch:
     legal: int
     """Choices of degrees that divide model, batch and devices."""
     too_large: int
-    """Choices of which model states and one activation exceed the memory, and those that no plan fits."""
+    """Choices of which states and one activation exceed the memory, and those that no plan that was made fits."""
     slower: int
     """Choices whose lower bound is above the steps that were found for the best."""
     planned: int

@@ -155,7 +155,7 @@ class StageCosts:
         lists = {k: v for k, v in given.items() if k in _PER_STAGE and isinstance(v, Sequence)}
         count = stages if stages is not None else max((len(v) for v in lists.values()), default=1) or 1
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InputError(f"Costs need at least one stage; stages is {count!r}.")
+            raise InputError(f"'stages' must be a whole number, 1 or more, not {count!r}.")
         if count > MOST_STAGES:
             raise InputError(f"{count} stages are more than the {MOST_STAGES} that debubble handles; ask for fewer.")
         each = {k: _per_stage(k, given[k], count) for k in _PER_STAGE if given[k] is not None or k not in _OPTIONAL}
@@ -191,8 +191,11 @@ class StageCosts:
             if key not in known:
                 raise InputError(f"A costs file has no entry '{key}'; it may have: {', '.join(sorted(known))}.")
         given = dict(entries)
-        if stages is not None and given.setdefault("stages", stages) != stages:
-            raise InputError(f"The costs are for {given['stages']} stages, but {stages} are asked for.")
+        declared = stages if stages is None else given.setdefault("stages", stages)
+        if isinstance(declared, int) and declared != stages:
+            raise InputError(
+                f"The costs are for {declared} stages, but {stages} are asked for: devices x chunks must be {declared}."
+            )
         costs = StageCosts.of(**given)
         check_step_time(map(costs.work, range(costs.stages)), costs.micro_batch_scale)
         return costs

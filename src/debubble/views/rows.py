@@ -144,7 +144,7 @@ def configuration_rows(search: DegreeSearch, *, most: int | None = None) -> Rows
         columns=CONFIGURATION_COLUMNS,
         rows=[_configuration_row(equal) for equal in _equal_steps(best)],
         texts=frozenset({"degrees"}),
-        caption=f"{search.too_large} do not fit, {search.slower} cannot be faster{left}.",
+        caption=f"{search.too_large} do not fit by quick plans, {search.slower} cannot be faster{left}.",
     )
 
 
