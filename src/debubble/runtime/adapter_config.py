@@ -32,7 +32,7 @@ class _ModelType(msgspec.Struct):
 
 
 class AdapterConfig(msgspec.Struct):
-    """What of peft's config says for which model adapters are, and what they compute."""
+    """The part of peft's config that says for which model adapters are, and what they compute."""
 
     peft_type: str = "LORA"
     r: int = 8

@@ -107,7 +107,7 @@ def _save_adapters(part: DevicePart, config: Mapping[str, Any], ranks: Ranks, fo
 
 
 def _write(tensors: dict[str, Tensor], file: Path) -> None:
-    """Whole or not at all."""
+    """Write a file whole or not at all."""
     from safetensors.torch import save_file
 
     unfinished = file.with_name(f".{file.name}")

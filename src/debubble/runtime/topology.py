@@ -198,7 +198,7 @@ class Ranks:
 
 
 def _groups(shape: tuple[int, ...]) -> list[list[tuple[int, ...]]]:
-    """For each dimension of a grid of all ranks in row-major order, the groups that differ in it alone."""
+    """The groups of ranks that differ in one dimension alone, for each one of a grid of all in row-major order."""
     grid = torch.arange(math.prod(shape)).view(shape)
     return [[tuple(line) for line in grid.movedim(dim, -1).flatten(0, -2).tolist()] for dim in range(len(shape))]
 

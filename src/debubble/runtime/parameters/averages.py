@@ -30,32 +30,32 @@ class WeightAverages:
         if not 0 < decay < 1:
             raise InputError(f"The decay of the weights' average must lie between 0 and 1, not be {decay}.")
         self._parameters, self._decay = parameters, decay
-        self._averages: list[Tensor] = []
+        self._averages: dict[Tensor, Tensor] = {}
 
     def begin(self) -> None:
         """Let the averages be the parameters as they are, if none have begun."""
         if not self._averages:
-            self._averages = [parameter.clone() for parameter in self._tensors]
+            self._averages = {parameter: local_tensor(parameter).clone() for parameter in self._parameters}
 
     def restart(self) -> None:
         """Let the next step's parameters begin the averages."""
-        self._averages = []
+        self._averages = {}
 
     def go_on_with(self, averages: Mapping[Tensor, Tensor]) -> None:
         """Go on with these, by parameter; with none, the next step's parameters begin them."""
-        self._averages = [averages[parameter] for parameter in self._parameters] if averages else []
+        self._averages = {parameter: averages[parameter] for parameter in self._parameters} if averages else {}
 
     def update(self) -> None:
         """Take the parameters of one more step in."""
         if self._averages:
-            for average, parameter in zip(self._averages, self._tensors, strict=True):
-                average.lerp_(parameter, 1 - self._decay)
+            for parameter, average in self._averages.items():
+                average.lerp_(local_tensor(parameter), 1 - self._decay)
         else:
             self.begin()
 
     def of(self, parameter: nn.Parameter) -> Tensor | None:
         """The average of a parameter, or of the part of it that this rank has; None if it is frozen, or none began."""
-        return next((a for p, a in zip(self._parameters, self._averages, strict=False) if p is parameter), None)
+        return self._averages.get(parameter)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -67,11 +67,8 @@ class WeightAverages:
             self._exchange()
 
     def _exchange(self) -> None:
-        for average, parameter in zip(self._averages, self._tensors, strict=False):
-            own = parameter.clone()
-            parameter.copy_(average)
+        for parameter, average in self._averages.items():
+            here = local_tensor(parameter)
+            own = here.clone()
+            here.copy_(average)
             average.copy_(own)
-
-    @property
-    def _tensors(self) -> list[Tensor]:
-        return [local_tensor(parameter).detach() for parameter in self._parameters]
