@@ -15,9 +15,9 @@ from debubble.planners.degrees import Footprint, Job, footprints
 LLAMA = db.models["llama3-8b"]
 
 
-def job(**fixed: int) -> Job:
+def job(*, global_batch: int = 8, **fixed: int) -> Job:
     return Job(
-        model=LLAMA, cluster=db.Cluster.parse("8xH100-80GB"), global_batch=8, fixed=fixed,
+        model=LLAMA, cluster=db.Cluster.parse("8xH100-80GB"), global_batch=global_batch, fixed=fixed,
         options=RunOptions(sequence_length=4096),
     )  # fmt: skip
 
@@ -51,15 +51,21 @@ def test_the_total_is_the_peak_that_simulating_1f1b_finds(recompute: str, kept: 
     assert parts.total == pytest.approx(max(map(float, db.simulate(schedule, costs.with_limit(None)).peak_memory)))
 
 
-@pytest.mark.parametrize(("recompute", "kept"), [("none", True), ("full", False)])
-def test_with_chunks_it_is_the_peak_of_interleaved_1f1b(recompute: str, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("recompute", "kept", "micro_batches"), [("none", True, 8), ("full", False, 8), ("none", True, 13)]
+)
+def test_with_chunks_it_is_the_peak_of_interleaved_1f1b(recompute: str, kept: bool, micro_batches: int) -> None:
     from debubble.planners.model_problem import fixed_configuration
 
     schedule, costs = fixed_configuration(
-        LLAMA, db.Cluster.parse("8xH100-80GB"), schedule="interleaved", micro_batches=8, pipeline=4, chunks=2,
-        recompute=recompute, tensor=2, sequence_length=4096,
+        LLAMA, db.Cluster.parse("8xH100-80GB"), schedule="interleaved", micro_batches=micro_batches, pipeline=4,
+        chunks=2, recompute=recompute, tensor=2, sequence_length=4096,
     )  # fmt: skip
-    [found] = [f for f in footprints(job(chunks=2, pipeline=4, tensor=2)) if f.degrees.zero == 0]
+    [found] = [
+        f
+        for f in footprints(job(global_batch=micro_batches, chunks=2, pipeline=4, tensor=2, micro_batch_size=1))
+        if f.degrees.zero == 0
+    ]
     parts = found.kept if kept else found.recomputed
     assert parts.total == pytest.approx(max(map(float, db.simulate(schedule, costs.with_limit(None)).peak_memory)))
 

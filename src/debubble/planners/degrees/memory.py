@@ -8,21 +8,18 @@ one is fixed.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import takewhile
 from typing import Literal
 
 from debubble.costs.units import Partition, StateBytes, Unit, Units
-from debubble.ir import InfeasibleError, InputError, Kind, Number, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
 from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds import check_states
+from debubble.planners.degrees.quick_bound import first_forwards
 from debubble.planners.degrees.space import Job, divisors, in_order, smallest_batches
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import Problem
-from debubble.schedules import schedules
 
 Fit = Literal["yes", "with recomputation", "no"]
 
@@ -134,11 +131,13 @@ def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
     costs = units.stage_costs(partition, placement)
     kept = costs.activation if strategy == "none" else costs.activation_recomputed
     restored = (0,) * placement.stages if strategy == "none" else costs.recompute_workspace or (0,) * placement.stages
-    alive = _in_flight(devices, problem.micro_batches, chunks)
+    # A device holds most when its first backward starts, but for one chunk's activation where groups are unlike.
+    forwards = first_forwards(devices, problem.micro_batches, chunks)
     parts = []
-    for device, stages in enumerate(placement.stages_of):
+    for device, (stages, alive) in enumerate(zip(placement.stages_of, forwards, strict=True)):
         states = _states(units, partition, stages)
-        activations = sum(alive[stage] * kept[stage] for stage in stages) + max(restored[stage] for stage in stages)
+        activations = sum(n * kept[stage] for stage, n in zip(stages, alive, strict=True))
+        activations += max(restored[stage] for stage in stages)
         parts.append(_parts(states, static=float(costs.static_of(device)), activations=float(activations)))
     return parts
 
@@ -158,11 +157,3 @@ def _parts(states: StateBytes, *, static: float, activations: float) -> MemoryPa
         activations=max(0.0, activations),
         workspace=max(0.0, static - weights - gradients - optimizer),
     )
-
-
-@cache
-def _in_flight(devices: int, micro_batches: int, chunks: int) -> Counter[int]:
-    """The forwards of every stage before its device's first backward, which is when it holds most."""
-    name, some = "interleaved" if chunks > 1 else "1f1b", min(micro_batches, 3 * devices)
-    order = schedules[name](devices=devices, micro_batches=some, chunks=chunks if chunks > 1 else None)
-    return Counter(op.stage for ops in order.orders for op in takewhile(lambda op: op.kind is Kind.F, ops))
