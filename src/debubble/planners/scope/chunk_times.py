@@ -21,29 +21,31 @@ from typing import Any
 
 import numpy as np
 
+from debubble.kernels import jit
 from debubble.planners.scope.ends import Ends, long_runs
-from debubble.planners.scope.instance import DeviceInstance, Instance
-from debubble.planners.scope.loads import DEAL, Capacity, Load, dealt
+from debubble.planners.scope.instance import Instance
+from debubble.planners.scope.loads import Capacity, Load, dealt, largest_run
 from debubble.search.effort import Effort
 
 FINE = 256
 """Units of time of the shortest layer of a run."""
 SAMPLES = 128
 """Samples of the time of a chunk that two long runs share."""
-AT_ONCE = 2**21
-"""Sums of samples that are held at once."""
 LEVEL = 2.0
 """Factor between the bytes that recomputation brings back on one level at most."""
-TRIED_AT_MOST = 2**21
+TRIED_AT_MOST = 2**23
 """Combinations of loads of a device's chunks, on all devices that are alike, beyond which all are taken to fit."""
 REACH = 1.5
 """A curve reaches so much further than the time that is asked for."""
-DEVICES, CELL, TRIED = 1.2e-4, 2e-9, 2e-8
-"""Seconds to decide what some devices can hold on one level, of a number in a curve or a sample, and of a size that is
-compared with a device's room."""
+CALL, LEVEL_CALL, CELL, SAMPLE, TRIED = 6e-5, 6e-5, 2e-9, 1e-9, 1e-8
+"""Seconds to ask what can be dealt, of that for one level of some devices, of a number in a curve, of a sample, and of a
+combination that is tried."""
 
 Choice = tuple[tuple[int, int], ...]
 """The runs that a chunk may hold, each with the least number of its layers there."""
+
+Times = tuple[int, ...]
+"""The time of every chunk that no device exceeds."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,47 @@ class _Curve:
         """The time beyond which it says nothing."""
         return int(self.unit * self.kept.shape[-1])
 
-    def within(self, times: Any) -> Any:
-        """By layers of each run and by time; infinite where they do not fit into it."""
-        return self.kept[..., np.clip(times // self.unit, 0, self.kept.shape[-1] - 1).astype(np.int64)]
+    def within(self, time: int) -> Any:
+        """By layers of each run; infinite where they do not fit into the time."""
+        return self.kept[..., min(time // self.unit, self.kept.shape[-1] - 1)]
+
+    def sampled(self, times: Any) -> Any:
+        """By layers of each run, in one row, and by time."""
+        cells = np.minimum(times // self.unit, self.kept.shape[-1] - 1).astype(np.int64)
+        return self.kept.reshape(-1, self.kept.shape[-1])[:, cells]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Devices whose chunks may hold the same runs, and their numbers.
+
+    Attributes:
+        devices: These devices.
+        choices: Per chunk, what it may hold.
+        runs: The runs that they may hold.
+        largest: The run with the most layers among these; -1 if they may not hold that.
+        sizes: The most layers of each run that matter.
+        strides: Per run, what a layer of it adds to a place in `Capacity.most`; 0 for the largest.
+        alive: `alive[device][row][chunk]`: micro-batches alive, in the device's unit of bytes.
+        static: `static[device][run]`: bytes of a layer's states.
+        levels: Bytes that recomputation may bring back at a time, at most, and the room[device][row] beside the least.
+    """
+
+    devices: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    runs: tuple[int, ...]
+    largest: int
+    sizes: Any
+    strides: Any
+    alive: Any
+    static: Any
+    levels: tuple[tuple[float, Any], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of `Capacity.most`."""
+        others = (size + 1 for at, size in enumerate(self.sizes.tolist()) if at != self.largest)
+        return len(self.devices), *others
 
 
 class ChunkDealer:
@@ -75,80 +115,107 @@ class ChunkDealer:
     def __init__(self, inst: Instance, effort: Effort, most: float) -> None:
         self._inst, self._effort, self._most = inst, effort, most
         self._curves: dict[tuple[tuple[int, ...], float], _Curve] = {}
-        self._capacities: dict[tuple[tuple[Choice, ...], tuple[float, ...]], dict[int, Capacity]] = {}
-        self._works: dict[tuple[tuple[int, ...], tuple[int, ...]], Any] = {}
-        self._chunk: Callable[[Choice, float, float], tuple[Any, Any]] = cache(self._new_chunk)
-        self._devices_by_choices: Callable[[Ends], dict[tuple[Choice, ...], list[int]]] = cache(
-            self._new_devices_by_choices
-        )
+        self._works: dict[tuple[int, ...], Any] = {}
+        self._chunk: Callable[[Choice, tuple[int, ...], int, float], tuple[Any, Any]] = cache(self._new_chunk)
+        self._group: Callable[[tuple[Choice, ...], tuple[int, ...]], _Group] = cache(self._new_group)
+        self._groups: Callable[[Ends], list[_Group]] = cache(self._new_groups)
+        self._capacity: Callable[[tuple[Choice, ...], tuple[int, ...], Times], Capacity] = cache(self._new_capacity)
 
-    def loads(self, times: Sequence[float], ends: Ends) -> list[Load] | None:
+    def loads(self, times: Times, ends: Ends) -> list[Load] | None:
         """Loads of the devices that keep the times of the chunks; None if there are none."""
-        self._effort.spend(DEVICES)
-        found: dict[int, Capacity] = {}
-        for choices, devices in self._devices_by_choices(ends).items():
-            found |= dict(zip(devices, self._capacities_of(devices, choices, tuple(times)), strict=True))
-            if not all(found[device].fits.any() for device in devices):
+        self._effort.spend(CALL)
+        capacities = []
+        work = 0
+        for group in self._groups(ends):
+            capacity = self._capacity(group.choices, group.devices, times)
+            most = self._most_work(group, capacity)
+            if most < 0:
                 return None
-        if sum(self._most_work(capacity) for capacity in found.values()) < self._work(self._inst.counts):
+            work += most
+            capacities.append(capacity)
+        if work < self._work(self._inst.counts):
             return None
-        self._effort.spend(DEAL)
-        return dealt(self._inst.counts, [found[device] for device in range(len(self._inst.devices))])
+        return dealt(self._inst.counts, capacities, self._effort)
 
-    def _most_work(self, capacity: Capacity) -> int:
-        """The most work that a device can hold, without recomputation."""
-        fits = capacity.fits
-        key = capacity.runs, fits.shape
+    def _most_work(self, group: _Group, capacity: Capacity) -> int:
+        """The most work that its devices can hold, without recomputation; -1 if one of them cannot hold anything."""
+        others = [run for at, run in enumerate(group.runs) if at != group.largest]
+        key = *others, *group.shape[1:]
         if key not in self._works:
-            axes = (self._shortest(run) * np.arange(size) for run, size in zip(capacity.runs, fits.shape, strict=True))
-            self._works[key] = sum(np.ix_(*axes))
-        return int(self._works[key][fits].max())
+            axes = (self._shortest(run) * np.arange(size) for run, size in zip(others, group.shape[1:], strict=True))
+            self._works[key] = np.ravel(sum(np.ix_(*axes), start=np.zeros(1, dtype=np.int64)))
+        layer = self._shortest(group.runs[group.largest]) if group.largest >= 0 else 0
+        return int(_most_work(capacity.most.reshape(len(group.devices), -1), self._works[key], layer))
 
     def _work(self, counts: Sequence[int]) -> int:
         """The time of so many layers of each run, without recomputation."""
         return sum(self._shortest(run) * count for run, count in enumerate(counts))
 
-    def _capacities_of(
-        self, devices: Sequence[int], choices: tuple[Choice, ...], times: tuple[float, ...]
-    ) -> list[Capacity]:
-        """What these devices can hold; what is known is not computed again."""
-        known = self._capacities.setdefault((choices, times), {})
-        new = [device for device in devices if device not in known]
-        if new:
-            known.update(zip(new, self._new_capacities(new, choices, times), strict=True))
-        return [known[device] for device in devices]
-
-    def _new_devices_by_choices(self, ends: Ends) -> dict[tuple[Choice, ...], list[int]]:
+    def _new_groups(self, ends: Ends) -> list[_Group]:
         """The devices by the runs that each of their chunks may hold: all layers of those that no other stage may."""
         counts = self._inst.counts
         alike: dict[tuple[Choice, ...], list[int]] = {}
         for device, opened in enumerate(ends.opened(self._inst)):
             choices = tuple(tuple((r, counts[r] if len(ends.spans[r]) == 1 else 0) for r in runs) for runs in opened)
             alike.setdefault(choices, []).append(device)
-        return alike
+        return [self._group(choices, tuple(devices)) for choices, devices in alike.items()]
 
-    def _new_capacities(
-        self, devices: Sequence[int], choices: Sequence[Choice], times: Sequence[float]
-    ) -> list[Capacity]:
-        """What each of these devices can hold in the times of its chunks."""
+    def _new_group(self, choices: tuple[Choice, ...], devices: tuple[int, ...]) -> _Group:
         inst, those = self._inst, [self._inst.devices[device] for device in devices]
         runs = tuple(sorted({run for choice in choices for run, _ in choice}))
         sizes = [min(inst.counts[r], sum(self._layers(r) for choice in choices if r in dict(choice))) for r in runs]
-        fits = np.zeros([len(those), *(size + 1 for size in sizes)], dtype=bool)
-        for least, most in _levels(inst, runs):
-            self._effort.spend(DEVICES)
-            chunks = [self._chunk(choice, time, most) for choice, time in zip(choices, times, strict=True)]
-            if math.prod((len(those), *(len(kept) for _, kept in chunks))) > TRIED_AT_MOST:
-                fits[:] = True
-            elif all(len(kept) for _, kept in chunks):
-                rooms = [each.room - least / each.unit for each in those]
-                each_device, numbers, tried = _held(those, runs, choices, chunks, rooms)
-                self._effort.spend(TRIED * tried)
-                fits[(each_device, *np.minimum(numbers, sizes).T)] = True
-        for axis in range(1, fits.ndim):  # with fewer layers too
-            fits = np.flip(np.logical_or.accumulate(np.flip(fits, axis), axis=axis), axis)
-        needed = tuple(sum(tuple(run for run, _ in choice) == (r,) for choice in choices) for r in runs)
-        return [Capacity(runs, each, needed) for each in fits]
+        largest = largest_run(inst.counts)
+        strides, stride = [0] * len(runs), 1
+        for at in range(len(runs) - 1, -1, -1):
+            if runs[at] != largest:
+                strides[at], stride = stride, stride * (sizes[at] + 1)
+        rows = max(len(each.alive) for each in those)
+        alive = np.zeros((len(those), rows, inst.chunks))
+        levels = [(most, np.full((len(those), rows), np.inf)) for _, most in _levels(inst, runs)]
+        for at, each in enumerate(those):
+            alive[at, : len(each.alive)] = np.array(each.alive, dtype=float).reshape(-1, inst.chunks) / each.unit
+            for (least, _), (_, room) in zip(_levels(inst, runs), levels, strict=True):
+                left = each.room - least / each.unit
+                room[at, : len(each.alive)] = left + 1e-6 * abs(left)
+        return _Group(
+            devices=devices,
+            choices=choices,
+            runs=runs,
+            largest=runs.index(largest) if largest in runs else -1,
+            sizes=np.array(sizes),
+            strides=np.array(strides),
+            alive=alive,
+            static=np.array([[each.static[r] for r in runs] for each in those], dtype=float),
+            levels=tuple(levels),
+        )
+
+    def _new_capacity(self, choices: tuple[Choice, ...], devices: tuple[int, ...], times: Times) -> Capacity:
+        """What a group can hold in the times of its chunks."""
+        group = self._group(choices, devices)
+        shape = group.shape
+        most = np.full((len(devices), math.prod(shape[1:])), -1)
+        for restored, room in group.levels:
+            chunks = [
+                self._chunk(choice, group.runs, time, restored) for choice, time in zip(choices, times, strict=True)
+            ]
+            lengths = [len(kept) for _, kept in chunks]
+            self._effort.spend(LEVEL_CALL)
+            if not all(lengths):
+                continue
+            if math.prod(lengths) * len(devices) > TRIED_AT_MOST:
+                most[:] = group.sizes[group.largest] if group.largest >= 0 else 0
+                break
+            numbers, kept = (np.concatenate(some) for some in zip(*chunks, strict=True))
+            starts = np.cumsum([0, *lengths])
+            tried = _fill(
+                most, group.largest, group.sizes, group.strides, starts, numbers, kept, group.alive, group.static, room
+            )
+            self._effort.spend(TRIED * tried)
+        most = most.reshape(shape)
+        for axis in range(1, most.ndim):  # with fewer layers too
+            most = np.flip(np.maximum.accumulate(np.flip(most, axis), axis=axis), axis)
+        needed = {r: sum(tuple(run for run, _ in choice) == (r,) for choice in choices) for r in group.runs}
+        return Capacity(devices, group.runs, most, needed)
 
     def _layers(self, run: int, time: float | None = None) -> int:
         """The most layers of a run that a chunk can hold in a time, or in any that is asked for."""
@@ -157,8 +224,8 @@ class ChunkDealer:
     def _shortest(self, run: int) -> int:
         return min(self._inst.times[run])
 
-    def _new_chunk(self, choice: Choice, time: float, restored: float) -> tuple[Any, Any]:
-        """Layers of each run that a chunk can hold within the time, a row each, and the least bytes that they keep."""
+    def _new_chunk(self, choice: Choice, every: tuple[int, ...], time: int, restored: float) -> tuple[Any, Any]:
+        """Layers of a device's runs that a chunk can hold within the time, a row each, and the least bytes they keep."""
         runs, least = (tuple(each) for each in zip(*choice, strict=True))
         long = set(long_runs(self._inst))
         # A curve of all runs would be too large where two of them are long.
@@ -167,12 +234,14 @@ class ChunkDealer:
         if at < len(runs):
             other = self._curve(runs[at:], restored, time)
             kept = _sampled(first, other, time)
-            self._effort.spend(CELL * SAMPLES * kept.size)
+            self._effort.spend(SAMPLE * SAMPLES * kept.size)
         else:
-            kept = first.within(np.array(time))
-        numbers = np.argwhere(np.isfinite(kept))
-        numbers = numbers[(numbers.sum(axis=1) > 0) & (numbers >= least).all(axis=1)]
-        return numbers, kept[tuple(numbers.T)]
+            kept = first.within(time)
+        some = np.stack(np.nonzero(kept < np.inf), axis=-1)
+        some = some[(some.sum(axis=1) > 0) & (some >= least).all(axis=1)]
+        numbers = np.zeros((len(some), len(every)), dtype=np.int64)
+        numbers[:, [every.index(run) for run in runs]] = some
+        return numbers, kept[tuple(some.T)]
 
     def _curve(self, runs: tuple[int, ...], restored: float, time: float) -> _Curve:
         """The curve of some runs, which reaches the time at least."""
@@ -201,16 +270,25 @@ class ChunkDealer:
         return _Curve(unit, kept)
 
 
-def _sampled(one: _Curve, other: _Curve, time: float) -> Any:
+def _sampled(one: _Curve, other: _Curve, time: int) -> Any:
     """The least bytes of both together: one of them takes up to a sample of the time, the other one the rest."""
     step = time / SAMPLES
     samples = np.arange(SAMPLES + 1)
     # The first may take up to one step more than is taken from the second: never too strict.
-    mine = one.within(np.minimum(time, (samples + 1) * step)).reshape(-1, SAMPLES + 1)
-    rest = other.within(time - samples * step).reshape(-1, SAMPLES + 1)
-    some = max(1, AT_ONCE // rest.size)
-    least = [(mine[at : at + some, None] + rest).min(axis=-1) for at in range(0, len(mine), some)]
-    return np.concatenate(least).reshape(*one.kept.shape[:-1], *other.kept.shape[:-1])
+    least = _least_sums(one.sampled(np.minimum(time, (samples + 1) * step)), other.sampled(time - samples * step))
+    return least.reshape(*one.kept.shape[:-1], *other.kept.shape[:-1])
+
+
+@jit
+def _least_sums(one: Any, other: Any) -> Any:
+    """For a row of each: the least sum of what stands in the same column."""
+    least = np.full((len(one), len(other)), np.inf)
+    columns = one.shape[1]
+    for a in range(len(one)):
+        for b in range(len(other)):
+            for column in range(columns):
+                least[a, b] = min(least[a, b], one[a, column] + other[b, column])
+    return least
 
 
 def _levels(inst: Instance, runs: Sequence[int]) -> list[tuple[float, float]]:
@@ -225,39 +303,108 @@ def _levels(inst: Instance, runs: Sequence[int]) -> list[tuple[float, float]]:
     return levels
 
 
-def _held(
-    devices: Sequence[DeviceInstance],
-    runs: Sequence[int],
-    choices: Sequence[Choice],
-    chunks: Sequence[tuple[Any, Any]],
-    rooms: Sequence[float],
-) -> tuple[Any, Any, int]:
-    """What the chunks of each device can hold together in its room: devices, and layers of each run, a row each.
+@jit
+def _fill(
+    most: Any,
+    largest: int,
+    sizes: Any,
+    strides: Any,
+    starts: Any,
+    numbers: Any,
+    kept: Any,
+    alive: Any,
+    static: Any,
+    room: Any,
+) -> int:
+    """Raise `most[device][place]` to what the chunks of each device can hold together in its room.
 
-    The last part of the answer is the number of sizes that were compared with the room.
+    Args:
+        most: By layers of each run but the largest: the most layers of that.
+        largest: Which run that is; -1 if none of them.
+        sizes: The most layers of each run that matter.
+        strides: Per run, what a layer adds to the place.
+        starts: Where the rows of each chunk begin, and in the end where they end.
+        numbers: Per row, layers of each run, with more of the last one in later rows.
+        kept: Per row, bytes of a micro-batch's activations.
+        alive: Micro-batches alive: by device, row of memory and chunk.
+        static: Bytes of a layer's states: by device and run.
+        room: Bytes: by device and row of memory.
+
+    Returns:
+        The number of rows that were tried.
     """
-    rows = max(len(each.alive) for each in devices)
-    alive = np.zeros((len(devices), rows, len(chunks)))
-    room = np.full((len(devices), rows), np.inf)
-    for at, each in enumerate(devices):
-        room[at, : len(each.alive)] = rooms[at] + 1e-6 * abs(rooms[at])
-        alive[at, : len(each.alive)] = np.array(each.alive, dtype=float).reshape(-1, len(chunks)) / each.unit
-    static = np.array([[each.static[r] for r in runs] for each in devices])
-    parts = []
-    for chunk, (choice, (some, kept)) in enumerate(zip(choices, chunks, strict=True)):
-        numbers = np.zeros((len(some), len(runs)), dtype=np.int64)
-        numbers[:, [runs.index(run) for run, _ in choice]] = some
-        sizes = kept[None, :, None] * alive[:, None, :, chunk] + (static @ numbers.T)[:, :, None]
-        parts.append((numbers, sizes))
-    least = [sizes.min(axis=1) for _, sizes in parts]
-    held, used = np.zeros((1, len(runs)), dtype=np.int64), np.zeros((len(devices), 1, rows))
+    devices, memories, chunks = alive.shape
+    runs = len(sizes)
+    size = np.empty((len(kept), memories))
+    rest = np.empty((chunks, memories))
+    used = np.zeros((chunks + 1, memories))
+    total = np.zeros((chunks + 1, runs), np.int64)
+    row = np.zeros(chunks, np.int64)
+    later = np.zeros(chunks, np.int64)
     tried = 0
-    for at, (numbers, sizes) in enumerate(parts):
-        both = used[:, :, None] + sizes[:, None]
-        left = room - sum(least[at + 1 :], np.zeros_like(room))
-        fits = (both <= left[:, None, None]).all(axis=3)
-        tried += both.size
-        somewhere = fits.any(axis=0)
-        held, used = (held[:, None] + numbers[None])[somewhere], both[:, somewhere]
-    fitting, which = np.nonzero(fits[:, somewhere])
-    return fitting, held[which], tried
+    for chunk in range(chunks - 2, -1, -1):
+        later[chunk] = later[chunk + 1] + numbers[starts[chunk + 1] : starts[chunk + 2], 0].max()
+    for device in range(devices):
+        rest[:] = 0.0
+        for chunk in range(chunks):
+            for memory in range(memories):
+                least = np.inf
+                for at in range(starts[chunk], starts[chunk + 1]):
+                    some = kept[at] * alive[device, memory, chunk]
+                    for run in range(runs):
+                        some += static[device, run] * numbers[at, run]
+                    size[at, memory] = some
+                    least = min(least, some)
+                for before in range(chunk):
+                    rest[before, memory] += least
+        chunk, row[0] = 0, starts[1]
+        while chunk >= 0:
+            row[chunk] -= 1
+            at = row[chunk]
+            if at < starts[chunk]:
+                chunk -= 1
+                continue
+            tried += 1
+            fits = True
+            for memory in range(memories):
+                used[chunk + 1, memory] = used[chunk, memory] + size[at, memory]
+                if used[chunk + 1, memory] > room[device, memory] - rest[chunk, memory]:
+                    fits = False
+                    break
+            if not fits:
+                continue
+            for run in range(runs):
+                total[chunk + 1, run] = total[chunk, run] + numbers[at, run]
+            if chunk < chunks - 1:
+                # Of one run alone only the largest number matters.
+                if runs > 1 or strides[0] or total[chunk + 1, 0] + later[chunk] > most[device, 0]:
+                    chunk += 1
+                    row[chunk] = starts[chunk + 1]
+                continue
+            place = 0
+            for run in range(runs):
+                place += strides[run] * min(total[chunks, run], sizes[run])
+            number = min(total[chunks, largest], sizes[largest]) if largest >= 0 else 0
+            most[device, place] = max(most[device, place], number)
+    return tried
+
+
+@jit
+def _most_work(most: Any, works: Any, layer: int) -> int:
+    """The sum over devices of the most work that each can hold; -1 if one of them cannot hold anything.
+
+    Args:
+        most: By device and layers of other runs: the most layers of the largest.
+        works: The work of the other runs' layers.
+        layer: The work of a layer of the largest run.
+    """
+    work = 0
+    for device in range(len(most)):
+        largest = -1
+        for place in range(len(works)):
+            if most[device, place] >= 0:
+                largest = max(largest, works[place] + layer * most[device, place])
+        if largest < 0:
+            return -1
+        work += largest
+    return work

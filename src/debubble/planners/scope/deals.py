@@ -22,7 +22,7 @@ import numpy as np
 
 from debubble.planners.scope.ends import Ends, ends_of_long_runs
 from debubble.planners.scope.instance import DeviceInstance, Instance
-from debubble.planners.scope.loads import DEAL, Capacity, Load, dealable, dealt
+from debubble.planners.scope.loads import Capacity, Load, dealable, dealt, largest_run, most_of_largest
 from debubble.planners.scope.subproblem import Assignment, Open, fastest, time_bound
 from debubble.search.effort import LINEAR, Effort
 
@@ -103,6 +103,8 @@ class _DeviceTimes:
     def __init__(self, inst: Instance, opened: Open, most: float) -> None:
         self.opened = opened
         self.runs = tuple(sorted({run for runs in opened for run in runs}))
+        largest = largest_run(inst.counts)
+        self._largest = self.runs.index(largest) if largest in self.runs else None
         fast = {run: min(inst.times[run]) for run in self.runs}
         sizes = [min(inst.counts[r], int(most / max(1, fast[r]))) for r in self.runs]
         self._numbers = np.ix_(*(np.arange(size + 1) for size in sizes))
@@ -116,9 +118,10 @@ class _DeviceTimes:
         """Layers of a run that the device needs so that no chunk is empty."""
         return sum(runs == (run,) for runs in self.opened)
 
-    def capacity(self, time: float) -> Capacity:
-        """What the device can hold within the time, as far as known."""
-        return Capacity(self.runs, self.least <= time, tuple(self.needed(run) for run in self.runs))
+    def capacity(self, device: int, time: float) -> Capacity:
+        """What a device can hold within the time, as far as known."""
+        most = most_of_largest(self.least <= time, self._largest)
+        return Capacity((device,), self.runs, most, {run: self.needed(run) for run in self.runs})
 
     def learn(self, bound: Any, load: Load | None = None) -> None:
         """Raise the bounds: of all loads, or of a load and all that have more layers of every run."""
@@ -170,8 +173,7 @@ class _Dealer:
             self._opened[ends] = ends.opened(self._inst)
         tables = [self._table(d, opened) for d, opened in enumerate(self._opened[ends])]
         while not self._effort.over:
-            self._effort.spend(DEAL)
-            loads = dealt(self._inst.counts, [table.capacity(time) for table in tables])
+            loads = dealt(self._inst.counts, [t.capacity(d, time) for d, t in enumerate(tables)], self._effort)
             if loads is None:
                 return True
             pieces = [self._assigned(time, d, load, t) for d, (load, t) in enumerate(zip(loads, tables, strict=True))]

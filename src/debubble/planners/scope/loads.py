@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from debubble.kernels import inlined, jit
 from debubble.planners.scope.instance import Instance
+from debubble.search.effort import Effort
 
 LARGEST = 50_000
 """States of the dynamic program, beyond which runs are too many for it."""
-DEAL = 2e-3
-"""Seconds to deal all layers."""
-NONE = -(2**40)
+NOTHING = -(2**40)
 """The layers dealt where nothing can be dealt."""
+DEAL, STATE = 3e-4, 2e-9
+"""Seconds to deal all layers, and of that for each choice of a device in each state."""
 
 Load = tuple[int, ...]
 """Layers of each run."""
@@ -24,17 +26,20 @@ Load = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a device can hold.
+    """What devices can hold that may hold the same runs.
 
     Attributes:
-        runs: The runs that it may hold.
-        fits: By the layers of each of these runs: whether it can hold so many.
-        needed: Layers of each of these runs without which a chunk would be empty.
+        devices: These devices.
+        runs: The runs that they may hold.
+        most: By device, and by layers of each of these runs but the largest one: the most layers of that beside them;
+            -1 where they do not fit.  More fit nowhere with more layers of another run.
+        needed: By run, the layers without which a chunk would be empty.
     """
 
+    devices: tuple[int, ...]
     runs: tuple[int, ...]
-    fits: Any
-    needed: tuple[int, ...]
+    most: Any
+    needed: Mapping[int, int]
 
 
 def dealable(inst: Instance) -> bool:
@@ -42,82 +47,144 @@ def dealable(inst: Instance) -> bool:
     return math.prod(count + 1 for count in inst.counts) <= LARGEST * (max(inst.counts) + 1)
 
 
-def dealt(counts: Sequence[int], capacities: Sequence[Capacity]) -> list[Load] | None:
+def largest_run(counts: Sequence[int]) -> int:
+    """The run with the most layers."""
+    return max(range(len(counts)), key=lambda r: counts[r])
+
+
+def most_of_largest(fits: Any, at: int | None) -> Any:
+    """The `most` of one device.
+
+    Args:
+        fits: By layers of each of its runs: whether it can hold so many.
+        at: The largest run among these; None if it may not hold that.
+    """
+    if at is None:
+        return np.where(fits, 0, -1)[None]
+    fits = np.moveaxis(fits, at, -1)
+    return np.where(fits.any(axis=-1), fits.shape[-1] - 1 - fits[..., ::-1].argmax(axis=-1), -1)[None]
+
+
+def dealt(counts: Sequence[int], capacities: Sequence[Capacity], effort: Effort) -> list[Load] | None:
     """Loads of the devices, in the order of their own runs, that hold all layers; None if there are none.
 
     Loads that fit are taken to fit with fewer layers too, as long as no chunk is empty.
     """
-    last = max(range(len(counts)), key=lambda r: counts[r])
-    holders = [sum(r in each.runs for each in capacities) for r in range(len(counts))]
-    shared = [r for r, number in enumerate(holders) if number > 1 and r != last]
-    best: Any = np.full([counts[r] + 1 for r in shared], NONE)
-    best[(0,) * len(shared)] = 0
-    steps = []
+    effort.spend(DEAL)
+    largest = largest_run(counts)
+    holders = [sum(len(each.devices) for each in capacities if r in each.runs) for r in range(len(counts))]
+    shared = [r for r, number in enumerate(holders) if number > 1 and r != largest]
+    parts = []
     for each in capacities:
-        some, held = _choices(counts, each, shared, last)
-        if not held:
+        choices = _choices(counts, each, shared, largest)
+        if choices is None:
             return None
-        steps.append((best, some, held))
-        best = _after(best, some, held)
-    total = tuple(counts[r] for r in shared)
-    most = int(best[total])
-    if most < counts[last]:
+        parts.append(choices)
+    per_device, rows, held = (np.concatenate(some) for some in zip(*parts, strict=True))
+    total = np.array([counts[r] for r in shared], dtype=np.int64)
+    effort.spend(STATE * len(rows) * math.prod(counts[r] + 1 for r in shared))
+    chosen = _chosen(total, counts[largest], np.concatenate(([0], np.cumsum(per_device))), rows, held).tolist()
+    if not chosen:
         return None
-    loads: list[dict[int, int]] = []
-    for before, some, held in reversed(steps):
-        for numbers, number in zip(some, held, strict=True):
-            rest = tuple(max(0, a - n) for a, n in zip(total, numbers, strict=True))
-            if before[rest] + number == most:
-                break
-        total, most = rest, most - number
-        loads.insert(0, dict(zip(shared, numbers, strict=True)) | {last: number})
-    for run in (*shared, last):
-        needed = [dict(zip(each.runs, each.needed, strict=True)).get(run, 0) for each in capacities]
+    devices = [(each, device) for each in capacities for device in each.devices]
+    loads = [
+        dict(zip(shared, row, strict=True)) | {largest: number}
+        for row, number in zip(rows[chosen].tolist(), held[chosen].tolist(), strict=True)
+    ]
+    for run in (*shared, largest):
+        needed = [each.needed.get(run, 0) for each, _ in devices]
         _take(loads, run, sum(load[run] for load in loads) - counts[run], needed)
-    return [tuple(load.get(r, counts[r]) for r in each.runs) for load, each in zip(loads, capacities, strict=True)]
+    found = {
+        device: tuple(load.get(r, counts[r]) for r in each.runs)
+        for (each, device), load in zip(devices, loads, strict=True)
+    }
+    return [found[device] for device in range(len(found))]
 
 
 def _choices(
-    counts: Sequence[int], capacity: Capacity, shared: Sequence[int], last: int
-) -> tuple[list[Load], list[int]]:
-    """Layers of the other shared runs, a row each, and the most of the last one that fit beside them."""
-    fits = capacity.fits
-    for at, run in reversed(list(enumerate(capacity.runs))):
-        if run != last and run not in shared:  # no other device can hold it
-            all_of_it = fits.shape[at] > counts[run]
-            fits = fits.take(-1, axis=at) & all_of_it
-    kept = [run for run in capacity.runs if run == last or run in shared]
-    if last in kept:
-        fits = np.moveaxis(fits, kept.index(last), -1)
-        kept.remove(last)
-        held = np.where(fits.any(axis=-1), fits.shape[-1] - 1 - fits[..., ::-1].argmax(axis=-1), -1)
-    else:
-        held = np.where(fits, 0, -1)
-    useful = held >= 0
-    for axis in range(held.ndim):
+    counts: Sequence[int], capacity: Capacity, shared: Sequence[int], largest: int
+) -> tuple[Any, Any, Any] | None:
+    """How many choices each device has, layers of the other shared runs, a row each, and the most of the largest one.
+
+    Returns:
+        None if some device has none.
+    """
+    most = capacity.most
+    others = [run for run in capacity.runs if run != largest]
+    for at, run in reversed(list(enumerate(others, start=1))):
+        if run not in shared:  # no other device can hold it
+            if most.shape[at] <= counts[run]:
+                return None
+            most = most.take(-1, axis=at)
+    useful = most >= 0
+    for axis in range(1, most.ndim):
         # Where one layer more is possible beside as many, it is better.
-        one_more = np.roll(held, -1, axis=axis)
-        one_more[(slice(None),) * axis + (-1,)] = -1
-        useful &= one_more < held
-    rows = np.argwhere(useful)
-    some = np.zeros((len(rows), len(shared)), dtype=np.int64)
-    for at, run in enumerate(kept):
-        some[:, shared.index(run)] = rows[:, at]
-    return [tuple(row) for row in some.tolist()], held[useful].tolist()
+        fewer, more = (slice(None),) * axis + (slice(-1),), (slice(None),) * axis + (slice(1, None),)
+        useful[fewer] &= most[more] < most[fewer]
+    device, *rows = np.nonzero(useful)
+    per_device = np.bincount(device, minlength=len(most))
+    if not per_device.all():
+        return None
+    numbers = np.zeros((len(device), len(shared)), dtype=np.int64)
+    for row, run in zip(rows, (run for run in others if run in shared), strict=True):
+        numbers[:, shared.index(run)] = row
+    return per_device, numbers, most[useful]
 
 
-def _after(best: Any, some: Sequence[Load], held: Sequence[int]) -> Any:
-    """By the layers of the shared runs dealt so far, at least: the most of the last run with one more device."""
-    most = [max(numbers) for numbers in zip(*some, strict=True)]
-    # What lies before the first state is as good as that.
-    padded = best[np.ix_(*(np.maximum(np.arange(-n, size), 0) for n, size in zip(most, best.shape, strict=True)))]
-    further: Any = np.full(best.shape, NONE)
-    one: Any = np.empty(best.shape, dtype=further.dtype)
-    for numbers, number in zip(some, held, strict=True):
-        spans = zip(most, numbers, best.shape, strict=True)
-        np.add(padded[tuple(slice(m - n, m - n + size) for m, n, size in spans)], number, out=one)
-        np.maximum(further, one, out=further)
-    return further
+@inlined
+def _fill_before(before: Any, total: Any, strides: Any, numbers: Any) -> None:
+    """Per state, the one that is left without so many layers of each run, none at least."""
+    before[:] = np.arange(len(before))
+    for run in range(len(total)):
+        if numbers[run]:
+            stride, size = strides[run], total[run] + 1
+            at = 0
+            while at < len(before):
+                for layers in range(size):
+                    fewer = min(layers, numbers[run]) * stride
+                    for state in range(at, at + stride):
+                        before[state] -= fewer
+                    at += stride
+
+
+@jit
+def _chosen(total: Any, count: int, starts: Any, numbers: Any, held: Any) -> Any:
+    """A row for each device, so that all layers are dealt; none if that is impossible.
+
+    Args:
+        total: Layers of each shared run.
+        count: Layers of the largest one.
+        starts: Where the rows of each device begin, and in the end where they end.
+        numbers: Per row, layers of each shared run.
+        held: Per row, layers of the largest one.
+    """
+    runs, devices = len(total), len(starts) - 1
+    strides = np.ones(runs, np.int64)
+    for run in range(runs - 2, -1, -1):
+        strides[run] = strides[run + 1] * (total[run + 1] + 1)
+    states = 1
+    for run in range(runs):
+        states *= total[run] + 1
+    # By the layers of the shared runs dealt so far, at least: the most of the largest one.
+    best = np.full((devices + 1, states), NOTHING)
+    best[0, 0] = 0
+    some = np.empty(states, np.int64)
+    for device in range(devices):
+        for row in range(starts[device], starts[device + 1]):
+            _fill_before(some, total, strides, numbers[row])
+            for state in range(states):
+                best[device + 1, state] = max(best[device + 1, state], best[device, some[state]] + held[row])
+    chosen = np.empty(devices, np.int64)
+    state = states - 1
+    if best[devices, state] < count:
+        return chosen[:0]
+    for device in range(devices - 1, -1, -1):
+        for row in range(starts[device], starts[device + 1]):
+            _fill_before(some, total, strides, numbers[row])
+            if best[device, some[state]] + held[row] == best[device + 1, state]:
+                break
+        chosen[device], state = row, some[state]
+    return chosen
 
 
 def _take(loads: Sequence[dict[int, int]], run: int, many: int, needed: Sequence[int]) -> None:

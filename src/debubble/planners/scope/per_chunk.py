@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from debubble.planners.scope.benders import Decomposition
-from debubble.planners.scope.chunk_times import ChunkDealer
+from debubble.planners.scope.chunk_times import ChunkDealer, Times
 from debubble.planners.scope.ends import Ends
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.loads import dealable
@@ -45,9 +45,6 @@ PART = 0.02
 """Share of the sum of times below which boxes are divided by the ends of the short runs."""
 FIRST_STEP = 0.01
 """Share by which times are made longer first, and then by twice as much each time, until layers can be dealt."""
-
-Times = tuple[int, ...]
-"""The time of every chunk that no device exceeds."""
 
 
 def per_chunk_reading(inst: Instance, pooled: Decomposition, effort: Effort) -> Decomposition:
