@@ -35,6 +35,8 @@ LEVEL = 2.0
 """Factor between the bytes that recomputation brings back on one level at most."""
 TRIED_AT_MOST = 2**23
 """Combinations of loads of a device's chunks, on all devices that are alike, beyond which all are taken to fit."""
+COARSE = 16
+PRICES, HIGH = 4, 64.0
 REACH = 1.5
 """A curve reaches so much further than the time that is asked for."""
 CALL, LEVEL_CALL, CELL, SAMPLE, TRIED = 6e-5, 6e-5, 2e-9, 1e-9, 1e-8
@@ -50,10 +52,18 @@ Times = tuple[int, ...]
 
 @dataclass(frozen=True)
 class _Curve:
-    """The least bytes of a micro-batch's activations, by layers of each run and by time in units."""
+    """The least bytes of a micro-batch's activations, by layers of each run and by time.
+
+    Attributes:
+        unit: Unit of the times.
+        kept: `kept[layers...][time]`: the least bytes within this time.
+        priced: `priced[layers...][time // COARSE][price]`: the least sum of bytes and the price of the time they need,
+            within the longest time of this number.
+    """
 
     unit: int
     kept: Any
+    priced: Any
 
     @property
     def longest(self) -> int:
@@ -63,6 +73,10 @@ class _Curve:
     def within(self, time: int) -> Any:
         """By layers of each run; infinite where they do not fit into the time."""
         return self.kept[..., min(time // self.unit, self.kept.shape[-1] - 1)]
+
+    def priced_within(self, time: int) -> Any:
+        """By layers of each run and by price."""
+        return self.priced[..., min(time // self.unit, self.kept.shape[-1] - 1) // COARSE, :]
 
     def sampled(self, times: Any) -> Any:
         """By layers of each run, in one row, and by time."""
@@ -95,6 +109,7 @@ class _Group:
     alive: Any
     static: Any
     levels: tuple[tuple[float, Any], ...]
+    prices: Any
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -116,18 +131,26 @@ class ChunkDealer:
         self._inst, self._effort, self._most = inst, effort, most
         self._curves: dict[tuple[tuple[int, ...], float], _Curve] = {}
         self._works: dict[tuple[int, ...], Any] = {}
+        self._prices = _prices(inst)
         self._chunk: Callable[[Choice, tuple[int, ...], int, float], tuple[Any, Any]] = cache(self._new_chunk)
         self._group: Callable[[tuple[Choice, ...], tuple[int, ...]], _Group] = cache(self._new_group)
         self._groups: Callable[[Ends], list[_Group]] = cache(self._new_groups)
-        self._capacity: Callable[[tuple[Choice, ...], tuple[int, ...], Times], Capacity] = cache(self._new_capacity)
+        self._capacity: Callable[[tuple[Choice, ...], tuple[int, ...], Times, int | None], Capacity] = cache(self._new_capacity)
 
-    def loads(self, times: Times, ends: Ends) -> list[Load] | None:
-        """Loads of the devices that keep the times of the chunks; None if there are none."""
+    def loads(self, times: Times, ends: Ends, total: int | None = None) -> list[Load] | None:
+        """Loads of the devices that keep the times of the chunks; None if there are none.
+
+        Args:
+            times: Times that no device exceeds.
+            ends: Where runs end.
+            total: The time that no device exceeds in all its chunks; None: the sum of the others.
+        """
         self._effort.spend(CALL)
+        total = None if total is None or total >= sum(times) else total
         capacities = []
         work = 0
         for group in self._groups(ends):
-            capacity = self._capacity(group.choices, group.devices, times)
+            capacity = self._capacity(group.choices, group.devices, times, total)
             most = self._most_work(group, capacity)
             if most < 0:
                 return None
@@ -177,6 +200,11 @@ class ChunkDealer:
             for (least, _), (_, room) in zip(_levels(inst, runs), levels, strict=True):
                 left = each.room - least / each.unit
                 room[at, : len(each.alive)] = left + 1e-6 * abs(left)
+        # Rows of memory, and then again with every price of time.
+        prices = [np.zeros((len(those), rows))]
+        for chunk in range(inst.chunks):
+            for price in self._prices[:-1]:
+                prices.append(price * alive[:, :, chunk])
         return _Group(
             devices=devices,
             choices=choices,
@@ -187,13 +215,20 @@ class ChunkDealer:
             alive=alive,
             static=np.array([[each.static[r] for r in runs] for each in those], dtype=float),
             levels=tuple(levels),
+            prices=np.concatenate(prices, axis=1),
         )
 
-    def _new_capacity(self, choices: tuple[Choice, ...], devices: tuple[int, ...], times: Times) -> Capacity:
+    def _new_capacity(
+        self, choices: tuple[Choice, ...], devices: tuple[int, ...], times: Times, total: int | None
+    ) -> Capacity:
         """What a group can hold in the times of its chunks."""
         group = self._group(choices, devices)
         shape = group.shape
         most = np.full((len(devices), math.prod(shape[1:])), -1)
+        rows = group.alive.shape[1]
+        price = group.prices[:, :rows] if total is None else group.prices
+        repeats = price.shape[1] // rows
+        alive = np.tile(group.alive, (1, repeats, 1))
         for restored, room in group.levels:
             chunks = [
                 self._chunk(choice, group.runs, time, restored) for choice, time in zip(choices, times, strict=True)
@@ -207,9 +242,9 @@ class ChunkDealer:
                 break
             numbers, kept = (np.concatenate(some) for some in zip(*chunks, strict=True))
             starts = np.cumsum([0, *lengths])
-            tried = _fill(
-                most, group.largest, group.sizes, group.strides, starts, numbers, kept, group.alive, group.static, room
-            )
+            room = np.tile(room, (1, repeats)) + price * (total or 0)
+            sizes = _sizes(starts, numbers, kept, np.array((0.0, *self._prices)), alive, price, group.static)
+            tried = _fill(most, group.largest, group.sizes, group.strides, starts, numbers, sizes, room)
             self._effort.spend(TRIED * tried)
         most = most.reshape(shape)
         for axis in range(1, most.ndim):  # with fewer layers too
@@ -235,13 +270,16 @@ class ChunkDealer:
             other = self._curve(runs[at:], restored, time)
             kept = _sampled(first, other, time)
             self._effort.spend(SAMPLE * SAMPLES * kept.size)
+            one, two = first.priced_within(time), other.priced_within(time)
+            priced = one.reshape(*one.shape[:-1], *(1,) * (two.ndim - 1), -1) + two
         else:
             kept = first.within(time)
+            priced = first.priced_within(time)
         some = np.stack(np.nonzero(kept < np.inf), axis=-1)
         some = some[(some.sum(axis=1) > 0) & (some >= least).all(axis=1)]
         numbers = np.zeros((len(some), len(every)), dtype=np.int64)
         numbers[:, [every.index(run) for run in runs]] = some
-        return numbers, kept[tuple(some.T)]
+        return numbers, np.concatenate((kept[tuple(some.T)][:, None], priced[tuple(some.T)]), axis=1)
 
     def _curve(self, runs: tuple[int, ...], restored: float, time: float) -> _Curve:
         """The curve of some runs, which reaches the time at least."""
@@ -267,7 +305,8 @@ class ChunkDealer:
                 layers.append(more)
             self._effort.spend(CELL * kept.size * len(layers) * len(options))
             kept = np.stack(layers, axis=-2)
-        return _Curve(unit, kept)
+        priced = _priced(kept.reshape(-1, cells), unit * np.array(self._prices))
+        return _Curve(unit, kept, priced.reshape(*kept.shape[:-1], *priced.shape[1:]))
 
 
 def _sampled(one: _Curve, other: _Curve, time: int) -> Any:
@@ -304,6 +343,50 @@ def _levels(inst: Instance, runs: Sequence[int]) -> list[tuple[float, float]]:
 
 
 @jit
+def _priced(kept: Any, prices: Any) -> Any:
+    """See `_Curve`."""
+    rows, cells = kept.shape
+    priced = np.empty((rows, (cells - 1) // COARSE + 1, len(prices)))
+    for row in range(rows):
+        for at in range(len(prices)):
+            least = np.inf
+            for cell in range(cells):
+                least = min(least, kept[row, cell] + prices[at] * cell)
+                if cell % COARSE == COARSE - 1 or cell == cells - 1:
+                    priced[row, cell // COARSE, at] = least
+    return priced
+
+
+@jit
+def _sizes(starts: Any, numbers: Any, kept: Any, prices: Any, alive: Any, price: Any, static: Any) -> Any:
+    """`sizes[device][row of chunk][row of memory]`.
+
+    Args:
+        kept: Per row, bytes of a micro-batch's activations and price of their time, for each of the prices.
+    """
+    devices, memories, chunks = alive.shape
+    sizes = np.empty((devices, len(kept), memories))
+    for device in range(devices):
+        for chunk in range(chunks):
+            for memory in range(memories):
+                many = alive[device, memory, chunk]
+                at, share = 0, 0.0
+                if many > 0:
+                    each = price[device, memory] / many
+                    while at < len(prices) - 2 and prices[at + 1] <= each:
+                        at += 1
+                    share = min(1.0, (each - prices[at]) / (prices[at + 1] - prices[at]))
+                for row in range(starts[chunk], starts[chunk + 1]):
+                    size = 0.0
+                    if many > 0:
+                        size = many * ((1 - share) * kept[row, at] + share * kept[row, at + 1])
+                    for run in range(numbers.shape[1]):
+                        size += static[device, run] * numbers[row, run]
+                    sizes[device, row, memory] = size
+    return sizes
+
+
+@jit
 def _fill(
     most: Any,
     largest: int,
@@ -311,9 +394,7 @@ def _fill(
     strides: Any,
     starts: Any,
     numbers: Any,
-    kept: Any,
-    alive: Any,
-    static: Any,
+    size: Any,
     room: Any,
 ) -> int:
     """Raise `most[device][place]` to what the chunks of each device can hold together in its room.
@@ -325,17 +406,14 @@ def _fill(
         strides: Per run, what a layer adds to the place.
         starts: Where the rows of each chunk begin, and in the end where they end.
         numbers: Per row, layers of each run, with more of the last one in later rows.
-        kept: Per row, bytes of a micro-batch's activations.
-        alive: Micro-batches alive: by device, row of memory and chunk.
-        static: Bytes of a layer's states: by device and run.
+        size: By device, row and row of memory: bytes.
         room: Bytes: by device and row of memory.
 
     Returns:
         The number of rows that were tried.
     """
-    devices, memories, chunks = alive.shape
-    runs = len(sizes)
-    size = np.empty((len(kept), memories))
+    devices, memories = room.shape
+    chunks, runs = len(starts) - 1, len(sizes)
     rest = np.empty((chunks, memories))
     used = np.zeros((chunks + 1, memories))
     total = np.zeros((chunks + 1, runs), np.int64)
@@ -350,11 +428,7 @@ def _fill(
             for memory in range(memories):
                 least = np.inf
                 for at in range(starts[chunk], starts[chunk + 1]):
-                    some = kept[at] * alive[device, memory, chunk]
-                    for run in range(runs):
-                        some += static[device, run] * numbers[at, run]
-                    size[at, memory] = some
-                    least = min(least, some)
+                    least = min(least, size[device, at, memory])
                 for before in range(chunk):
                     rest[before, memory] += least
         chunk, row[0] = 0, starts[1]
@@ -367,7 +441,7 @@ def _fill(
             tried += 1
             fits = True
             for memory in range(memories):
-                used[chunk + 1, memory] = used[chunk, memory] + size[at, memory]
+                used[chunk + 1, memory] = used[chunk, memory] + size[device, at, memory]
                 if used[chunk + 1, memory] > room[device, memory] - rest[chunk, memory]:
                     fits = False
                     break
@@ -387,6 +461,31 @@ def _fill(
             number = min(total[chunks, largest], sizes[largest]) if largest >= 0 else 0
             most[device, place] = max(most[device, place], number)
     return tried
+
+
+def _prices(inst: Instance) -> tuple[float, ...]:
+    """Bytes that a unit of time saves where long runs recompute a little more, and far more than any."""
+    slopes: set[float] = set()
+    for run in long_runs(inst):
+        slopes |= set(_slopes(list(zip(inst.times[run], inst.activations[run], strict=True))))
+    some = sorted(slopes) or [1.0]
+    if len(some) > PRICES:
+        some = [some[round(at * (len(some) - 1) / (PRICES - 1))] for at in range(PRICES)]
+    return (*some, HIGH * some[-1])
+
+
+def _slopes(points: list[tuple[int, float]]) -> list[float]:
+    """Slopes of the lower convex hull."""
+    hull: list[tuple[int, float]] = []
+    for time, size in sorted(points):
+        if hull and size >= hull[-1][1]:
+            continue
+        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (time - hull[-1][0]) >= (size - hull[-1][1]) * (
+            hull[-1][0] - hull[-2][0]
+        ):
+            hull.pop()
+        hull.append((time, size))
+    return [(a - b) / (t - s) for (s, a), (t, b) in zip(hull, hull[1:], strict=False) if t > s]
 
 
 @jit

@@ -21,9 +21,9 @@ from debubble.planners.scope.benders import Decomposition
 from debubble.planners.scope.chunk_times import ChunkDealer, Times
 from debubble.planners.scope.ends import Ends
 from debubble.planners.scope.instance import Instance
-from debubble.planners.scope.loads import dealable
+from debubble.planners.scope.loads import Load, dealable
 from debubble.planners.scope.master import LayerCounts, merged
-from debubble.planners.scope.relaxation import relaxations, relaxed
+from debubble.planners.scope.relaxation import Box, LinearRelaxation, relaxations
 from debubble.planners.scope.subproblem import Assignment, fastest
 from debubble.search.effort import Effort
 
@@ -35,6 +35,8 @@ SEARCH = 0.85
 """Share of the effort; the program in one piece has the rest."""
 STARTS, WALK = 0.2, 0.1
 """Shares of the effort for the relaxations' corners, and, with two chunks, of the rest for what is near the best."""
+LOOK = 0.1
+"""Share of the rest for answers in small boxes, before a bound is proven."""
 STEPS = (0.4, 1.0, 0.15, 2.0, 0.05, 0.7, 1.4, 3.0)
 """Parts of the shortest long layer by which one time is made longer."""
 LONGER = 1.15
@@ -43,6 +45,8 @@ SLACKS = (0.009, 0.004, 0.002, TOLERANCE)
 """Shares of the sum of times by which an answer is proven to be the best, one after the other."""
 PART = 0.02
 """Share of the sum of times below which boxes are divided by the ends of the short runs."""
+USEFUL = 0.9
+"""Share of a box's widths that the linear program has to leave at most, to be asked again at once."""
 FIRST_STEP = 0.01
 """Share by which times are made longer first, and then by twice as much each time, until layers can be dealt."""
 
@@ -57,8 +61,9 @@ def per_chunk_reading(inst: Instance, pooled: Decomposition, effort: Effort) -> 
     if dealable(inst):
         search.descend()
         search.walk()
-        relaxation = relaxed(inst, effort, least=search.bound())
-        bound = max(bound, relaxation.bound if relaxation is not None else 0)
+        search.look(LOOK)
+        bound = max(bound, int(search.bound()))
+        search.look(1.0)
     layers = merged([piece.layers for piece in search.best], inst)
     return Decomposition(layers, _value(inst, search.best), bound)
 
@@ -98,6 +103,8 @@ class _Search:
         self._dealer = ChunkDealer(inst, effort, LONGER * self._total)
         self._corners: list[tuple[int, Times, Ends]] = []
         self._relaxations = relaxations(inst, effort)
+        self._assigned: set[tuple[Ends | Load, ...]] = set()
+        self._programs: dict[Ends, LinearRelaxation] = {}
 
     def descend(self) -> None:
         """Shorten the times of the relaxations' corners, the most promising first."""
@@ -197,8 +204,9 @@ class _Search:
         """Let the device programs assign strategies within these times, as far as they can; tell if that is better."""
         inst = self._inst
         loads = self._dealer.loads(times, ends)
-        if loads is None:
+        if loads is None or (ends, *loads) in self._assigned:
             return False
+        self._assigned.add((ends, *loads))
         pieces = []
         for device, load, opened in zip(inst.devices, loads, ends.opened(inst), strict=True):
             full = [0] * len(inst.counts)
@@ -213,54 +221,86 @@ class _Search:
             self.best, self._total = pieces, sum(_slowest(inst, pieces))
         return better
 
-    def bound(self) -> float:
-        """A sum of times below which there is no answer."""
-        proven = 0.0
+    def look(self, share: float) -> None:
+        """Look for answers with a smaller sum of times in small boxes, with a share of what is left of the effort."""
+        until = self._effort.spent + share * self._effort.left
         for slack in SLACKS:
             total = None
             while self._total != total:  # again where a better answer was found
                 total, goal = self._total, int((1 - slack) * self._total)
-                shortest = self._shortest_within(goal)
-                if shortest is None:
-                    return proven
-                proven = max(proven, shortest)
-            if proven < goal:
+                boxes = [(ends, self._every(goal)) for relaxation, ends in self._relaxations[::-1]
+                         if relaxation.bound < _value(self._inst, self.best)]  # fmt: skip
+                while boxes and self._total == total:
+                    if self._effort.over or self._effort.spent > until:
+                        return
+                    ends, box = boxes.pop()
+                    if self._dealer.loads(box.high, ends, box.total) is not None:
+                        smaller = self._parts(ends, box)
+                        boxes += smaller
+                        if not smaller:
+                            self._assign(box.high, ends)
+
+    def _every(self, total: int) -> Box:
+        shortest = min(map(min, self._inst.times))
+        return Box((shortest,) * self._inst.chunks, (total,) * self._inst.chunks, total).clipped()
+
+    def _parts(self, ends: Ends, box: Box) -> list[tuple[Ends, Box]]:
+        """Smaller boxes that hold the same together, the most promising last; none if this one is small."""
+        width = box.width(box.widest)
+        if ends.members and width < PART * box.total:
+            return [(part, box) for part in ends.parts]
+        return [(ends, half) for half in box.halves()] if width >= CLOSE * box.total else []
+
+    def bound(self) -> float:
+        """A value that no answer is below."""
+        proven = 0.0
+        for slack in SLACKS:
+            value = None
+            while _value(self._inst, self.best) != value:  # again where a better answer was found
+                value = _value(self._inst, self.best)
+                goal = (1 - slack) * value
+                least = self._least_below(goal, proven)
+            proven = max(proven, least)
+            if least < goal:
                 break
         return proven
 
-    def _shortest_within(self, goal: int) -> float | None:
-        """A sum, the goal at most, below which there is no answer; None if the effort does not tell.
+    def _least_below(self, goal: float, proven: float) -> float:
+        """A value, the goal at most, that no answer is below; 0 if the effort does not tell.
 
-        It ends early, with 0, where it finds an answer with a smaller sum.
+        It ends early where it is not above what is proven, and where a better answer is found.
         """
-        chunks, total, narrow = self._inst.chunks, self._total, float(goal)
-        shortest = min(min(times) for times in self._inst.times)
-        value = _value(self._inst, self.best)
-        # No answer with other ends would be better.  The most promising ones come last, and are the first to be taken.
-        promising = [ends for relaxation, ends in self._relaxations if relaxation.bound < value][::-1]
-        boxes = [(ends, (shortest,) * chunks, (goal,) * chunks) for ends in promising]
-        while boxes:
+        least = goal
+        # The most promising ends come last, and are the first to be taken.
+        boxes = [
+            (ends, self._every(int(goal / self._inst.weight)), 0)
+            for relaxation, ends in self._relaxations[::-1]
+            if relaxation.bound < goal
+        ]
+        while boxes and least > proven:
             if self._effort.over:
-                return None
-            ends, low, high = boxes.pop()
-            left = goal - sum(low)
-            if left <= 0:
+                return 0.0
+            ends, box, unasked = boxes.pop()
+            if unasked == 0:
+                smaller = self._program(ends).ranges(box, least)
+                if smaller is None:
+                    continue
+                unasked = 1 if smaller.size <= USEFUL * box.size else self._inst.chunks
+                box = smaller.clipped()
+            if self._dealer.loads(box.high, ends, box.total) is None:
                 continue
-            high = tuple(min(longest, time + left) for time, longest in zip(low, high, strict=True))
-            if self._dealer.loads(high, ends) is None:
-                continue
-            chunk = max(range(chunks), key=lambda c: high[c] - low[c])
-            width = high[chunk] - low[chunk]
-            if ends.members and width < PART * total:
-                boxes += [(part, low, high) for part in ends.parts]
-            elif width < CLOSE * total:
-                if self._assign(high, ends) and self._total < total:
+            parts = self._parts(ends, box)
+            boxes += [(part, half, 0 if part is not ends else unasked - 1) for part, half in parts]
+            if not parts and (value := self._program(ends).value(box)) < least:
+                if self._assign(box.high, ends):
                     return 0.0
-                narrow = min(narrow, sum(low))
-            else:
-                middle = (low[chunk] + high[chunk]) // 2
-                boxes += [(ends, _with(low, chunk, middle), high), (ends, low, _with(high, chunk, middle))]
-        return narrow
+                least = value
+        return least
+
+    def _program(self, ends: Ends) -> LinearRelaxation:
+        if ends not in self._programs:
+            self._programs[ends] = LinearRelaxation(self._inst, self._effort, ends.opened(self._inst), per_chunk=True)
+        return self._programs[ends]
 
 
 def _with(times: Times, chunk: int, time: int) -> Times:
