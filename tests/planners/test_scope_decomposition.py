@@ -20,7 +20,7 @@ from debubble.planners.scope.ends import ends_of_long_runs
 from debubble.planners.scope.instance import DeviceInstance, Instance, alive, instance
 from debubble.planners.scope.layer_types import LayerRun, layer_runs
 from debubble.planners.scope.per_chunk import per_chunk_reading
-from debubble.planners.scope.relaxation import relaxed
+from debubble.planners.scope.relaxation import Box, LinearRelaxation, relaxed
 from debubble.planners.scope.subproblem import Open, bound_of_prices, fastest, time_bound
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
@@ -286,6 +286,52 @@ def test_layers_are_not_dealt_within_times_of_chunks_that_no_assignment_keeps() 
         # Times are rounded by less than 2%.
         if not any(_within(each, tuple(math.ceil(1.02 * time) for time in times)) for each in kept):
             assert not any(dealer.loads(times, member) for member in members)
+
+
+def within_all(devices: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], int]:
+    """Times of the chunks that no device exceeds, all a third longer, and the longest sum of a device's own."""
+    return tuple(4 * max(times) // 3 for times in zip(*devices, strict=True)), max(map(sum, devices))
+
+
+@pytest.mark.parametrize("limit", [24, 30, 80])
+def test_layers_are_dealt_within_every_sum_of_times_that_some_assignment_keeps(limit: float) -> None:
+    inst = two_long_runs(limit)
+    dealer = ChunkDealer(inst, Effort(math.inf), 2.0 * inst.most)
+    kept = {within_all(choice) for devices in _chunk_times(inst) for choice in itertools.product(*map(sorted, devices))}
+    for times, total in sorted(kept, key=lambda pair: pair[1])[:40]:
+        assert total < sum(times)
+        assert any(dealer.loads(times, ends, total) for ends in ends_of_long_runs(inst))
+
+
+def test_layers_are_not_dealt_within_a_sum_of_times_too_short_for_them() -> None:
+    inst = two_long_runs(24)
+    dealer = ChunkDealer(inst, Effort(math.inf), 2.0 * inst.most)
+    kept = [within_all(choice) for devices in _chunk_times(inst) for choice in itertools.product(*map(sorted, devices))]
+    times, total = min(kept, key=lambda pair: pair[1])
+    members = [member for ends in ends_of_long_runs(inst) for member in ends.members or (ends,)]
+    assert any(dealer.loads(times, member) for member in members)
+    assert not any(dealer.loads(times, member, 3 * total // 4) for member in members)
+
+
+@pytest.mark.parametrize("limit", [24, 30, 80])
+def test_the_times_of_chunks_of_good_answers_lie_in_the_ranges_of_the_relaxation(limit: float) -> None:
+    inst = two_long_runs(limit)
+    goal = per_chunk_optimum(inst)
+    every = Box((0,) * inst.chunks, (inst.most,) * inst.chunks, inst.most)
+    programs = [
+        LinearRelaxation(inst, Effort(math.inf), ends.opened(inst), per_chunk=True) for ends in ends_of_long_runs(inst)
+    ]
+    boxes = [box for program in programs if (box := program.ranges(every, goal)) is not None]
+    best = [
+        tuple(map(max, zip(*choice, strict=True)))
+        for devices in _chunk_times(inst)
+        for choice in itertools.product(*devices)
+        if inst.weight * sum(map(max, zip(*choice, strict=True))) + sum(map(sum, choice)) == goal
+    ]
+    assert best
+    for times in best:
+        assert any(_within(box.low, times) and _within(times, box.high) and sum(times) <= box.total for box in boxes)
+    assert all(sum(box.low) > 0 and sum(box.high) < inst.chunks * inst.most for box in boxes)
 
 
 def _within(some: Sequence[int], others: Sequence[int]) -> bool:

@@ -5,6 +5,12 @@ Once they are given, chunks of a device share nothing but its memory: of a numbe
 bytes matter that they can keep within tau_c, and whether a device can hold a load is a sum over its chunks.  So every
 load of every device is decided at once, whole layers and strategies included.
 
+Where the sum of a device's times has to be shorter than all tau_c together, memory and time are bounded together.
+With a price p of time in bytes, what fits into memory and into the sum has bytes + p time <= room + p sum, and the
+least that its left side can be is a sum over the chunks too.  So that is a row like one of memory; there is one for
+every row of memory, every chunk and every price at which a long run recomputes a little more.  The least is concave in
+the price, so that between two prices for which it is known it is at least what a straight line says.
+
 It is never too strict.  Times of layers are rounded down to a share of the long run's, bytes are not rounded up, what
 recomputation brings back counts as the least of its level, and of two long runs in one chunk the times are sampled;
 times so long that the combinations of chunks would be too many to try hold everything.  So where layers cannot be dealt
@@ -17,6 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,12 +43,14 @@ LEVEL = 2.0
 TRIED_AT_MOST = 2**23
 """Combinations of loads of a device's chunks, on all devices that are alike, beyond which all are taken to fit."""
 COARSE = 16
+"""Units of time that one number of a curve with prices stands for."""
 PRICES, HIGH = 4, 64.0
+"""Prices of time at most, and the highest one over the largest that saves bytes."""
 REACH = 1.5
 """A curve reaches so much further than the time that is asked for."""
 CALL, LEVEL_CALL, CELL, SAMPLE, TRIED = 6e-5, 6e-5, 2e-9, 1e-9, 1e-8
-"""Seconds to ask what can be dealt, of that for one level of some devices, of a number in a curve, of a sample, and of a
-combination that is tried."""
+"""Seconds to ask what can be dealt, of that for one level of some devices, of a number in a curve, of a sample, and of
+a combination that is tried."""
 
 Choice = tuple[tuple[int, int], ...]
 """The runs that a chunk may hold, each with the least number of its layers there."""
@@ -98,6 +107,7 @@ class _Group:
         alive: `alive[device][row][chunk]`: micro-batches alive, in the device's unit of bytes.
         static: `static[device][run]`: bytes of a layer's states.
         levels: Bytes that recomputation may bring back at a time, at most, and the room[device][row] beside the least.
+        prices: `prices[device][row]`: bytes for a unit of time, for all rows of memory without one and then with each.
     """
 
     devices: tuple[int, ...]
@@ -135,7 +145,9 @@ class ChunkDealer:
         self._chunk: Callable[[Choice, tuple[int, ...], int, float], tuple[Any, Any]] = cache(self._new_chunk)
         self._group: Callable[[tuple[Choice, ...], tuple[int, ...]], _Group] = cache(self._new_group)
         self._groups: Callable[[Ends], list[_Group]] = cache(self._new_groups)
-        self._capacity: Callable[[tuple[Choice, ...], tuple[int, ...], Times, int | None], Capacity] = cache(self._new_capacity)
+        self._capacity: Callable[[tuple[Choice, ...], tuple[int, ...], Times, int | None], Capacity] = cache(
+            self._new_capacity
+        )
 
     def loads(self, times: Times, ends: Ends, total: int | None = None) -> list[Load] | None:
         """Loads of the devices that keep the times of the chunks; None if there are none.
@@ -202,9 +214,7 @@ class ChunkDealer:
                 room[at, : len(each.alive)] = left + 1e-6 * abs(left)
         # Rows of memory, and then again with every price of time.
         prices = [np.zeros((len(those), rows))]
-        for chunk in range(inst.chunks):
-            for price in self._prices[:-1]:
-                prices.append(price * alive[:, :, chunk])
+        prices += [price * alive[:, :, chunk] for chunk in range(inst.chunks) for price in self._prices[:-1]]
         return _Group(
             devices=devices,
             choices=choices,
@@ -260,7 +270,7 @@ class ChunkDealer:
         return min(self._inst.times[run])
 
     def _new_chunk(self, choice: Choice, every: tuple[int, ...], time: int, restored: float) -> tuple[Any, Any]:
-        """Layers of a device's runs that a chunk can hold within the time, a row each, and the least bytes they keep."""
+        """Layers of a device's runs that a chunk can hold within the time, a row each, and their bytes by price."""
         runs, least = (tuple(each) for each in zip(*choice, strict=True))
         long = set(long_runs(self._inst))
         # A curve of all runs would be too large where two of them are long.
@@ -344,7 +354,7 @@ def _levels(inst: Instance, runs: Sequence[int]) -> list[tuple[float, float]]:
 
 @jit
 def _priced(kept: Any, prices: Any) -> Any:
-    """See `_Curve`."""
+    """The `priced` of a `_Curve`, in one row for all its layers."""
     rows, cells = kept.shape
     priced = np.empty((rows, (cells - 1) // COARSE + 1, len(prices)))
     for row in range(rows):
@@ -359,10 +369,16 @@ def _priced(kept: Any, prices: Any) -> Any:
 
 @jit
 def _sizes(starts: Any, numbers: Any, kept: Any, prices: Any, alive: Any, price: Any, static: Any) -> Any:
-    """`sizes[device][row of chunk][row of memory]`.
+    """The bytes and the price of the time, at least: by device, row of a chunk and row of memory.
 
     Args:
-        kept: Per row, bytes of a micro-batch's activations and price of their time, for each of the prices.
+        starts: Where the rows of each chunk begin, and in the end where they end.
+        numbers: Per row, layers of each run.
+        kept: Per row, a micro-batch's bytes and price of the time, for each of the prices.
+        prices: These prices, the first of which is 0.
+        alive: Micro-batches alive: by device, row of memory and chunk.
+        price: The price of time: by device and row of memory.
+        static: Bytes of a layer's states: by device and run.
     """
     devices, memories, chunks = alive.shape
     sizes = np.empty((devices, len(kept), memories))
@@ -406,7 +422,7 @@ def _fill(
         strides: Per run, what a layer adds to the place.
         starts: Where the rows of each chunk begin, and in the end where they end.
         numbers: Per row, layers of each run, with more of the last one in later rows.
-        size: By device, row and row of memory: bytes.
+        size: Bytes: by device, row and row of memory.
         room: Bytes: by device and row of memory.
 
     Returns:
@@ -464,7 +480,7 @@ def _fill(
 
 
 def _prices(inst: Instance) -> tuple[float, ...]:
-    """Bytes that a unit of time saves where long runs recompute a little more, and far more than any."""
+    """Bytes that a unit of time saves where long runs recompute a little more, and in the end far more than any."""
     slopes: set[float] = set()
     for run in long_runs(inst):
         slopes |= set(_slopes(list(zip(inst.times[run], inst.activations[run], strict=True))))
@@ -485,7 +501,7 @@ def _slopes(points: list[tuple[int, float]]) -> list[float]:
         ):
             hull.pop()
         hull.append((time, size))
-    return [(a - b) / (t - s) for (s, a), (t, b) in zip(hull, hull[1:], strict=False) if t > s]
+    return [(a - b) / (t - s) for (s, a), (t, b) in pairwise(hull) if t > s]
 
 
 @jit

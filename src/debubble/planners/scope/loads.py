@@ -17,7 +17,7 @@ LARGEST = 50_000
 """States of the dynamic program, beyond which runs are too many for it."""
 NOTHING = -(2**40)
 """The layers dealt where nothing can be dealt."""
-DEAL, STATE = 3e-4, 2e-9
+DEAL, STATE = 1.2e-4, 2e-9
 """Seconds to deal all layers, and of that for each choice of a device in each state."""
 
 Load = tuple[int, ...]

@@ -1,11 +1,14 @@
 """SCOPE's per-chunk reading, weight x (sum of tau_c) + sum T, by branch and bound over the times tau_c of the chunks.
 
-No device may exceed tau_c in chunk c, and `chunk_times` tells whether layers can be dealt within given times.  If they
-cannot within some times, they cannot within shorter ones.  So a box of times is empty if its upper corner is.  That no
-sum is below a goal is proven by boxes which hold all times of such a sum: those that are not empty are halved along
-their longest side.  Goals come ever closer to the best answer's sum; boxes of all choices of ends whose relaxation is
-below it hold every better assignment, so that the last goal bounds its sum of times; the relaxation, with max T at
-least as large, turns that into a bound on the step.
+No device may exceed tau_c in chunk c, and `chunk_times` tells whether layers can be dealt within given times and a sum
+of times.  If they cannot within some times, they cannot within shorter ones.  So a box of times is empty if its upper
+corner is.
+
+That no answer has a value below a goal is proven by boxes which hold the times of every such answer, for all choices
+of ends whose relaxation is below the goal.  A linear program, the relaxation with the goal as a limit of its value,
+makes a box as small as the times of such answers allow, and bounds their sum; a box that is not empty is halved along
+its longest side.  Of a box too small for that the relaxation says how small a value it can have.  Goals come ever
+closer to the best answer's value.
 
 Answers come from corners: from those of the relaxations every time is shortened as far as the others allow, and again
 with one of them longer by a part of a layer; and from small boxes that are not empty.  The device programs then assign
@@ -34,19 +37,19 @@ CLOSE = 5e-4
 SEARCH = 0.85
 """Share of the effort; the program in one piece has the rest."""
 STARTS, WALK = 0.2, 0.1
-"""Shares of the effort for the relaxations' corners, and, with two chunks, of the rest for what is near the best."""
+"""Shares of the effort for the relaxations' corners, and of the rest for what is near the best."""
 LOOK = 0.1
 """Share of the rest for answers in small boxes, before a bound is proven."""
 STEPS = (0.4, 1.0, 0.15, 2.0, 0.05, 0.7, 1.4, 3.0)
 """Parts of the shortest long layer by which one time is made longer."""
 LONGER = 1.15
 """The sum of times over the best one's beyond which nothing is looked for."""
-SLACKS = (0.009, 0.004, 0.002, TOLERANCE)
-"""Shares of the sum of times by which an answer is proven to be the best, one after the other."""
+SLACKS = (0.0095, 0.004, 0.002, TOLERANCE)
+"""Shares of the value by which an answer is proven to be the best, one after the other."""
 PART = 0.02
 """Share of the sum of times below which boxes are divided by the ends of the short runs."""
 USEFUL = 0.9
-"""Share of a box's widths that the linear program has to leave at most, to be asked again at once."""
+"""Share of a box's widths that the linear program has to leave at most; else twice as many halves go by without it."""
 FIRST_STEP = 0.01
 """Share by which times are made longer first, and then by twice as much each time, until layers can be dealt."""
 
@@ -100,9 +103,10 @@ class _Search:
     def __init__(self, inst: Instance, best: list[Assignment], effort: Effort) -> None:
         self._inst, self._effort, self.best = inst, effort, best
         self._total = sum(_slowest(inst, best))
-        self._dealer = ChunkDealer(inst, effort, LONGER * self._total)
+        self._dealer = ChunkDealer(inst, effort, max(LONGER * self._total, _value(inst, best) / inst.weight))
         self._corners: list[tuple[int, Times, Ends]] = []
         self._relaxations = relaxations(inst, effort)
+        self._grid = max(1, int(CLOSE * self._total / 2))
         self._assigned: set[tuple[Ends | Load, ...]] = set()
         self._programs: dict[Ends, LinearRelaxation] = {}
 
@@ -159,8 +163,7 @@ class _Search:
 
     def walk(self) -> None:
         """Go on from the best corners, as long as one time longer makes the sum shorter; then assign strategies."""
-        share = WALK if self._inst.chunks == 2 else 1.0  # of more chunks boxes are too many to prove much
-        until = self._effort.spent + share * self._effort.left
+        until = self._effort.spent + WALK * self._effort.left
         for total, times, ends in self._corners:
             if total > self._total or self._effort.spent > until or self._effort.over:
                 break
@@ -249,7 +252,7 @@ class _Search:
         width = box.width(box.widest)
         if ends.members and width < PART * box.total:
             return [(part, box) for part in ends.parts]
-        return [(ends, half) for half in box.halves()] if width >= CLOSE * box.total else []
+        return [(ends, half) for half in box.halves(self._grid)] if width >= CLOSE * box.total else []
 
     def bound(self) -> float:
         """A value that no answer is below."""
@@ -273,24 +276,24 @@ class _Search:
         least = goal
         # The most promising ends come last, and are the first to be taken.
         boxes = [
-            (ends, self._every(int(goal / self._inst.weight)), 0)
+            (ends, self._every(int(goal / self._inst.weight)), 0, 1)
             for relaxation, ends in self._relaxations[::-1]
             if relaxation.bound < goal
         ]
         while boxes and least > proven:
             if self._effort.over:
                 return 0.0
-            ends, box, unasked = boxes.pop()
+            ends, box, unasked, patience = boxes.pop()
             if unasked == 0:
                 smaller = self._program(ends).ranges(box, least)
                 if smaller is None:
                     continue
-                unasked = 1 if smaller.size <= USEFUL * box.size else self._inst.chunks
-                box = smaller.clipped()
+                patience = 1 if smaller.size <= USEFUL * box.size else 2 * patience
+                box, unasked = smaller.rounded(self._grid, box).clipped(), patience
             if self._dealer.loads(box.high, ends, box.total) is None:
                 continue
             parts = self._parts(ends, box)
-            boxes += [(part, half, 0 if part is not ends else unasked - 1) for part, half in parts]
+            boxes += [(part, half, 0 if part is not ends else unasked - 1, patience) for part, half in parts]
             if not parts and (value := self._program(ends).value(box)) < least:
                 if self._assign(box.high, ends):
                     return 0.0

@@ -15,7 +15,8 @@ from debubble.search.effort import LINEAR, Effort
 
 LAYERS_PER_LINEAR = 100
 """Variables of a linear program that takes LINEAR."""
-RESOLVED = 0.15
+RESOLVED = 0.2
+"""Share of that time for an optimum close to the last one."""
 ROUNDING = 1e-6
 """Share of the optimum by which the solver's arithmetic may be wrong."""
 
@@ -56,15 +57,24 @@ class Box:
         left = max(0, self.total - sum(self.low))
         return replace(self, high=tuple(min(b, a + left) for a, b in zip(self.low, self.high, strict=True)))
 
-    def halves(self) -> tuple[Box, Box]:
-        """The longer and the shorter times of the widest chunk."""
+    def halves(self, grid: int) -> tuple[Box, Box]:
+        """The longer and the shorter times of the widest chunk, divided at a multiple of the grid if there is one."""
         chunk = self.widest
         middle = (self.low[chunk] + self.high[chunk]) // 2
+        rounded = middle - middle % grid
+        if rounded > self.low[chunk]:
+            middle = rounded
 
         def at(times: tuple[int, ...]) -> tuple[int, ...]:
             return (*times[:chunk], middle, *times[chunk + 1 :])
 
         return replace(self, low=at(self.low)).clipped(), replace(self, high=at(self.high)).clipped()
+
+    def rounded(self, grid: int, outer: Box) -> Box:
+        """With times on a grid, which fewer are known for, as far as it stays within the outer box."""
+        low = tuple(max(a, time - time % grid) for a, time in zip(outer.low, self.low, strict=True))
+        high = tuple(min(b, time + -time % grid) for b, time in zip(outer.high, self.high, strict=True))
+        return replace(self, low=low, high=high)
 
 
 def relaxed(
