@@ -136,8 +136,8 @@ def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
     parts = []
     for device, (stages, alive) in enumerate(zip(placement.stages_of, forwards, strict=True)):
         states = _states(units, partition, stages)
-        activations = sum(n * kept[stage] for stage, n in zip(stages, alive, strict=True))
-        activations += max(restored[stage] for stage in stages)
+        forward = sum(n * kept[stage] for stage, n in zip(stages, alive, strict=True))
+        activations = forward + max(restored[stage] for stage in stages)
         parts.append(_parts(states, static=float(costs.static_of(device)), activations=float(activations)))
     return parts
 
