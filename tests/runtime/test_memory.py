@@ -166,3 +166,20 @@ def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
     # An offload may end while the next forward is under way, so that the two are not there whole at any moment.
     assert kept < device <= 2 * kept
     assert elsewhere == 2 * kept
+
+
+def test_a_steps_peak_has_its_gradients_also_when_they_have_been_cleared() -> None:
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
+
+    def one(pipeline: Any) -> tuple[int, int, int]:
+        pipeline.step(tokens_of(LLAMA, rows=4))
+        with_gradients = pipeline.peak_memory
+        assert with_gradients == pipeline.static_bytes + pipeline.peak_activation
+        for parameter in pipeline.parameters():
+            parameter.grad = None
+        parameters = sum(parameter.nbytes for parameter in pipeline.parameters())
+        return with_gradients, pipeline.peak_memory, pipeline.static_bytes - parameters
+
+    for with_gradients, cleared, rest in run_threads(plan, one):
+        assert with_gradients == cleared
+        assert rest == 0
