@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from debubble.imports.megatron import conflicts
 from debubble.ir import Plan
 from tests.imports.test_megatron import SCRIPT
 
@@ -38,6 +39,28 @@ def test_the_answer_compares_and_names_the_settings_to_change(megatron: Any, tmp
     assert changes["--recompute-granularity"] == ("full", None)
     assert changes["--pipeline-model-parallel-layout"][0] is None
     assert Plan.load(tmp_path / "plan.json").target == "megatron"
+
+
+def test_what_megatron_refuses_beside_the_plans_settings_is_left_out(megatron: Any) -> None:
+    job = SCRIPT.replace("EXTRA", "--num-virtual-stages-per-pipeline-rank 2 --recompute-activations")
+    _, out, _ = megatron(job, "--cluster", "4xA100-80GB")
+
+    assert "  --pipeline-model-parallel-layout " in out
+    assert "  leave out --num-virtual-stages-per-pipeline-rank\n" in out
+
+
+@pytest.mark.parametrize(
+    ("changed", "left_out"),
+    [
+        ({}, []),
+        ({"--recompute-granularity": None}, ["--recompute-activations"]),
+        ({"--pipeline-model-parallel-layout": "Et|tL"}, ["--decoder-first-pipeline-num-layers"]),
+        ({"--pipeline-model-parallel-layout": None}, []),
+    ],
+)
+def test_an_argument_in_conflict_is_one_that_the_job_has(changed: dict[str, str | None], left_out: list[str]) -> None:
+    job = {"--recompute-activations": True, "--decoder-first-pipeline-num-layers": "3"}
+    assert list(conflicts(job, changed)) == left_out
 
 
 def test_the_answer_is_a_sentence_and_a_line_per_setting(megatron: Any) -> None:

@@ -122,7 +122,8 @@ NEGLIGIBLE = 1e-3
 def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) -> Iterator[SettingChange]:
     """The settings that differ between the plan's export and the job's own, or the job's as it was read.
 
-    A setting may mean the same in other words, as a degree of -1 that takes all ranks.
+    A setting may mean the same in other words, as a degree of -1 that takes all ranks.  Those of the job's that the
+    plan's exclude or that overrule them are left out, too.
     """
     wanted, before = _exported_settings(importer, plan), _exported_settings(importer, yours)
     for name, value in wanted.items():
@@ -130,9 +131,11 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
         alike = before.get(name) == value and not _file(value)
         if not alike and not (name in settings and _words(now) == _words(value)):
             yield SettingChange(name=name, now=now, then=value)
-    for name in sorted(before.keys() - wanted.keys()):
-        if name in settings:
-            yield SettingChange(name=name, now=settings[name], then=None)
+    names = sorted(before.keys() | wanted.keys())
+    changed = {name: wanted.get(name) for name in names if before.get(name) != wanted.get(name)}
+    gone = [name for name, value in changed.items() if value is None and name in settings]
+    for name in dict.fromkeys([*gone, *importer.conflicts(settings, changed)]):
+        yield SettingChange(name=name, now=settings[name], then=None)
 
 
 def _exported_settings(importer: Importer, plan: Plan) -> Mapping[str, Any]:

@@ -27,7 +27,24 @@ def read_job(path: Path) -> Settings:
     return read_bridge(path) if path.suffix in (".yaml", ".yml") else read_arguments(path)
 
 
-@importer("megatron", settings=read_job, file="megatron-arguments.sh")
+_LAYOUT = "--pipeline-model-parallel-layout"
+_SPLITS = (
+    "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank",
+    "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers",
+    "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
+)  # fmt: skip
+"""Other ways to divide layers, which Megatron-LM refuses beside a layout."""
+
+
+def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
+    """The job's arguments that Megatron-LM refuses beside the changed ones, or that overrule them."""
+    if changed.get(_LAYOUT) is not None:
+        yield from (name for name in _SPLITS if name in job)
+    if "--recompute-granularity" in changed and "--recompute-activations" in job:
+        yield "--recompute-activations"
+
+
+@importer("megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts)
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
     return job_of(Arguments(read.settings, read.path), given, target="megatron")
@@ -200,7 +217,7 @@ _TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 
 def _stages(arguments: Arguments, layers: int, pipeline: int) -> tuple[tuple[int, ...], int | None]:
     """Layers per stage, and the stage of the multi-token-prediction layers."""
-    layout = arguments.word("--pipeline-model-parallel-layout")
+    layout = arguments.word(_LAYOUT)
     if layout is not None:
         stages = _layout(layout)
         mtp = next((s for s, stage in enumerate(stages) if "m" in stage), None)
@@ -236,7 +253,7 @@ def _layout(text: str) -> list[str]:
         flat = flat[: group.start()] + group[1] * int(group[2] or 1) + flat[group.end() :]
     flat = re.sub(r"([EtmL])\*(\d+)", lambda match: match[1] * int(match[2]), flat)
     if re.fullmatch(r"[EtmL|]+", flat) is None:
-        raise InputError(f"--pipeline-model-parallel-layout is '{text}', which is no layout of E, t, m, L and |.")
+        raise InputError(f"{_LAYOUT} is '{text}', which is no layout of E, t, m, L and |.")
     return flat.split("|")
 
 

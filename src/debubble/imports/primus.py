@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.imports.job import ImportedJob
-from debubble.imports.megatron import Arguments, job_of
+from debubble.imports.megatron import Arguments, conflicts, job_of
 from debubble.imports.megatron_bridge import argument
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings
@@ -41,7 +41,7 @@ def _with_default(value: Any) -> Any:
     return re.sub(r"\$\{\w+:([^}]*)\}", r"\1", value) if isinstance(value, str) else value
 
 
-@importer("primus", settings=read_experiment, file="plan.yaml")
+@importer("primus", settings=read_experiment, file="plan.yaml", conflicts=conflicts)
 def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The job of an experiment, with the model that it names if debubble knows it."""
     return job_of(Arguments(read.settings, read.path), given, target="primus")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,9 @@ Settings = Mapping[str, Any]
 ReadJob = Callable[[SettingsReader, UserFacts], ImportedJob]
 """Reads a job from the settings of a file, with what its user adds."""
 
+Conflicts = Callable[[Settings, Settings], Iterable[str]]
+"""Names the job's settings, the first, that cannot stand beside the changed ones, the second."""
+
 
 @dataclass(frozen=True)
 class Importer:
@@ -69,12 +72,14 @@ class Importer:
         settings: Reads a file's settings, flat.
         read_job: Reads what they say of the job.
         file: Which of the files that an export writes has the settings.
+        conflicts: The job's settings that cannot stand beside those that a plan changes (None: leaves out).
     """
 
     name: str
     settings: Callable[[Path], Settings]
     read_job: ReadJob
     file: str
+    conflicts: Conflicts
 
     def job(self, settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
         """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
@@ -86,17 +91,20 @@ class Importer:
 imports: Registry[Importer] = Registry("debubble.imports", what="framework to import from")
 
 
-def importer(name: str, *, settings: Callable[[Path], Settings], file: str) -> Callable[[ReadJob], ReadJob]:
+def importer(
+    name: str, *, settings: Callable[[Path], Settings], file: str, conflicts: Conflicts = lambda job, changed: ()
+) -> Callable[[ReadJob], ReadJob]:
     """Register an importer under the name of its target.
 
     Args:
         name: The target's name.
         settings: Reads a file's settings; raises InputError with a sentence if it is none.
         file: The file of an export that has the settings.
+        conflicts: Names the job's settings that cannot stand beside changed ones.
     """
 
     def register(job: ReadJob) -> ReadJob:
-        imports.add(name, Importer(name, settings, job, file))
+        imports.add(name, Importer(name, settings, job, file, conflicts))
         return job
 
     return register
