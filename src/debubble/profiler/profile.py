@@ -154,21 +154,15 @@ def profile(options: ProfileOptions) -> None:
         host_step_bandwidth=host_step_bandwidth(options.run, repetitions=options.repetitions),
     )
     if dist.get_rank() == 0:
-        entries = {"measured": _source(options, device), **units_to_dict(units)}
+        run = options.run
+        source = costs.ProfileSource(
+            model=dict(options.config), dtype=run.dtype, sequence_length=run.sequence_length,
+            micro_batch_size=run.micro_batch_size, lora=run.lora,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        )  # fmt: skip
+        entries = {"measured": source, **units_to_dict(units)}
         content = msgspec.json.format(msgspec.json.encode(entries), indent=1)
         write_whole(options.output, content + b"\n")
-
-
-def _source(options: ProfileOptions, device: torch.device) -> costs.ProfileSource:
-    run = options.run
-    return costs.ProfileSource(
-        model=dict(options.config),
-        dtype=run.dtype,
-        sequence_length=run.sequence_length,
-        micro_batch_size=run.micro_batch_size,
-        lora=run.lora,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-    )
 
 
 def _offload_bandwidth(part: ModelSlice, options: ProfileOptions) -> float:

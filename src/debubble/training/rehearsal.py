@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from debubble.ir import Instruction, Kind, Op, Plan, Program, StageCosts, Trace, lower
-from debubble.ir.schedule import Schedule
 from debubble.ir.trace import TraceStep
 from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import DTYPES
@@ -105,7 +104,9 @@ class SleepingOperations(Operations):
         op, stages = instruction.op, self.program.schedule.stages
         to_peer = self.peer_offload.host is not None
         if op.kind is Kind.O and to_peer:
-            self.peer_offload.send(op, self.peer_offload.buffer(_offload_bytes(self.program, op)))
+            schedule, costs, j = self.program.schedule, self.program.costs, op.micro_batch
+            size = round(schedule.moved_bytes(costs, op.stage, j) * costs.scale_of(j))
+            self.peer_offload.send(op, self.peer_offload.buffer(size))
             return
         if op.kind is Kind.L and to_peer:
             self.peer_offload.fetch(op)
@@ -121,12 +122,6 @@ class SleepingOperations(Operations):
 
     def set_aside(self, op: Op) -> None:
         """Do nothing: there are no gradients."""
-
-
-def _offload_bytes(program: Program, op: Op) -> int:
-    """Bytes that an offload moves."""
-    schedule: Schedule = program.schedule
-    return round(schedule.moved_bytes(program.costs, op.stage, op.micro_batch) * program.costs.scale_of(op.micro_batch))
 
 
 def main(argument: str) -> None:

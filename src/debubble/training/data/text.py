@@ -56,18 +56,15 @@ def text_of(tokens: Sequence[int], tokenizer: HfTokenizer | None) -> str:
 
 
 def _files(path: Path | None) -> list[Path]:
+    """The file, those of the directory, or (None) the sources of Python's standard library."""
     if path is None:
-        return _library_sources()
+        root = Path(sysconfig.get_path("stdlib"))
+        return sorted(p for p in root.rglob("*.py") if not _SKIPPED.intersection(p.relative_to(root).parts))
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
     if path.exists():
         return [path]
     raise InputError(f"There is no data file or directory {path}.")
-
-
-def _library_sources() -> list[Path]:
-    root = Path(sysconfig.get_path("stdlib"))
-    return sorted(p for p in root.rglob("*.py") if not _SKIPPED.intersection(p.relative_to(root).parts))
 
 
 @dataclass(frozen=True, kw_only=True)
