@@ -34,7 +34,6 @@ from debubble.runtime.hf_files import load_pretrained, save_pretrained
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.compilation import compiler_of
 from debubble.runtime.models.float8 import float8_of
-from debubble.runtime.models.lora import Adapters
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
 from debubble.runtime.models.modules import sequence_of
 from debubble.runtime.models.stage import Stage
@@ -403,11 +402,6 @@ class Pipeline:
     def optimizers(self) -> list[Optimizer]:
         """The optimizers that `optimizer` has made, for learning-rate schedules and checkpoints."""
         return self._optimizers.all
-
-    @property
-    def adapters(self) -> Adapters | None:
-        """LoRA adapters that this rank trains instead of its model's own parameters, if it does."""
-        return self._part.adapters
 
     def state_dict(self) -> dict[str, Tensor]:
         """This device's parameters by Hugging Face name, whole.  With ZeRO all replicas call it."""
