@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from debubble.costs import hardware
 from debubble.serve import Workbench
 from tests.support.browsers import empty_page
 
@@ -102,6 +103,18 @@ def test_sliders_are_followed_while_a_search_runs_which_can_be_stopped(page: Any
     assert running
     assert "per step" in few
     assert few != many
+
+
+def test_the_empty_page_says_how_to_fill_it(page: Any) -> None:
+    assert "search the fastest plan" in page.frame_locator("#page").locator("p").inner_text()
+
+
+def test_the_memory_slider_knows_the_devices_of_several_nodes(page: Any) -> None:
+    page.fill("#search [name=cluster]", "2x4xL40S-48GB")
+    drag(page, "memory", 50)
+
+    limit = page.locator("#trial label", has_text="Memory limit").locator("output").inner_text()
+    assert limit == f"{hardware['L40S-48GB'].memory / 2**30 / 2:.1f}GiB"
 
 
 def test_memory_that_is_too_small_is_said_beside_the_sliders(page: Any) -> None:

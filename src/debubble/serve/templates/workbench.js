@@ -82,7 +82,7 @@ async function take(number, choice) {
 let busy = false, again = false, timer = 0;
 
 function memory() {
-  const name = search.elements.cluster.value.replace(/^\d+\s*x\s*/, "");
+  const name = search.elements.cluster.value.replace(/^(\d+\s*x\s*)+/, "");
   const device = devices.find(each => each.name === name) || devices.find(each => each.name.startsWith(name));
   return device && (device.gib * trial.elements.memory.value / 100).toFixed(1) + "GiB";
 }
