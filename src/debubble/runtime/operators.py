@@ -28,24 +28,24 @@ class WeightGradients:
     """The queue of one device's weight gradients of linear operators; while closed, they are computed at once."""
 
     def __init__(self) -> None:
-        self._ledger: Ledger | None = None
-        self._queue: list[Deferred] | None = None
+        self._deferring: tuple[Ledger, list[Deferred]] | None = None
 
     def defer(self, ledger: Ledger, queue: list[Deferred]) -> None:
         """Leave weight gradients in `queue` from now on, and count in `ledger` what they need."""
-        self._ledger, self._queue = ledger, queue
+        self._deferring = ledger, queue
 
     def close(self) -> None:
         """Compute weight gradients at once from now on."""
-        self._ledger, self._queue = None, None
+        self._deferring = None
 
     def leave(self, accumulate: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
         """Let `accumulate(x, gradient)` add to the parameter's gradient: later, or now."""
-        if self._ledger is None or self._queue is None:
+        if self._deferring is None:
             accumulate(x, gradient)
         else:
-            saved_x, saved_gradient = self._ledger.save(x), self._ledger.save(gradient)
-            self._queue.append(lambda: accumulate(value(saved_x), value(saved_gradient)))
+            ledger, queue = self._deferring
+            saved_x, saved_gradient = ledger.save(x), ledger.save(gradient)
+            queue.append(lambda: accumulate(value(saved_x), value(saved_gradient)))
 
 
 def call(function: type[Function], *arguments: Any) -> Tensor:
