@@ -105,6 +105,12 @@ def test_sliders_are_followed_while_a_search_runs_which_can_be_stopped(page: Any
     assert few != many
 
 
+@pytest.mark.parametrize(("scheme", "color"), [("light", "rgb(210, 47, 39)"), ("dark", "rgb(255, 138, 128)")])
+def test_errors_can_be_read_on_light_and_on_dark(page: Any, scheme: str, color: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    assert page.locator("#trial .error").evaluate("element => getComputedStyle(element).color") == color
+
+
 def test_the_empty_page_says_how_to_fill_it(page: Any) -> None:
     assert "search the fastest plan" in page.frame_locator("#page").locator("p").inner_text()
 
