@@ -265,7 +265,7 @@ def figure_11() -> Iterator[Exhibit]:
         basis="modelled",
         note="The savings follow from the schedules and are the paper's. The loss is simulated with m = 32 and blocking"
         f" messages of T_c = 0.104 T_unit; the paper's is measured. With recomputation"
-        f" {throughput(RECOMP, HALF, 4, 64)}",
+        f" {throughput(RECOMP, HALF, 4, 32)}",
     )
     parameters = 32 * LLAMA2_70B.layer_parameters / 4 / 8
     states = parameters * (6 + (STATE_BYTES - 6) / 2) / GB
