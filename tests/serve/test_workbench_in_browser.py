@@ -123,6 +123,15 @@ def test_the_memory_slider_knows_the_devices_of_several_nodes(page: Any) -> None
     assert limit == f"{hardware['L40S-48GB'].memory / 2**30 / 2:.1f}GiB"
 
 
+def test_a_schedule_that_is_shown_follows_the_devices(page: Any) -> None:
+    drag(page, "micro_batches", 4)
+    slow = figures(page)
+    page.fill("#search [name=cluster]", "2xH100-80GB")
+    page.locator("#search [name=cluster]").blur()
+
+    assert figures(page, other_than=slow).endswith("of 72.00 GiB")
+
+
 def test_memory_that_is_too_small_is_said_beside_the_sliders(page: Any) -> None:
     page.fill("#search [name=model]", "llama2-7b")
     drag(page, "memory", 10)

@@ -114,4 +114,9 @@ trial.addEventListener("input", () => {
 });
 trial.addEventListener("submit", event => event.preventDefault());
 search.elements.cluster.addEventListener("input", label);
+// A schedule that is shown follows the model and the devices, too.
+search.addEventListener("change", () => {
+  const tried = [...trial.querySelectorAll(".figures, .error")].some(element => element.textContent);
+  if (tried && page.hasAttribute("srcdoc")) simulate();
+});
 label();
