@@ -7,11 +7,12 @@ are the most that autograd and waiting weight gradients keep on any rank, in a s
 by one ledger (of torch's split backwards without the gradients that these keep outside of autograd).
 
 First schedule against the same schedule; then the same order with each whole backward as I and W, side by side, against
-torch's whole backwards: the gradient goes on before the weights' are computed.  Then what debubble plans within the
-memory of 1F1B (four micro-batches) or GPipe against that schedule.  `python benchmarks/against_torch.py --only 1f1b`
-writes one case into `benchmarks/results/against_torch.json` in 80 seconds, and leaves the others there as they are;
-without `--only` it measures all.  `--only operators` notes which of torch's operators the CPU time of a step goes into,
-in both and in one process, by torch's profiler.
+torch's whole backwards: the gradient goes on before the weights' are computed.  Then what debubble plans for the memory
+of 1F1B (four micro-batches) or GPipe, with stages that are taken to be alike, against that schedule.
+
+`python benchmarks/against_torch.py --only 1f1b` writes one case into `benchmarks/results/against_torch.json` in 80
+seconds, and leaves the others there as they are; without `--only` it measures all. `--only operators` notes which of
+torch's operators the CPU time of a step goes into, in both and in one process, by torch's profiler.
 """
 
 from __future__ import annotations
