@@ -32,7 +32,7 @@ from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.annealing.arrays import arrays_of, encode
 from debubble.search.annealing.evaluate import evaluate
 from debubble.search.annealing.layout import FROM_A_PLAN
-from debubble.search.annealing.search import MILD_TEMPERATURES, compile_kernel, improve
+from debubble.search.annealing.search import COOLINGS, MILD_TEMPERATURES, compile_kernel, improve
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import SIMULATION, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
@@ -66,9 +66,14 @@ WORTHWHILE = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
 CORES = 2
 """Walks side by side: the reference machine has so many cores."""
-GOING_ON, CLOSE = 0.2, 1.05
+GOING_ON, CLOSE = 0.75, 1.05
 """The part of the effort with which the orders of the fastest answers are searched, whoever gave them, and how much
 longer than the fastest the step of another may take."""
+AGAIN = ((500, (0.5, 0.15), (0.0, 1.0)), (150, (0.15,), COOLINGS))
+"""How these orders cool, which were searched before: the moves per pair from which on coolings begin at such
+temperatures, those, of the first walker and the second, and the shares of the search at which coolings begin."""
+BEFORE = 4
+"""Simulations of a plan around the search of its order."""
 REMARK = "the order of the fastest answer, searched further"
 
 
@@ -204,13 +209,14 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
     Returns:
         The fastest plan that was found; None if it is no better than the first answer.
     """
-    if problem.levers is not None or GOING_ON * problem.effort <= max(map(_price_of_simulation, answers[:CORES])):
+    price = BEFORE * max(map(_price_of_simulation, answers[:CORES]))
+    if problem.levers is not None or GOING_ON * problem.effort <= price:
         # A target has orders of its own.
         return None
     effort = Effort.starting(GOING_ON * problem.effort, problem.deadline)
     simulated = [(_step_time(problem, solution), solution) for solution in answers[:CORES]]
     close = [entry for entry in simulated if entry[0] <= CLOSE * simulated[0][0]]
-    improved = _improved_orders(problem, close, effort, effort.left)
+    improved = _improved_orders(problem, close, effort, effort.left, again=True)
     value, best = min(improved, key=lambda entry: entry[0], default=(None, None))
     if value is None or best is None or value >= simulated[0][0]:
         return None
@@ -218,16 +224,19 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
 
 
 def _improved_orders(
-    problem: Problem, simulated: Sequence[tuple[Number, Solution]], effort: Effort, seconds: float
-) -> list[tuple[Number, Solution]]:
+    problem: Problem, simulated: Sequence[tuple[Number, Solution]], effort: Effort, seconds: float, *,
+    again: bool = False,
+) -> list[tuple[Number, Solution]]:  # fmt: skip
     """Search better orders of some solutions beside the times of their steps, with a part of the effort."""
     workers = max(1, CORES // len(simulated))
-    searches = [partial(_improve_order, problem, value, solution, workers) for value, solution in simulated]
+    searches = [
+        partial(_improve_order, problem, value, solution, workers, again=again) for value, solution in simulated
+    ]
     return [better for better in _side_by_side(searches, effort, seconds) if better is not None]
 
 
 def _improve_order(
-    problem: Problem, value: Number, solution: Solution, workers: int, effort: Effort
+    problem: Problem, value: Number, solution: Solution, workers: int, effort: Effort, *, again: bool
 ) -> tuple[Number, Solution] | None:
     """Search better orders of a solution, whose step takes `value`, with so many walkers; None if none is faster."""
     if effort.left < WORTHWHILE * _price_of_simulation(solution):
@@ -249,10 +258,11 @@ def _improve_order(
         if best is None:
             return None
         effort.brake.delay(compile_kernel(searched, best))
-        hot = _temperatures(searched, effort)
+        hot, coolings = _cooling(searched, effort, again=again)
         for better in improve(
-            searched, best, effort=effort, seed=problem.seed, workers=workers, hot=hot, shares=FROM_A_PLAN
-        ):
+            searched, best, effort=effort, seed=problem.seed, workers=workers, hot=hot, coolings=coolings,
+            shares=FROM_A_PLAN,
+        ):  # fmt: skip
             best = better
         found = replace(solution, schedule=best.schedule.with_host_steps(hosted))
         time = _step_time(problem, found)
@@ -268,11 +278,14 @@ def _affordable(simulated: Sequence[tuple[Number, Solution]], effort: Effort) ->
     return int(CORES * effort.left / (SLOWLY * pairs * price_of_move(pairs, recompute=True, by_arrival=True)))
 
 
-def _temperatures(orders: OrderProblem, effort: Effort) -> Sequence[float]:
-    """Hot where there is time to cool slowly."""
+def _cooling(orders: OrderProblem, effort: Effort, *, again: bool) -> tuple[Sequence[float], Sequence[float]]:
+    """First temperatures, hot where there is time to cool slowly, and the shares at which coolings begin."""
     pairs = orders.stages * orders.micro_batches
     price = price_of_move(pairs, recompute=orders.recompute, by_arrival=bool(orders.costs.link_groups))
-    return HOT if effort.moves(price) > SLOWLY * pairs else MILD_TEMPERATURES
+    for least, hot, coolings in AGAIN if again else ((SLOWLY, HOT, COOLINGS),):
+        if effort.moves(price) > least * pairs:
+            return hot, coolings
+    return MILD_TEMPERATURES, COOLINGS
 
 
 def _recomputing_apart(schedule: Schedule, costs: StageCosts) -> Schedule:
