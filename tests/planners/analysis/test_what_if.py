@@ -50,6 +50,16 @@ def test_one_more_node_has_more_replicas_and_takes_less_per_sequence() -> None:
     assert node.seconds_per_sequence < step / (2 * 4)
 
 
+def test_where_one_more_node_does_not_divide_the_experts_ranks_the_devices_are_doubled() -> None:
+    cluster = db.Cluster.from_dict({"devices": "4xH100-80GB", "devices_per_node": 2})
+    plan = db.plan(
+        db.models["qwen3-30b-a3b"], cluster, planner="dapple", micro_batches=1, pipeline=1, data=4, expert=4, zero=2,
+        sequence_length=128, optimizer="sgd", memory_limit="200GiB",
+    )  # fmt: skip
+    words = [change.change for change in quick_what_ifs(plan) if change.more_devices]
+    assert words == ["twice the devices (8 devices, a batch of 8)"]
+
+
 def test_less_than_a_node_is_told_twice_the_devices() -> None:
     plan, _ = planned("dapple", pipeline=2)
     words = [change.change for change in quick_what_ifs(plan)]

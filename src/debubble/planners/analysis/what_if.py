@@ -204,13 +204,19 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
         faster = problem(Cluster.from_dict({**cluster.to_dict(), **links}), plan.micro_batches)
         yield _Change(words="links twice as fast", problem=faster, find=find, batch=batch, keeps_plan=True)
     node = cluster.slowest.devices_per_node
-    larger = cluster.with_count(cluster.count + min(node, cluster.count))
-    if larger is not None and larger.count % (plan.degrees.devices // plan.options.data) == 0:
-        data = plan.options.data * larger.count // cluster.count
-        more, grown = problem(larger, m, data=data), batch * data // plan.options.data
-        added = "one more node" if cluster.count >= node else "twice the devices"
-        words = f"{added} ({larger.count} devices, a batch of {grown})"
+    for count in dict.fromkeys((cluster.count + min(node, cluster.count), 2 * cluster.count)):
+        larger = cluster.with_count(count)
+        if larger is None or count % (plan.degrees.devices // plan.options.data):
+            continue
+        data = plan.options.data * count // cluster.count
+        try:
+            more, grown = problem(larger, m, data=data), batch * data // plan.options.data
+        except InputError:  # as many replicas are not divided by the ranks of experts
+            continue
+        added = "one more node" if cluster.count >= node and count == cluster.count + node else "twice the devices"
+        words = f"{added} ({count} devices, a batch of {grown})"
         yield _Change(words=words, problem=more, find=find, batch=grown, more_devices=True)
+        break
     words = f"twice the micro-batches (a batch of {2 * batch})"
     yield _Change(words=words, problem=problem(cluster, 2 * m), find=find, batch=2 * batch)
     if m % 2 == 0:
