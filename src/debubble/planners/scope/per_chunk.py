@@ -36,7 +36,7 @@ CLOSE = 5e-4
 """Share of the sum of times to which one of them is shortened."""
 SEARCH = 0.85
 """Share of the effort; the program in one piece has the rest."""
-STARTS, WALK = 0.2, 0.1
+STARTS, WALK = 0.1, 0.05
 """Shares of the effort for the relaxations' corners, and of the rest for what is near the best."""
 LOOK = 0.1
 """Share of the rest for answers in small boxes, before a bound is proven."""
