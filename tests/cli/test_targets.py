@@ -29,6 +29,12 @@ def test_the_table_of_planners_says_what_runs_in_which_framework(run: Any) -> No
     assert "Runs as it is in debubble, torch" in out
 
 
+def test_a_plan_with_adapters_says_that_other_frameworks_are_not_told_of_them(run: Any) -> None:
+    _, out, _ = run(*TINY, "--lora", "8")
+
+    assert "adapters are configured by hand elsewhere" in " ".join(out.split())
+
+
 def test_targets_tells_what_the_nearest_plan_of_each_costs(run: Any) -> None:
     _, out, _ = run(*TINY, "--targets", "--json")
     rows = json.loads(out)["targets"]

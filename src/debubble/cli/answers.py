@@ -87,7 +87,9 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     solve_seconds: Annotated[float, Meta(description="How long the planner took.")]
     cut_off: Annotated[list[str], Meta(description="Planners that the deadline stopped.")]
     target: Annotated[str | None, Meta(description="The framework that the plan was searched for.")]
-    runs_in: Annotated[list[str], Meta(description="Frameworks that run the plan as it is.")]
+    runs_in: Annotated[
+        list[str], Meta(description="Frameworks that run the plan as it is; adapters are configured there by hand.")
+    ]
     robustness: Annotated[Robustness | UnsetType, Meta(description="With --robust: the step under disturbances.")] = (
         UNSET
     )

@@ -122,7 +122,8 @@ def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Ite
     yield f"Device {why.fullest} is fullest: {parts}"
     yield why.binding
     if plan.target is None:
-        yield f"Runs as it is in {', '.join(plan_runs_in(plan)) or 'no framework: see --for'}."
+        by_hand = "; adapters are configured by hand elsewhere, as `export` says" if plan.options.lora else ""
+        yield f"Runs as it is in {', '.join(plan_runs_in(plan)) or 'no framework: see --for'}{by_hand}."
 
 
 def step_tables(scene: Scene) -> list[RenderableType]:
