@@ -25,25 +25,33 @@ def problem(units: Units, *, devices: int, micro_batches: int, chunks: int | Non
     return Problem(devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), chunks=chunks, effort=0.01)
 
 
+CHUNKS = st.one_of(st.none(), st.integers(1, 5))
+"""Stages per device; None: open."""
+
+
 @pytest.mark.parametrize("name", [name for name, entry in db.planners.items() if not entry.searches])
-@given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 6))
+@given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 6), chunks=CHUNKS)
 @settings(max_examples=20, deadline=None)
-def test_a_plan_keeps_the_limit_and_the_bound(name: str, units: Units, devices: int, micro_batches: int) -> None:
-    keeps_the_limit_and_the_bound(name, units, devices, micro_batches)
+def test_a_plan_keeps_the_limit_and_the_bound(
+    name: str, units: Units, devices: int, micro_batches: int, chunks: int | None
+) -> None:
+    keeps_the_limit_and_the_bound(name, units, devices, micro_batches, chunks)
 
 
 @pytest.mark.parametrize("name", [name for name, entry in db.planners.items() if entry.searches and name != "auto"])
-@given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 6))
+@given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 6), chunks=CHUNKS)
 @settings(max_examples=4, deadline=None)
 def test_a_searched_plan_keeps_the_limit_and_the_bound(
-    name: str, units: Units, devices: int, micro_batches: int
+    name: str, units: Units, devices: int, micro_batches: int, chunks: int | None
 ) -> None:
-    keeps_the_limit_and_the_bound(name, units, devices, micro_batches)
+    keeps_the_limit_and_the_bound(name, units, devices, micro_batches, chunks)
 
 
-def keeps_the_limit_and_the_bound(name: str, units: Units, devices: int, micro_batches: int) -> None:
-    asked = problem(units, devices=devices, micro_batches=micro_batches)
+def keeps_the_limit_and_the_bound(
+    name: str, units: Units, devices: int, micro_batches: int, chunks: int | None
+) -> None:
     try:
+        asked = problem(units, devices=devices, micro_batches=micro_batches, chunks=chunks)
         result = db.planners[name](asked)
     except (db.InfeasibleError, db.InputError):
         return
