@@ -67,7 +67,7 @@ def test_entries_for_another_number_of_devices_or_micro_batches_are_refused_wher
         ({"forward": []}, "not an empty list"),
         ({"forward": True}, "must be a number or a list of numbers"),
         ({"speed": 1}, "no entry 'speed'"),
-        ({"stages": 0}, "at least one stage"),
+        ({"stages": 0}, "must be a whole number, 1 or more, not 0"),
         ({"communication_model": "magic"}, "latency, exclusive, receiver or blocking"),
         ({"reload": 1}, "no meaning without 'offload'"),
         ({"forward": float("nan")}, "must not be negative or infinite"),
