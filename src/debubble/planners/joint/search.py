@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from debubble.costs.host_memory import check_host_memory
 from debubble.costs.units import Partition, Units
@@ -60,8 +60,26 @@ ORDERED, BRIEFLY = 4, 0.3
 left; the best of them is searched on with the rest."""
 REFINING = 0.05
 """The part of the effort in which single units of each of these plans recompute less."""
-SLOWLY, HOT = 2000, (0.5,)
-"""Moves per pair of a stage and a micro-batch from which on an order is cooled from a high temperature, and that."""
+
+
+class Cooling(NamedTuple):
+    """How the search of an order cools where it has moves enough.
+
+    Attributes:
+        moves: Moves per pair of a stage and a micro-batch from which on it cools so.
+        temperatures: First temperatures, of the walkers in turn, in mean operation times.
+        shares: Shares of the search at which coolings begin.
+    """
+
+    moves: int
+    temperatures: Sequence[float]
+    shares: Sequence[float]
+
+
+MILD = Cooling(0, MILD_TEMPERATURES, COOLINGS)
+SLOW = Cooling(2000, (0.5,), COOLINGS)
+SEARCHED_BEFORE = (Cooling(500, (0.5, 0.15), (0.0, 1.0)), Cooling(150, (0.15,), COOLINGS), MILD)
+"""The coolings of orders that were searched before, those for most moves first."""
 WORTHWHILE = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
 CORES = 2
@@ -69,11 +87,8 @@ CORES = 2
 GOING_ON, CLOSE = 0.75, 1.05
 """The part of the effort with which the orders of the fastest answers are searched, whoever gave them, and how much
 longer than the fastest the step of another may take."""
-AGAIN = ((500, (0.5, 0.15), (0.0, 1.0)), (150, (0.15,), COOLINGS))
-"""How these orders cool, which were searched before: the moves per pair from which on coolings begin at such
-temperatures, those, of the first walker and the second, and the shares of the search at which coolings begin."""
-BEFORE = 4
-"""Simulations of a plan around the search of its order."""
+SIMULATED_BESIDE = 4
+"""Simulations of a plan before and after the search of its order."""
 REMARK = "the order of the fastest answer, searched further"
 
 
@@ -209,14 +224,14 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
     Returns:
         The fastest plan that was found; None if it is no better than the first answer.
     """
-    price = BEFORE * max(map(_price_of_simulation, answers[:CORES]))
+    price = SIMULATED_BESIDE * max(map(_price_of_simulation, answers[:CORES]))
     if problem.levers is not None or GOING_ON * problem.effort <= price:
         # A target has orders of its own.
         return None
     effort = Effort.starting(GOING_ON * problem.effort, problem.deadline)
     simulated = [(_step_time(problem, solution), solution) for solution in answers[:CORES]]
     close = [entry for entry in simulated if entry[0] <= CLOSE * simulated[0][0]]
-    improved = _improved_orders(problem, close, effort, effort.left, again=True)
+    improved = _improved_orders(problem, close, effort, effort.left, SEARCHED_BEFORE)
     value, best = min(improved, key=lambda entry: entry[0], default=(None, None))
     if value is None or best is None or value >= simulated[0][0]:
         return None
@@ -224,19 +239,20 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
 
 
 def _improved_orders(
-    problem: Problem, simulated: Sequence[tuple[Number, Solution]], effort: Effort, seconds: float, *,
-    again: bool = False,
-) -> list[tuple[Number, Solution]]:  # fmt: skip
+    problem: Problem,
+    simulated: Sequence[tuple[Number, Solution]],
+    effort: Effort,
+    seconds: float,
+    coolings: Sequence[Cooling] = (SLOW, MILD),
+) -> list[tuple[Number, Solution]]:
     """Search better orders of some solutions beside the times of their steps, with a part of the effort."""
     workers = max(1, CORES // len(simulated))
-    searches = [
-        partial(_improve_order, problem, value, solution, workers, again=again) for value, solution in simulated
-    ]
+    searches = [partial(_improve_order, problem, value, solution, workers, coolings) for value, solution in simulated]
     return [better for better in _side_by_side(searches, effort, seconds) if better is not None]
 
 
 def _improve_order(
-    problem: Problem, value: Number, solution: Solution, workers: int, effort: Effort, *, again: bool
+    problem: Problem, value: Number, solution: Solution, workers: int, coolings: Sequence[Cooling], effort: Effort
 ) -> tuple[Number, Solution] | None:
     """Search better orders of a solution, whose step takes `value`, with so many walkers; None if none is faster."""
     if effort.left < WORTHWHILE * _price_of_simulation(solution):
@@ -258,10 +274,10 @@ def _improve_order(
         if best is None:
             return None
         effort.brake.delay(compile_kernel(searched, best))
-        hot, coolings = _cooling(searched, effort, again=again)
+        cooling = _cooling(searched, effort, coolings)
         for better in improve(
-            searched, best, effort=effort, seed=problem.seed, workers=workers, hot=hot, coolings=coolings,
-            shares=FROM_A_PLAN,
+            searched, best, effort=effort, seed=problem.seed, workers=workers, hot=cooling.temperatures,
+            coolings=cooling.shares, shares=FROM_A_PLAN,
         ):  # fmt: skip
             best = better
         found = replace(solution, schedule=best.schedule.with_host_steps(hosted))
@@ -275,17 +291,15 @@ def _improve_order(
 def _affordable(simulated: Sequence[tuple[Number, Solution]], effort: Effort) -> int:
     """The number of these plans whose orders can all be searched slowly with the effort that is left."""
     pairs = max(solution.schedule.stages * solution.schedule.micro_batches for _, solution in simulated)
-    return int(CORES * effort.left / (SLOWLY * pairs * price_of_move(pairs, recompute=True, by_arrival=True)))
+    return int(CORES * effort.left / (SLOW.moves * pairs * price_of_move(pairs, recompute=True, by_arrival=True)))
 
 
-def _cooling(orders: OrderProblem, effort: Effort, *, again: bool) -> tuple[Sequence[float], Sequence[float]]:
-    """First temperatures, hot where there is time to cool slowly, and the shares at which coolings begin."""
+def _cooling(orders: OrderProblem, effort: Effort, coolings: Sequence[Cooling]) -> Cooling:
+    """The first of the coolings for which the effort suffices; the last one is for any."""
     pairs = orders.stages * orders.micro_batches
     price = price_of_move(pairs, recompute=orders.recompute, by_arrival=bool(orders.costs.link_groups))
-    for least, hot, coolings in AGAIN if again else ((SLOWLY, HOT, COOLINGS),):
-        if effort.moves(price) > least * pairs:
-            return hot, coolings
-    return MILD_TEMPERATURES, COOLINGS
+    moves = effort.moves(price)
+    return next((cooling for cooling in coolings if moves > cooling.moves * pairs), coolings[-1])
 
 
 def _recomputing_apart(schedule: Schedule, costs: StageCosts) -> Schedule:
