@@ -23,74 +23,29 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from debubble.kernels import jit
+from debubble.planners.scope.chunk_curves import SAMPLE, SAMPLES, ChunkCurves, sampled
 from debubble.planners.scope.ends import Ends, long_runs
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.loads import Capacity, Load, dealt, largest_run
 from debubble.search.effort import Effort
 
-FINE = 256
-"""Units of time of the shortest layer of a run."""
-SAMPLES = 128
-"""Samples of the time of a chunk that two long runs share."""
 LEVEL = 2.0
 """Factor between the bytes that recomputation brings back on one level at most."""
 TRIED_AT_MOST = 2**23
 """Combinations of loads of a device's chunks, on all devices that are alike, beyond which all are taken to fit."""
-COARSE = 16
-"""Units of time that one number of a curve with prices stands for."""
-PRICES, HIGH = 4, 64.0
-"""Prices of time at most, and the highest one over the largest that saves bytes."""
-REACH = 1.5
-"""A curve reaches so much further than the time that is asked for."""
-CALL, LEVEL_CALL, CELL, SAMPLE, TRIED = 6e-5, 6e-5, 2e-9, 1e-9, 1e-8
-"""Seconds to ask what can be dealt, of that for one level of some devices, of a number in a curve, of a sample, and of
-a combination that is tried."""
+CALL, LEVEL_CALL, TRIED = 6e-5, 6e-5, 1e-8
+"""Seconds to ask what can be dealt, of that for one level of some devices, and of a combination that is tried."""
 
 Choice = tuple[tuple[int, int], ...]
 """The runs that a chunk may hold, each with the least number of its layers there."""
 
 Times = tuple[int, ...]
 """The time of every chunk that no device exceeds."""
-
-
-@dataclass(frozen=True)
-class _Curve:
-    """The least bytes of a micro-batch's activations, by layers of each run and by time.
-
-    Attributes:
-        unit: Unit of the times.
-        kept: `kept[layers...][time]`: the least bytes within this time.
-        priced: `priced[layers...][time // COARSE][price]`: the least sum of bytes and the price of the time they need,
-            within the longest time of this number.
-    """
-
-    unit: int
-    kept: Any
-    priced: Any
-
-    @property
-    def longest(self) -> int:
-        """The time beyond which it says nothing."""
-        return int(self.unit * self.kept.shape[-1])
-
-    def within(self, time: int) -> Any:
-        """By layers of each run; infinite where they do not fit into the time."""
-        return self.kept[..., min(time // self.unit, self.kept.shape[-1] - 1)]
-
-    def priced_within(self, time: int) -> Any:
-        """By layers of each run and by price."""
-        return self.priced[..., min(time // self.unit, self.kept.shape[-1] - 1) // COARSE, :]
-
-    def sampled(self, times: Any) -> Any:
-        """By layers of each run, in one row, and by time."""
-        cells = np.minimum(times // self.unit, self.kept.shape[-1] - 1).astype(np.int64)
-        return self.kept.reshape(-1, self.kept.shape[-1])[:, cells]
 
 
 @dataclass(frozen=True)
@@ -138,10 +93,9 @@ class ChunkDealer:
     """
 
     def __init__(self, inst: Instance, effort: Effort, most: float) -> None:
-        self._inst, self._effort, self._most = inst, effort, most
-        self._curves: dict[tuple[tuple[int, ...], float], _Curve] = {}
+        self._inst, self._effort = inst, effort
+        self._curves = ChunkCurves(inst, effort, most)
         self._works: dict[tuple[int, ...], Any] = {}
-        self._prices = _prices(inst)
         self._chunk: Callable[[Choice, tuple[int, ...], int, float], tuple[Any, Any]] = cache(self._new_chunk)
         self._group: Callable[[tuple[Choice, ...], tuple[int, ...]], _Group] = cache(self._new_group)
         self._groups: Callable[[Ends], list[_Group]] = cache(self._new_groups)
@@ -198,7 +152,9 @@ class ChunkDealer:
     def _new_group(self, choices: tuple[Choice, ...], devices: tuple[int, ...]) -> _Group:
         inst, those = self._inst, [self._inst.devices[device] for device in devices]
         runs = tuple(sorted({run for choice in choices for run, _ in choice}))
-        sizes = [min(inst.counts[r], sum(self._layers(r) for choice in choices if r in dict(choice))) for r in runs]
+        sizes = [
+            min(inst.counts[r], sum(self._curves.layers(r) for choice in choices if r in dict(choice))) for r in runs
+        ]
         largest = largest_run(inst.counts)
         strides, stride = [0] * len(runs), 1
         for at in range(len(runs) - 1, -1, -1):
@@ -214,7 +170,7 @@ class ChunkDealer:
                 room[at, : len(each.alive)] = left + 1e-6 * abs(left)
         # Rows of memory, and then again with every price of time.
         prices = [np.zeros((len(those), rows))]
-        prices += [price * alive[:, :, chunk] for chunk in range(inst.chunks) for price in self._prices[:-1]]
+        prices += [price * alive[:, :, chunk] for chunk in range(inst.chunks) for price in self._curves.prices[:-1]]
         return _Group(
             devices=devices,
             choices=choices,
@@ -253,7 +209,7 @@ class ChunkDealer:
             numbers, kept = (np.concatenate(some) for some in zip(*chunks, strict=True))
             starts = np.cumsum([0, *lengths])
             room = np.tile(room, (1, repeats)) + price * (total or 0)
-            sizes = _sizes(starts, numbers, kept, np.array((0.0, *self._prices)), alive, price, group.static)
+            sizes = _sizes(starts, numbers, kept, np.array((0.0, *self._curves.prices)), alive, price, group.static)
             tried = _fill(most, group.largest, group.sizes, group.strides, starts, numbers, sizes, room)
             self._effort.spend(TRIED * tried)
         most = most.reshape(shape)
@@ -261,10 +217,6 @@ class ChunkDealer:
             most = np.flip(np.maximum.accumulate(np.flip(most, axis), axis=axis), axis)
         needed = {r: sum(tuple(run for run, _ in choice) == (r,) for choice in choices) for r in group.runs}
         return Capacity(devices, group.runs, most, needed)
-
-    def _layers(self, run: int, time: float | None = None) -> int:
-        """The most layers of a run that a chunk can hold in a time, or in any that is asked for."""
-        return min(self._inst.counts[run], int((self._most if time is None else time) // max(1, self._shortest(run))))
 
     def _shortest(self, run: int) -> int:
         return min(self._inst.times[run])
@@ -275,10 +227,10 @@ class ChunkDealer:
         long = set(long_runs(self._inst))
         # A curve of all runs would be too large where two of them are long.
         at = next((i + 1 for i, run in enumerate(runs) if run in long), len(runs))
-        first = self._curve(runs[:at], restored, time)
+        first = self._curves.of(runs[:at], restored, time)
         if at < len(runs):
-            other = self._curve(runs[at:], restored, time)
-            kept = _sampled(first, other, time)
+            other = self._curves.of(runs[at:], restored, time)
+            kept = sampled(first, other, time)
             self._effort.spend(SAMPLE * SAMPLES * kept.size)
             one, two = first.priced_within(time), other.priced_within(time)
             priced = one.reshape(*one.shape[:-1], *(1,) * (two.ndim - 1), -1) + two
@@ -291,54 +243,6 @@ class ChunkDealer:
         numbers[:, [every.index(run) for run in runs]] = some
         return numbers, np.concatenate((kept[tuple(some.T)][:, None], priced[tuple(some.T)]), axis=1)
 
-    def _curve(self, runs: tuple[int, ...], restored: float, time: float) -> _Curve:
-        """The curve of some runs, which reaches the time at least."""
-        known = self._curves.get((runs, restored))
-        if known is None or known.longest < min(time, self._most):
-            known = self._curves[runs, restored] = self._new_curve(runs, restored, min(REACH * time, self._most))
-        return known
-
-    def _new_curve(self, runs: tuple[int, ...], restored: float, longest: float) -> _Curve:
-        inst = self._inst
-        unit = max(1, self._shortest(max(runs, key=lambda r: inst.counts[r])) // FINE)
-        cells = int(longest // unit) + 1
-        kept: Any = np.zeros(cells)
-        for run in runs:
-            some = zip(inst.times[run], inst.activations[run], inst.restored[run], strict=True)
-            options = [(time // unit, size) for time, size, back in some if back <= restored]
-            layers = [kept]
-            for _ in range(self._layers(run, longest)):
-                more = np.full_like(kept, np.inf)
-                for time, size in options:
-                    if time < cells:
-                        np.minimum(more[..., time:], layers[-1][..., : cells - time] + size, out=more[..., time:])
-                layers.append(more)
-            self._effort.spend(CELL * kept.size * len(layers) * len(options))
-            kept = np.stack(layers, axis=-2)
-        priced = _priced(kept.reshape(-1, cells), unit * np.array(self._prices))
-        return _Curve(unit, kept, priced.reshape(*kept.shape[:-1], *priced.shape[1:]))
-
-
-def _sampled(one: _Curve, other: _Curve, time: int) -> Any:
-    """The least bytes of both together: one of them takes up to a sample of the time, the other one the rest."""
-    step = time / SAMPLES
-    samples = np.arange(SAMPLES + 1)
-    # The first may take up to one step more than is taken from the second: never too strict.
-    least = _least_sums(one.sampled(np.minimum(time, (samples + 1) * step)), other.sampled(time - samples * step))
-    return least.reshape(*one.kept.shape[:-1], *other.kept.shape[:-1])
-
-
-@jit
-def _least_sums(one: Any, other: Any) -> Any:
-    """For a row of each: the least sum of what stands in the same column."""
-    least = np.full((len(one), len(other)), np.inf)
-    columns = one.shape[1]
-    for a in range(len(one)):
-        for b in range(len(other)):
-            for column in range(columns):
-                least[a, b] = min(least[a, b], one[a, column] + other[b, column])
-    return least
-
 
 def _levels(inst: Instance, runs: Sequence[int]) -> list[tuple[float, float]]:
     """Bytes that recomputation may bring back at a time, at least and at most: none, or sizes that differ little."""
@@ -350,21 +254,6 @@ def _levels(inst: Instance, runs: Sequence[int]) -> list[tuple[float, float]]:
         else:
             levels.append((size, size))
     return levels
-
-
-@jit
-def _priced(kept: Any, prices: Any) -> Any:
-    """The `priced` of a `_Curve`, in one row for all its layers."""
-    rows, cells = kept.shape
-    priced = np.empty((rows, (cells - 1) // COARSE + 1, len(prices)))
-    for row in range(rows):
-        for at in range(len(prices)):
-            least = np.inf
-            for cell in range(cells):
-                least = min(least, kept[row, cell] + prices[at] * cell)
-                if cell % COARSE == COARSE - 1 or cell == cells - 1:
-                    priced[row, cell // COARSE, at] = least
-    return priced
 
 
 @jit
@@ -477,31 +366,6 @@ def _fill(
             number = min(total[chunks, largest], sizes[largest]) if largest >= 0 else 0
             most[device, place] = max(most[device, place], number)
     return tried
-
-
-def _prices(inst: Instance) -> tuple[float, ...]:
-    """Bytes that a unit of time saves where long runs recompute a little more, and in the end far more than any."""
-    slopes: set[float] = set()
-    for run in long_runs(inst):
-        slopes |= set(_slopes(list(zip(inst.times[run], inst.activations[run], strict=True))))
-    some = sorted(slopes) or [1.0]
-    if len(some) > PRICES:
-        some = [some[round(at * (len(some) - 1) / (PRICES - 1))] for at in range(PRICES)]
-    return (*some, HIGH * some[-1])
-
-
-def _slopes(points: list[tuple[int, float]]) -> list[float]:
-    """Slopes of the lower convex hull."""
-    hull: list[tuple[int, float]] = []
-    for time, size in sorted(points):
-        if hull and size >= hull[-1][1]:
-            continue
-        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (time - hull[-1][0]) >= (size - hull[-1][1]) * (
-            hull[-1][0] - hull[-2][0]
-        ):
-            hull.pop()
-        hull.append((time, size))
-    return [(a - b) / (t - s) for (s, a), (t, b) in pairwise(hull) if t > s]
 
 
 @jit

@@ -1,0 +1,174 @@
+"""The least bytes that a chunk's layers keep within a time, as a curve over the time for each number of layers.
+
+Times of layers are rounded down to a share of the long run's, so that a curve is never too strict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from debubble.kernels import jit
+from debubble.planners.scope.ends import long_runs
+from debubble.planners.scope.instance import Instance
+from debubble.search.effort import Effort
+
+FINE = 256
+"""Units of time of the shortest layer of a run."""
+SAMPLES = 128
+"""Samples of the time of a chunk that two long runs share."""
+COARSE = 16
+"""Units of time that one number of a curve with prices stands for."""
+PRICES, HIGH = 4, 64.0
+"""Prices of time at most, and the highest one over the largest that saves bytes."""
+REACH = 1.5
+"""A curve reaches so much further than the time that is asked for."""
+CELL, SAMPLE = 2e-9, 1e-9
+"""Seconds of a number in a curve and of a sample."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The least bytes of a micro-batch's activations, by layers of each run and by time.
+
+    Attributes:
+        unit: Unit of the times.
+        kept: `kept[layers...][time]`: the least bytes within this time.
+        priced: `priced[layers...][time // COARSE][price]`: the least sum of bytes and the price of the time they need,
+            within the longest time of this number.
+    """
+
+    unit: int
+    kept: Any
+    priced: Any
+
+    @property
+    def longest(self) -> int:
+        """The time beyond which it says nothing."""
+        return int(self.unit * self.kept.shape[-1])
+
+    def within(self, time: int) -> Any:
+        """By layers of each run; infinite where they do not fit into the time."""
+        return self.kept[..., min(time // self.unit, self.kept.shape[-1] - 1)]
+
+    def priced_within(self, time: int) -> Any:
+        """By layers of each run and by price."""
+        return self.priced[..., min(time // self.unit, self.kept.shape[-1] - 1) // COARSE, :]
+
+    def sampled(self, times: Any) -> Any:
+        """By layers of each run, in one row, and by time."""
+        cells = np.minimum(times // self.unit, self.kept.shape[-1] - 1).astype(np.int64)
+        return self.kept.reshape(-1, self.kept.shape[-1])[:, cells]
+
+
+class ChunkCurves:
+    """The curves of all sets of runs; each is computed when it is first asked for.
+
+    Args:
+        inst: The program.
+        effort: Counter of the work.
+        most: The longest time of a chunk that is asked for.
+    """
+
+    def __init__(self, inst: Instance, effort: Effort, most: float) -> None:
+        self._inst, self._effort, self._most = inst, effort, most
+        self._curves: dict[tuple[tuple[int, ...], float], Curve] = {}
+        self.prices = _prices(inst)
+
+    def layers(self, run: int, time: float | None = None) -> int:
+        """The most layers of a run that a chunk can hold in a time, or in any that is asked for."""
+        return min(self._inst.counts[run], int((self._most if time is None else time) // max(1, self._shortest(run))))
+
+    def _shortest(self, run: int) -> int:
+        return min(self._inst.times[run])
+
+    def of(self, runs: tuple[int, ...], restored: float, time: float) -> Curve:
+        """The curve of some runs, which reaches the time at least."""
+        known = self._curves.get((runs, restored))
+        if known is None or known.longest < min(time, self._most):
+            known = self._curves[runs, restored] = self._new_curve(runs, restored, min(REACH * time, self._most))
+        return known
+
+    def _new_curve(self, runs: tuple[int, ...], restored: float, longest: float) -> Curve:
+        inst = self._inst
+        unit = max(1, self._shortest(max(runs, key=lambda r: inst.counts[r])) // FINE)
+        cells = int(longest // unit) + 1
+        kept: Any = np.zeros(cells)
+        for run in runs:
+            some = zip(inst.times[run], inst.activations[run], inst.restored[run], strict=True)
+            options = [(time // unit, size) for time, size, back in some if back <= restored]
+            layers = [kept]
+            for _ in range(self.layers(run, longest)):
+                more = np.full_like(kept, np.inf)
+                for time, size in options:
+                    if time < cells:
+                        np.minimum(more[..., time:], layers[-1][..., : cells - time] + size, out=more[..., time:])
+                layers.append(more)
+            self._effort.spend(CELL * kept.size * len(layers) * len(options))
+            kept = np.stack(layers, axis=-2)
+        priced = _priced(kept.reshape(-1, cells), unit * np.array(self.prices))
+        return Curve(unit, kept, priced.reshape(*kept.shape[:-1], *priced.shape[1:]))
+
+
+def sampled(one: Curve, other: Curve, time: int) -> Any:
+    """The least bytes of both together: one of them takes up to a sample of the time, the other one the rest."""
+    step = time / SAMPLES
+    samples = np.arange(SAMPLES + 1)
+    # The first may take up to one step more than is taken from the second: never too strict.
+    least = _least_sums(one.sampled(np.minimum(time, (samples + 1) * step)), other.sampled(time - samples * step))
+    return least.reshape(*one.kept.shape[:-1], *other.kept.shape[:-1])
+
+
+@jit
+def _least_sums(one: Any, other: Any) -> Any:
+    """For a row of each: the least sum of what stands in the same column."""
+    least = np.full((len(one), len(other)), np.inf)
+    columns = one.shape[1]
+    for a in range(len(one)):
+        for b in range(len(other)):
+            for column in range(columns):
+                least[a, b] = min(least[a, b], one[a, column] + other[b, column])
+    return least
+
+
+@jit
+def _priced(kept: Any, prices: Any) -> Any:
+    """The `priced` of a `Curve`, in one row for all its layers."""
+    rows, cells = kept.shape
+    priced = np.empty((rows, (cells - 1) // COARSE + 1, len(prices)))
+    for row in range(rows):
+        for at in range(len(prices)):
+            least = np.inf
+            for cell in range(cells):
+                least = min(least, kept[row, cell] + prices[at] * cell)
+                if cell % COARSE == COARSE - 1 or cell == cells - 1:
+                    priced[row, cell // COARSE, at] = least
+    return priced
+
+
+def _prices(inst: Instance) -> tuple[float, ...]:
+    """Bytes that a unit of time saves where long runs recompute a little more, and in the end far more than any."""
+    slopes: set[float] = set()
+    for run in long_runs(inst):
+        slopes |= set(_slopes(list(zip(inst.times[run], inst.activations[run], strict=True))))
+    some = sorted(slopes) or [1.0]
+    if len(some) > PRICES:
+        some = [some[round(at * (len(some) - 1) / (PRICES - 1))] for at in range(PRICES)]
+    return (*some, HIGH * some[-1])
+
+
+def _slopes(points: list[tuple[int, float]]) -> list[float]:
+    """Slopes of the lower convex hull."""
+    hull: list[tuple[int, float]] = []
+    for time, size in sorted(points):
+        if hull and size >= hull[-1][1]:
+            continue
+        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (time - hull[-1][0]) >= (size - hull[-1][1]) * (
+            hull[-1][0] - hull[-2][0]
+        ):
+            hull.pop()
+        hull.append((time, size))
+    return [(a - b) / (t - s) for (s, a), (t, b) in pairwise(hull) if t > s]
