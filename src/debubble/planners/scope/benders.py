@@ -187,5 +187,5 @@ def _probes(inst: Instance, opened: Open) -> Iterator[tuple[int, ...]]:
     for run in sorted({run for runs in opened for run in runs}):
         if inst.counts[run] > 1:
             for share in PROBES:
-                number = max(inst.chunks, round(share * mean / min(inst.times[run])))
+                number = max(inst.chunks, round(share * mean / inst.shortest[run]))
                 yield tuple(min(inst.counts[run], number) if r == run else 0 for r in range(len(inst.counts)))

@@ -80,10 +80,9 @@ class ChunkCurves:
 
     def layers(self, run: int, time: float | None = None) -> int:
         """The most layers of a run that a chunk can hold in a time, or in any that is asked for."""
-        return min(self._inst.counts[run], int((self._most if time is None else time) // max(1, self._shortest(run))))
-
-    def _shortest(self, run: int) -> int:
-        return min(self._inst.times[run])
+        return min(
+            self._inst.counts[run], int((self._most if time is None else time) // max(1, self._inst.shortest[run]))
+        )
 
     def of(self, runs: tuple[int, ...], restored: float, time: float) -> Curve:
         """The curve of some runs, which reaches the time at least."""
@@ -94,7 +93,7 @@ class ChunkCurves:
 
     def _new_curve(self, runs: tuple[int, ...], restored: float, longest: float) -> Curve:
         inst = self._inst
-        unit = max(1, self._shortest(max(runs, key=lambda r: inst.counts[r])) // FINE)
+        unit = max(1, self._inst.shortest[max(runs, key=lambda r: inst.counts[r])] // FINE)
         cells = int(longest // unit) + 1
         kept: Any = np.zeros(cells)
         for run in runs:

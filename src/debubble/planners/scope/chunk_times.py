@@ -131,14 +131,16 @@ class ChunkDealer:
         others = [run for at, run in enumerate(group.runs) if at != group.largest]
         key = *others, *group.shape[1:]
         if key not in self._works:
-            axes = (self._shortest(run) * np.arange(size) for run, size in zip(others, group.shape[1:], strict=True))
+            axes = (
+                self._inst.shortest[run] * np.arange(size) for run, size in zip(others, group.shape[1:], strict=True)
+            )
             self._works[key] = np.ravel(sum(np.ix_(*axes), start=np.zeros(1, dtype=np.int64)))
-        layer = self._shortest(group.runs[group.largest]) if group.largest >= 0 else 0
+        layer = self._inst.shortest[group.runs[group.largest]] if group.largest >= 0 else 0
         return int(_most_work(capacity.most.reshape(len(group.devices), -1), self._works[key], layer))
 
     def _work(self, counts: Sequence[int]) -> int:
         """The time of so many layers of each run, without recomputation."""
-        return sum(self._shortest(run) * count for run, count in enumerate(counts))
+        return sum(self._inst.shortest[run] * count for run, count in enumerate(counts))
 
     def _new_groups(self, ends: Ends) -> list[_Group]:
         """The devices by the runs that each of their chunks may hold: all layers of those that no other stage may."""
@@ -217,9 +219,6 @@ class ChunkDealer:
             most = np.flip(np.maximum.accumulate(np.flip(most, axis), axis=axis), axis)
         needed = {r: sum(tuple(run for run, _ in choice) == (r,) for choice in choices) for r in group.runs}
         return Capacity(devices, group.runs, most, needed)
-
-    def _shortest(self, run: int) -> int:
-        return min(self._inst.times[run])
 
     def _new_chunk(self, choice: Choice, every: tuple[int, ...], time: int, restored: float) -> tuple[Any, Any]:
         """Layers of a device's runs that a chunk can hold within the time, a row each, and their bytes by price."""

@@ -105,7 +105,7 @@ class _DeviceTimes:
         self.runs = tuple(sorted({run for runs in opened for run in runs}))
         largest = largest_run(inst.counts)
         self._largest = self.runs.index(largest) if largest in self.runs else None
-        fast = {run: min(inst.times[run]) for run in self.runs}
+        fast = {run: inst.shortest[run] for run in self.runs}
         sizes = [min(inst.counts[r], int(most / max(1, fast[r]))) for r in self.runs]
         self._numbers = np.ix_(*(np.arange(size + 1) for size in sizes))
         self.least: Any = self.line(0, fast)

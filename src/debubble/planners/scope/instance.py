@@ -84,6 +84,11 @@ class Instance:
         return sum(count * max(times) for count, times in zip(self.counts, self.times, strict=True))
 
     @cached_property
+    def shortest(self) -> tuple[int, ...]:
+        """Per run, the time of a layer without recomputation."""
+        return tuple(map(min, self.times))
+
+    @cached_property
     def windows(self) -> tuple[range, ...]:
         """Per run, the stages that may hold its layers if every stage holds at least one."""
         total, before, windows = sum(self.counts), 0, []

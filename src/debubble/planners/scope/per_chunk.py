@@ -24,7 +24,7 @@ from debubble.planners.scope.benders import Decomposition
 from debubble.planners.scope.chunk_times import ChunkDealer, Times
 from debubble.planners.scope.ends import Ends
 from debubble.planners.scope.instance import Instance
-from debubble.planners.scope.loads import Load, dealable
+from debubble.planners.scope.loads import Load, dealable, largest_run
 from debubble.planners.scope.master import LayerCounts, merged
 from debubble.planners.scope.relaxation import Box, LinearRelaxation, relaxations
 from debubble.planners.scope.subproblem import Assignment, fastest
@@ -196,7 +196,7 @@ class _Search:
     def _near(self, times: Times) -> Iterator[tuple[Times, list[int]]]:
         """Times of which one is longer, and the order in which they are to be made shorter: that one last."""
         inst = self._inst
-        layer = min(inst.times[max(range(len(inst.counts)), key=lambda r: inst.counts[r])])
+        layer = inst.shortest[largest_run(inst.counts)]
         for step in STEPS:
             for chunk in range(inst.chunks):
                 others = [each for each in range(inst.chunks) if each != chunk]
@@ -244,7 +244,7 @@ class _Search:
                             self._assign(box.high, ends)
 
     def _every(self, total: int) -> Box:
-        shortest = min(map(min, self._inst.times))
+        shortest = min(self._inst.shortest)
         return Box((shortest,) * self._inst.chunks, (total,) * self._inst.chunks, total).clipped()
 
     def _parts(self, ends: Ends, box: Box) -> list[tuple[Ends, Box]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.ir.stage_costs import CommunicationModel
-from debubble.reproduce.chronospipe import planned
+from debubble.reproduce.chronospipe import own_plans
 from debubble.reproduce.chronospipe.memory_model import (
     ALL,
     CHRONOS,
@@ -198,7 +198,7 @@ def savings_10() -> Table:
 
 def figure_10() -> Iterator[Exhibit]:
     """Other ways to recompute."""
-    fitted, ours = savings_10(), planned.figure_10()
+    fitted, ours = savings_10(), own_plans.figure_10()
     speeds = {row[:2]: row[4] for row in ours.rows}
     yield compared(
         "saving over 1F1B of Megatron-Kwai, Chronos-Recomp and ALL",
@@ -348,7 +348,7 @@ def savings_12() -> Table:
 
 def figure_12() -> Iterator[Exhibit]:
     """Other dense models."""
-    table, ours = savings_12(), planned.figure_12()
+    table, ours = savings_12(), own_plans.figure_12()
     speeds = {row[:2]: row[4] for row in ours.rows}
     fit = [row[0] for row in table.rows if row[2] <= LIMIT]
     methods = (HALF, FULL, RECOMP, ALL)
@@ -395,7 +395,7 @@ def figure_12() -> Iterator[Exhibit]:
     yield Bars(
         title="Figure 12: speed over 1F1B + R = 100% in 32 GB, planned",
         groups=[shape.name for shape in MODELS_12],
-        series={planner: [speeds[shape.name, planner] for shape in MODELS_12] for planner in planned.PLANNERS_12},
+        series={planner: [speeds[shape.name, planner] for shape in MODELS_12] for planner in own_plans.PLANNERS_12},
         paper={"chronos": [1.15] * 3},
         unit="speed",
     )
