@@ -78,6 +78,7 @@ class Cooling(NamedTuple):
 
 MILD = Cooling(0, MILD_TEMPERATURES, COOLINGS)
 SLOW = Cooling(2000, (0.5,), COOLINGS)
+"""The coolings of a first search: mild ones keep what its start is worth, and a slow one begins hot."""
 SEARCHED_BEFORE = (Cooling(500, (0.5, 0.15), (0.0, 1.0)), Cooling(150, (0.15,), COOLINGS), MILD)
 """The coolings of orders that were searched before, those for most moves first."""
 WORTHWHILE = 0.1
@@ -87,7 +88,7 @@ CORES = 2
 GOING_ON, CLOSE = 0.75, 1.05
 """The part of the effort with which the orders of the fastest answers are searched, whoever gave them, and how much
 longer than the fastest the step of another may take."""
-SIMULATED_BESIDE = 4
+SIMULATIONS = 4
 """Simulations of a plan before and after the search of its order."""
 REMARK = "the order of the fastest answer, searched further"
 
@@ -224,7 +225,7 @@ def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
     Returns:
         The fastest plan that was found; None if it is no better than the first answer.
     """
-    price = SIMULATED_BESIDE * max(map(_price_of_simulation, answers[:CORES]))
+    price = SIMULATIONS * max(map(_price_of_simulation, answers[:CORES]))
     if problem.levers is not None or GOING_ON * problem.effort <= price:
         # A target has orders of its own.
         return None
