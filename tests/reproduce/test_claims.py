@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debubble.reproduce.claims import Differs, Same, Unavailable, compared, stated, unavailable
+from debubble.reproduce.claims import Verdict, compared, stated, unavailable
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from debubble.reproduce.claims import Differs, Same, Unavailable, compared, stat
     ],
 )
 def test_a_figure_that_rounds_to_what_is_printed_is_the_same(paper: str, ours: float) -> None:
-    assert compared("speed-up", paper=(paper,), ours=[ours]).verdict == Same()
+    assert compared("speed-up", paper=(paper,), ours=[ours]).verdict == Verdict("same")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_figure_that_rounds_to_what_is_printed_is_the_same(paper: str, ours: f
 )
 def test_any_other_figure_differs_and_says_why(paper: str, ours: float | None) -> None:
     claim = compared("speed-up", paper=(paper,), ours=[ours], because="memory is fitted")
-    assert claim.verdict == Differs("memory is fitted")
+    assert claim.verdict == Verdict("differs", "memory is fitted")
 
 
 def test_a_claim_that_differs_cannot_be_made_without_a_reason() -> None:
@@ -37,7 +37,7 @@ def test_a_claim_that_differs_cannot_be_made_without_a_reason() -> None:
 
 
 def test_one_figure_that_differs_makes_the_claim_differ() -> None:
-    assert compared("both", paper=("1", "2"), ours=[1, 3], because="of noise").verdict == Differs("of noise")
+    assert compared("both", paper=("1", "2"), ours=[1, 3], because="of noise").verdict == Verdict("differs", "of noise")
 
 
 def test_figures_are_shown_with_the_digits_that_the_paper_prints() -> None:
@@ -46,11 +46,11 @@ def test_figures_are_shown_with_the_digits_that_the_paper_prints() -> None:
 
 
 def test_statements_are_the_same_if_they_read_the_same() -> None:
-    assert stated("stages", paper="6, 7", ours="6, 7").verdict == Same()
-    assert stated("stages", paper="6, 7", ours="7", because="of the fit").verdict == Differs("of the fit")
+    assert stated("stages", paper="6, 7", ours="6, 7").verdict == Verdict("same")
+    assert stated("stages", paper="6, 7", ours="7", because="of the fit").verdict == Verdict("differs", "of the fit")
 
 
 def test_a_claim_without_a_figure_of_ours_says_why_there_is_none() -> None:
     claim = unavailable("the architecture", because="it is a diagram")
-    assert (claim.ours, claim.verdict) == ("", Unavailable("it is a diagram"))
+    assert (claim.ours, claim.verdict) == ("", Verdict("cannot be had", "it is a diagram"))
     assert str(claim.verdict) == "cannot be had because it is a diagram"

@@ -10,39 +10,20 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 _NUMBER = re.compile(r"-?\d+(?:\.(\d+))?")
 
 
 @dataclass(frozen=True)
-class Same:
-    """Ours is the paper's."""
+class Verdict:
+    """How ours compares with the paper's: `same`, or `differs` or `cannot be had` for a reason."""
+
+    word: Literal["same", "differs", "cannot be had"]
+    because: str = ""
 
     def __str__(self) -> str:
-        return "same"
-
-
-@dataclass(frozen=True)
-class Differs:
-    """Ours is another figure."""
-
-    because: str
-
-    def __str__(self) -> str:
-        return f"differs because {self.because}"
-
-
-@dataclass(frozen=True)
-class Unavailable:
-    """There is no figure of ours."""
-
-    because: str
-
-    def __str__(self) -> str:
-        return f"cannot be had because {self.because}"
-
-
-Verdict = Same | Differs | Unavailable
+        return f"{self.word} because {self.because}" if self.because else self.word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +77,12 @@ def holds(statement: str, ours: bool, *, because: str = "") -> Claim:
 
 def unavailable(statement: str, *, paper: str = "", because: str) -> Claim:
     """A claim for which debubble computes nothing."""
-    return Claim(statement=statement, paper=paper, ours="", verdict=Unavailable(because))
+    return Claim(statement=statement, paper=paper, ours="", verdict=Verdict("cannot be had", because))
 
 
 def _verdict(statement: str, same: bool, because: str) -> Verdict:
     assert same or because, f"{statement}: say why ours differs."
-    return Same() if same else Differs(because)
+    return Verdict("same") if same else Verdict("differs", because)
 
 
 def _digits(text: str) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from debubble.reproduce.claims import Claim, Differs, Same
 from debubble.reproduce.registry import BASIS, Cell, EntryResult, PaperReport
 
 INTRODUCTION = """\
@@ -37,17 +37,11 @@ def shown(cell: Cell) -> str:
     return f"{cell:.0f}" if abs(cell) >= LARGE else f"{cell:.4g}"
 
 
-def is_same(claim: Claim) -> bool:
-    """Tell whether ours is the paper's."""
-    return isinstance(claim.verdict, Same)
-
-
 def summary(reports: Sequence[PaperReport]) -> str:
     """The number of claims that are the same, that differ, and that have no figure of ours."""
-    claims = [claim for report in reports for result in report.results for claim in result.claims]
-    same = sum(map(is_same, claims))
-    differ = sum(isinstance(claim.verdict, Differs) for claim in claims)
-    return f"{same} of {len(claims)} claims are the same, {differ} differ, {len(claims) - same - differ} cannot be had."
+    words = Counter(claim.verdict.word for report in reports for result in report.results for claim in result.claims)
+    claims, same, differ, missing = words.total(), words["same"], words["differs"], words["cannot be had"]
+    return f"{same} of {claims} claims are the same, {differ} differ, {missing} cannot be had."
 
 
 def rows(result: EntryResult) -> list[str]:
@@ -81,7 +75,6 @@ def html(reports: Iterable[PaperReport]) -> str:
         reports=listed,
         summary=summary(listed),
         shown=shown,
-        same=is_same,
         basis=BASIS,
         encoded=lambda picture: base64.b64encode(picture).decode(),
     )

@@ -8,13 +8,13 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from debubble.registry import Registry
 from debubble.reproduce.claims import Claim, unavailable
-from debubble.reproduce.drawings import Drawing, svg
+from debubble.reproduce.drawings import Bars, Drawing, svg
 
 Cell = str | int | float | None
 
@@ -65,6 +65,11 @@ class Table:
     def column(self, name: str) -> list[Any]:
         """The cells of a column."""
         return [row[self.columns.index(name)] for row in self.rows]
+
+    def bars(self, unit: str, columns: Sequence[str], *, names: str = "{}", title: str = "", **more: Any) -> Bars:
+        """Columns as bars, a group for each row with its cells in the braces of `names`; `more` as in Bars."""
+        groups, series = [names.format(*row) for row in self.rows], {name: self.column(name) for name in columns}
+        return Bars(title=title or self.title, groups=groups, series=series, unit=unit, **more)
 
 
 Exhibit = Claim | Table | Drawing

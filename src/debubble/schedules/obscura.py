@@ -32,7 +32,7 @@ that an eviction has several forwards and a reload several periods of time befor
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -43,20 +43,21 @@ from debubble.schedules.registry import schedule
 from debubble.simulator import simulate
 
 
-@schedule(
-    "strawman",
-    paper="Obscura, ATC 2025",
-    bubble="(p - 1)(f + b), and r (max(1, m - 3(p - k - 1)) + k) of recomputation stays visible",
-    memory="min(m, 3 p - 2)",
-)
-def strawman(
-    *,
-    devices: int,
-    micro_batches: int,
-    costs: StageCosts | None = None,
-    adjusted_stages: int | None = None,
-) -> Schedule:
-    """The adjusted stages recompute, and run what fits of their forwards before the first backward.
+def _deep(name: str, summary: str, *, bubble: str, in_turn: bool) -> Callable[..., Schedule]:
+    """Register a schedule whose adjusted stages run what fits of their forwards before the first backward."""
+
+    @schedule(name, paper="Obscura, ATC 2025", bubble=bubble, memory="min(m, 3 p - 2)")
+    def build(
+        *, devices: int, micro_batches: int, costs: StageCosts | None = None, adjusted_stages: int | None = None
+    ) -> Schedule:
+        adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
+        orders = [
+            alternate(s, micro_batches, warm_up=warm_up, distance=None if in_turn else devices - s)
+            for s, warm_up in enumerate(deep_warm_ups(devices, adjusted))
+        ]
+        return adjusted_pipeline(name, orders, micro_batches=micro_batches, adjusted=adjusted)
+
+    build.__doc__ = f"""{summary}
 
     Args:
         devices: Pipeline devices, p.
@@ -64,12 +65,21 @@ def strawman(
         costs: Their memory limit chooses the adjusted stages; nothing else is read.
         adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
     """
-    adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    orders = [
-        alternate(s, micro_batches, warm_up=warm_up, distance=devices - s)
-        for s, warm_up in enumerate(deep_warm_ups(devices, adjusted))
-    ]
-    return adjusted_pipeline("strawman", orders, micro_batches=micro_batches, adjusted=adjusted)
+    return build
+
+
+strawman = _deep(
+    "strawman",
+    "The adjusted stages recompute, and run what fits of their forwards before the first backward.",
+    bubble="(p - 1)(f + b), and r (max(1, m - 3(p - k - 1)) + k) of recomputation stays visible",
+    in_turn=False,
+)
+dependency_relaxed = _deep(
+    "dependency-relaxed",
+    "The strawman with its remaining forwards and backwards in turn, so that bubbles hide any recomputation.",
+    bubble="(p - 1)(f + b), and max(r, m r - 3(p - k - 1) f) + k r of recomputation stays visible",
+    in_turn=True,
+)
 
 
 def identify(adjusted_stages: int | None, *, devices: int, micro_batches: int, costs: StageCosts | None) -> int:
@@ -101,33 +111,6 @@ def adjusted_pipeline(name: str, orders: Iterable[Iterable[Op]], *, micro_batche
 def deep_warm_ups(devices: int, adjusted: int) -> list[int]:
     """Per stage, the strawman's forwards before the first backward: mu_s = 3(p - s) - 2 where it is adjusted."""
     return [3 * (devices - s) - 2 if s < adjusted else devices - s for s in range(devices)]
-
-
-@schedule(
-    "dependency-relaxed",
-    paper="Obscura, ATC 2025",
-    bubble="(p - 1)(f + b), and max(r, m r - 3(p - k - 1) f) + k r of recomputation stays visible",
-    memory="min(m, 3 p - 2)",
-)
-def dependency_relaxed(
-    *,
-    devices: int,
-    micro_batches: int,
-    costs: StageCosts | None = None,
-    adjusted_stages: int | None = None,
-) -> Schedule:
-    """The strawman with its remaining forwards and backwards in turn, so that bubbles hide any recomputation.
-
-    Args:
-        devices: Pipeline devices, p.
-        micro_batches: Micro-batches of a step, m.
-        costs: Their memory limit chooses the adjusted stages; nothing else is read.
-        adjusted_stages: First stages that are adjusted; by default those that exceed the costs' memory limit.
-    """
-    adjusted = identify(adjusted_stages, devices=devices, micro_batches=micro_batches, costs=costs)
-    warm_ups = deep_warm_ups(devices, adjusted)
-    orders = [alternate(s, micro_batches, warm_up=warm_up) for s, warm_up in enumerate(warm_ups)]
-    return adjusted_pipeline("dependency-relaxed", orders, micro_batches=micro_batches, adjusted=adjusted)
 
 
 def swap(order: Iterable[Op], *, warm_up: int, blocks: int) -> list[Op]:

@@ -231,13 +231,8 @@ def figure_10() -> Iterator[Exhibit]:
     )
     yield fitted
     yield ours
-    yield Bars(
-        title="Figure 10: speed over 1F1B + R = 100% in the memory of each saving, planned",
-        groups=[f"{row[0]}, saving {row[1]}" for row in ours.rows],
-        series={"ours": [row[4] for row in ours.rows]},
-        paper={"ours": [row[3] for row in ours.rows]},
-        unit="speed",
-    )
+    title = "Figure 10: speed over 1F1B + R = 100% in the memory of each saving, planned"
+    yield ours.bars("speed", ["ours"], names="{}, saving {}", title=title, paper={"ours": ours.column(ours.columns[3])})
 
 
 METHODS_11 = (PLAIN, INTERLEAVED, CHRONOS, HALF, INTERLEAVED_HALF, RECOMP, ALL)

@@ -60,12 +60,7 @@ def figure_13() -> Iterator[Exhibit]:
         f" {lost[1]:.1f} where the receiver waits and {lost[2]:.1f} with asynchronous ones.",
     )
     yield table
-    yield Bars(
-        title=table.title,
-        groups=[method.name for method in ours],
-        series={name: table.column(name) for name in table.columns[2:]},
-        unit="ideal computation fraction",
-    )
+    yield table.bars("ideal computation fraction", table.columns[2:])
 
 
 def _printed_fraction(messages: int) -> float:

@@ -390,12 +390,7 @@ def figure_15() -> Iterator[Exhibit]:
         " both at once at that cost only the hardware shows",
     )
     yield table
-    yield Bars(
-        title=table.title,
-        groups=[f"{row[0]} {row[1]}" for row in table.rows],
-        series={name: table.column(name) for name in table.columns[3:]},
-        unit="speed-up",
-    )
+    yield table.bars("speed-up", table.columns[3:], names="{} {}")
 
 
 def figure_16() -> Iterator[Exhibit]:

@@ -114,16 +114,7 @@ def figure_5() -> Iterator[Exhibit]:
     )
     yield table
     yield from parts.values()
-    yield from (
-        Bars(
-            title=table.title,
-            groups=[f"{name} {stage}" for name, stage in table.by_key],
-            series={what: [row[at] for row in table.by_key.values()] for at, what in enumerate(table.columns[2:])},
-            unit="forwards",
-            stacked=True,
-        )
-        for table in parts.values()
-    )
+    yield from (table.bars("forwards", table.columns[2:], names="{} {}", stacked=True) for table in parts.values())
 
 
 def breakdown(names: Sequence[str], *, part: str, recompute: Number = 1) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from debubble.planners.partitioning.balance import even_counts
 from debubble.reproduce.claims import Claim, compared, holds, stated
 from debubble.reproduce.drawings import Bars
-from debubble.reproduce.registry import Entry, Exhibit, Paper, Table, number, papers
+from debubble.reproduce.registry import Entry, Exhibit, Paper, number, papers
 from debubble.reproduce.scope import example, tables
 from debubble.reproduce.scope.tables import EVEN, answer
 from debubble.simulator import Timeline
@@ -134,16 +134,7 @@ def scalability() -> Iterator[Exhibit]:
         " falls; the poster's batch may grow with the devices",
     )
     yield table
-    yield Bars(
-        title=table.title,
-        groups=[f"{row[0]} devices" for row in table.rows],
-        series=_gains(table),
-        unit="speed-up",
-    )
-
-
-def _gains(table: Table) -> dict[str, list[float | None]]:
-    return {name: table.column(name) for name in table.columns if name.startswith(("1F1B", "interleaved"))}
+    yield table.bars("speed-up", tables.GAINS, names="{} devices")
 
 
 def generality() -> Iterator[Exhibit]:
@@ -156,12 +147,7 @@ def generality() -> Iterator[Exhibit]:
         because=UNKNOWN,
     )
     yield table
-    yield Bars(
-        title=table.title,
-        groups=[row[0] for row in table.rows],
-        series=_gains(table),
-        unit="gain",
-    )
+    yield table.bars("gain", tables.GAINS)
 
 
 def memory() -> Iterator[Exhibit]:

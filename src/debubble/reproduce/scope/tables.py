@@ -300,7 +300,7 @@ def _gains(ask: Ask, case: Case) -> tuple[float | None, ...]:
     )
 
 
-_GAINS = tuple(f"{schedule}, {setting}" for schedule in ("1F1B", "interleaved") for setting in _SETTINGS)
+GAINS = tuple(f"{schedule}, {setting}" for schedule in ("1F1B", "interleaved") for setting in _SETTINGS)
 
 
 def scalability(ask: Ask) -> Table:
@@ -314,7 +314,7 @@ def scalability(ask: Ask) -> Table:
     tri_gains = {f"{row[0]} devices": _number(row[3]) for row in rows}
     return Table(
         title="LLaMA-175B, 8,192 sequences per step: speed-up over Megatron-Even by number of devices",
-        columns=("devices", "poster (tri)", *_GAINS, "MFU, Even", "MFU, tri interleaved"),
+        columns=("devices", "poster (tri)", *GAINS, "MFU, Even", "MFU, tri interleaved"),
         rows=tuple(rows),
         basis="measured",
         note="More devices are more data-parallel ranks: fewer micro-batches for each and smaller optimizer shards."
@@ -334,7 +334,7 @@ def generality(ask: Ask) -> Table:
     tri = {str(row[0]): _number(row[4]) for row in rows}
     return Table(
         title=f"MFU gain over Megatron-Even on {DEVICES:,} devices",
-        columns=("model", "ours, 10^9 parameters", "poster (tri)", *_GAINS),
+        columns=("model", "ours, 10^9 parameters", "poster (tri)", *GAINS),
         rows=tuple(rows),
         basis="measured",
         note="At equal work the gain in MFU is the ratio of step times.  Of tri on 1F1B"
