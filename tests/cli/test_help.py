@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import debubble as db
-from debubble.cli import progress
+from debubble.cli import output
 from debubble.cli.app import with_all_commands
 from debubble.cli.names import (
     Names,
@@ -197,10 +197,10 @@ def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyP
             lines.put(text)
             return len(text)
 
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    monkeypatch.setattr(progress, "log", lambda: Console(file=Terminal()))
+    monkeypatch.setattr(output, "PATIENCE", 0.0)
+    monkeypatch.setattr(output, "log", lambda: Console(file=Terminal()))
 
-    @progress.with_delayed_message("Counting")
+    @output.with_delayed_message("Counting")
     def command() -> None:
         said.append(lines.get())
 

@@ -15,8 +15,7 @@ from debubble.ir.stage_costs import HostLink
 from debubble.schedules import schedules
 from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
-from debubble.search.cp_solver import solver_of, status_of
-from debubble.search.effort import Effort
+from debubble.search.effort import Effort, solver_of, status_of
 from debubble.search.exact.cp_model import build
 from debubble.search.exact.cp_sat import device_bound, solve
 from debubble.search.exact.milp import milp_incumbents, solve_milp

@@ -10,8 +10,7 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.names import export_names, name_option
 from debubble.cli.options import PlanFile
-from debubble.cli.output import Json, console, print_answer
-from debubble.cli.progress import with_delayed_message
+from debubble.cli.output import Json, console, print_answer, with_delayed_message
 
 
 @app.command(rich_help_panel="Take along")

@@ -10,8 +10,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, print_answer
-from debubble.cli.progress import with_delayed_message
+from debubble.cli.output import Json, console, print_answer, with_delayed_message
 from debubble.ir import RunOptions
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.names import cluster_completion, import_names, name_argument, name_option, planner_names
-from debubble.cli.output import Json, console, log, print_answer
-from debubble.cli.progress import SearchProgress, with_delayed_message
+from debubble.cli.output import Json, SearchProgress, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable
 
 if TYPE_CHECKING:

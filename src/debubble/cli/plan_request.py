@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from debubble.cli import options as o
+from debubble.cli.output import SearchProgress
 from debubble.cli.plan_options import GivenCosts, Question
-from debubble.cli.progress import SearchProgress
 from debubble.ir import InputError, Plan, RunOptions
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from rich.table import Table
 from debubble.cli import options as o
 from debubble.cli.app import app, require_torch
 from debubble.cli.names import name_option
-from debubble.cli.output import Json, console, log, print_answer
-from debubble.cli.progress import with_delayed_message
+from debubble.cli.output import Json, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable
 from debubble.ir import Number
 

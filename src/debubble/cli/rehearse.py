@@ -9,8 +9,7 @@ import typer
 
 from debubble.cli.app import app, require_torch
 from debubble.cli.options import PlanFile
-from debubble.cli.output import Json
-from debubble.cli.progress import with_delayed_message
+from debubble.cli.output import Json, with_delayed_message
 
 
 @app.command(rich_help_panel="Run")

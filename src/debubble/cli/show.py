@@ -10,8 +10,7 @@ import typer
 
 from debubble.cli.app import app
 from debubble.cli.names import name_option, size_names, theme_names
-from debubble.cli.output import Json, console, log, print_answer
-from debubble.cli.progress import with_delayed_message
+from debubble.cli.output import Json, console, log, print_answer, with_delayed_message
 from debubble.ir import InfeasibleError, InputError, Plan
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.names import schedule_names
 from debubble.cli.options import option
-from debubble.cli.output import Json, console, print_answer
-from debubble.cli.progress import with_delayed_message
+from debubble.cli.output import Json, console, print_answer, with_delayed_message
 from debubble.ir import InputError, Plan, Schedule, StageCosts
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 MOVE, MOVE_PER_PAIR = 2e-6, 35e-9
 """Seconds of a move of the local search, and in addition for every pair of a stage and a micro-batch."""
@@ -141,3 +142,26 @@ def price_of_move(pairs: int, *, recompute: bool = False, by_arrival: bool = Fal
     """
     factor = (MOVE_RECOMPUTING if recompute else 1) * (MOVE_BY_ARRIVAL if by_arrival else 1)
     return (MOVE + MOVE_PER_PAIR * pairs) * factor
+
+
+def solver_of(effort: Effort, *, seed: int = 0) -> Any:
+    """A solver that does what is left of an effort."""
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    if effort.left < math.inf:
+        solver.parameters.max_deterministic_time = effort.left / DETERMINISTIC
+    if effort.brake.left < math.inf:
+        solver.parameters.max_time_in_seconds = max(0.01, effort.brake.left)
+    return solver
+
+
+def status_of(solver: Any, model: Any, effort: Effort, callback: Any = None) -> str:
+    """Solve a model and count what that took: the name of the solver's status."""
+    status: str = solver.status_name(solver.solve(model, callback))
+    effort.spend(solver.response_proto.deterministic_time * DETERMINISTIC)
+    if status in ("FEASIBLE", "UNKNOWN") and effort.left > 0:
+        effort.brake.check()
+    return status

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from debubble.targets.levers import TargetLevers
+from debubble.targets.levers import NOTHING, WHOLE, AllLayers, Choice, EachLayer, TargetLevers, Way, same
 from debubble.targets.limits import (
     adam_on_hosts,
     divided_experts,
@@ -28,7 +28,6 @@ from debubble.targets.limits import (
 )
 from debubble.targets.offload import ModuleOffload
 from debubble.targets.orders import COMBINED, GivenOrders, OwnOrders
-from debubble.targets.recomputation import NOTHING, WHOLE, AllLayers, Choice, EachLayer, Way, same
 from debubble.targets.target import Target, targets
 
 

@@ -17,7 +17,59 @@ from debubble.ir import InfeasibleError, Number, PlannedUnit, RunOptions, Schedu
 from debubble.models import Model
 from debubble.targets.offload import ModuleOffload, setting_of, with_modules
 from debubble.targets.orders import Orders, without_transfers
-from debubble.targets.recomputation import EVERYTHING, WHOLE, AllLayers, Choice, EachLayer, Recomputation, Way
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to recompute a layer: the operators of its attention half and of its MLP half."""
+
+    attention: str
+    mlp: str
+
+
+NOTHING = Way("none", "none")
+EVERYTHING = Way("full", "full")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One setting of a framework, which may do different things to a dense layer and to one with experts."""
+
+    dense: Way
+    sparse: Way
+
+
+def same(way: Way) -> Choice:
+    """The setting that does the same to every layer."""
+    return Choice(way, way)
+
+
+WHOLE: Mapping[str, Choice] = {"none": same(NOTHING), "full": same(EVERYTHING)}
+"""A layer recomputes wholly or not at all."""
+
+
+@dataclass(frozen=True)
+class EachLayer:
+    """Every layer recomputes in a way of its own."""
+
+    choices: Mapping[str, Choice]
+    from_start: bool = False
+    """True if the framework counts them from the start of a stage: those that recompute most come first."""
+
+
+@dataclass(frozen=True)
+class AllLayers:
+    """All layers recompute in the same way."""
+
+    choices: Mapping[str, Choice]
+    block: bool = False
+    """True if, in place of that, the first N layers of every stage may recompute wholly, N being the same for all."""
+    whole: bool = True
+    """True if all layers may recompute wholly."""
+
+
+Recomputation = EachLayer | AllLayers
+
 
 HALVES = ("attention", "mlp")
 LAYERS = (*HALVES, "layer")

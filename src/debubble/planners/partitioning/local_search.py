@@ -17,8 +17,7 @@ from debubble.planners.partitioning.recomputation import cheapest_alike, cheapes
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
 from debubble.simulator import Repricer
-from debubble.targets.levers import TargetLevers
-from debubble.targets.recomputation import AllLayers
+from debubble.targets.levers import AllLayers, TargetLevers
 
 NEAR = 1.2
 """Times the best, up to which a neighbouring partition's strategies are worth refining."""

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.subproblem import Open, TimeBound
-from debubble.search.cp_solver import solver_of, status_of
-from debubble.search.effort import Effort
+from debubble.search.effort import Effort, solver_of, status_of
 
 COARSER = 2**8
 """Time units per unit of the master; bounds are rounded down."""

@@ -34,8 +34,7 @@ from debubble.planners.scope.benders import Decomposition, Layers, decompose
 from debubble.planners.scope.instance import DeviceInstance, Instance, instance
 from debubble.planners.scope.layer_types import LayerRun
 from debubble.planners.scope.per_chunk import per_chunk_reading
-from debubble.search.cp_solver import solver_of, status_of
-from debubble.search.effort import Effort
+from debubble.search.effort import Effort, solver_of, status_of
 
 SMALL = 0.01
 FINISH = 1.5

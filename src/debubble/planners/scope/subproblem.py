@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.planners.scope.instance import RESOLUTION, DeviceInstance, Instance
-from debubble.search.cp_solver import solver_of, status_of
-from debubble.search.effort import Effort
+from debubble.search.effort import Effort, solver_of, status_of
 
 Open = tuple[tuple[int, ...], ...]
 """Per chunk of a device, the runs whose layers it may hold."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 from debubble.ir import StageCosts
-from debubble.reproduce.chronospipe import timelines
+from debubble.ir.stage_costs import CommunicationModel
 from debubble.reproduce.chronospipe.memory_model import (
     ALL,
     CHRONOS,
@@ -19,12 +20,20 @@ from debubble.reproduce.chronospipe.memory_model import (
     Method,
     percent,
 )
-from debubble.reproduce.chronospipe.timelines import CHUNKS, drawn
 from debubble.reproduce.claims import compared
-from debubble.reproduce.drawings import Bars
+from debubble.reproduce.drawings import Bars, Timelines
 from debubble.reproduce.registry import Exhibit, Table, number
-from debubble.schedules.chronos.offload import available_offload, available_upload, step_window, upload_window
+from debubble.schedules import schedules
+from debubble.schedules.chronos.offload import (
+    available_offload,
+    available_upload,
+    offload_activations,
+    offload_states,
+    step_window,
+    upload_window,
+)
 from debubble.schedules.chronos.schedule import delay_rounds
+from debubble.simulator import simulate
 
 
 def figure_1() -> Iterator[Exhibit]:
@@ -70,7 +79,7 @@ def figure_1() -> Iterator[Exhibit]:
         stacked=True,
         limit=LIMIT,
     )
-    yield drawn(("1F1B, p = 4", "1f1b", timelines.PLAIN))
+    yield _drawn(("1F1B, p = 4", "1f1b", STAGES))
 
 
 def figure_2() -> Iterator[Exhibit]:
@@ -81,7 +90,7 @@ def figure_2() -> Iterator[Exhibit]:
         paper=("1.375", "1.438", "1.469"),
         ours=peaks,
     )
-    yield drawn(
+    yield _drawn(
         ("Interleaved 1F1B, v = 2 (Figure 2a)", "interleaved", CHUNKS),
         ("Breadth-first, v = 2 (Figure 2b)", "breadth-first", CHUNKS),
     )
@@ -138,8 +147,8 @@ def figure_5() -> Iterator[Exhibit]:
         because="8.2766% is printed truncated, and the schedule needs one message more than the formula",
     )
     yield table
-    yield drawn(("1F1B", "1f1b", timelines.PLAIN), ("Chronos-Pipe, v = 2 (Figure 5a)", "chronos", CHUNKS))
-    yield timelines.messages()
+    yield _drawn(("1F1B", "1f1b", STAGES), ("Chronos-Pipe, v = 2 (Figure 5a)", "chronos", CHUNKS))
+    yield _messages()
 
 
 def figure_6() -> Iterator[Exhibit]:
@@ -177,7 +186,7 @@ def figure_6() -> Iterator[Exhibit]:
         basis="exact",
         note="The timetable needs what the equation says; the text ('k = 1 for 8 <= p <= 40') contradicts it.",
     )
-    yield drawn(
+    yield _drawn(
         ("Chronos-Recomp, p = 4 (Figure 6a)", "chronos-recomp", CHUNKS),
         ("Chronos-Recomp, p = 8 (Figure 6b)", "chronos-recomp", StageCosts.of(stages=16)),
     )
@@ -193,7 +202,7 @@ def figure_7() -> Iterator[Exhibit]:
         because="the figure is not in the text; our reading, which alternates forwards and backwards, takes one"
         " block more on short pipelines",
     )
-    yield drawn(("ZeRO-2 variant, g = 2", "chronos-zero2", StageCosts.of(stages=8, gradient_reduce=2)))
+    yield _drawn(("ZeRO-2 variant, g = 2", "chronos-zero2", StageCosts.of(stages=8, gradient_reduce=2)))
 
 
 def figure_8() -> Iterator[Exhibit]:
@@ -221,7 +230,7 @@ def figure_8() -> Iterator[Exhibit]:
         unit="%",
     )
     yield table
-    yield timelines.offload()
+    yield _offload()
 
 
 def _windows(p: int) -> tuple[int, ...]:
@@ -229,3 +238,51 @@ def _windows(p: int) -> tuple[int, ...]:
     run = CHRONOS.run(p, 2 * p + 2)
     idle = int(step_window(run, device=0, chunk=1) / 2), int(upload_window(run, device=0, chunk=1))
     return available_offload(p), idle[0], available_upload(p), idle[1]
+
+
+STAGES = StageCosts.of(stages=4, forward=2, backward_input=2, backward_weight=2, activation=2)
+"""1F1B's stages in T_unit, beside chunks that take half."""
+CHUNKS = StageCosts.of(stages=8)
+"""The stages of two chunks on each of 4 devices."""
+
+
+def _drawn(*lines: tuple[str, str, StageCosts]) -> Timelines:
+    """Schedules under each other: the title of each, its name, and the costs of its stages."""
+    timelines = {}
+    for title, name, costs in lines:
+        entry = schedules[name]
+        devices = costs.stages // entry.default_chunks
+        timelines[title] = simulate(
+            entry(devices=devices, micro_batches=8, chunks=entry.default_chunks, costs=costs), costs
+        )
+    return Timelines.of(timelines)
+
+
+def _messages() -> Timelines:
+    """Figure 5b: Chronos-Pipe with messages that take time."""
+    models: dict[CommunicationModel, str] = {
+        "blocking": "messages block both ends",
+        "receiver": "the receiver waits",
+        "latency": "asynchronous messages",
+    }
+    slow = CHUNKS.replace(communication=Fraction(1, 4))
+    return _drawn(
+        *(
+            (f"Chronos-Pipe, T_c = T_unit / 4, {words}", "chronos", slow.replace(communication_model=model))
+            for model, words in models.items()
+        )
+    )
+
+
+def _offload() -> Timelines:
+    """Figure 8, and the activations of the shallow chunk offloaded beside it."""
+    costs = CHUNKS.replace(gradient_offload=1.5, host_step=2.5, parameter_load=2, offload=2)
+    made = schedules["chronos"](devices=4, micro_batches=8, chunks=2, costs=costs)
+    states = offload_states(made, chunks=[1])
+    both = offload_activations(states, chunks=[0], costs=costs)
+    return Timelines.of(
+        {
+            "Chronos-Offload of chunk 1 (Figure 8)": simulate(states, costs),
+            "With the activations of chunk 0 offloaded beside it": simulate(both, costs),
+        }
+    )

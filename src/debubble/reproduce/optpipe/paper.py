@@ -8,7 +8,7 @@ from typing import Any
 
 from debubble.reproduce.claims import Claim, compared, holds, unavailable
 from debubble.reproduce.drawings import Bars, Lines, Timelines
-from debubble.reproduce.optpipe import diagrams, program, tables
+from debubble.reproduce.optpipe import program, tables
 from debubble.reproduce.optpipe.runs import LAYERS, METHODS, PRINTED_LAYERS, shape
 from debubble.reproduce.optpipe.tables import PRINTED, Row
 from debubble.reproduce.registry import Entry, Exhibit, Paper, papers
@@ -225,14 +225,14 @@ papers.add(
                 "the framework",
                 "initialize, profile, schedule and train",
                 "docs/training.md says what --online does",
-                diagrams.framework(),
+                program.framework(),
             ),
             Entry.diagram(
                 "Figure 2",
                 "the computation graph of a stage",
                 "forward, and the two halves of the backward",
                 "docs/architecture.md has F, I and W",
-                diagrams.computation_graph(),
+                program.computation_graph(),
             ),
             Entry("Figure 3", "determined and undetermined variables, section 4.1", figure_3, slow=True),
             Entry("Figure 4", "the toy example, and the abstract's 50%", figure_4, slow=True),

@@ -17,8 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.ir import DebubbleError, Kind, Number, Op, Schedule, SolverError
-from debubble.search.cp_solver import solver_of, status_of
-from debubble.search.effort import MODEL, Effort
+from debubble.search.effort import MODEL, Effort, solver_of, status_of
 from debubble.search.exact.cp_model import ScheduleModel, build, schedule_of
 from debubble.search.problem import Incumbent, OrderProblem
 from debubble.simulator import simulate

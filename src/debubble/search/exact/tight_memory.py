@@ -17,8 +17,7 @@ from typing import Any
 from debubble.ir import Number, Schedule
 from debubble.search.annealing.search import improve, verify
 from debubble.search.bounds import lower_bound
-from debubble.search.cp_solver import solver_of
-from debubble.search.effort import Effort
+from debubble.search.effort import Effort, solver_of
 from debubble.search.exact.cp_model import ScheduleModel, build, grid, schedule_of
 from debubble.search.exact.cp_sat import ROOMY, prove, solve, tolerate_wrong_models
 from debubble.search.problem import Incumbent, OrderProblem

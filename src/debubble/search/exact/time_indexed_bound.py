@@ -19,8 +19,7 @@ from typing import Any
 
 from debubble.ir import Kind, Number, Op
 from debubble.search.bounds import round_trip
-from debubble.search.cp_solver import solver_of, status_of
-from debubble.search.effort import Effort
+from debubble.search.effort import Effort, solver_of, status_of
 from debubble.search.exact.cp_model import grid
 from debubble.search.problem import OrderProblem
 
