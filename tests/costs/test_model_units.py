@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.costs import EAGER, MEGATRON, Cluster, Framework, Unit, Units, model_units
+from debubble.costs.half_layers import fused_core
+from debubble.costs.operators import Shapes
 from debubble.costs.speed import Speed
 from debubble.costs.units import Partition
 from debubble.ir import InputError, Placement, RunOptions
@@ -52,6 +54,25 @@ def test_a_gated_layer_keeps_12h_4kv_6ffn_bytes_per_token(tensor: int, context: 
     per_token = 12 * m.hidden + 4 * m.kv_width + 6 * m.ffn + log_sum_exp
 
     assert kept(units) == S * per_token / (tensor * context)
+
+
+@pytest.mark.parametrize(("cap", "window", "together"), [(50.0, None, sum), (None, S // 2, sum), (None, None, max)])
+def test_what_context_ranks_gather_comes_before_the_core_and_what_goes_around_a_ring_beside_it(
+    cap: float | None, window: int | None, together: Any
+) -> None:
+    layers = tuple(replace(mixed, attention=Attention(window=window)) for mixed in LLAMA.per_layer)
+    model = replace(LLAMA, per_layer=layers, attention_cap=cap)
+    options = RunOptions(sequence_length=S, context=2)
+    speed = Speed.of(A100S.slowest, "bf16")
+    rows = S / 2 * model.heads
+    flops = 4 * S / 2 * Attention(window=window).keys_per_token(S) * model.attention_width
+    computing = speed.attention(flops, rows=rows), speed.attention(2.5 * flops, rows=rows, backward=True)
+    exchange = speed.gather(2 * S * 2 * model.kv_width, 2, beside=2)
+
+    [core] = fused_core(Shapes(model=model, options=options, framework=MEGATRON, speed=speed), 0)
+
+    assert core.forward == pytest.approx(together((computing[0], exchange)), rel=1e-12)
+    assert core.backward_input == pytest.approx(together((computing[1], 2 * exchange)), rel=1e-12)
 
 
 @pytest.mark.parametrize("family", ["llama3-8b", "gpt3-13b"])

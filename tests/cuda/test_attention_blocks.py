@@ -1,5 +1,6 @@
-"""Blocks of ring attention on a GPU: the fused kernel's are those that are written out."""
+"""Blocks of attention on a GPU: the fused kernels' are those that are written out."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from debubble.runtime.models.attention_blocks import (
     Attended,
+    Scores,
     attend_to_block,
     attend_written_out,
     block_gradients,
@@ -15,24 +17,29 @@ from debubble.runtime.models.attention_blocks import (
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_fused_kernels_blocks_are_those_of_scores_that_are_written_out(causal: bool, gpu: Any) -> None:
+@pytest.mark.parametrize("block", ["whole", "causal", "window", "documents"])
+def test_the_fused_kernels_blocks_are_those_of_scores_that_are_written_out(block: str, gpu: Any) -> None:
     random = torch.Generator(gpu).manual_seed(0)
     q, k, v, gradient = (
-        torch.randn(2, 64, 4, 32, generator=random, device=gpu).bfloat16().transpose(1, 2) for _ in range(4)
+        torch.randn(2, 60, 4, 32, generator=random, device=gpu).bfloat16().transpose(1, 2) for _ in range(4)
     )
-    options: Any = {"causal": causal, "scale": 0.2}
-    fused, exact = attend_to_block(q, k, v, **options), attend_written_out(q.float(), k.float(), v.float(), **options)
+    place = torch.arange(60, device=gpu)
+    distance = place[:, None] - place
+    window = (distance >= 0) & (distance < 16)
+    documents = (window & (place[:, None] // 20 == place // 20)).expand(2, 1, -1, -1)
+    seen = {"window": window, "documents": documents}.get(block)
+    scores = Scores(scale=0.2, causal=block == "causal", seen=seen)
+    fused, exact = attend_to_block(q, k, v, scores), attend_written_out(q.float(), k.float(), v.float(), scores)
     torch.testing.assert_close(fused.output.float(), exact.output, rtol=0.02, atol=0.02)
     torch.testing.assert_close(fused.log_sum, exact.log_sum, rtol=1e-3, atol=1e-3)
-    # The second half of the queries alone, as a ring asks for them
-    half = slice(32, 64)
-    whole = Attended(exact.output[:, :, half], exact.log_sum[:, :, half])
+    # A part of the queries alone, as a ring and a window ask for them
+    part = slice(30, 60)
+    whole = Attended(exact.output[:, :, part], exact.log_sum[:, :, part])
     rounded = Attended(whole.output.bfloat16(), whole.log_sum)
-    options["causal"] = False
-    found = block_gradients(gradient[:, :, half], q[:, :, half], k, v, rounded, **options)
+    of_part = replace(scores, causal=False, seen=None if seen is None else seen[..., part, :])
+    found = block_gradients(gradient[:, :, part], q[:, :, part], k, v, rounded, of_part)
     expected = gradients_written_out(
-        gradient[:, :, half].float(), q[:, :, half].float(), k.float(), v.float(), whole, **options
+        gradient[:, :, part].float(), q[:, :, part].float(), k.float(), v.float(), whole, of_part
     )
     for mine, other in zip(found, expected, strict=True):
         assert (mine.float() - other).abs().max() <= 0.05 * other.abs().max()

@@ -1,25 +1,25 @@
-"""Attention within a window is computed block by block, and is what masking all scores gives."""
+"""Attention under masks is computed block by block, and is what masking all scores gives."""
 
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as functional
-from torch.overrides import TorchFunctionMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from debubble.runtime.models.attention import attention
 from debubble.runtime.operators import capped
 
 
-class Scores(TorchFunctionMode):
-    """Counts the scores per head that fused attention computes, masked or not."""
+class ScoresOfKernels(TorchDispatchMode):
+    """Counts the scores per head that fused attention computes forward, masked or not."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.scaled_dot_product_attention:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
             self.count += args[0].shape[-2] * args[1].shape[-2]
         return func(*args, **(kwargs or {}))
 
@@ -58,6 +58,40 @@ def test_attention_within_a_window_is_that_of_masked_scores(length: int, packed:
 
 def test_a_window_of_16_has_the_scores_of_31_keys_per_query_and_not_of_all() -> None:
     q, k, v = (tensor.detach() for tensor in inputs(128))
-    with Scores() as scores:
+    with ScoresOfKernels() as scores:
         attention(q, k, v, window=16)
     assert scores.count == 16 * 16 + 7 * 16 * 31
+
+
+MASKS: dict[str, Any] = {
+    "window": 6,
+    "documents": torch.arange(18).expand(2, -1) // 9,
+    "cap": 2.0,
+    "dropout": 0.5,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_and_scores_are_not_kept_but_a_result_and_a_number_for_every_query(mask: str) -> None:
+    q, k, v = inputs(18)
+    saved: list[torch.Tensor] = []
+    with saved_tensors_hooks(saved.append, lambda kept: kept):
+        y = attention(q, k, v, **{mask: MASKS[mask]})
+    assert sum(tensor.numel() for tensor in saved) == 2 * q.numel() + k.numel() + v.numel() + q.numel() // 8
+    assert y.data_ptr() in {tensor.data_ptr() for tensor in saved}
+
+
+@pytest.mark.parametrize("mask", ["window", "documents"])
+def test_a_backward_under_masks_does_not_attend_again(mask: str) -> None:
+    y = attention(*inputs(18), **{mask: MASKS[mask]})
+    with ScoresOfKernels() as scores:
+        y.sum().backward()
+    assert scores.count == 0
+
+
+def test_under_autocast_masked_attention_computes_in_that_dtype() -> None:
+    wide = [tensor.detach().float() for tensor in inputs(18)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention(*wide, window=6)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, attention(*(t.bfloat16() for t in wide), window=6), rtol=0, atol=0)

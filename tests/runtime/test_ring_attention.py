@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.attention import attention
 from debubble.runtime.models.attention_blocks import (
     Attended,
+    Scores,
     attend_to_block,
     attend_written_out,
     block_gradients,
@@ -142,11 +142,11 @@ def test_under_autocast_a_ring_computes_in_that_dtype() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_scores_that_are_written_out_attend_as_the_fused_kernel_does(causal: bool) -> None:
     q, k, v = whole_sequences()[:3]
-    options: Any = {"causal": causal, "scale": 0.3}
-    fused, written = attend_to_block(q, k, v, **options), attend_written_out(q, k, v, **options)
+    scores = Scores(scale=0.3, causal=causal)
+    fused, written = attend_to_block(q, k, v, scores), attend_written_out(q, k, v, scores)
     assert_equal([written.output, written.log_sum], [fused.output, fused.log_sum], 1e-14)
     # A block's gradients, where other keys take half of the weight
     whole = Attended(0.5 * fused.output, fused.log_sum + math.log(2))
     gradient = torch.randn(q.shape, generator=torch.Generator().manual_seed(1), dtype=q.dtype)
-    found = gradients_written_out(gradient, q, k, v, whole, **options)
-    assert_equal(found, block_gradients(gradient, q, k, v, whole, **options), 1e-14)
+    found = gradients_written_out(gradient, q, k, v, whole, scores)
+    assert_equal(found, block_gradients(gradient, q, k, v, whole, scores), 1e-14)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import add
 
 from debubble.costs.operators import Operator, Shapes, collectives, elementwise, matmul, norm, product
 from debubble.models.architecture import Experts
@@ -105,31 +106,42 @@ def _end(shapes: Shapes) -> Iterator[Operator]:
 def fused_core(shapes: Shapes, layer: int) -> Iterator[Operator]:
     """Flash attention: only the scores that count; keeps its output and one fp32 number per token and head."""
     m, o = shapes.model, shapes.options
-    n, q = shapes.tokens, m.attention_width / o.tensor
+    n, q, kv = shapes.tokens, m.attention_width / o.tensor, m.kv_width / o.tensor
     attention = m.per_layer[layer].attention
     assert isinstance(attention, Attention)
-    flops = 4 * n * attention.keys_per_token(o.sequence_length) * q
-    yield _attention_core(shapes, flops=flops, heads=m.heads / o.tensor, kept=q, exchanged=2 * m.kv_width / o.tensor)
+    keys = attention.keys_per_token(o.sequence_length)
+    plain = m.attention_cap is None and keys == o.sequence_length / 2
+    yield _attention_core(
+        shapes,
+        flops=4 * n * keys * q,
+        heads=m.heads / o.tensor,
+        kept=q,
+        exchanged=2 * kv,
+        ring=plain,
+    )
 
 
-def _attention_core(shapes: Shapes, *, flops: float, heads: float, kept: float, exchanged: float) -> Operator:
+def _attention_core(
+    shapes: Shapes, *, flops: float, heads: float, kept: float, exchanged: float, ring: bool = True
+) -> Operator:
     """A fused core of so many operations, whose result has `kept` numbers per token.
 
-    Beside it context parallelism exchanges the numbers of keys and values, and backward their gradients too; the longer
-    one counts.
+    Context parallelism exchanges the numbers of keys and values, and backward their gradients too.  In a `ring` it does
+    so beside the core, and the longer one counts; gathering them comes before, and summing the gradients behind.
     """
     n, e, speed = shapes.tokens, shapes.element, shapes.speed
     rows, exchange = n * heads, _exchange(shapes, exchanged)
+    both = max if ring else add
     return Operator(
         name="core",
-        forward=max(speed.attention(flops, rows=rows), exchange),
-        backward_input=max(speed.attention(2.5 * flops, rows=rows, backward=True), 2 * exchange),
+        forward=both(speed.attention(flops, rows=rows), exchange),
+        backward_input=both(speed.attention(2.5 * flops, rows=rows, backward=True), 2 * exchange),
         saved=n * (e * kept + 4 * heads),
     )
 
 
 def _exchange(shapes: Shapes, width: float) -> float:
-    """Seconds in which a context-parallel rank gets the keys and values of all others (Liu et al., Ring Attention)."""
+    """Seconds in which a context-parallel rank gets the keys and values of all others."""
     o = shapes.options
     size = shapes.element * shapes.tokens * o.context * width
     beside = min(o.context, max(1, shapes.speed.hardware.devices_per_node // o.tensor))

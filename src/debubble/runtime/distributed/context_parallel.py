@@ -7,19 +7,12 @@ are summed over the group as over replicas.  Attention without masks goes around
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from debubble.runtime.distributed.transport import Alone, RankGroup
-from debubble.runtime.operators import call
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention of queries, and the keys and values of the whole sequence."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +37,6 @@ class ContextGroup(RankGroup):
         """This rank's chunks of the sum of all ranks' tensors."""
         return self.reduce_scatter([self._own(x, dim, index) for index in range(self.size)])
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
-        """Attention of this rank's queries to the whole sequence's keys and values, [..., own length, head_dim] each.
-
-        The backward gathers again and attends again, so that no rank keeps what the others have.
-        """
-        return call(_Attention, q, k, v, attend, self)
-
     def _own(self, x: Tensor, dim: int, index: int) -> Tensor:
         chunks = x.chunk(2 * self.size, dim)
         return torch.cat([chunks[chunk] for chunk in self._chunks(index)], dim)
@@ -61,23 +47,3 @@ class ContextGroup(RankGroup):
 
 WHOLE = ContextGroup(Alone(), (0,))
 """The group of a rank that has whole sequences."""
-
-
-class _Attention(Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, attend: Attend, group: ContextGroup) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.attend, ctx.group = attend, group
-        return attend(q, *group.gather(torch.stack((k, v)), -2))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        group: ContextGroup = ctx.group
-        q = q.detach().requires_grad_()
-        keys, values = (t.requires_grad_() for t in group.gather(torch.stack((k, v)), -2))
-        with torch.enable_grad():
-            y = ctx.attend(q, keys, values)
-        of_q, *of_sequence = torch.autograd.grad(y, (q, keys, values), gradients[0])
-        of_k, of_v = group.reduce(torch.stack(of_sequence), -2)
-        return of_q, of_k, of_v, None, None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,10 @@ from torch.autograd import Function
 
 from debubble.models.mixers import Rope
 from debubble.runtime.distributed.context_parallel import WHOLE, ContextGroup
+from debubble.runtime.models.attention_blocks import Scores
+from debubble.runtime.models.masked_attention import masked_attention
 from debubble.runtime.models.ring_attention import ring_attention
-from debubble.runtime.operators import call, capped, widen
+from debubble.runtime.operators import call
 
 
 class _Rotate(Function):
@@ -85,122 +86,34 @@ def attention(
     """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
 
     The heads' results lie side by side: [batch, length, heads x head_dim].  Attention stays within `documents`
-    [batch, whole length], if they are given, and within `window` tokens.  A fused kernel can neither cap the scores nor
-    take the mask of the `dropout` on the attention weights from `seed`: there it is written out.  `first_head`: how
-    many heads of the layer lie before these, on other ranks.  `context`: the ranks that divide the sequence.
+    [batch, whole length], if they are given, and within `window` tokens.  `dropout` on the attention weights follows
+    from `seed`.  `first_head`: how many heads of the layer lie before these, on other ranks.  `context`: the ranks that
+    divide the sequence.  Under `torch.autocast` it computes in that dtype, as torch's own attention does.
     """
-    length = k.shape[-2] * context.size
-    fused = not dropout and cap is None and (window is None or window >= length)
-    attend = partial(
-        _attend if window is None or dropout else partial(_attend_by_windows, length=window),
-        scale=scale, window=window, documents=documents, cap=cap, dropout=dropout, seed=seed, first_head=first_head,
-    )  # fmt: skip
-    if context.size == 1:
-        result = attend(q, k, v) if fused else call(_RecomputedAttention, attend, q, k, v)
-    elif fused and documents is None:
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device):
+        q, k, v = (t.to(torch.get_autocast_dtype(device)) for t in (q, k, v))
+    whole_window = window is None or window >= k.shape[-2] * context.size
+    if dropout or cap is not None or documents is not None or not whole_window:
+        drop = partial(_drop, p=dropout, seed=seed, first_head=first_head) if dropout else None
+        scores = Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, cap=cap, drop=drop)
+        result = masked_attention(
+            q, k, v, scores, window=None if whole_window else window, documents=documents, context=context
+        )
+    elif context.size > 1:
         result = ring_attention(q, k, v, scale=scale, context=context)
     else:
-        result = context.attend(q, k, v, partial(_attend_by_chunks, attend=attend, chunks=context.chunks))
+        result = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=k.shape[1] != q.shape[1]
+        )
     return result.transpose(1, 2).flatten(2)
 
 
-def _attend_by_chunks(
-    q: Tensor, k: Tensor, v: Tensor, *, attend: Callable[..., Tensor], chunks: tuple[int, int]
-) -> Tensor:
-    """Attention of the queries of two chunks of a sequence, each to the keys up to its own end."""
-    parts = q.chunk(2, dim=-2)
-    ends = [(chunk + 1) * parts[0].shape[-2] for chunk in chunks]
-    return torch.cat(
-        [attend(part, k[..., :end, :], v[..., :end, :]) for part, end in zip(parts, ends, strict=True)], -2
-    )
-
-
-def _attend_by_windows(
-    q: Tensor, k: Tensor, v: Tensor, *, length: int, documents: Tensor | None, **options: Any
-) -> Tensor:
-    """Attention of as many queries at a time as the window has tokens, to the keys that these see alone.
-
-    A kernel computes the scores that a mask hides, too.
-    """
-    queries, keys = q.shape[-2], k.shape[-2]
-    results = []
-    for start in range(0, queries, length):
-        end = min(start + length, queries)
-        first, last = max(0, keys - queries + start - length + 1), keys - queries + end
-        seen = None if documents is None else documents[:, first:last]
-        results.append(
-            _attend(q[..., start:end, :], k[..., first:last, :], v[..., first:last, :], documents=seen, **options)
-        )
-    return results[0] if len(results) == 1 else torch.cat(results, -2)
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    scale: float | None,
-    window: int | None,
-    documents: Tensor | None,
-    cap: float | None,
-    dropout: float,
-    seed: int,
-    first_head: int,
-) -> Tensor:
-    """The attention of queries that stand at the end of the keys."""
-    queries, keys = q.shape[-2], k.shape[-2]
-    if not dropout and cap is None:
-        causal = queries == keys and documents is None and (window is None or window >= keys)
-        seen = None if causal else _visible(queries, keys, window=window, documents=documents, device=q.device)
-        grouped = k.shape[1] != q.shape[1]
-        return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, is_causal=causal, scale=scale, enable_gqa=grouped
-        )
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    mask = _visible(queries, keys, window=window, documents=documents, device=q.device)
-    scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if cap is not None:
-        scores = capped(scores, cap)
-    weights = widen(scores.masked_fill(~mask, float("-inf"))).softmax(-1).to(q.dtype)
-    return (_drop(weights, dropout, seed, first_head) if dropout else weights) @ v
-
-
-class _RecomputedAttention(Function):
-    """Attention that would keep scores, or the mask of a window: its backward attends again instead."""
-
-    @staticmethod
-    def forward(ctx: Any, attend: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*inputs)
-        ctx.attend = attend
-        return attend(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-        with torch.enable_grad():
-            y = ctx.attend(*inputs)
-        return None, *torch.autograd.grad(y, inputs, gradients[0])
-
-
-def _visible(queries: int, keys: int, *, window: int | None, documents: Tensor | None, device: torch.device) -> Tensor:
-    """The keys that each query sees, [..., queries, keys]."""
-    place = torch.arange(keys, device=device)
-    distance = place[keys - queries :, None] - place
-    mask = distance >= 0
-    if window is not None:
-        mask &= distance < window
-    if documents is None:
-        return mask
-    documents = documents[:, :keys]
-    return (mask & (documents[:, keys - queries :, None] == documents[:, None, :]))[:, None]
-
-
-def _drop(weights: Tensor, p: float, seed: int, first_head: int) -> Tensor:
+def _drop(*weights: Tensor, p: float, seed: int, first_head: int) -> list[Tensor]:
     """Dropout of [batch, heads, ...] with a mask of its own for every head, wherever the others are."""
-    batch, heads, *scores = weights.shape
-    keep = torch.empty(heads, batch, *scores, dtype=torch.bool, device=weights.device)
-    generator = torch.Generator(device=weights.device)
+    batch, heads, *scores = weights[0].shape
+    keep = torch.empty(heads, batch, *scores, dtype=torch.bool, device=weights[0].device)
+    generator = torch.Generator(device=keep.device)
     for head, mask in enumerate(keep, start=first_head):
         mask.bernoulli_(1 - p, generator=generator.manual_seed(zlib.crc32(f"{seed} {head}".encode())))
-    return torch.where(keep.transpose(0, 1), weights / (1 - p), 0)
+    return [torch.where(keep.transpose(0, 1), each / (1 - p), 0) for each in weights]

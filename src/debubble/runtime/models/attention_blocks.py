@@ -7,19 +7,42 @@ whole's gives each block its gradients without the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
-from debubble.runtime.operators import widen
+from debubble.runtime.operators import capped, widen
 
 _CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _CUDA = torch.ops.aten._scaled_dot_product_flash_attention
 _CUDA_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
+_CUDA_MASKED = torch.ops.aten._scaled_dot_product_efficient_attention
+_CUDA_MASKED_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward
 _FUSED_ON_CUDA = (torch.bfloat16, torch.float16)
-"""What the kernel on CUDA takes; other dtypes are written out there."""
+"""What the kernels on CUDA take; other dtypes are written out there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What is done to the products of queries and keys, before and after their exponentials."""
+
+    scale: float
+    causal: bool = False
+    """Query i sees the keys up to i."""
+    seen: Tensor | None = None
+    """The keys that each query sees, [queries, keys] or [batch, 1, queries, keys]."""
+    cap: float | None = None
+    drop: Callable[..., list[Tensor]] | None = None
+    """One dropout of tensors [batch, heads, queries, keys], the same whenever it is called."""
+
+    @property
+    def fused(self) -> bool:
+        """Tell whether a fused kernel can do that."""
+        return self.cap is None and self.drop is None
 
 
 @dataclass
@@ -43,62 +66,116 @@ class Attended:
         log_sum.copy_(both)
 
 
-def attend_to_block(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Attended:
-    """Attention of all queries to all keys, or if `causal` to those that do not stand behind them.
+def attend_to_block(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Attended:
+    """Attention of all queries to all keys that they see.
 
     k and v may have fewer heads.
     """
     k, v = (_for_all_heads(t, q.shape[1]) for t in (k, v))
+    if not _is_fused(q, scores):
+        return attend_written_out(q, k, v, scores)
+    causal, scale, bias = scores.causal, scores.scale, _bias(scores.seen, q)
     if not q.is_cuda:
-        return Attended(*_CPU(q, k, v, 0.0, causal, scale=scale))
-    if q.dtype in _FUSED_ON_CUDA and not q.shape[-1] % 8:
+        return Attended(*_CPU(q, k, v, 0.0, causal, attn_mask=bias, scale=scale))
+    if bias is None:
         output, log_sum, *_ = _CUDA(q, k, v, 0.0, causal, scale=scale)
         return Attended(output, log_sum)
-    return attend_written_out(q, k, v, causal=causal, scale=scale)
+    output, log_sum, *_ = _CUDA_MASKED(q, k, v, bias.expand(*q.shape[:2], -1, -1), True, 0.0, causal, scale=scale)
+    return Attended(output, log_sum[..., : q.shape[-2]])
 
 
 def block_gradients(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Attended, *, causal: bool, scale: float
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Attended, scores: Scores
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v that a block has part in, of the gradient of the result of all blocks."""
     heads = k.shape[1]
     k, v = (_for_all_heads(t, q.shape[1]) for t in (k, v))
-    arguments = gradient, q, k, v, whole.output, whole.log_sum.contiguous()
-    if not q.is_cuda:
-        of_q, of_k, of_v = _CPU_BACKWARD(*arguments, 0.0, causal, scale=scale)
-    elif q.dtype in _FUSED_ON_CUDA and not q.shape[-1] % 8:
-        # Without dropout the kernel does not look at the random numbers' seed and offset.
-        none = torch.empty(0, dtype=torch.int64, device=q.device)
-        lengths = None, None, q.shape[-2], k.shape[-2]
-        of_q, of_k, of_v = _CUDA_BACKWARD(*arguments, *lengths, 0.0, causal, none, none, scale=scale)
+    if _is_fused(q, scores):
+        of_q, of_k, of_v = _fused_gradients(gradient, q, k, v, whole, scores)
     else:
-        of_q, of_k, of_v = gradients_written_out(*arguments[:4], whole, causal=causal, scale=scale)
+        of_q, of_k, of_v = gradients_written_out(gradient, q, k, v, whole, scores)
     return of_q, _of_own_heads(of_k, heads), _of_own_heads(of_v, heads)
 
 
-def attend_written_out(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Attended:
+def _is_fused(q: Tensor, scores: Scores) -> bool:
+    return scores.fused and (not q.is_cuda or (q.dtype in _FUSED_ON_CUDA and not q.shape[-1] % 8))
+
+
+def _fused_gradients(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Attended, scores: Scores
+) -> tuple[Tensor, Tensor, Tensor]:
+    causal, scale, bias = scores.causal, scores.scale, _bias(scores.seen, q)
+    log_sum = whole.log_sum.contiguous()
+    if not q.is_cuda:
+        of_q, of_k, of_v = _CPU_BACKWARD(
+            gradient, q, k, v, whole.output, log_sum, 0.0, causal, attn_mask=bias, scale=scale
+        )
+        return of_q, of_k, of_v
+    # Without dropout the kernels do not look at the random numbers' seed and offset.
+    none = torch.empty(0, dtype=torch.int64, device=q.device)
+    if bias is None:
+        lengths = None, None, q.shape[-2], k.shape[-2]
+        of_q, of_k, of_v = _CUDA_BACKWARD(
+            gradient, q, k, v, whole.output, log_sum, *lengths, 0.0, causal, none, none, scale=scale
+        )
+        return of_q, of_k, of_v
+    # The kernel reads the logarithms in blocks of 32, which at the end are filled up so that they weigh nothing.
+    padded = functional.pad(log_sum, (0, -log_sum.shape[-1] % 32), value=float("inf"))
+    of_q, of_k, of_v, _ = _CUDA_MASKED_BACKWARD(
+        gradient, q, k, v, bias.expand(*q.shape[:2], -1, -1), whole.output, padded, none, none, 0.0,
+        [True, True, True, False], causal, scale=scale,
+    )  # fmt: skip
+    return of_q, of_k, of_v
+
+
+def _bias(seen: Tensor | None, q: Tensor) -> Tensor | None:
+    """What to add to the scores, in rows that begin at multiples of 16 bytes, as a kernel on CUDA asks for."""
+    if seen is None:
+        return None
+    *rows, keys = seen.shape
+    bias = q.new_zeros(*rows, keys + -keys % 8)[..., :keys]
+    return bias.masked_fill_(~seen, float("-inf"))
+
+
+def attend_written_out(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Attended:
     """`attend_to_block` where no fused kernel can: it makes the block's scores."""
-    scores = _scores(q, k, causal=causal, scale=scale)
-    log_sum = scores.logsumexp(-1)
-    return Attended(((scores - log_sum.unsqueeze(-1)).exp_().to(v.dtype) @ v), log_sum)
+    visible = _hide(_products(q, k, scores), scores)
+    log_sum = visible.logsumexp(-1)
+    weights = visible.sub_(log_sum.unsqueeze(-1)).exp_().to(v.dtype)
+    if scores.drop is not None:
+        (weights,) = scores.drop(weights)
+    return Attended(weights @ v, log_sum)
 
 
 def gradients_written_out(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Attended, *, causal: bool, scale: float
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Attended, scores: Scores
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`block_gradients` where no fused kernel can: it makes the block's scores again."""
-    weights = (_scores(q, k, causal=causal, scale=scale) - whole.log_sum.unsqueeze(-1)).exp_().to(q.dtype)
+    products = _products(q, k, scores)
+    slope = None if scores.cap is None else 1 - (products / scores.cap).square()
+    weights = _hide(products, scores).sub_(whole.log_sum.unsqueeze(-1)).exp_().to(q.dtype)
     share = (gradient * whole.output).sum(-1, keepdim=True)
-    of_scores = (gradient @ v.transpose(-2, -1)).sub_(share).mul_(weights).mul_(scale)
-    return of_scores @ k, of_scores.transpose(-2, -1) @ q, weights.transpose(-2, -1) @ gradient
+    of_weights = gradient @ v.transpose(-2, -1)
+    dropped = weights
+    if scores.drop is not None:
+        of_weights, dropped = scores.drop(of_weights, weights)
+    of_scores = of_weights.sub_(share).mul_(weights).mul_(scores.scale)
+    if slope is not None:
+        of_scores = (of_scores * slope).to(q.dtype)
+    return of_scores @ k, of_scores.transpose(-2, -1) @ q, dropped.transpose(-2, -1) @ gradient
 
 
-def _scores(q: Tensor, k: Tensor, *, causal: bool, scale: float) -> Tensor:
-    scores = widen(q @ k.transpose(-2, -1)) * scale
-    if not causal:
-        return scores
-    behind = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu_(1)
-    return scores.masked_fill_(behind, float("-inf"))
+def _products(q: Tensor, k: Tensor, scores: Scores) -> Tensor:
+    products = widen(q @ k.transpose(-2, -1)) * scores.scale
+    return products if scores.cap is None else capped(products, scores.cap)
+
+
+def _hide(products: Tensor, scores: Scores) -> Tensor:
+    """Let the products with keys that are not seen weigh nothing, in place."""
+    if scores.causal:
+        behind = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).triu_(1)
+        products.masked_fill_(behind, float("-inf"))
+    return products if scores.seen is None else products.masked_fill_(~scores.seen, float("-inf"))
 
 
 def _for_all_heads(x: Tensor, heads: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.runtime.distributed.context_parallel import ContextGroup
-from debubble.runtime.models.attention_blocks import Attended, attend_to_block, block_gradients
+from debubble.runtime.models.attention_blocks import Attended, Scores, attend_to_block, block_gradients
 from debubble.runtime.operators import call, widen
 
 
@@ -23,11 +23,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, cont
     """Causal attention of this rank's queries to the whole sequence, [batch, heads, own length, head_dim].
 
     k and v are this rank's, and may have fewer heads.  It keeps these, the result, and one number per query and head.
-    Under `torch.autocast` it computes in that dtype, as torch's own attention does.
     """
-    device = "cuda" if q.is_cuda else "cpu"
-    if torch.is_autocast_enabled(device):
-        q, k, v = (t.to(torch.get_autocast_dtype(device)) for t in (q, k, v))
     return call(_RingAttention, q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, context)
 
 
@@ -35,14 +31,14 @@ class _RingAttention(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, context: ContextGroup) -> Tensor:
         arriving = context.rotate(torch.stack((k, v)))
-        whole = attend_to_block(q, k, v, causal=True, scale=scale).widen()
+        whole = attend_to_block(q, k, v, Scores(scale=scale, causal=True)).widen()
         for turn in range(1, context.size):
             pair = arriving()
             if turn + 1 < context.size:
                 arriving = context.rotate(pair)
             queries, keys = _seen(turn, q.shape[-2], context)
             there_k, there_v = pair[..., keys, :]
-            whole.merge(attend_to_block(q[:, :, queries], there_k, there_v, causal=False, scale=scale), queries)
+            whole.merge(attend_to_block(q[:, :, queries], there_k, there_v, Scores(scale=scale)), queries)
         output = whole.output.to(q.dtype)
         ctx.save_for_backward(q, k, v, output, whole.log_sum)
         ctx.scale, ctx.context = scale, context
@@ -53,7 +49,7 @@ class _RingAttention(Function):
         q, k, v, output, log_sum = ctx.saved_tensors
         (gradient,), scale, context = gradients, ctx.scale, ctx.context
         arriving = context.rotate(torch.stack((k, v)))
-        of_q, *own = block_gradients(gradient, q, k, v, Attended(output, log_sum), causal=True, scale=scale)
+        of_q, *own = block_gradients(gradient, q, k, v, Attended(output, log_sum), Scores(scale=scale, causal=True))
         of_q, of_own = widen(of_q), torch.stack(own)
         # What earlier ranks have found of the gradients of the keys and values that are here
         travelling = None
@@ -64,7 +60,7 @@ class _RingAttention(Function):
             queries, keys = _seen(turn, q.shape[-2], context)
             there_k, there_v = pair[..., keys, :]
             seeing = q[:, :, queries], there_k, there_v, Attended(output[:, :, queries], log_sum[:, :, queries])
-            of_block, *of_keys = block_gradients(gradient[:, :, queries], *seeing, causal=False, scale=scale)
+            of_block, *of_keys = block_gradients(gradient[:, :, queries], *seeing, Scores(scale=scale))
             of_q[:, :, queries] += of_block
             of_pair = torch.zeros_like(pair) if travelling is None else travelling()
             of_pair[..., keys, :] += torch.stack(of_keys)
