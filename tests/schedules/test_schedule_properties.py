@@ -87,3 +87,28 @@ def test_a_limit_below_one_activation_is_refused(name: str) -> None:
 def test_costs_for_another_number_of_stages_are_refused(name: str, stages: int) -> None:
     with pytest.raises(db.InputError, match=f"The costs are for {stages} stages"):
         db.schedules[name](devices=4, micro_batches=6, costs=db.StageCosts.of(stages=stages))
+
+
+def run_in_groups(name: str, p: int, v: int, group: int) -> None:
+    db.simulate(
+        db.schedules[name](devices=p, micro_batches=16, chunks=v, group=group),
+        db.StageCosts.of(stages=p * v, offload=0.5),
+    )
+
+
+@pytest.mark.parametrize("name", ["group-interleaved", "pipeoffload"])
+@pytest.mark.parametrize(("p", "v"), [(5, 2), (8, 3)])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 7])
+def test_groups_run_or_are_refused_with_a_size_that_runs(name: str, p: int, v: int, group: int) -> None:
+    if 2 * group >= p - 1:
+        run_in_groups(name, p, v, group)
+        return
+    with pytest.raises(db.InputError, match=f"in groups of {group}: a group needs {p // 2} micro-batches or more"):
+        run_in_groups(name, p, v, group)
+    run_in_groups(name, p, v, p // 2)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in db.schedules.items() if "chunks" in entry.options])
+def test_no_chunks_are_refused(name: str) -> None:
+    with pytest.raises(db.InputError, match="A device needs at least one chunk, not 0"):
+        db.schedules[name](devices=3, micro_batches=4, chunks=0, costs=db.StageCosts.of(stages=3))

@@ -9,7 +9,7 @@ each W by d backwards, as ZB-H1 does.  A group smaller than p holds less, and wa
 
 from __future__ import annotations
 
-from debubble.ir import InputError, Schedule, StageCosts
+from debubble.ir import Schedule, StageCosts
 from debubble.schedules.interleaved import in_groups, peak_in_groups
 from debubble.schedules.registry import schedule
 
@@ -31,10 +31,11 @@ def group_interleaved(
         devices: Pipeline devices, p.
         micro_batches: Micro-batches of a step, m.
         chunks: Stages per device, v.
-        group: Micro-batches of a group, g; p by default.
+        group: Micro-batches of a group, g; p by default, and (p - 1) / 2 at least (the paper's are p / 2 to p).
         costs: Not read; the order is the same for any.
+
+    Raises:
+        InputError: Groups are so small that devices would wait for each other.
     """
-    if group is not None and group < 1:
-        raise InputError(f"A group needs at least one micro-batch, not {group}.")
     ahead = range(devices, 0, -1)
     return in_groups("group-interleaved", micro_batches, chunks, ahead=ahead, group=group, delays=range(devices))

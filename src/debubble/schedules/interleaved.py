@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
+from debubble.ir import InputError, Kind, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 
 
@@ -89,9 +89,21 @@ def in_groups(
         ahead: Per device, its forwards on the last chunk before its first backward.
         group: Micro-batches of a group; as many as there are devices by default.
         delays: Per device, the backwards by which each W is late; None: backwards are whole.
+
+    Raises:
+        InputError: The groups are none, or so small that devices would wait for each other.
     """
     devices = len(ahead)
-    sizes = group_sizes(micro_batches, group or devices)
+    group = devices if group is None else group
+    if group < 1:
+        raise InputError(f"A group needs at least one micro-batch, not {group}.")
+    sizes = group_sizes(micro_batches, group)
+    if 2 * group < devices - 1 and chunks > 1 and len(sizes) > 1:
+        # The last device's first backwards then need forwards that wait for these backwards' turn on the first.
+        raise InputError(
+            f"{devices} devices would wait for each other in groups of {group}: a group needs {devices // 2}"
+            " micro-batches or more."
+        )
     forwards = turns(sizes, range(chunks))
     backwards = turns(sizes, range(chunks)[::-1])
     orders = []

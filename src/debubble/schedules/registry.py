@@ -95,6 +95,8 @@ class ScheduleEntry:
                 raise InputError(f"The schedule '{self.name}' has no option '{name}'.")
             self._check_type(name, value)
         chunks = given.get("chunks", self.default_chunks)
+        if chunks < 1:
+            raise InputError(f"A device needs at least one chunk, not {chunks}.")
         if costs is not None and costs.stages != devices * chunks:
             raise InputError(
                 f"The costs are for {costs.stages} stages, but '{self.name}' has {devices * chunks}: {devices} devices"

@@ -42,8 +42,9 @@ def zero_bubble_schedule(
     best = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries)
     if best is None:
         least = min(range(len(room)), key=lambda d: room[d])
+        rooms = room if len(set(room)) > 1 else room[:1]
         raise InfeasibleError(
-            f"The schedule '{name}' finds no order within {', '.join(readable(float(r)) for r in room)} of activations"
+            f"The schedule '{name}' finds no order within {', '.join(readable(float(r)) for r in rooms)} of activations"
             " per device; raise the memory limit."
             if room[least] >= 0
             else f"The schedule '{name}' has no room for activations: what is static on device {least} is"
