@@ -25,25 +25,21 @@ def name_option(names: Names, *declarations: str, what: str, help: str, metavar:
         help: What the help says.
         metavar: How the help writes its value.
     """
-    return typer.Option(
-        *declarations, help=help, metavar=metavar, callback=name_reader(names, what), autocompletion=completion(names)
-    )
+    return typer.Option(*declarations, help=help, metavar=metavar, **_one_of(names, what))
 
 
 def name_argument(names: Names, *, what: str, help: str, metavar: str | None = None) -> Any:
     """An argument that takes one of these names; see `name_option`."""
-    return typer.Argument(
-        help=help, metavar=metavar, callback=name_reader(names, what), autocompletion=completion(names)
-    )
+    return typer.Argument(help=help, metavar=metavar, **_one_of(names, what))
 
 
-def name_reader(names: Names, what: str) -> Callable[[str | None], str | None]:
-    """The reader of a value: the one of these names that it is, or begins; one that was not given stays None."""
+def _one_of(names: Names, what: str) -> dict[str, Any]:
+    """How a value is read, as the name that it is or begins (None where it was not given), and completed."""
 
     def read(value: str | None) -> str | None:
         return None if value is None else full_name(value, names(), what=what)
 
-    return read
+    return {"callback": read, "autocompletion": completion(names)}
 
 
 def completion(names: Names) -> Callable[[str], list[str]]:

@@ -2,7 +2,7 @@
 
 from debubble.costs.cluster import Cluster, parse_size
 from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, read_profile, with_profile
-from debubble.costs.known_hardware import Efficiency, Hardware, hardware
+from debubble.costs.known_hardware import hardware
 from debubble.costs.model_units import joined_unit, model_units
 from debubble.costs.operators import DEEPSPEED, EAGER, FSDP, MEGATRON, Framework
 from debubble.costs.step import StepTail
@@ -12,10 +12,8 @@ __all__ = [
     "Cluster",
     "DEEPSPEED",
     "EAGER",
-    "Efficiency",
     "FSDP",
     "Framework",
-    "Hardware",
     "MEGATRON",
     "Partition",
     "StepTail",

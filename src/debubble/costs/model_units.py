@@ -7,7 +7,7 @@ and the MLP's widest tensors, the last one for the head's weight gradient; the l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +27,7 @@ from debubble.costs.operators import (
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
-from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units, fastest_units
+from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units, added, fastest_units
 from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
 from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
 from debubble.models.config import ModelConfig
@@ -128,7 +128,7 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
         activation_after_input=sum(half.activation_after_input or 0 for half in halves),
         workspace=max(half.workspace for half in halves),
         states=StateBytes.sum(halves),
-        on_host=_sum(hosts) if hosts else None,
+        on_host=added(HostStates, hosts) if hosts else None,
         module_bytes={name: size for half in halves for name, size in half.module_bytes.items()},
     )
 
@@ -138,14 +138,9 @@ _OF_PARAMETERS = ("static", "gradient_reduce", "optimizer_step", "parameter_gath
 """The entries of a unit that its parameters cost."""
 
 
-def _sum(parts: Sequence[HostStates]) -> HostStates:
-    """The sum of such costs, entry by entry."""
-    return HostStates(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(HostStates)})
-
-
 def _without_states(unit: Unit) -> Unit:
     """The unit where another one has its parameters."""
-    host = None if unit.on_host is None else _sum([])
+    host = None if unit.on_host is None else added(HostStates, [])
     nothing: dict[str, Any] = dict.fromkeys(_OF_PARAMETERS, 0.0)
     return replace(unit, states=StateBytes.sum([]), on_host=host, **nothing)
 

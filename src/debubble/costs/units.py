@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, count, pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from debubble.ir import Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
@@ -30,6 +30,14 @@ class Strategy:
     recomputes whole layers keeps one input for both.  None: as elsewhere."""
 
 
+Costs = TypeVar("Costs", "StateBytes", "HostStates")
+
+
+def added(costs: type[Costs], parts: Sequence[Costs]) -> Costs:
+    """The sum of such costs, entry by entry."""
+    return costs(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(costs)})
+
+
 @dataclass(frozen=True, kw_only=True)
 class StateBytes:
     """Bytes of a unit's model states on one device, by part."""
@@ -41,12 +49,7 @@ class StateBytes:
     @staticmethod
     def sum(units: Iterable[Unit]) -> StateBytes:
         """The bytes of several units together, as far as they say them."""
-        known = [unit.states for unit in units if unit.states is not None]
-        return StateBytes(
-            weights=sum(each.weights for each in known),
-            gradients=sum(each.gradients for each in known),
-            optimizer=sum(each.optimizer for each in known),
-        )
+        return added(StateBytes, [unit.states for unit in units if unit.states is not None])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,6 +347,8 @@ _OF_STAGES = (
 """Entries that are sums of their units'."""
 _ADDED = ("gradient_reduce", "optimizer_step", "parameter_gather")
 """Entries of which units have a part."""
+_OF_UNITS = ("forward", "backward_input", "backward_weight", "activation", "static", "gathered", *_ADDED)
+"""Entries of a stage that are sums of the same ones of its units."""
 
 
 class StageSums(NamedTuple):
@@ -370,22 +375,14 @@ class StageSums(NamedTuple):
 def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
     runs = _recomputed_runs(stage)
     return StageSums(
-        forward=sum(u.forward for u, _ in stage),
-        backward_input=sum(u.backward_input for u, _ in stage),
-        backward_weight=sum(u.backward_weight for u, _ in stage),
+        **{name: sum(getattr(unit, name) for unit, _ in stage) for name in _OF_UNITS},
         recompute=sum(u.strategies[s].recompute for u, s in stage),
-        activation=sum(u.activation for u, _ in stage),
         activation_after_input=sum(_after_input(u) for u, _ in stage),
         activation_recomputed=sum(run.kept for run in runs),
         recompute_workspace=_workspace(runs, left=[0] * len(runs)),
         recompute_workspace_input=_workspace(runs, left=[run.after_input for run in runs]),
-        static=sum(u.static for u, _ in stage),
         static_on_host=sum(u.on_host.static if u.on_host else u.static for u, _ in stage),
         workspace=max((u.workspace for u, _ in stage), default=0),
-        gradient_reduce=sum(u.gradient_reduce for u, _ in stage),
-        optimizer_step=sum(u.optimizer_step for u, _ in stage),
-        parameter_gather=sum(u.parameter_gather for u, _ in stage),
-        gathered=sum(u.gathered for u, _ in stage),
     )
 
 

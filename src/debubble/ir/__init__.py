@@ -17,7 +17,7 @@ from debubble.ir.ops import Kind, Lane, Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan import Plan
 from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, Robustness, RunOptions, WhatIf
-from debubble.ir.program import Effect, Instruction, Moment, Program, Queue, Wait
+from debubble.ir.program import Instruction, Moment, Program, Queue
 from debubble.ir.schedule import Schedule, check
 from debubble.ir.stage_costs import Number, StageCosts
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
@@ -27,7 +27,6 @@ __all__ = [
     "CutOffError",
     "DeadlockError",
     "DebubbleError",
-    "Effect",
     "ExportError",
     "InfeasibleError",
     "InputError",
@@ -55,7 +54,6 @@ __all__ = [
     "Trace",
     "TraceEvent",
     "TraceStep",
-    "Wait",
     "WhatIf",
     "check",
     "lower",

@@ -67,6 +67,13 @@ def framework_of_plan(plan: Plan) -> Framework:
     return FSDP if plan.options.zero >= 3 and not plan.costs.gathers else MEGATRON
 
 
+def tail_seconds(plan: Plan, model: Model, cluster: Cluster) -> float:
+    """Seconds that a plan's step takes after its pipeline, of its model on a cluster."""
+    framework = framework_of_plan(plan)
+    tail = StepTail(model=model, cluster=cluster, options=plan.options, pipeline=plan.devices, framework=framework)
+    return tail.of(plan.schedule, plan.costs)
+
+
 def half_layers(
     model: Model,
     cluster: Cluster,

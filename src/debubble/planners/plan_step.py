@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from debubble.costs import Partition, StepTail, model_units
+from debubble.costs import Partition, model_units
 from debubble.costs.model_units import model_on_cluster
 from debubble.costs.speed import element_bytes
 from debubble.costs.step import moment_bytes
 from debubble.ir import InputError, Number, Plan, RunOptions
-from debubble.planners.model_problem import framework_of_plan, objective_of
+from debubble.planners.model_problem import objective_of, tail_seconds
 from debubble.simulator import Timeline
 
 
@@ -30,13 +30,7 @@ def pipeline_time(timeline: Timeline, options: RunOptions) -> Number:
 def tail_of(plan: Plan) -> float:
     """Seconds that a model's step takes after its pipeline, for gradients and optimizer; 0 for abstract costs."""
     described = model_on_cluster(plan)
-    if described is None:
-        return 0.0
-    model, cluster = described
-    tail = StepTail(
-        model=model, cluster=cluster, options=plan.options, pipeline=plan.devices, framework=framework_of_plan(plan)
-    )
-    return tail.of(plan.schedule, plan.costs)
+    return 0.0 if described is None else tail_seconds(plan, *described)
 
 
 def undo_bytes(plan: Plan) -> list[Number]:

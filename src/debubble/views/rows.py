@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from debubble.formatting import percent, size_words, time_words
-from debubble.ir import CandidateSummary, Plan, PlannedUnit
+from debubble.ir import CandidateSummary, Plan, PlannedUnit, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan
@@ -130,6 +130,13 @@ def _answers(plan: Plan) -> list[CandidateSummary]:
 def _step(candidate: CandidateSummary) -> float:
     """The step's time; that of the pipeline where files of before do not have it."""
     return (candidate.makespan if candidate.step_time is None else candidate.step_time) or 0
+
+
+def training_words(options: RunOptions) -> str:
+    """Optimizer, dtype and adapters of a run."""
+    quantized = f" beside {options.quantize}" if options.quantize else ""
+    lora = f", LoRA of rank {options.lora}{quantized}" if options.lora else ""
+    return f"{options.optimizer}, {options.dtype}{lora}"
 
 
 CONFIGURATION_COLUMNS = ("degrees", "step", "tokens/s/GPU", "MFU", "memory")

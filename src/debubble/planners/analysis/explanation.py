@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from debubble.costs import Cluster, StepTail, model_units
+from debubble.costs import Cluster, model_units
 from debubble.costs.flops import Utilization
 from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import Partition, Units
@@ -14,7 +14,7 @@ from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.degrees.memory import parts_at_peak
-from debubble.planners.model_problem import framework_of_plan
+from debubble.planners.model_problem import framework_of_plan, tail_seconds
 from debubble.simulator import Cause, Timeline, bubbles, by_cause
 
 SECONDS_PER_DAY = 86400
@@ -242,17 +242,8 @@ class Explanation:
     @property
     def _tail(self) -> tuple[float, float]:
         """Seconds after the pipeline: of gradients and weights over the replicas, and of the optimizer."""
-
-        def tail(cluster: Cluster) -> float:
-            plan = self.plan
-            tail = StepTail(
-                model=self.model, cluster=cluster, options=plan.options, pipeline=plan.devices,
-                framework=framework_of_plan(plan),
-            )  # fmt: skip
-            return tail.of(plan.schedule, plan.costs)
-
-        stepped = tail(self._free_links)
-        return tail(self.cluster) - stepped, stepped
+        stepped = tail_seconds(self.plan, self.model, self._free_links)
+        return tail_seconds(self.plan, self.model, self.cluster) - stepped, stepped
 
 
 ENDLESS, NO_LATENCY = 1e18, 1e-12

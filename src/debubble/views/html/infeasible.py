@@ -11,7 +11,7 @@ from debubble.ir import InputError, Origin
 from debubble.planners.degrees import Footprint, Job, Misfit, footprints
 from debubble.views.html.strips import bars
 from debubble.views.html.templates import render
-from debubble.views.rows import Rows
+from debubble.views.rows import Rows, training_words
 from debubble.views.scene import model_title
 
 MOST = 10
@@ -55,13 +55,11 @@ def _answers(misfit: Misfit) -> list[dict[str, Any]]:
 
 def _facts(job: Job, origin: Origin) -> list[tuple[str, str]]:
     options = job.options
-    quantized = f" beside {options.quantize}" if options.quantize else ""
-    lora = f", LoRA of rank {options.lora}{quantized}" if options.lora else ""
     return [
         ("command", origin.command),
         ("made", f"{origin.date}, by debubble {origin.version}"),
         ("batch", f"{job.global_batch} sequences of {options.sequence_length} tokens per step"),
-        ("training", f"{options.optimizer}, {options.dtype}{lora}"),
+        ("training", training_words(options)),
     ]
 
 

@@ -12,7 +12,7 @@ from debubble.planners.analysis.what_if import gains, helpful
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
 from debubble.views.palette import KIND_COLORS
-from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows
+from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows, training_words
 from debubble.views.scene import Scene, subject
 from debubble.views.summary import (
     bound_words,
@@ -136,9 +136,7 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
         o = plan.options
         yield "degrees", str(plan.degrees)
         yield "batch", f"{plan.degrees.global_batch} sequences of {o.sequence_length} tokens per step"
-        quantized = f" beside {o.quantize}" if o.quantize else ""
-        lora = f", LoRA of rank {o.lora}{quantized}" if o.lora else ""
-        yield "training", f"{o.optimizer}, {o.dtype}{lora}{', post-validation' if o.post_validation else ''}"
+        yield "training", f"{training_words(o)}{', post-validation' if o.post_validation else ''}"
         yield "costs", "measured by debubble profile" if plan.profile is not None else "computed by formulas"
     else:
         yield "pipeline", f"{plan.devices} devices, {plan.micro_batches} micro-batches"
