@@ -14,7 +14,7 @@ from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.training.checks import validates_after
-from debubble.training.trainer import PostValidated, Synchronous
+from debubble.training.trainer import post_validated_step, synchronous_step
 from tests.runtime.test_pipeline import ADAMW
 from tests.support import gloo_ranks
 from tests.support.reference_model import ReferenceModel
@@ -181,12 +181,12 @@ def updated(plan: Any, *, clip: Any) -> Any:
     """Per rank, what `debubble train` makes of two steps: results, largest counted peak, and parameters."""
 
     def one(pipeline: Any) -> Any:
-        updating = (PostValidated if validates_after(None, plan) else Synchronous)(pipeline, clip=clip)
+        take_step = post_validated_step if validates_after(None, plan) else synchronous_step
         results: list[StepResult] = []
         peaks: list[int] = []
         for step in range(2):
             tokens = tokens_of(plan.model, rows=plan.micro_batches, length=TINY_LENGTH, seed=step)
-            results += updating.step(tokens, lambda: peaks.append(pipeline.peak_memory), finish=True)
+            results += take_step(pipeline, tokens, lambda: peaks.append(pipeline.peak_memory), clip=clip, finish=True)
         return results, max(peaks), pipeline.state_dict()
 
     return run_threads(plan, one, optimizer=ADAMW)

@@ -49,49 +49,47 @@ from debubble.training.user_code import Dataset
 from debubble.training.watchdog import SAVING, watch
 
 
-class Synchronous:
-    """Every step is over on all ranks before the next begins; what hosts step inside it is validated at its end."""
+def synchronous_step(
+    pipeline: Pipeline, batch: Batch, observe: Callable[[], None], *, clip: float, finish: bool
+) -> Sequence[StepResult]:
+    """Take a step that is over on all ranks before the next begins, `observe` it, and return the results known then.
 
-    def __init__(self, pipeline: Pipeline, *, clip: float) -> None:
-        self._pipeline, self._clip = pipeline, clip
+    What hosts step inside it is validated at its end.
 
-    def step(self, batch: Batch, observe: Callable[[], None], *, finish: bool) -> Sequence[StepResult]:
-        """Take a step, `observe` it, and return the results of all steps that are known then.
-
-        Args:
-            batch: As `Pipeline.step` takes it.
-            observe: Called when the step has been taken.
-            finish: Whether this step's result has to be among them.
-        """
-        pipeline = self._pipeline
-        loss = float(pipeline.step(batch))
-        norm = pipeline.optimizer_step(self._clip)
-        assert norm is not None
-        observe()
-        return [
-            StepResult(
-                step=pipeline.steps_taken - 1,
-                loss=loss,
-                norm=float(norm),
-                skipped=not math.isfinite(norm),
-                rolled_back=pipeline.rolled_back,
-            )
-        ]
+    Args:
+        pipeline: Takes the step.
+        batch: As `Pipeline.step` takes it.
+        observe: Called when the step has been taken.
+        clip: Largest global norm of the gradients.
+        finish: Whether this step's result has to be among them, as it always is here.
+    """
+    loss = float(pipeline.step(batch))
+    norm = pipeline.optimizer_step(clip)
+    assert norm is not None
+    observe()
+    return [
+        StepResult(
+            step=pipeline.steps_taken - 1,
+            loss=loss,
+            norm=float(norm),
+            skipped=not math.isfinite(norm),
+            rolled_back=pipeline.rolled_back,
+        )
+    ]
 
 
-class PostValidated:
-    """A step's update is validated during the next one's forwards: its result comes a step late, unless finished."""
+def post_validated_step(
+    pipeline: Pipeline, batch: Batch, observe: Callable[[], None], *, clip: float, finish: bool
+) -> Sequence[StepResult]:
+    """Take a step as `synchronous_step` does, whose update is validated during the next one's forwards.
 
-    def __init__(self, pipeline: Pipeline, *, clip: float) -> None:
-        self._pipeline, self._clip = pipeline, clip
-
-    def step(self, batch: Batch, observe: Callable[[], None], *, finish: bool) -> Sequence[StepResult]:
-        """Take a step as `Synchronous.step` does."""
-        results = [self._pipeline.post_validated_step(batch, max_norm=self._clip)]
-        if finish:
-            results.append(self._pipeline.finish_update())
-        observe()
-        return [result for result in results if result is not None]
+    So its result comes a step late, unless finished.
+    """
+    results = [pipeline.post_validated_step(batch, max_norm=clip)]
+    if finish:
+        results.append(pipeline.finish_update())
+    observe()
+    return [result for result in results if result is not None]
 
 
 def news_of_update(result: StepResult) -> tuple[str, ...]:
@@ -197,8 +195,7 @@ class TrainingRun:
             None, plan, seed=options.seed, optimizer=maker_of(options, plan), device=self.device,
             offload_to=options.offload_to, compile=options.compile, fp8=options.fp8, ema_decay=options.ema_decay,
         )  # fmt: skip
-        ahead = validates_after(options.post_validation, plan)
-        self._updating = (PostValidated if ahead else Synchronous)(self.pipeline, clip=options.clip)
+        self._update = post_validated_step if validates_after(options.post_validation, plan) else synchronous_step
         self.online = (
             OnlineScheduler.start(self.pipeline, journal_of(options), steps=options.steps) if options.online else None
         )
@@ -272,7 +269,7 @@ class TrainingRun:
         )
         try:
             observe = partial(self._observe, traced=traced, together=together)
-            results = self._updating.step(batch, observe, finish=together)
+            results = self._update(self.pipeline, batch, observe, clip=o.clip, finish=together)
         except DeviceMemoryError as error:
             raise explain_shortage(error, self.plan, memory=self.pipeline.current_memory) from error
         seconds = perf_counter() - start

@@ -20,7 +20,7 @@ from weakref import finalize
 import torch
 
 from debubble.ir import Lane
-from debubble.runtime.memory.host import Files, HostMemory, Memory, Pinned
+from debubble.runtime.memory.host import Files, HostMemory, Pinned
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CpuLanes:
     device = torch.device("cpu")
 
     def __init__(self, host: HostMemory | None = None) -> None:
-        self.host = host or Memory()
+        self.host = host or HostMemory()
         """The memory that takes offloaded activations."""
 
     def start_step(self) -> None:

@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections import defaultdict
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from weakref import WeakSet, finalize
 
 import torch
@@ -22,14 +22,15 @@ from debubble.runtime.streams import StreamHandoff
 Buffer = TypeVar("Buffer")
 
 
-class HostMemory(Protocol):
-    """Gives buffers of bytes, and takes them back when their content is no longer needed."""
+class HostMemory:
+    """Gives buffers of bytes, of the host's memory, and takes them back when their content is no longer needed."""
 
     def take(self, size: int) -> Tensor:
-        """A buffer of `size` bytes."""
+        """Allocate a buffer of `size` bytes."""
+        return torch.empty(size, dtype=torch.uint8)
 
     def give_back(self, buffer: Tensor) -> None:
-        """The buffer may be used for something else."""
+        """The content is no longer needed; here the buffer is freed with its last reference."""
 
 
 class _FreeBuffers(Generic[Buffer]):
@@ -54,18 +55,7 @@ class _FreeBuffers(Generic[Buffer]):
             self._of_size[size].append(buffer)
 
 
-class Memory:
-    """The host's memory."""
-
-    def take(self, size: int) -> Tensor:
-        """Allocate a buffer of `size` bytes."""
-        return torch.empty(size, dtype=torch.uint8)
-
-    def give_back(self, buffer: Tensor) -> None:
-        """Do nothing: the buffer is freed with its last reference."""
-
-
-class Pinned:
+class Pinned(HostMemory):
     """The host's memory, pinned, so that a GPU copies to and from it beside its compute; buffers are used again.
 
     torch's own pinned memory rounds every size up to a power of two, nearly twice what is needed at worst.  Here each
@@ -124,7 +114,7 @@ class OffloadError(DebubbleError):
     """The host's memory, or the folder for offloaded activations, cannot hold them."""
 
 
-class Files:
+class Files(HostMemory):
     """Memory-mapped files in a folder, such as one on an NVMe disk; buffers are used again.
 
     The files have no names from the start, so that nothing stays of them however the process ends.  The operating
