@@ -17,9 +17,9 @@ from debubble.views.scene_table import render_scenes
 from debubble.views.summary import (
     as_dict,
     bound_words,
-    device_summaries,
-    kind_summaries,
-    stage_summaries,
+    device_figures,
+    kind_figures,
+    stage_figures,
     why_not_faster,
 )
 from debubble.views.terminal import device_table, headline, stage_table
@@ -46,8 +46,8 @@ def test_the_table_gives_each_devices_shares_and_peak() -> None:
 def test_the_shares_of_a_device_sum_to_the_step() -> None:
     scene = Scene.predicted(small_plan(schedule="interleaved", chunks=2))
 
-    for device in device_summaries(scene):
-        assert device.busy + sum(device.idle.values()) == scene.timeline.makespan
+    for device in device_figures(scene):
+        assert device.busy + sum(device.bubbles.values()) == scene.timeline.makespan
 
 
 def test_recomputation_has_a_column_of_its_own() -> None:
@@ -55,14 +55,14 @@ def test_recomputation_has_a_column_of_its_own() -> None:
     timeline = db.simulate(schedule, db.StageCosts.of(stages=2))
 
     assert " recompute " in printed(render_scenes([Scene(timeline, title="")]))
-    assert [d.recompute for d in device_summaries(Scene(timeline, title=""))] == [4, 0]
+    assert [d.recompute for d in device_figures(Scene(timeline, title=""))] == [4, 0]
 
 
 def test_stages_are_summed_over_their_micro_batches() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
     costs = db.StageCosts.of(stages=2, recompute=3, communication=5)
 
-    stages = stage_summaries(Scene(db.simulate(schedule, costs), title=""))
+    stages = stage_figures(Scene(db.simulate(schedule, costs), title=""))
 
     assert [(s.stage, s.device, s.compute, s.recompute, s.sending) for s in stages] == [
         (0, 0, 12, 12, 20),
@@ -81,7 +81,7 @@ def test_a_fused_backward_begins_with_its_recomputation() -> None:
 
 
 def test_kinds_are_summed() -> None:
-    kinds = {k.kind: (k.count, k.total) for k in kind_summaries(Scene.predicted(small_plan()))}
+    kinds = {kind: (k.count, k.total) for kind, k in kind_figures(Scene.predicted(small_plan())).items()}
 
     assert kinds == {Kind.F: (8, 8), Kind.B: (8, 16), Kind.SEND_F: (4, 4), Kind.SEND_B: (4, 4)}
 
@@ -212,10 +212,10 @@ def test_times_and_sizes_are_readable() -> None:
 def test_the_stages_of_a_device_make_up_the_step() -> None:
     costs = db.StageCosts.of(stages=8, forward=[1, 2, 3, 4, 4, 3, 2, 1], communication=1)
     timeline = db.simulate(db.schedules["interleaved"](devices=4, micro_batches=8, chunks=2), costs)
-    stages = stage_summaries(Scene(timeline, title=""))
+    stages = stage_figures(Scene(timeline, title=""))
     for device in range(4):
         held = [s for s in stages if s.device == device]
-        assert sum(s.compute + s.recompute + sum(s.idle.values()) for s in held) == timeline.makespan
+        assert sum(s.compute + s.recompute + sum(s.bubbles.values()) for s in held) == timeline.makespan
 
 
 def all_causes() -> Timeline:
@@ -233,8 +233,8 @@ def test_the_optimizer_on_the_host_has_a_column_in_tables_that_fit_into_80_chara
     console = Console(width=80, highlight=False)
     with console.capture() as capture:
         console.print(device_table(scene), stage_table(scene))
-    assert {cause for d in device_summaries(scene) for cause, time in d.idle.items() if time} == {
-        cause for cause in Cause if cause is not Cause.OVERHEAD
+    assert {cause for d in device_figures(scene) for cause, time in d.bubbles.items() if time} == {
+        cause.value for cause in Cause if cause is not Cause.OVERHEAD
     }
     assert capture.get().count("host") == 2
     assert "\N{HORIZONTAL ELLIPSIS}" not in capture.get()

@@ -18,9 +18,8 @@ from debubble.ir.degrees import ConfigurationSummary, Degrees, MemoryParts
 from debubble.ir.plan_entries import Robustness
 from debubble.planners.analysis.explanation import CauseSeconds
 from debubble.planners.analysis.nearest_plans import NearestPlan
-
-Seconds = Annotated[float, Meta(description="Seconds, or the unit of an abstract costs file.")]
-Bytes = Annotated[float, Meta(description="Bytes, or the unit of an abstract costs file.")]
+from debubble.views.comparison import Comparison
+from debubble.views.summary import Bytes, DeviceFigures, KindFigures, Seconds, StageFigures
 
 
 class Answer(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -161,39 +160,6 @@ class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     remarks: list[str]
 
 
-class DeviceFigures(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The compute lane and the memory of a device."""
-
-    device: int
-    busy: Seconds
-    recompute: Annotated[float, Meta(description="Of the busy time, what recomputation takes.")]
-    bubbles: Annotated[dict[str, float], Meta(description="Idle seconds by cause.")]
-    forward_bubbles: Annotated[Seconds, Meta(description="Idle before a forward.")]
-    backward_bubbles: Annotated[Seconds, Meta(description="Idle before a backward.")]
-    peak_memory: Bytes
-    memory_limit: Annotated[float | None, Meta(description="Bytes; null: it has none.")]
-
-
-class StageFigures(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A stage's part of its device's step."""
-
-    stage: int
-    device: int
-    chunk: Annotated[int, Meta(description="The stage's index among its device's stages.")]
-    compute: Seconds
-    recompute: Seconds
-    sending: Annotated[float, Meta(description="Time of the messages that it sends, which may overlap with all else.")]
-    bubbles: Annotated[dict[str, float], Meta(description="Idle seconds by cause.")]
-
-
-class KindFigures(Struct, forbid_unknown_fields=True, kw_only=True):
-    """All operations of a kind."""
-
-    count: int
-    mean: Seconds
-    total: Seconds
-
-
 class SceneFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     """A predicted or measured timeline."""
 
@@ -226,38 +192,7 @@ class ServeAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     address: Annotated[str, Meta(description="To open in a browser; it has the token.")]
 
 
-class PairAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One figure, predicted and measured."""
-
-    predicted: float
-    measured: float
-    ratio: Annotated[float | None, Meta(description="Measured over predicted; null: nothing was predicted.")]
-
-
-class OperationAnswer(PairAnswer, forbid_unknown_fields=True, kw_only=True):
-    """Seconds of one operation, such as `2F5`."""
-
-    operation: str
-
-
-class CompareFigures(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A plan beside a typical measured step."""
-
-    step: Annotated[int, Meta(description="Number of the typical measured step.")]
-    steps: Annotated[list[int], Meta(description="Those among which it is typical.")]
-    cores: Annotated[float | None, Meta(description="That the devices shared; null: each had its own.")]
-    makespan: PairAnswer
-    bubble_fraction: PairAnswer
-    kinds: Annotated[dict[str, PairAnswer], Meta(description="Mean seconds of an operation of each kind.")]
-    busy: Annotated[list[PairAnswer], Meta(description="Seconds per device.")]
-    peak_memory: Annotated[list[PairAnswer], Meta(description="Bytes per device.")]
-    worst: Annotated[list[OperationAnswer], Meta(description="Operations that are furthest from their prediction.")]
-    drift: Annotated[str, Meta(description="A sentence on the largest difference.")]
-    around: Annotated[dict[str, float], Meta(description="Mean seconds per device before and after the program.")]
-    seconds: Annotated[float, Meta(description="Time of the measured step with all that.")]
-
-
-class CompareAnswer(CompareFigures, forbid_unknown_fields=True, kw_only=True):
+class CompareAnswer(Comparison, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`debubble compare --json`, and `debubble rehearse --json`."""
 
     schema: Literal[2]
@@ -280,7 +215,7 @@ class TrainAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
     checkpoint: Annotated[str | None, Meta(description="The newest checkpoint's folder.")]
     switches: Annotated[list[dict[str, Any]], Meta(description="With --online: other orders that were tried.")]
-    comparison: CompareFigures
+    comparison: Comparison
 
 
 class ExportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta, Struct
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from debubble.formatting import cores_words, size_words, time_words
-from debubble.ir import Kind, Lane, Plan, Trace
+from debubble.ir import Kind, Lane, Number, Plan, Trace
 from debubble.simulator import TimedOperation
 from debubble.simulator.timeline import WORK
 from debubble.views.palette import KIND_WORDS
@@ -19,50 +20,39 @@ from debubble.views.scene import Scene, measured_peaks
 from debubble.views.terminal import titled_table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
+class Pair(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One figure, predicted and measured: seconds, bytes, or a fraction."""
 
     predicted: float
     measured: float
-
-    @property
-    def ratio(self) -> float | None:
-        """Measured over predicted; None if nothing was predicted."""
-        return self.measured / self.predicted if self.predicted else None
+    ratio: Annotated[float | None, Meta(description="Measured over predicted; null: nothing was predicted.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The plan beside the typical measured step.
+class OperationPair(Pair, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of one operation, such as `2F5`."""
 
-    Attributes:
-        step: Number of that step, which is of median length.
-        steps: The steps among which it is typical: all that were measured but the warm-up.
-        cores: Cores that the devices shared, as the prediction has it too; None: each device has its own.
-        makespan: Of the step, in seconds.
-        bubble_fraction: Of the step.
-        kinds: Mean seconds of one operation of each kind.
-        busy: Seconds per device.
-        peak_memory: Bytes per device, measured over all of `steps`.
-        worst: The compute operations that are furthest from their prediction.
-        drift: A sentence on the largest difference.
-        around: The devices' work before and after their programs: mean seconds per device.
-        seconds: Time of the measured step with all that.
-    """
+    operation: str
 
-    step: int
-    steps: tuple[int, ...]
-    cores: int | None
+
+class Comparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plan beside a typical measured step."""
+
+    step: Annotated[int, Meta(description="Number of the typical measured step, which is of median length.")]
+    steps: Annotated[
+        tuple[int, ...], Meta(description="Those among which it is typical: all that were measured but the warm-up.")
+    ]
+    cores: Annotated[
+        int | None, Meta(description="That the devices shared, in the prediction too; null: each had its own.")
+    ]
     makespan: Pair
     bubble_fraction: Pair
-    kinds: dict[Kind, Pair]
-    busy: tuple[Pair, ...]
-    peak_memory: tuple[Pair, ...]
-    worst: tuple[tuple[str, Pair], ...]
-    drift: str
-    around: dict[str, float]
-    seconds: float
+    kinds: Annotated[dict[str, Pair], Meta(description="Mean seconds of an operation of each kind.")]
+    busy: Annotated[tuple[Pair, ...], Meta(description="Seconds per device.")]
+    peak_memory: Annotated[tuple[Pair, ...], Meta(description="Bytes per device, the most of all `steps`.")]
+    worst: Annotated[tuple[OperationPair, ...], Meta(description="Operations that are furthest from their prediction.")]
+    drift: Annotated[str, Meta(description="A sentence on the largest difference.")]
+    around: Annotated[dict[str, float], Meta(description="Mean seconds per device before and after the program.")]
+    seconds: Annotated[float, Meta(description="Time of the measured step with all that.")]
 
 
 def compare(plan: Plan, trace: Trace) -> Comparison:
@@ -75,36 +65,43 @@ def compare(plan: Plan, trace: Trace) -> Comparison:
     both = list(zip(predicted.timeline.operations, measured.timeline.operations, strict=True))
     compute = [(p, m) for p, m in both if p.lane is Lane.COMPUTE and p.op.kind in WORK]
     worst = sorted(compute, key=lambda pair: abs(float(pair[1].duration) - float(pair[0].duration)), reverse=True)[:5]
-    makespan = _pair(predicted.timeline.makespan, measured.timeline.makespan)
+    makespan = pair(predicted.timeline.makespan, measured.timeline.makespan)
     return Comparison(
         step=trace.typical.step,
         steps=tuple(step.step for step in trace.warm),
         cores=trace.cores,
         makespan=makespan,
-        bubble_fraction=_pair(predicted.timeline.bubble_fraction, measured.timeline.bubble_fraction),
+        bubble_fraction=pair(predicted.timeline.bubble_fraction, measured.timeline.bubble_fraction),
         kinds=_kinds(both),
-        busy=tuple(map(_pair, predicted.timeline.busy, measured.timeline.busy)),
-        peak_memory=tuple(map(_pair, predicted.peak_memory, measured_peaks(trace) or measured.peak_memory)),
-        worst=tuple((p.name, _pair(p.duration, m.duration)) for p, m in worst),
+        busy=tuple(map(pair, predicted.timeline.busy, measured.timeline.busy)),
+        peak_memory=tuple(map(pair, predicted.peak_memory, measured_peaks(trace) or measured.peak_memory)),
+        worst=tuple(OperationPair(operation=p.name, **_figures(p.duration, m.duration)) for p, m in worst),
         drift=_drift(makespan, compute),
         around=_around(trace),
         seconds=trace.typical.seconds,
     )
 
 
-def _pair(predicted: Any, measured: Any) -> Pair:
-    return Pair(predicted=float(predicted), measured=float(measured))
+def pair(predicted: Number, measured: Number) -> Pair:
+    """One figure, predicted and measured."""
+    return Pair(**_figures(predicted, measured))
 
 
-def _kinds(both: list[tuple[TimedOperation, TimedOperation]]) -> dict[Kind, Pair]:
+def _figures(predicted: Number, measured: Number) -> dict[str, Any]:
+    before, after = float(predicted), float(measured)
+    return {"predicted": before, "measured": after, "ratio": after / before if before else None}
+
+
+def _kinds(both: list[tuple[TimedOperation, TimedOperation]]) -> dict[str, Pair]:
     times: dict[Kind, list[tuple[float, float]]] = {}
     for p, m in both:
         times.setdefault(p.op.kind, []).append((float(p.duration), float(m.duration)))
     means = {
-        kind: _pair(sum(p for p, _ in pairs) / len(pairs), sum(m for _, m in pairs) / len(pairs))
-        for kind, pairs in times.items()
+        kind.value: pair(*(sum(column) / len(column) for column in zip(*times[kind], strict=True)))
+        for kind in Kind
+        if kind in times
     }
-    return {kind: means[kind] for kind in Kind if kind in means and (means[kind].predicted or means[kind].measured)}
+    return {kind: mean for kind, mean in means.items() if mean.predicted or mean.measured}
 
 
 def _around(trace: Trace) -> dict[str, float]:
@@ -120,7 +117,7 @@ def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]])
     groups: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
     for p, m in compute:
         groups.setdefault((p.op.kind, p.op.stage), []).append((float(p.duration), float(m.duration)))
-    sums = {key: _pair(sum(p for p, _ in pairs), sum(m for _, m in pairs)) for key, pairs in groups.items()}
+    sums = {key: pair(sum(p for p, _ in pairs), sum(m for _, m in pairs)) for key, pairs in groups.items()}
     sign = 1 if makespan.measured > makespan.predicted else -1
     kind, stage = max(sums, key=lambda key: sign * (sums[key].measured - sums[key].predicted))
     most = sums[kind, stage]
@@ -133,8 +130,10 @@ def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]])
 
 def render(comparison: Comparison) -> RenderableType:
     """Tables for the terminal."""
-    kinds = _operations("Mean time per operation", {KIND_WORDS[kind]: pair for kind, pair in comparison.kinds.items()})
-    worst = _operations("Furthest from their prediction", dict(comparison.worst))
+    kinds = _operations(
+        "Mean time per operation", {KIND_WORDS[Kind(kind)]: pair for kind, pair in comparison.kinds.items()}
+    )
+    worst = _operations("Furthest from their prediction", {each.operation: each for each in comparison.worst})
     columns = ("device", "busy, predicted", "measured", "ratio", "peak memory, predicted", "measured", "ratio")
     devices = titled_table("Devices", columns)
     for device, (busy, peak) in enumerate(zip(comparison.busy, comparison.peak_memory, strict=True)):
@@ -175,24 +174,8 @@ def _which(comparison: Comparison) -> str:
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
     """The comparison for `--json`."""
-    return {
-        "step": comparison.step,
-        "steps": list(comparison.steps),
-        "cores": comparison.cores,
-        "makespan": _entry(comparison.makespan),
-        "bubble_fraction": _entry(comparison.bubble_fraction),
-        "kinds": {kind.value: _entry(pair) for kind, pair in comparison.kinds.items()},
-        "busy": [_entry(pair) for pair in comparison.busy],
-        "peak_memory": [_entry(pair) for pair in comparison.peak_memory],
-        "worst": [{"operation": name, **_entry(pair)} for name, pair in comparison.worst],
-        "drift": comparison.drift,
-        "around": comparison.around,
-        "seconds": comparison.seconds,
-    }
-
-
-def _entry(pair: Pair) -> dict[str, float | None]:
-    return {**asdict(pair), "ratio": pair.ratio}
+    entries: dict[str, Any] = msgspec.to_builtins(comparison)
+    return {**entries, "worst": [{"operation": each["operation"], **each} for each in entries["worst"]]}
 
 
 def _times(pair: Pair) -> tuple[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from debubble.formatting import listed, percent, time_words
 from debubble.ir import Kind, Lane, Number, Plan
@@ -16,83 +18,80 @@ from debubble.targets.orders import OwnOrders
 from debubble.views.palette import KIND_WORDS
 from debubble.views.scene import Scene
 
+Seconds = Annotated[float, Meta(description="Seconds, or the unit of an abstract costs file.")]
+Bytes = Annotated[float, Meta(description="Bytes, or the unit of an abstract costs file.")]
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceSummary:
-    """Times of one device's compute lane, and its memory in bytes."""
+
+class DeviceFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The compute lane and the memory of a device."""
 
     device: int
-    busy: Number
-    recompute: Number
-    idle: dict[Cause, Number]
-    forward_bubbles: Number
-    backward_bubbles: Number
-    peak_memory: Number
-    memory_limit: Number | None
+    busy: Seconds
+    recompute: Annotated[float, Meta(description="Of the busy time, what recomputation takes.")]
+    bubbles: Annotated[dict[str, float], Meta(description="Idle seconds by cause.")]
+    forward_bubbles: Annotated[Seconds, Meta(description="Idle before a forward.")]
+    backward_bubbles: Annotated[Seconds, Meta(description="Idle before a backward.")]
+    peak_memory: Bytes
+    memory_limit: Annotated[float | None, Meta(description="Bytes; null: it has none.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class KindSummary:
-    """All operations of one kind."""
-
-    kind: Kind
-    count: int
-    total: Number
-
-    @property
-    def mean(self) -> float:
-        """Mean time of one operation."""
-        return float(self.total) / self.count
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageSummary:
-    """The parts of one chunk's share of its device's step.
-
-    Idle time counts for the stage whose operation ends it, the rest of the step for the stage that ran last, so that
-    the stages of a device make up the makespan.
-    """
+class StageFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A stage's part of its device's step."""
 
     stage: int
     device: int
-    chunk: int
-    compute: Number
-    recompute: Number
-    sending: Number
-    """Time of the messages that it sends, which may overlap with all else."""
-    idle: dict[Cause, Number]
+    chunk: Annotated[int, Meta(description="The stage's index among its device's stages.")]
+    compute: Seconds
+    recompute: Seconds
+    sending: Annotated[float, Meta(description="Time of the messages that it sends, which may overlap with all else.")]
+    bubbles: Annotated[dict[str, float], Meta(description="Idle seconds by cause.")]
 
 
-def device_summaries(scene: Scene) -> list[DeviceSummary]:
+class KindFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All operations of a kind."""
+
+    count: int
+    mean: Seconds
+    total: Seconds
+
+
+def device_figures(scene: Scene) -> list[DeviceFigures]:
     """One entry per device."""
+    timeline = scene.timeline
     return [
-        DeviceSummary(
+        DeviceFigures(
             device=device,
-            busy=scene.timeline.busy[device],
-            recompute=scene.timeline.recompute[device],
-            idle=by_cause(scene.bubbles[device]),
-            forward_bubbles=scene.timeline.forward_bubbles[device],
-            backward_bubbles=scene.timeline.backward_bubbles[device],
-            peak_memory=scene.peak_memory[device],
-            memory_limit=scene.limits[device],
+            busy=float(timeline.busy[device]),
+            recompute=float(timeline.recompute[device]),
+            bubbles=_by_word(by_cause(scene.bubbles[device])),
+            forward_bubbles=float(timeline.forward_bubbles[device]),
+            backward_bubbles=float(timeline.backward_bubbles[device]),
+            peak_memory=float(scene.peak_memory[device]),
+            memory_limit=None if (limit := scene.limits[device]) is None else float(limit),
         )
         for device in range(scene.devices)
     ]
 
 
-def kind_summaries(scene: Scene) -> list[KindSummary]:
-    """One entry per kind that takes time."""
-    counts: dict[Kind, int] = {}
-    totals: dict[Kind, Number] = {}
+def kind_figures(scene: Scene) -> dict[Kind, KindFigures]:
+    """The kinds that take time."""
+    times: dict[Kind, list[Number]] = {}
     for operation in scene.timeline.operations:
-        kind = operation.op.kind
-        counts[kind] = counts.get(kind, 0) + 1
-        totals[kind] = totals.get(kind, 0) + operation.duration
-    return [KindSummary(kind=k, count=counts[k], total=totals[k]) for k in Kind if totals.get(k)]
+        times.setdefault(operation.op.kind, []).append(operation.duration)
+    totals = {kind: sum(times.get(kind, ())) for kind in Kind}
+    return {
+        kind: KindFigures(count=len(times[kind]), mean=float(total) / len(times[kind]), total=float(total))
+        for kind, total in totals.items()
+        if total
+    }
 
 
-def stage_summaries(scene: Scene) -> list[StageSummary]:
-    """One entry per stage."""
+def stage_figures(scene: Scene) -> list[StageFigures]:
+    """One entry per stage.
+
+    Idle time counts for the stage whose operation ends it, the rest of the step for the stage that ran last, so that
+    the stages of a device make up the makespan.
+    """
     schedule, costs = scene.timeline.program.schedule, scene.timeline.program.costs
     work: list[Number] = [0] * schedule.stages
     recompute: list[Number] = [0] * schedule.stages
@@ -107,17 +106,21 @@ def stage_summaries(scene: Scene) -> list[StageSummary]:
             work[stage] += o.duration - again
     idle = _idle_by_stage(scene)
     return [
-        StageSummary(
+        StageFigures(
             stage=stage,
             device=schedule.placement.device_of[stage],
             chunk=scene.chunk_of(stage),
-            compute=work[stage],
-            recompute=recompute[stage],
-            sending=sending[stage],
-            idle=idle[stage],
+            compute=float(work[stage]),
+            recompute=float(recompute[stage]),
+            sending=float(sending[stage]),
+            bubbles=_by_word(idle[stage]),
         )
         for stage in range(schedule.stages)
     ]
+
+
+def _by_word(idle: Mapping[Cause, Number]) -> dict[str, float]:
+    return {cause.value: float(time) for cause, time in idle.items()}
 
 
 def _idle_by_stage(scene: Scene) -> list[dict[Cause, Number]]:
@@ -132,9 +135,10 @@ def _idle_by_stage(scene: Scene) -> list[dict[Cause, Number]]:
     return idle
 
 
-def notable_causes(parts: Sequence[DeviceSummary | StageSummary], makespan: Number) -> list[Cause]:
-    """The causes that take some device or stage more than half a thousandth of the step."""
-    return [cause for cause in Cause if any(part.idle[cause] > makespan / 2000 for part in parts)]
+def notable_causes(parts: Sequence[DeviceFigures | StageFigures], makespan: Number) -> list[str]:
+    """The causes, as words, that take some device or stage more than half a thousandth of the step."""
+    words = (cause.value for cause in Cause)
+    return [cause for cause in words if any(part.bubbles[cause] > makespan / 2000 for part in parts)]
 
 
 def present_kinds(scenes: Sequence[Scene]) -> list[Kind]:
@@ -147,8 +151,8 @@ def present_kinds(scenes: Sequence[Scene]) -> list[Kind]:
 
 def present_causes(scenes: Sequence[Scene]) -> list[Cause]:
     """The causes that matter in some scene."""
-    present = {c for scene in scenes for c in notable_causes(device_summaries(scene), scene.timeline.makespan)}
-    return [cause for cause in Cause if cause in present]
+    present = {c for scene in scenes for c in notable_causes(device_figures(scene), scene.timeline.makespan)}
+    return [cause for cause in Cause if cause.value in present]
 
 
 def why_not_faster(scene: Scene) -> str:
@@ -206,7 +210,7 @@ def pace_words(why: Explanation) -> str:
 def as_dict(scene: Scene) -> dict[str, Any]:
     """The whole summary for `--json`; times and sizes in the costs' units."""
     timeline = scene.timeline
-    return {
+    summary = {
         "step_time": float(scene.step_time),
         "makespan": float(timeline.makespan),
         "span": float(timeline.span),
@@ -215,22 +219,10 @@ def as_dict(scene: Scene) -> dict[str, Any]:
         "peak_memory": [float(peak) for peak in scene.peak_memory],
         "devices": scene.devices,
         "operations": len(timeline.operations),
-        "per_device": [_figures(summary) for summary in device_summaries(scene)],
-        "per_stage": [_figures(summary) for summary in stage_summaries(scene)],
-        "per_kind": {
-            k.kind.value: {"count": k.count, "mean": k.mean, "total": float(k.total)} for k in kind_summaries(scene)
-        },
+        "per_device": device_figures(scene),
+        "per_stage": stage_figures(scene),
+        "per_kind": kind_figures(scene),
         "critical_path": why_not_faster(scene),
         "remarks": list(scene.remarks),
     }
-
-
-def _figures(summary: DeviceSummary | StageSummary) -> dict[str, Any]:
-    """The entries of a summary in their order; idle times by cause are its bubbles."""
-    entries: dict[str, Any] = {}
-    for name, value in vars(summary).items():
-        if name == "idle":
-            entries["bubbles"] = {cause.value: float(time) for cause, time in value.items()}
-        else:
-            entries[name] = value if value is None or name in ("device", "stage", "chunk") else float(value)
-    return entries
+    return msgspec.to_builtins(summary)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from debubble.formatting import percent, size_words, time_words
 from debubble.views.palette import KIND_COLORS, KIND_WORDS
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene
-from debubble.views.summary import DeviceSummary, device_summaries, kind_summaries, notable_causes, stage_summaries
+from debubble.views.summary import DeviceFigures, device_figures, kind_figures, notable_causes, stage_figures
 
 
 def headline(scene: Scene) -> str:
@@ -55,20 +55,20 @@ def remark_lines(scene: Scene) -> list[Text]:
 
 def device_table(scene: Scene) -> Table:
     """The shares of each device's step, and its peak memory."""
-    devices = device_summaries(scene)
+    devices = device_figures(scene)
     makespan = scene.timeline.makespan
     causes = notable_causes(devices, makespan)
     recomputing = any(d.recompute for d in devices)
     limits = {size_words(d.memory_limit) for d in devices if d.memory_limit is not None}
     title = "Share of the step, per device" + (f"; memory limit {limits.pop()}" if len(limits) == 1 else "")
-    columns = ["device", "busy", *(["recompute"] if recomputing else []), *(c.value for c in causes), "peak"]
+    columns = ["device", "busy", *(["recompute"] if recomputing else []), *causes, "peak"]
     table, digits = _share_table(title, columns)
     for d in devices:
         table.add_row(
             str(d.device),
             percent(d.busy, makespan, digits=digits),
             *([percent(d.recompute, makespan, digits=digits)] if recomputing else []),
-            *(percent(d.idle[cause], makespan, digits=digits) if d.idle[cause] else "" for cause in causes),
+            *(percent(d.bubbles[cause], makespan, digits=digits) if d.bubbles[cause] else "" for cause in causes),
             _peak(d, share=len(columns) <= 8),
         )
     return table
@@ -78,8 +78,8 @@ def bubble_table(scene: Scene) -> Table:
     """The idle time of each device: Obscura's forward bubbles, its backward bubbles, and the rest."""
     columns = ("device", "forward bubbles", "backward bubbles", "before and after")
     table = titled_table("Idle share of the step, per device", columns)
-    for d in device_summaries(scene):
-        outside = sum(d.idle.values()) - d.forward_bubbles - d.backward_bubbles
+    for d in device_figures(scene):
+        outside = sum(d.bubbles.values()) - d.forward_bubbles - d.backward_bubbles
         times = (d.forward_bubbles, d.backward_bubbles, outside)
         table.add_row(str(d.device), *(percent(time, scene.timeline.makespan) for time in times))
     return table
@@ -87,13 +87,13 @@ def bubble_table(scene: Scene) -> Table:
 
 def stage_table(scene: Scene) -> Table:
     """The shares of each chunk in its device's step; the stages of a device make up the step."""
-    stages = stage_summaries(scene)
+    stages = stage_figures(scene)
     makespan = scene.timeline.makespan
     causes = notable_causes(stages, makespan)
-    columns = ["stage", "device", "compute", "recompute", *(c.value for c in causes)]
+    columns = ["stage", "device", "compute", "recompute", *causes]
     table, digits = _share_table("Share of the step, per stage", columns)
     for s in stages:
-        times = (s.compute, s.recompute, *(s.idle[c] for c in causes))
+        times = (s.compute, s.recompute, *(s.bubbles[c] for c in causes))
         table.add_row(str(s.stage), str(s.device), *(percent(t, makespan, digits=digits) if t else "" for t in times))
     return table
 
@@ -119,8 +119,8 @@ _SHORT = {"device": "dev.", "recompute": "re-\ncomp.", "optimizer on the host": 
 def kind_table(scene: Scene) -> Table:
     """Number and time of each kind of operation."""
     table = titled_table("Operations", ("operation", "count", "mean", "total"), texts=("operation",))
-    for k in kind_summaries(scene):
-        name = Text.assemble(("■ ", KIND_COLORS[k.kind]), KIND_WORDS[k.kind])
+    for kind, k in kind_figures(scene).items():
+        name = Text.assemble(("■ ", KIND_COLORS[kind]), KIND_WORDS[kind])
         words = (time_words(t, seconds=scene.seconds) for t in (k.mean, k.total))
         table.add_row(name, str(k.count), *words)
     return table
@@ -144,7 +144,7 @@ def rich_table(rows: Rows) -> Table:
     return table
 
 
-def _peak(device: DeviceSummary, *, share: bool) -> Text:
+def _peak(device: DeviceFigures, *, share: bool) -> Text:
     """The peak in the colour of its share of the limit, and the share itself where there is room for it."""
     limit = device.memory_limit
     words = size_words(device.peak_memory)

@@ -16,10 +16,10 @@ from debubble.views.rows import Rows, configuration_rows, partition_rows, planne
 from debubble.views.scene import Scene, subject
 from debubble.views.summary import (
     bound_words,
-    device_summaries,
+    device_figures,
     notable_causes,
     pace_words,
-    stage_summaries,
+    stage_figures,
     why_not_faster,
 )
 from debubble.views.terminal import headline, headline_parts
@@ -99,7 +99,8 @@ def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
 
 def _help_by_idle_time(scene: Scene) -> dict[str, Any]:
     """The change that would shorten the largest idle time, where nothing is known but costs."""
-    idle = {cause.value: sum(float(d.idle[cause]) for d in device_summaries(scene)) for cause in Cause}
+    devices = device_figures(scene)
+    idle = {cause: sum(d.bubbles[cause] for d in devices) for cause in devices[0].bubbles}
     idle[FILLING] = idle.pop(Cause.WARM_UP.value) + idle.pop(Cause.COOL_DOWN.value)
     most = max(idle.keys() & ADVICE.keys(), key=lambda cause: (idle[cause], cause))
     share = idle[most] / (float(scene.timeline.makespan) * scene.devices)
@@ -157,7 +158,7 @@ def _plan_tables(plan: Plan, scene: Scene) -> Iterator[Rows]:
 
 
 def _device_rows(scene: Scene) -> Rows:
-    devices = device_summaries(scene)
+    devices = device_figures(scene)
     makespan = scene.timeline.makespan
     causes = notable_causes(devices, makespan)
     rows = [
@@ -165,7 +166,7 @@ def _device_rows(scene: Scene) -> Rows:
             str(d.device),
             percent(d.busy, makespan),
             percent(d.recompute, makespan),
-            *(percent(d.idle[c], makespan) for c in causes),
+            *(percent(d.bubbles[c], makespan) for c in causes),
             percent(d.forward_bubbles, makespan),
             percent(d.backward_bubbles, makespan),
             size_words(d.peak_memory),
@@ -174,22 +175,22 @@ def _device_rows(scene: Scene) -> Rows:
         for d in devices
     ]
     bubbles = ("forward bubbles", "backward bubbles", "peak memory", "limit")
-    columns = ("device", "busy", "recompute", *(c.value for c in causes), *bubbles)
+    columns = ("device", "busy", "recompute", *causes, *bubbles)
     return Rows(title="Share of the pipeline's time, per device", columns=columns, rows=rows)
 
 
 def _stage_rows(scene: Scene) -> Rows:
     makespan = scene.timeline.makespan
-    stages = stage_summaries(scene)
+    stages = stage_figures(scene)
     causes = notable_causes(stages, makespan)
     rows = [
         [
             str(s.stage),
             str(s.device),
             str(s.chunk),
-            *(percent(t, makespan) for t in (s.compute, s.recompute, *(s.idle[c] for c in causes), s.sending)),
+            *(percent(t, makespan) for t in (s.compute, s.recompute, *(s.bubbles[c] for c in causes), s.sending)),
         ]
         for s in stages
     ]
-    columns = ("stage", "device", "chunk", "compute", "recompute", *(c.value for c in causes), "sending")
+    columns = ("stage", "device", "chunk", "compute", "recompute", *causes, "sending")
     return Rows(title="Share of the pipeline's time, per stage", columns=columns, rows=rows)
