@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,10 +72,10 @@ def fits(
 
 def _row(footprint: Footprint) -> dict[str, Any]:
     return {
-        "degrees": footprint.degrees.to_dict(),
+        "degrees": footprint.degrees,
         "fits": footprint.fits,
-        "memory": asdict(footprint.kept),
-        "memory_recomputed": asdict(footprint.recomputed),
+        "memory": footprint.kept,
+        "memory_recomputed": footprint.recomputed,
         "memory_limit": footprint.limit,
     }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, figure_table, print_answer
 
@@ -16,7 +14,7 @@ def hardware(json: Json = False) -> None:
     from debubble.costs import hardware as registry
 
     if json:
-        print_answer(hardware=[asdict(device) for device in registry.values()])
+        print_answer(hardware=list(registry.values()))
         return
     rates = figure_table("device", "memory GiB", "16-bit TFLOP/s", "fp8", "memory", "link", "network", "host")
     sources = Table.grid(padding=(0, 2, 0, 0))

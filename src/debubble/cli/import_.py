@@ -90,7 +90,7 @@ def import_(
         best.save(output)
         log().print(f"The plan is in {output}.")
     if json:
-        print_answer(target=target, degrees=yours.degrees.to_dict(), **asdict(comparison), unread=list(job.unread))
+        print_answer(target=target, degrees=yours.degrees, **vars(comparison), unread=list(job.unread))
         return
     console().print(f"{yours.degrees}; {yours.schedule.name}; recomputing {', '.join(dict.fromkeys(yours.recompute))}")
     if as_it_is:

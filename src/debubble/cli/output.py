@@ -11,6 +11,7 @@ from functools import wraps
 from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -52,13 +53,13 @@ def print_answer(**entries: Any) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object and nothing else."""
-    json.dump(value, sys.stdout, indent=1, default=_plain)
+    """Print one JSON object, in which dataclasses are objects too, and nothing else."""
+    json.dump(msgspec.to_builtins(value, enc_hook=_plain), sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Fraction):
+    if isinstance(value, Fraction | float):
         return float(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 

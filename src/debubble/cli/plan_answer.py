@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from debubble.ir import Plan, WhatIf
@@ -44,23 +43,23 @@ def plan_dict(
         "lower_bound": plan.lower_bound,
         "bound_argument": plan.bound_argument,
         "gap": max(0.0, float((step_time - plan.lower_bound) / step_time)),
-        "peak_memory": list(timeline.peak_memory),
-        "partition": [[asdict(unit) for unit in stage] for stage in plan.partition],
-        "recompute": list(plan.recompute),
+        "peak_memory": timeline.peak_memory,
+        "partition": plan.partition,
+        "recompute": plan.recompute,
         "solve_seconds": plan.solve_seconds,
-        "cut_off": list(plan.cut_off),
+        "cut_off": plan.cut_off,
         "target": plan.target,
-        "runs_in": list(plan_runs_in(plan)),
-        **({} if plan.robustness is None else {"robustness": asdict(plan.robustness)}),
-        "candidates": [asdict(candidate) for candidate in plan.candidates],
-        "remarks": list(scene.remarks),
+        "runs_in": plan_runs_in(plan),
+        **({} if plan.robustness is None else {"robustness": plan.robustness}),
+        "candidates": plan.candidates,
+        "remarks": scene.remarks,
         **explanation_dict(scene),
         **({} if why is None or tokens is None else {"days": why.days(tokens)}),
         **_what_if_dict(plan.what_ifs),
         **({} if why is None else {"advice": [_change(each) for each in plan.what_ifs if not each.lever]}),
         **_configurations_dict(plan.degree_search, why),
-        **({"pareto": [asdict(each) for each in front]} if front else {}),
-        **({"targets": [asdict(each) for each in nearest]} if nearest else {}),
+        **({"pareto": front} if front else {}),
+        **({"targets": nearest} if nearest else {}),
     }
 
 
@@ -84,13 +83,13 @@ def explanation_dict(scene: Scene) -> dict[str, Any]:
     if why is None:
         return {}
     return {
-        "degrees": why.plan.degrees.to_dict(),
+        "degrees": why.plan.degrees,
         "tokens_per_second": why.tokens_per_second,
         "tokens_per_second_per_device": why.tokens_per_second_per_device,
         "mfu": why.mfu,
-        "memory": [asdict(parts) for parts in why.memory],
+        "memory": why.memory,
         "reserve": why.reserve,
-        "why": [asdict(cause) for cause in why.causes],
+        "why": why.causes,
         "binds": why.binding,
     }
 
@@ -98,6 +97,6 @@ def explanation_dict(scene: Scene) -> dict[str, Any]:
 def _configurations_dict(search: DegreeSearch | None, why: Explanation | None) -> dict[str, Any]:
     """The best choices of degrees, the plan's first, and how many were looked at where they were searched."""
     if search is not None:
-        counts = {key: value for key, value in asdict(search).items() if key != "configurations"}
-        return {"configurations": [asdict(each) for each in search.configurations], "search": counts}
-    return {} if why is None else {"configurations": [asdict(why.configuration)]}
+        counts = {key: value for key, value in vars(search).items() if key != "configurations"}
+        return {"configurations": search.configurations, "search": counts}
+    return {} if why is None else {"configurations": [why.configuration]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -189,8 +188,8 @@ def _plain(report: PaperReport) -> dict[str, Any]:
             {
                 "place": result.place,
                 "what": result.what,
-                "claims": [asdict(claim) | {"verdict": str(claim.verdict)} for claim in result.claims],
-                "tables": [asdict(table) for table in result.tables],
+                "claims": [vars(claim) | {"verdict": str(claim.verdict)} for claim in result.claims],
+                "tables": result.tables,
             }
             for result in report.results
         ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,6 @@ class Degrees:
     def global_batch(self) -> int:
         """Sequences per step."""
         return self.data * self.micro_batch_size * self.micro_batches
-
-    def to_dict(self) -> dict[str, int | None]:
-        """All of them by name, as `--json` prints them."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return ", ".join(self._words())
