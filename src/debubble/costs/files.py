@@ -69,16 +69,6 @@ _PER_STAGE_ENTRIES = (
     "optimizer_step", "host_step", "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather",
 )  # fmt: skip
 _PARAMETER_NUMBERS = ("gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
-_UNIT_NUMBERS = (
-    "forward", "backward_input", "backward_weight", "static", "activation_after_input", "workspace",
-    *_PARAMETER_NUMBERS,
-)  # fmt: skip
-"""Entries that a unit has as its file has them; the others are built."""
-_UNITS_NUMBERS = (
-    "communication", "communication_model", "offload_bandwidth", "host_memory", "host_step_bandwidth", "host_link",
-    "static", "divides_gradients",
-)  # fmt: skip
-"""Entries that Units have as their file has them."""
 
 
 class StrategyFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -140,6 +130,13 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     gradient_reduce: int | float = 0
     parameter_gather: int | float = 0
     divides_gradients: bool = True
+
+
+_UNIT_NUMBERS = set(UnitFile.__struct_fields__) - {"type", "strategies", "count", "on_host"}
+_UNITS_NUMBERS = set(UnitsFile.__struct_fields__).difference(
+    _PER_STAGE_ENTRIES, ("units", "link_groups", "memory_limit", "micro_batch_scale")
+)
+"""Entries that a unit, and Units, have as their file has them; the others are built."""
 
 
 def load_costs(path: str | Path, *, stages: int | None = None) -> StageCosts:

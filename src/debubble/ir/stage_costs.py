@@ -152,13 +152,13 @@ class StageCosts:
         or a device is in two link groups.
         """
         given = locals()
-        lists = {k: v for k, v in given.items() if k in _PER_STAGE and isinstance(v, Sequence)}
+        lists = {k: v for k, v in given.items() if k in PER_STAGE and isinstance(v, Sequence)}
         count = stages if stages is not None else max((len(v) for v in lists.values()), default=1) or 1
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(f"'stages' must be a whole number, 1 or more, not {count!r}.")
         if count > MOST_STAGES:
             raise InputError(f"{count} stages are more than the {MOST_STAGES} that debubble handles; ask for fewer.")
-        each = {k: _per_stage(k, given[k], count) for k in _PER_STAGE if given[k] is not None or k not in _OPTIONAL}
+        each = {k: _per_stage(k, given[k], count) for k in PER_STAGE if given[k] is not None or k not in _OPTIONAL}
         each.setdefault("recompute", each["forward"])
         each.setdefault("activation_after_input", tuple(_half(a) for a in each["activation"]))
         if "offload" in each:
@@ -260,14 +260,13 @@ class StageCosts:
         return self.activation[stage] - self.activation_recomputed[stage]
 
 
-_PER_STAGE = (
+PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
     "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "communication",
     "offload", "reload", "optimizer_step", "host_step",
     "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered",
 )  # fmt: skip
-
-
+"""Entries that have a number for each stage."""
 _OPTIONAL = (
     "recompute", "activation_after_input", "recompute_workspace", "recompute_workspace_input", "offload", "reload",
 )  # fmt: skip

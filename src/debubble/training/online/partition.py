@@ -16,6 +16,7 @@ from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed
 from debubble.costs.units import Partition, Units, partition_named
 from debubble.ir import Number, Plan, StageCosts
+from debubble.ir.stage_costs import PER_STAGE
 from debubble.planners.model_problem import half_layers
 from debubble.planners.partitioning.local_search import unit_moves
 
@@ -111,14 +112,6 @@ def _usual(units: Units, stage: Sequence[tuple[int, str]], new: int) -> str:
     return next((s for s in (*alike, *(s for _, s in stage)) if s in unit.strategies), "none")
 
 
-_OF_UNITS = (
-    "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
-    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "offload", "reload", "optimizer_step",
-    "host_step", "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered",
-)  # fmt: skip
-"""Entries of the costs that follow from a stage's units."""
-
-
 def _at_pace(measured: StageCosts, before: StageCosts, after: StageCosts) -> StageCosts:
     """The costs of other units, as far from what they were planned to be as the measured ones are.
 
@@ -137,4 +130,4 @@ def _at_pace(measured: StageCosts, before: StageCosts, after: StageCosts) -> Sta
 
     devices = len(after.static)
     static = [measured.static_of(d) - before.static_of(d) + after.static_of(d) for d in range(devices)]
-    return measured.replace(static=static, **{name: changed(name) for name in _OF_UNITS})
+    return measured.replace(static=static, **{name: changed(name) for name in PER_STAGE if name != "communication"})
