@@ -3,7 +3,7 @@
 An effort is given in seconds of the reference machine, two idle cores of 2020s server CPUs at some 3 GHz: on one the
 search, on the other its prover of bounds.  No clock is read for it.  What was done is counted instead, moves of the
 local search, list schedules, simulations, deterministic time of CP-SAT, and the prices below turn counts into seconds.
-They are the best of several measurements: a move takes 20 us at p = 16, m = 32 and 11 us at p = 8, m = 32; a unit of
+They are the best of several measurements: a move takes 11 us at p = 16, m = 32 and 6 us at p = 8, m = 32; a unit of
 CP-SAT's deterministic time took 1.7 to 5 s on the models of this package, more on large ones and less on small ones.
 Compiling the kernel, once on a machine, is no work.
 
@@ -17,11 +17,11 @@ import math
 import time
 from typing import Any
 
-MOVE, MOVE_PER_PAIR = 2e-6, 35e-9
+MOVE, MOVE_PER_PAIR = 1e-6, 20e-9
 """Seconds of a move of the local search, and in addition for every pair of a stage and a micro-batch."""
 MOVE_RECOMPUTING = 1.5
 """Factor of that time where recomputation is a choice: lists are longer, and a change of it begins at a forward."""
-MOVE_BY_ARRIVAL = 1.5
+MOVE_BY_ARRIVAL = 1.6
 """Factor of that time where devices share links to the host, whose turns go by arrival."""
 START = 250e-6
 """Seconds, per pair, to construct a list schedule and to simulate it."""

@@ -77,9 +77,9 @@ class Cooling(NamedTuple):
 
 
 MILD = Cooling(0, MILD_TEMPERATURES, COOLINGS)
-SLOW = Cooling(2000, (0.5,), COOLINGS)
+SLOW = Cooling(3500, (0.5,), COOLINGS)
 """The coolings of a first search: mild ones keep what its start is worth, and a slow one begins hot."""
-SEARCHED_BEFORE = (Cooling(500, (0.5, 0.15), (0.0, 1.0)), Cooling(150, (0.15,), COOLINGS), MILD)
+SEARCHED_BEFORE = (Cooling(900, (0.5, 0.15), (0.0, 1.0)), Cooling(270, (0.15,), COOLINGS), MILD)
 """The coolings of orders that were searched before, those for most moves first."""
 WORTHWHILE = 0.1
 """The effort from which an order is searched, in simulations of its plan."""

@@ -174,7 +174,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "last_floats": np.zeros(device_floats),
         "kept_times": np.zeros(times),
         "work": np.zeros(problem.devices),
-        "soonest": np.zeros(problem.devices if costs.link_groups else 0),
+        "ready": np.zeros(3 * problem.devices if costs.link_groups else 0),
     }
     ints: dict[str, Ints] = {
         "device_of": np.array(problem.placement.device_of),
@@ -195,7 +195,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "window": np.array(block.windows if block else (0,) * problem.devices, dtype=np.int64),
         "kept_begin": _zeros(problem.devices),
         "stale": _zeros(problem.devices),
-        "head": _zeros(3 * problem.devices if costs.link_groups else 0),
+        **{name: _zeros(3 * problem.devices if costs.link_groups else 0) for name in ("ready_why", "head")},
         **{
             name: _zeros(len(KINDS) * size if costs.link_groups else 0)
             for name in ("follow", "place", "offload", "behind", "freeing")
@@ -258,11 +258,10 @@ def _state(problem: OrderProblem) -> tuple[dict[str, Floats], dict[str, Ints]]:
     floats = {
         **{name: np.zeros(devices) for name in names},
         "link": np.zeros(links),
-        "ready": np.zeros(lanes),
-        "clock": np.zeros(1),
+        "turn": np.zeros(2 * devices if lanes else 0),
     }
     counts = {name: _zeros(devices) for name in ("cursor", "compute", "oldest", "known", "newest")}
-    by_lane = {name: _zeros(lanes) for name in ("ready_why", "next", "previous")}
+    by_lane = {name: _zeros(lanes) for name in ("next", "previous")}
     return floats, {**counts, "transfer": _zeros(2 * devices), "downward": _zeros(1), **by_lane}
 
 

@@ -2,7 +2,7 @@
 
 It walks the lists as the lanes would, with the same static admission (ir/lowering/admission.py) and the same
 arithmetic, and stops as soon as the result cannot be better than a threshold.  Where devices share links to the host
-the lanes are walked in the order of time instead (shared_links.py).
+transfers wait for their turns (shared_links.py).
 
 Everywhere `a` is the KernelLayout, `x` the block of floats and `n` that of whole numbers.  A device's walk keeps what
 it changes at every operation in local variables, and writes it to the blocks at the end of its turn.

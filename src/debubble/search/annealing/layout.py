@@ -115,14 +115,12 @@ class KernelLayout(NamedTuple):
     """[d]: what the offloads from `oldest` to `known` free."""
     link: int
     """[d, d]: when the last message has gone, if messages are exclusive."""
-    ready: int
-    """[d, lane], with link groups: when the lane's next operation can start but for the link; infinite if not known."""
-    clock: int
-    """Time when the last operation was ready that has taken its turn, with link groups."""
+    turn: int
+    """[direction, lane], with link groups: when the last transfer was ready that has taken its turn."""
     work: int
     """[d]: compute time of the whole list."""
-    soonest: int
-    """[d], with link groups: when the first of its lanes is ready."""
+    ready: int
+    """[d, lane], with link groups: when the lane's next transfer can start but for the link; infinite if not known."""
     # In the block of whole numbers.
     device_of: int
     """[stage]"""
@@ -148,8 +146,6 @@ class KernelLayout(NamedTuple):
     """[d]: end of the queue."""
     downward: int
     """1 if the next round over the devices begins with the last."""
-    ready_why: int
-    """[d, lane], with link groups: the operation that its being ready hangs on."""
     next: int
     """[d, lane], with link groups: the lane's next operation, -1 for none."""
     previous: int
@@ -183,6 +179,8 @@ class KernelLayout(NamedTuple):
     # What walks by arrival need beside (shared_links.py); without link groups all but `stale` are empty.
     stale: int
     """[d]: 1 if the tables below are those of another list than the accepted one."""
+    ready_why: int
+    """[d, lane]: the operation that its being ready hangs on."""
     head: int
     """[d, lane]: the lane's first operation, -1 for none."""
     follow: int

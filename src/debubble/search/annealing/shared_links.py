@@ -1,8 +1,9 @@
-"""Evaluation with shared links to the host: operations in the order in which they become ready.
+"""Evaluation with shared links to the host: transfers take their turns in the order in which they become ready.
 
-Devices of a link group take their link by arrival (ir/lowering/contention.py), so that a device cannot be walked ahead
-of the others.  What an operation waits for on its own device follows from the list alone: `follow_list` notes it.  Then
-the lanes go on one operation at a time, the one first that is ready first.
+What an operation waits for on its own device follows from its list alone: `follow_list` notes it.  Compute lanes are
+walked ahead until they need a transfer or another device's result.  Devices of a link group take their link by arrival
+(ir/lowering/contention.py): a transfer has its turn once no other of the group can be ready before it, as those that
+wait for compute operations to come are not ready before what their device has computed so far.
 """
 
 from __future__ import annotations
@@ -12,27 +13,25 @@ import numpy as np
 from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.incremental import START, copy_numbers, delay, mark
 from debubble.search.annealing.layout import (
-    MARKS,
     NEEDED,
     RELOADED,
     ROW,
     SENT,
-    B,
-    F,
     Floats,
-    I,
     Ints,
     KernelLayout,
     L,
     O,
 )
-from debubble.search.annealing.rules import admit_compute, admit_reload, longest, neighbour, sent
+from debubble.search.annealing.rules import admit_compute, admit_reload, longest, sent
 
 INFINITY = np.inf
 COMPUTE, DOWN, UP = range(3)
 """The lanes of a device."""
 TO_COME = -2.0
 """End of a reload that is in the list and has none yet."""
+TOO_LATE = -1.0
+"""In place of an objective: the evaluation has to go on from an earlier mark."""
 
 
 @inlined
@@ -120,38 +119,26 @@ def forget(a: KernelLayout, x: Floats, n: Ints, d: int) -> int:
 
 @inlined
 def look(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> None:
-    """Note when a lane's next operation is ready, once everything that it waits for has an end."""
+    """Note when a lane's next transfer is ready, once everything that it waits for has an end."""
     at = 3 * d + lane
     op = n[a.next + at]
     if op < 0 or x[a.ready + at] < INFINITY:
         return
-    facts = a.facts + 4 * op
-    begin, why = 0.0, -1
-    source = n[facts + NEEDED]
+    source = n[a.facts + 4 * op + NEEDED]
     if x[source] < 0:
         return
-    if lane == COMPUTE:
-        begin, why = x[a.free + d], n[a.compute + d]
-        reload = n[facts + RELOADED]
-        if x[reload] == TO_COME:
+    begin, why = x[source], source - a.end
+    before = n[a.previous + at]
+    if before >= 0 and x[a.end + before] >= begin:
+        begin, why = x[a.end + before], before
+    if op >= L * a.stages * a.micro_batches and n[a.behind + op] >= 0:
+        behind = n[a.behind + op]
+        end = x[a.end + behind]
+        if end < 0:
             return
-        if x[source] > begin:
-            begin, why = x[source], source - a.arrival
-        if x[reload] > begin:
-            begin, why = x[reload], reload - a.end
-    else:
-        if n[a.previous + at] >= 0:
-            begin, why = x[a.end + n[a.previous + at]], n[a.previous + at]
-        if x[source] > begin:
-            begin, why = x[source], source - a.end
-        if op >= L * a.stages * a.micro_batches and n[a.behind + op] >= 0:
-            behind = n[a.behind + op]
-            end = x[a.end + behind]
-            if end < 0:
-                return
-            after = end if n[a.freeing + op] else end - x[a.time + n[a.facts + 4 * behind + ROW]]
-            if after > begin:
-                begin, why = after, behind
+        after = end if n[a.freeing + op] else end - x[a.time + n[a.facts + 4 * behind + ROW]]
+        if after > begin:
+            begin, why = after, behind
     offload = n[a.offload + op]
     if offload >= 0:
         if x[a.end + offload] < 0:
@@ -162,37 +149,121 @@ def look(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> None:
 
 
 @inlined
-def transfer(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int, op: int) -> None:
-    """Give a transfer that is ready its turn on the link."""
+def transfer(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> bool:
+    """Give a device's next transfer its turn on the link; False if one that comes behind it has had its own."""
     at = 3 * d + lane
-    link = a.transfer + n[a.lane + d] + (a.devices if lane == UP else 0)
-    begin, why = x[a.ready + at], n[a.ready_why + at]
-    before = n[link]
-    if before >= 0 and x[a.end + before] > begin:
-        begin, why = x[a.end + before], before
-    n[link] = op
+    op, ready = n[a.next + at], x[a.ready + at]
+    link = n[a.lane + d] + (a.devices if lane == UP else 0)
+    before = n[a.transfer + link]
+    if ready < x[a.turn + link]:
+        return False
+    begin, why = ready, n[a.ready_why + at]
+    if before >= 0:
+        size = a.stages * a.micro_batches
+        if ready == x[a.turn + link] and d < n[a.device_of + before % size // a.micro_batches]:
+            return False
+        if x[a.end + before] > begin:
+            begin, why = x[a.end + before], before
+    n[a.transfer + link], x[a.turn + link] = op, ready
     x[a.end + op] = begin + x[a.time + n[a.facts + 4 * op + ROW]]
     n[a.cause + op] = why
+    n[a.next + at], n[a.previous + at], x[a.ready + at] = n[a.follow + op], op, INFINITY
+    n[a.cursor + d] = max(n[a.cursor + d], n[a.place + op] + 1)
+    return True
 
 
 @inlined
-def compute(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, threshold: float) -> bool:
-    """Start a compute operation that is ready; False if the whole comes out above the threshold."""
-    row = n[a.facts + 4 * op + ROW]
-    begin = x[a.ready + 3 * d]
-    if n[a.compute + d] < 0:
-        x[a.first + d] = begin
-    time = x[a.time + row]
-    free = begin + time
-    x[a.spent + d] += time
-    rest = x[a.work + d] - x[a.spent + d]
-    least = free + rest - x[a.first + d] if a.span else free + max(rest, x[a.tail + row])
-    if least > threshold:
-        return False
-    x[a.free + d] = x[a.end + op] = free
-    n[a.cause + op], n[a.compute + d] = n[a.ready_why + 3 * d], op
-    x[n[a.facts + 4 * op + SENT]] = sent(a, x, n, d, op, free, x[a.message + row])
-    return True
+def serve(a: KernelLayout, x: Floats, n: Ints, link: int, lane: int) -> int:
+    """Give transfers their turns on a link as long as it is known which one is ready first.
+
+    Returns how many, or -1 if one should have had its turn before the mark that the evaluation went on from.
+    """
+    count = 0
+    while True:
+        first, least, sure = -1, INFINITY, INFINITY
+        for d in range(a.devices):
+            if n[a.lane + d] != link or n[a.next + 3 * d + lane] < 0:
+                continue
+            look(a, x, n, d, lane)
+            ready = x[a.ready + 3 * d + lane]
+            if ready == INFINITY:
+                # It waits for a compute operation to come, or, a reload, for an offload to come.
+                sure = min(sure, x[a.free + d])
+                if lane == UP:
+                    look(a, x, n, d, DOWN)
+                    sure = min(sure, x[a.ready + 3 * d + DOWN])
+            elif ready < least:
+                first, least = d, ready
+        if first < 0 or least > sure:
+            return count
+        if not transfer(a, x, n, first, lane):
+            return -1
+        count += 1
+
+
+@inlined
+def serve_first(a: KernelLayout, x: Floats, n: Ints) -> int:
+    """Give the transfer that is ready first of all its turn: 1, 0 if none is ready, or -1 as `serve`.
+
+    Where no compute operation can start, whatever is to come waits for a transfer that is ready.
+    """
+    first, least = -1, INFINITY
+    for at in range(3 * a.devices):
+        if at % 3 == COMPUTE:
+            continue
+        look(a, x, n, at // 3, at % 3)
+        if x[a.ready + at] < least:
+            first, least = at, x[a.ready + at]
+    if first < 0:
+        return 0
+    return 1 if transfer(a, x, n, first // 3, first % 3) else -1
+
+
+@inlined
+def compute(a: KernelLayout, x: Floats, n: Ints, d: int, threshold: float) -> tuple[int, bool]:
+    """Walk a device's compute operations as far as what they wait for has an end.
+
+    Returns how many these were, -1 if the whole comes out above the threshold, and whether the next one waits for a
+    transfer.
+    """
+    at, waits, count = 3 * d, False, 0
+    op, last = n[a.next + at], n[a.compute + d]
+    free, spent, work = x[a.free + d], x[a.spent + d], x[a.work + d]
+    while op >= 0:
+        facts = a.facts + 4 * op
+        source, reload, offload = n[facts + NEEDED], n[facts + RELOADED], n[a.offload + op]
+        if x[source] < 0:
+            break
+        if x[reload] == TO_COME or (offload >= 0 and x[a.end + offload] < 0):
+            waits = True
+            break
+        begin, why = free, last
+        if x[source] > begin:
+            begin, why = x[source], source - a.arrival
+        if x[reload] > begin:
+            begin, why = x[reload], reload - a.end
+        if offload >= 0 and x[a.end + offload] > begin:
+            begin, why = x[a.end + offload], offload
+        if last < 0:
+            x[a.first + d] = begin
+        row = n[facts + ROW]
+        time = x[a.time + row]
+        free = begin + time
+        spent += time
+        rest = work - spent
+        least = free + rest - x[a.first + d] if a.span else free + max(rest, x[a.tail + row])
+        if least > threshold:
+            return -1, False
+        x[a.end + op] = free
+        n[a.cause + op] = why
+        x[n[facts + SENT]] = sent(a, x, n, d, op, free, x[a.message + row])
+        last, op = op, n[a.follow + op]
+        count += 1
+    if count > 0:
+        n[a.next + at], n[a.previous + at], n[a.compute + d] = op, last, last
+        x[a.free + d], x[a.spent + d] = free, spent
+        n[a.cursor + d] = max(n[a.cursor + d], n[a.place + last] + 1)
+    return count, waits
 
 
 @inlined
@@ -200,13 +271,13 @@ def begin_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float
 ) -> float:
     """The objective of lists that are walked from their beginning; infinite as in `evaluate`."""
-    x[a.clock] = -1.0
+    x[a.turn : a.turn + 2 * a.devices] = -1.0
     n[a.previous : a.previous + 3 * a.devices] = -1
     n[a.stale : a.stale + a.devices] = 1
     for d in range(a.devices):
         if not follow_list(a, x, n, orders, lengths[d], d):
             return INFINITY
-    look_at_all(a, x, n)
+        go_to_heads(a, n, d)
     return walk_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, latest)
 
 
@@ -217,8 +288,8 @@ def go_on_by_arrival(
 ) -> tuple[float, int]:  # fmt: skip
     """The objective of lists that are as the accepted ones up to a mark of theirs, and the mark that it went on from.
 
-    That is an earlier one where an operation that is next now would have taken its turn before the mark; START: from
-    none.
+    That is an earlier one where a transfer of the changed lists should have taken its turn before the mark; START:
+    from none.
     """
     for d in range(a.devices):
         if n[a.stale + d]:
@@ -239,12 +310,14 @@ def go_on_by_arrival(
                 op = n[a.follow + op]
         if not follow_list(a, x, n, tried, tried_lengths[d], d):
             return INFINITY, at
-    while look_at_all(a, x, n) <= x[a.clock]:
+        go_to_heads(a, n, d)
+    value = walk_by_arrival(a, x, n, remaining, whole, threshold, latest)
+    while value == TOO_LATE:
         at -= 1
         if at < 0:
             return INFINITY, START
-        remaining = go_to_mark(a, x, n, at)
-    return walk_by_arrival(a, x, n, remaining, whole, threshold, latest), at
+        value = walk_by_arrival(a, x, n, go_to_mark(a, x, n, at), whole, threshold, latest)
+    return value, at
 
 
 @inlined
@@ -274,66 +347,39 @@ def go_to_mark(a: KernelLayout, x: Floats, n: Ints, at: int) -> int:
 
 
 @borrowing
-def look_at_all(a: KernelLayout, x: Floats, n: Ints) -> float:
-    """Look at all lanes of all devices; return when the first operation of a device with a new list is ready."""
-    first = INFINITY
-    for d in range(a.devices):
-        if n[a.stale + d]:
-            go_to_heads(a, n, d)
-        for lane in range(3):
-            x[a.ready + 3 * d + lane] = INFINITY
-            look(a, x, n, d, lane)
-        note_soonest(a, x, d)
-        if n[a.stale + d]:
-            first = min(first, x[a.soonest + d])
-    return first
-
-
-@inlined
-def note_soonest(a: KernelLayout, x: Floats, d: int) -> None:
-    """Note when the first lane of a device is ready."""
-    at = a.ready + 3 * d
-    x[a.soonest + d] = min(x[at], x[at + 1], x[at + 2])
-
-
-@borrowing
 def walk_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, remaining: int, whole: int, threshold: float, latest: float
 ) -> float:
-    """The rest of an evaluation, given up where it is late as in `evaluate.walk`."""
-    size = a.stages * a.micro_batches
+    """The rest of an evaluation, given up where it is late as in `evaluate.walk`.
+
+    TOO_LATE if a transfer should have taken its turn before the mark that it goes on from.
+    """
+    x[a.ready : a.ready + 3 * a.devices] = INFINITY
     n[a.marked + 2] = -1
     while remaining > 0:
-        if (whole - remaining) * MARKS >= (n[a.marked + 1] + 1) * whole:
-            marked = mark(a, x, n, remaining)
-            if marked and delay(a, x, n) * remaining > latest * whole:
-                return INFINITY
-        d, first = 0, INFINITY
-        for other in range(a.devices):
-            if x[a.soonest + other] < first:
-                d, first = other, x[a.soonest + other]
-        if first == INFINITY:
+        before = remaining
+        if mark(a, x, n, remaining) and delay(a, x, n) * remaining > latest * whole:
             return INFINITY
-        x[a.clock] = first
-        lane = COMPUTE if x[a.ready + 3 * d] == first else DOWN if x[a.ready + 3 * d + DOWN] == first else UP
-        at = 3 * d + lane
-        op = n[a.next + at]
-        if lane == COMPUTE:
-            if not compute(a, x, n, d, op, threshold):
-                return INFINITY
-        else:
-            transfer(a, x, n, d, lane, op)
-        n[a.next + at], n[a.previous + at] = n[a.follow + op], op
-        n[a.cursor + d] = max(n[a.cursor + d], n[a.place + op] + 1)
-        x[a.ready + at] = INFINITY
-        for other in range(3):
-            look(a, x, n, d, other)
-        note_soonest(a, x, d)
-        kind = op // size
-        if kind in (F, I, B):
-            there = n[a.device_of + neighbour(a, op)]
-            if there != d:
-                look(a, x, n, there, COMPUTE)
-                note_soonest(a, x, there)
-        remaining -= 1
+        for step in range(a.devices):
+            d = a.devices - 1 - step if n[a.downward] else step
+            waits = True
+            while waits:
+                walked, waits = compute(a, x, n, d, threshold)
+                if walked < 0:
+                    return INFINITY
+                remaining -= walked
+                if waits:
+                    waits = False
+                    for lane in range(DOWN, UP + 1 - a.half_duplex):
+                        served = serve(a, x, n, n[a.lane + d], lane)
+                        if served < 0:
+                            return TOO_LATE
+                        remaining -= served
+                        waits = waits or served > 0
+        if remaining == before:
+            served = serve_first(a, x, n)
+            if served <= 0:
+                return TOO_LATE if served < 0 else INFINITY
+            remaining -= 1
+        n[a.downward] = 1 - n[a.downward]
     return longest(a, x, n)
