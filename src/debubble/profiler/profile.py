@@ -6,6 +6,7 @@ messages, of copies between a device and its host, and of the host's step are me
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +28,11 @@ from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
 from debubble.processes import own_cores
-from debubble.profiler.units import DTYPES, Kind, Measurements, ModelSlice, costs_of, kind_of, merge
+from debubble.profiler.units import DTYPES, WARM_UP, Kind, Measurements, ModelSlice, costs_of, kind_of, merge
 from debubble.runtime.distributed.gradient_norm import sum_of_squares
 from debubble.runtime.execution.lanes import lanes_of
-from debubble.runtime.launcher import encode_options, launch
+from debubble.runtime.launcher import decode_options, encode_options, launch, run_rank
 from debubble.runtime.memory.host import HostMemory
-
-WARM_UP = 3
-"""First repetitions, which do not count."""
 
 
 def median_time(action: Callable[[], object], *, repetitions: int, device: torch.device) -> float:
@@ -232,5 +230,19 @@ def measure(options: ProfileOptions, *, processes: int | None = None) -> Units:
         )
     if options.offload_to is not None and not options.offload_to.is_dir():
         raise InputError(f"--offload-to: there is no folder {options.offload_to}.")
-    launch("debubble.profiler.rank", encode_options(options), ranks=processes)
+    launch("debubble.profiler.profile", encode_options(options), ranks=processes)
     return load_profile(options.output)
+
+
+def main(argument: str) -> None:
+    """Measure in one process what the options (as JSON) say."""
+    options = decode_options(argument, ProfileOptions)
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    profile(options)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_rank(main)
