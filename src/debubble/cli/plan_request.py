@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from debubble.cli import options as o
 from debubble.cli.output import SearchProgress
 from debubble.cli.plan_options import GivenCosts, Question
-from debubble.ir import InputError, Plan, RunOptions
+from debubble.ir import Plan, RunOptions
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -43,7 +43,7 @@ class ModelRequest:
         return plan(
             self.model, self.cluster, global_batch=asked.global_batch, micro_batches=asked.micro_batches,
             planner=asked.planner, chunks=asked.chunks, memory_limit=asked.memory_limit, profile=self.given.profile,
-            target=target, swap=_swap(asked.swap), robust=asked.robust, lengths=asked.lengths,
+            target=target, swap=cast("Swap", asked.swap), robust=asked.robust, lengths=asked.lengths,
             progress=SearchProgress(status), **asdict(self.search), **self.run.degrees, **self.run.settings,
         )  # fmt: skip
 
@@ -107,17 +107,8 @@ class GivenRequest:
             micro_batches=MICRO_BATCHES if asked.micro_batches is None else asked.micro_batches,
             objective="span" if self.run.post_validation else "makespan", **asdict(self.search),
         )  # fmt: skip
-        return replace(problem.swapping(_swap(asked.swap)), robust=asked.robust)
+        return replace(problem.swapping(cast("Swap", asked.swap)), robust=asked.robust)
 
 
 Request = ModelRequest | GivenRequest
 """The model or the costs to plan for, and how."""
-
-
-def _swap(name: str) -> Swap:
-    """Read where activations may go.  Raises InputError for anything else."""
-    match name:
-        case "host" | "peer" | "none":
-            return name
-        case _:
-            raise InputError(f"--swap must be host, peer or none, not '{name}'.")
