@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
+from torchs_layers import use_torchs_layers
 
 import debubble as db
 from debubble.ir import Plan, Schedule, StageCosts
@@ -100,9 +101,7 @@ class Chunk(nn.Module):
     def __init__(self, units: Sequence[UnitModule]) -> None:
         super().__init__()
         self.units = nn.ModuleList(units)
-        for module in self.modules():
-            if type(module).__name__ == "Linear":
-                module.forward = lambda x, m=module: nn.functional.linear(x, m.weight, m.bias)
+        use_torchs_layers(units)
 
     def forward(self, x: Tensor) -> Tensor:
         for unit in self.units:

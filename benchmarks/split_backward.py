@@ -16,13 +16,14 @@ from pathlib import Path
 
 import torch
 from provenance import measured_by
+from torchs_layers import use_torchs_layers
 
 from debubble.models import ModelConfig
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import Stage
-from debubble.runtime.models.units import MicroBatch
+from debubble.runtime.models.units import MicroBatch, UnitModule
 
 HIDDEN, LENGTH, ROUNDS = 512, 256, 25
 BLOCK = {
@@ -35,12 +36,9 @@ Run = Callable[[torch.Tensor, torch.Tensor], None]
 """Forward and backward of one input, with the gradient of the output."""
 
 
-def plain(units: list[torch.nn.Module]) -> Run:
+def plain(units: list[UnitModule]) -> Run:
     """The same operators with torch's own linear layers, in one graph: no hooks, no segments."""
-    for unit in units:
-        for module in unit.modules():
-            if type(module).__name__ == "Linear":
-                module.forward = lambda x, m=module: torch.nn.functional.linear(x, m.weight, m.bias)
+    use_torchs_layers(units)
 
     def run(x: torch.Tensor, gradient: torch.Tensor) -> None:
         y = x.detach().requires_grad_()

@@ -66,7 +66,8 @@ def losses(plan: Any, make: Any) -> Any:
 
 @pytest.mark.parametrize("make", [muon, partial(Adafactor, lr=0.02)])
 def test_optimizers_of_whole_parameters_are_right_without_zero_and_refused_with_it(make: Any) -> None:
-    assert losses(plan(data=2, zero=0), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=1e-4)
+    # torch's Muon iterates in bf16, which makes much of the rounding of other sums.
+    assert losses(plan(data=2, zero=0), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=3e-4)
     with pytest.raises(InputError, match=r"(Muon|Adafactor) needs whole parameters, .*: plan with --zero 0"):
         losses(plan(data=2, zero=1), make)
 

@@ -1,5 +1,6 @@
 """Linear layers that multiply in 8 bits: torchao's numbers, with split backwards too, and what is refused."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 import debubble as db
 from debubble.ir import InputError, RunOptions
+from debubble.runtime.distributed.tensor_parallel import TensorGroup
+from debubble.runtime.distributed.transport import Alone
 from debubble.runtime.models import float8
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.operators import Linear
@@ -23,6 +26,13 @@ installed = pytest.mark.skipif(find_spec("torchao") is None, reason="needs torch
 
 def schedule(name: str, devices: int) -> Any:
     return db.schedules[name](devices=devices, micro_batches=4)
+
+
+class EachLayer(TensorGroup):
+    """One rank, which calls layers for their common input one by one."""
+
+    def columns(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
+        return tuple(layer(x) for layer in layers)
 
 
 def by_torchao(layer: Any) -> Any:
@@ -48,6 +58,7 @@ def reference(config: Any, tokens: Any) -> Any:
     """Loss and gradients of one process, micro-batch by micro-batch, with torchao's layers in the half-layers."""
     model = ReferenceModel(config, dtype=torch.float32)
     for unit in model.units[1:-1]:
+        unit.group = EachLayer(Alone(), (0,))  # type: ignore[assignment]
         for layer in unit.modules():
             if isinstance(layer, Linear):
                 layer.forward = by_torchao(layer)  # type: ignore[method-assign]

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from debubble.runtime.operators import WeightGradients, deferrable_linear, look_up
+from debubble.runtime.operators import Multiplication, WeightGradients, deferrable_linear, look_up
 from tests.support.runtime_cases import gradient_of
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -26,6 +27,11 @@ def gradients(function: Any, *tensors: Any, times: int = 2) -> Any:
     return [t.grad for t in copies]
 
 
+def linear(x: Any, *multiplication: Any) -> Any:
+    (y,) = deferrable_linear(x, [Multiplication(*multiplication)], later=WeightGradients())
+    return y
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("trained", ["x weight bias", "weight bias", "x bias", "x weight", "bias"])
 def test_a_linear_operator_has_torchs_gradients(transposed: bool, trained: str) -> None:
@@ -34,7 +40,7 @@ def test_a_linear_operator_has_torchs_gradients(transposed: bool, trained: str) 
         tensor.requires_grad_(name in trained.split())
 
     def ours(x: Any, weight: Any, bias: Any) -> Any:
-        return deferrable_linear(x, weight, bias, later=WeightGradients(), transposed=transposed)
+        return linear(x, weight, bias, transposed)
 
     def torchs(x: Any, weight: Any, bias: Any) -> Any:
         return functional.linear(x, weight.t() if transposed else weight, bias)
@@ -54,7 +60,7 @@ def test_a_look_up_has_torchs_gradient(padding: Any) -> None:
 
 @pytest.mark.parametrize(
     "operator",
-    [lambda w: deferrable_linear(X, w, None, later=WeightGradients()), lambda w: look_up(TOKENS, w)],
+    [lambda w: linear(X, w), lambda w: look_up(TOKENS, w)],
     ids=["linear", "look-up"],
 )
 def test_gradients_add_up_where_they_are(operator: Any) -> None:
@@ -67,11 +73,34 @@ def test_gradients_add_up_where_they_are(operator: Any) -> None:
 
 def test_a_weight_that_is_used_twice_gets_both_gradients() -> None:
     def both(x: Any, weight: Any) -> Any:
-        return deferrable_linear(x, weight, None, later=later) * deferrable_linear(x + 1, weight, None, later=later)
+        return linear(x, weight) * linear(x + 1, weight)
 
-    later = WeightGradients()
     found = gradients(both, X, parameter(5, 4), times=1)
     expected = gradients(
         lambda x, w: functional.linear(x, w) * functional.linear(x + 1, w), X, parameter(5, 4), times=1
     )
     torch.testing.assert_close(found[1], expected[1], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_operators_on_the_same_input_have_torchs_gradients_and_keep_it_once(frozen: bool) -> None:
+    weights = parameter(5, 4), parameter(3, 4).requires_grad_(not frozen), parameter(4, 6)
+    saved: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    def ours(x: Any, *weights: Any) -> Any:
+        wide, narrow, transposed = (Multiplication(w, None, w.shape == (4, 6)) for w in weights)
+        with saved_tensors_hooks(note, lambda tensor: tensor):
+            results = deferrable_linear(x, [wide, narrow, transposed], later=WeightGradients())
+        return torch.cat(results, -1)
+
+    def torchs(x: Any, wide: Any, narrow: Any, transposed: Any) -> Any:
+        return torch.cat([functional.linear(x, wide), functional.linear(x, narrow), x @ transposed], -1)
+
+    inputs = X.clone().requires_grad_(), *weights
+    for found, expected in zip(gradients(ours, *inputs), gradients(torchs, *inputs), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert [tensor.shape for tensor in saved] == [X.shape] * 2

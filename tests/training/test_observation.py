@@ -1,5 +1,6 @@
 """What a run says of itself while it goes on and at its end."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from debubble.training.report import TrainingSummary
 from tests.support.training_cases import train_alone
 
 REPORT = StepReport(
-    step=3, loss=2.5, learning_rate=0.1, seconds=2.0, tokens_per_second=1000, peak_memory=(2**20, 2**21), mfu=0.4,
-    bubble_fraction=0.125,
+    step=3, loss=2.5, gradient_norm=1.25, learning_rate=0.1, seconds=2.0, tokens_per_second=1000,
+    peak_memory=(2**20, 2**21), mfu=0.4, bubble_fraction=0.125,
 )  # fmt: skip
 
 
@@ -50,8 +51,8 @@ def test_utilization_is_of_all_devices_peak_in_the_runs_dtype() -> None:
     assert utilization.mfu(1e6) == pytest.approx(1e6 * flops_per_token(db.models["llama-tiny"], 512) / (2 * 312e12))
 
 
-def test_the_line_of_a_step_has_speed_utilization_bubble_and_memory() -> None:
-    assert str(REPORT) == "loss 2.500   1,000 tokens/s   MFU 40.0%   bubble 12%   peak 2.00 MiB"
+def test_the_line_of_a_step_has_norm_speed_utilization_bubble_and_memory() -> None:
+    assert str(REPORT) == "loss 2.500   norm 1.25   1,000 tokens/s   MFU 40.0%   bubble 12%   peak 2.00 MiB"
 
 
 def outcome(seconds: list[float]) -> TrainingSummary:
@@ -105,4 +106,7 @@ def test_weights_and_biases_gets_every_steps_figures(plan_file: Any, monkeypatch
     summary = train_alone(TrainOptions(plan=plan_file(1), steps=2, wandb="project"))
     sent = [(call.kwargs["step"], call.args[0]["train/loss"]) for call in run.log.call_args_list]
     assert sent == [(r.step, r.loss) for r in summary.reports]
+    norms = [call.args[0]["train/gradient_norm"] for call in run.log.call_args_list]
+    assert norms == [r.gradient_norm for r in summary.reports]
+    assert all(math.isfinite(norm) for norm in norms)
     run.finish.assert_called_once_with(exit_code=0)

@@ -8,9 +8,9 @@ to be, without a tensor of the parameter's size per micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -89,9 +89,9 @@ class Products:
         """Compute x W^T + b, of x [..., in] and W [out, in]."""
         return functional.linear(x, weight, bias)
 
-    def input_gradient(self, gy: Tensor, weight: Tensor) -> Tensor:
-        """Compute gy W."""
-        return gy.matmul(weight)
+    def add_input_gradient(self, gx: Tensor | None, gy: Tensor, weight: Tensor) -> Tensor:
+        """Add gy W to gx, if there is one; of gy [rows, out]."""
+        return gy.mm(weight) if gx is None else gx.addmm_(gy, weight)
 
     def add_weight_gradient(self, parameter: Tensor, gy: Tensor, x: Tensor, *, transposed: bool) -> None:
         """Add gy^T x to the gradient of the parameter, or its transpose; of gy [rows, out] and x [rows, in]."""
@@ -104,72 +104,86 @@ class Products:
 PLAIN = Products()
 
 
-class _Linear(Function):
+class Multiplication(NamedTuple):
     """y = x W^T + b for W of [out, in], or y = x W + b for W of [in, out] (`transposed`, GPT-2's Conv1D)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    transposed: bool = False
+    products: Products = PLAIN
+
+    def output(self, x: Tensor) -> Tensor:
+        """Compute y."""
+        bias = self.bias
+        if bias is not None and bias.dtype != x.dtype:  # autocast
+            bias = bias.to(x.dtype)
+        weight = self._factor(x.dtype)
+        return self.products.output(x, weight.t() if self.transposed else weight, bias)
+
+    def add_input_gradient(self, gx: Tensor | None, gy: Tensor) -> Tensor:
+        """Add this operator's part of the gradient of x [rows, in] to that of others, if there is one."""
+        weight = self._factor(gy.dtype)
+        return self.products.add_input_gradient(gx, gy, weight.t() if self.transposed else weight)
+
+    def accumulate(self, x: Tensor, gy: Tensor) -> None:
+        """Add the gradients to the parameters', not by autograd: see `add_product`."""
+        self.products.add_weight_gradient(self.weight, gy, x, transposed=self.transposed)
+        run_gradient_hooks(self.weight)
+        self.accumulate_bias(gy)
+
+    def accumulate_bias(self, gy: Tensor) -> None:
+        """Add the bias's gradient, if it has one."""
+        if self.bias is not None and self.bias.requires_grad:
+            add_gradient(self.bias, gy.sum(0).to(self.bias.dtype))
+            run_gradient_hooks(self.bias)
+
+    def _factor(self, dtype: torch.dtype) -> Tensor:
+        return self.products.factor(self.weight, dtype)
+
+
+class _Linear(Function):
+    """The results of linear operators on the same input, whose gradient is summed as it is computed."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        transposed: bool,
-        later: WeightGradients,
-        products: Products,
-    ) -> Tensor:
-        # Only the weight's gradient needs x: a frozen layer keeps nothing.
-        ctx.save_for_backward(x if weight.requires_grad else None)
+        ctx: Any, x: Tensor, multiplications: Sequence[Multiplication], later: WeightGradients, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        # Only the weights' gradients need x: a frozen layer keeps nothing.
+        ctx.save_for_backward(x if any(m.weight.requires_grad for m in multiplications) else None)
         # A parameter is no activation, and the deferred gradient belongs to the parameter itself.
-        ctx.weight, ctx.bias, ctx.transposed, ctx.later, ctx.products = weight, bias, transposed, later, products
-        weight = products.factor(weight, x.dtype)
-        if bias is not None and bias.dtype != x.dtype:  # autocast
-            bias = bias.to(x.dtype)
-        return products.output(x, weight.t() if transposed else weight, bias)
+        ctx.multiplications, ctx.later = multiplications, later
+        return tuple(m.output(x) for m in multiplications)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gy,), (x,) = gradients, ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        gx = None
-        if needs_x:
-            weight = ctx.products.factor(ctx.weight, gy.dtype)
-            gx = ctx.products.input_gradient(gy, weight.t() if ctx.transposed else weight)
-        if not needs_weight:
-            return gx, None, gy.flatten(0, -2).sum(0).to(ctx.bias.dtype) if needs_bias else None, None, None, None
-        bias = ctx.bias if needs_bias else None
-        ctx.later.leave(partial(_accumulate, ctx.products, ctx.weight, bias, ctx.transposed), x, gy)
-        return gx, None, None, None, None, None
-
-
-def _accumulate(
-    products: Products, weight: Tensor, bias: Tensor | None, transposed: bool, x: Tensor, gy: Tensor
-) -> None:
-    """Add a linear operator's gradients to its parameters', not by autograd: see `add_product`."""
-    x, gy = x.flatten(0, -2), gy.flatten(0, -2)
-    products.add_weight_gradient(weight, gy, x, transposed=transposed)
-    run_gradient_hooks(weight)
-    if bias is not None:
-        add_gradient(bias, gy.sum(0).to(bias.dtype))
-        run_gradient_hooks(bias)
+        (x,) = ctx.saved_tensors
+        gx, rows = None, [gy.flatten(0, -2) for gy in gradients]
+        if ctx.needs_input_grad[0]:
+            for multiplication, gy in zip(ctx.multiplications, rows, strict=True):
+                gx = multiplication.add_input_gradient(gx, gy)
+        for multiplication, gy in zip(ctx.multiplications, rows, strict=True):
+            if multiplication.weight.requires_grad:
+                ctx.later.leave(multiplication.accumulate, x.flatten(0, -2), gy)
+            else:
+                multiplication.accumulate_bias(gy)
+        of_x = None if gx is None else gx.view(*gradients[0].shape[:-1], -1)
+        return of_x, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 def deferrable_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    later: WeightGradients,
-    transposed: bool = False,
-    products: Products = PLAIN,
-) -> Tensor:
-    """Compute x W^T + b (x W + b if `transposed`); the backward adds to the parameters' gradients itself, or later.
+    x: Tensor, multiplications: Sequence[Multiplication], *, later: WeightGradients
+) -> tuple[Tensor, ...]:
+    """Multiply the same input; the backward adds to the parameters' gradients itself, or later.
 
     Under `torch.autocast` it computes in that dtype, as torch's own does.
     """
     device = "cuda" if x.is_cuda else "cpu"  # the type's name by the device takes longer
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
-    return call(_Linear, x, weight, bias, transposed, later, products)
+    # Autograd asks them whether they need a gradient.
+    parameters = [p for m in multiplications for p in (m.weight, m.bias) if p is not None]
+    apply: Callable[..., tuple[Tensor, ...]] = _Linear.apply
+    return apply(x, multiplications, later, *parameters)
 
 
 class _LookUp(Function):
@@ -229,16 +243,14 @@ class Linear(Deferring):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs], with the adapter's part if the layer has one."""
-        y = self.without_adapter(x, self.bias)
+        (y,) = deferrable_linear(x, [self.multiplication(self.bias)], later=self.later)
         if self.lora_A is None or self.lora_B is None:
             return y
         return torch.add(y, self.lora_B(self.lora_A(x)), alpha=self.scaling)
 
-    def without_adapter(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by the weight, and add a bias."""
-        return deferrable_linear(
-            x, self.weight, bias, later=self.later, transposed=self.transposed, products=self.products
-        )
+    def multiplication(self, bias: Tensor | None) -> Multiplication:
+        """The layer without its adapter, with this bias."""
+        return Multiplication(self.weight, bias, self.transposed, self.products)
 
 
 class _RMSNorm(Function):

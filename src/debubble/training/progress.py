@@ -22,11 +22,15 @@ class StepReport:
     step: int
     """Steps done, this one included."""
     loss: float
+    gradient_norm: float
+    """Norm of all gradients before they were clipped; inf or NaN if the step was skipped."""
     learning_rate: float
     seconds: float
     tokens_per_second: float
     peak_memory: tuple[float, ...]
     """Per device, static memory and activations, in bytes."""
+    loss_scale: float | None = None
+    """In fp16, the factor of the loss after the step."""
     mfu: float | None = None
     """Share of the devices' peak that the model's own operations take; None if the plan does not say the peak."""
     bubble_fraction: float | None = None
@@ -41,7 +45,7 @@ class StepReport:
     """Sentences on the update, and on switches of the schedule after this step."""
 
     def __str__(self) -> str:
-        figures = [f"loss {self.loss:.3f}", f"{self.tokens_per_second:,.0f} tokens/s"]
+        figures = [f"loss {self.loss:.3f}", f"norm {self.gradient_norm:.3g}", f"{self.tokens_per_second:,.0f} tokens/s"]
         if self.mfu is not None:
             figures.append(f"MFU {100 * self.mfu:.1f}%")
         if self.bubble_fraction is not None:
@@ -112,7 +116,9 @@ def figures(report: StepReport) -> dict[str, float]:
     """A step's figures by name; those that are not known are left out."""
     known = {
         "train/loss": report.loss,
+        "train/gradient_norm": report.gradient_norm,
         "train/learning_rate": report.learning_rate,
+        "train/loss_scale": report.loss_scale,
         "validation/loss": report.validation_loss,
         "speed/seconds_per_step": report.seconds,
         "speed/tokens_per_second": report.tokens_per_second,

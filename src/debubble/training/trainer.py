@@ -282,10 +282,12 @@ class TrainingRun:
             StepReport(
                 step=self.step,
                 loss=math.nan,
+                gradient_norm=math.nan,
                 learning_rate=rate,
                 seconds=seconds,
                 tokens_per_second=tokens_per_second,
                 peak_memory=self._peaks,
+                loss_scale=None if self.pipeline.loss_scale is None else self.pipeline.loss_scale.value,
                 mfu=None if self._utilization is None else self._utilization.mfu(tokens_per_second),
                 bubble_fraction=self._bubble,
                 validation_loss=validation_loss,
@@ -296,7 +298,9 @@ class TrainingRun:
         for result in results:
             report = self._pending_reports.popleft()
             news = (*news_of_update(result), *report.news)
-            yield replace(report, loss=result.loss, rolled_back=result.rolled_back, news=news)
+            yield replace(
+                report, loss=result.loss, gradient_norm=result.norm, rolled_back=result.rolled_back, news=news
+            )
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which parameters are their moving averages, if the run has some."""

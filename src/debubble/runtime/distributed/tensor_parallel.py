@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from debubble.runtime.distributed.cuts import Cut, CutGroup
 from debubble.runtime.distributed.transport import Alone
-from debubble.runtime.operators import Linear, call
+from debubble.runtime.operators import Linear, call, deferrable_linear
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -45,23 +45,23 @@ class TensorGroup(CutGroup):
 
     def columns(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
         """Apply layers that are divided by columns to their common input: each rank has its own outputs."""
-        if self.size == 1:
-            return tuple(layer(x) for layer in layers)
-        entered = self.enter(x)
-        return tuple(self._column(x, entered, layer) for layer in layers)
+        multiplications = [layer.multiplication(layer.bias) for layer in layers]
+        results = deferrable_linear(self.enter(x), multiplications, later=layers[0].later)
+        return tuple(self._adapted(x, y, layer) for y, layer in zip(results, layers, strict=True))
 
     def rows(self, x: Tensor, layer: Linear) -> Tensor:
         """Apply a layer that is divided by rows to each rank's own inputs: the output is the same on all."""
         if self.size == 1:
             y: Tensor = layer(x)
             return y
-        y = self.leave(layer.without_adapter(x, None))
+        (y,) = deferrable_linear(x, [layer.multiplication(None)], later=layer.later)
+        y = self.leave(y)
         if layer.lora_A is not None and layer.lora_B is not None:
             y = torch.add(y, layer.lora_B(self.leave(layer.lora_A(x))), alpha=layer.scaling)
         return y if layer.bias is None else y + layer.bias
 
-    def _column(self, x: Tensor, entered: Tensor, layer: Linear) -> Tensor:
-        y = layer.without_adapter(entered, layer.bias)
+    def _adapted(self, x: Tensor, y: Tensor, layer: Linear) -> Tensor:
+        """The result of a layer that is divided by columns, with its adapter's part."""
         if layer.lora_A is None or layer.lora_B is None:
             return y
         # A is whole on every rank: what meets the shards of B is its result.

@@ -46,9 +46,10 @@ class Float8Products(Products):
         y = self._input(x.flatten(0, -2)).mm(self._weight(weight)).view(*x.shape[:-1], -1)
         return y if bias is None else y + bias
 
-    def input_gradient(self, gy: Tensor, weight: Tensor) -> Tensor:
-        """Compute gy W."""
-        return self._gradient(gy.flatten(0, -2)).mm(self._weight(weight).t()).view(*gy.shape[:-1], -1)
+    def add_input_gradient(self, gx: Tensor | None, gy: Tensor, weight: Tensor) -> Tensor:
+        """Add gy W to gx, if there is one; of gy [rows, out]."""
+        product = self._gradient(gy).mm(self._weight(weight).t())
+        return product if gx is None else gx.add_(product)
 
     def add_weight_gradient(self, parameter: Tensor, gy: Tensor, x: Tensor, *, transposed: bool) -> None:
         """Add gy^T x to the gradient of the parameter, or its transpose; of gy [rows, out] and x [rows, in]."""

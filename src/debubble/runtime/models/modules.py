@@ -29,7 +29,7 @@ from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.compilation import Compiler, untraced_hooks
 from debubble.runtime.models.seeded_random import DRAWING, drawn
 from debubble.runtime.models.units import MicroBatch, UnitModule
-from debubble.runtime.operators import Deferring, WeightGradients, deferrable_linear, drop
+from debubble.runtime.operators import Deferring, Multiplication, WeightGradients, deferrable_linear, drop
 
 
 class ModuleUnit(UnitModule, Deferring):
@@ -114,7 +114,8 @@ class _DeferredOperators(TorchFunctionMode):
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         # Of a weight that is computed, the gradient goes on to what it is computed from.
         if isinstance(weight, nn.Parameter) and x.dim() > 1 and not self._runs_again:
-            return deferrable_linear(x, weight, bias, later=self._later)
+            (y,) = deferrable_linear(x, [Multiplication(weight, bias)], later=self._later)
+            return y
         return functional.linear(x, weight, bias)
 
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
