@@ -95,6 +95,7 @@ def test_a_plans_optimizer_is_the_one_that_steps(name: str, options: TrainOption
     ("entries", "message"),
     [
         ({"lr_schedule": "step"}, "must be one of cosine, linear, constant, wsd, not 'step'"),
+        ({"optimizer": "adamwx"}, "There is no optimizer 'adamwx'; did you mean 'adamw'"),
         ({"optimizer": "torch.optim:Nothing"}, "--optimizer torch.optim:Nothing cannot be loaded"),
         ({"optimizer": "torch.nn:Linear"}, "no class of torch's optimizers: give one of adamw, adam"),
         ({"optimizer": "torch.optim:Muon"}, "torch.optim:Muon cannot step a matrix and a vector: Muon only supports"),

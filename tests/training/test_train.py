@@ -416,5 +416,6 @@ def test_a_hung_rank_is_named_with_what_the_others_wait_for(options: Any, plan_f
     with pytest.raises(RankFailedError) as failure:
         launch("tests.support.hanging_rank", encode_options(hanging), ranks=2)
     assert str(failure.value) == (
-        "The run hangs, nothing has moved for 2 s: rank 1 reads data and does not end; rank 0 meets the other ranks."
+        "The run hangs, nothing has moved for 2 s: rank 1 runs the training loop and does not end; rank 0 meets the"
+        " other ranks."
     )

@@ -112,3 +112,12 @@ def test_an_error_leaves_its_reason_before_the_rank_unwinds(tmp_path: Path, monk
     assert word["message"] == "RuntimeError: Connection closed by peer."
     assert word["extraInfo"]["doing"] == "is in 1B1, micro-batch 1"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_between_two_calls_of_the_pipeline_a_rank_runs_the_training_loop(watched: Any) -> None:
+    status = RankStatus()
+    with status.phase("sums the loss", local=False):
+        assert (str(status), status.local) == ("sums the loss", False)
+    watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=60)
+    errors = watched(1, status, ranks=2)
+    assert "rank 1 runs the training loop and does not end; rank 0 waits in 0B1" in str(errors.get(timeout=10))

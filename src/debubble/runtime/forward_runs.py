@@ -77,6 +77,7 @@ class ForwardRuns:
             raise InputError("There is no batch to evaluate.")
         self._ranks.sum_over_replicas(total)
         self._ranks.sum_over_pipeline(total)
+        self._status.leave()
         return (total / targets).to(loss_dtype(self._plan))
 
     def generate(self, prompts: Tensor, *, new_tokens: int, temperature: float, seed: int) -> Tensor:
@@ -103,6 +104,7 @@ class ForwardRuns:
                     following = _choose_tokens(torch.cat([logits.pop(j) for j in range(each)]), temperature, random)
                 self._ranks.sum_over_pipeline(following)
                 tokens = torch.cat((tokens, following[:, None]), dim=1)
+        self._status.leave()
         return tokens[:rows]
 
     @contextmanager

@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from debubble.costs.step import MOMENTS
 from debubble.ir import InputError
+from debubble.registry import unknown_name
 from debubble.runtime.distributed.sharding import inner_tensors
 from debubble.runtime.parameters.optimizers import MakeOptimizer
 from debubble.runtime.pipeline import Pipeline
@@ -104,6 +105,8 @@ def _bytes(state: Tensor) -> int:
 
 
 def _optimizer_class(name: str) -> Callable[..., Optimizer]:
+    if ":" not in name:
+        raise unknown_name(name, [*NAMED, "module:Class"], what="optimizer")
     found = named(name, option="--optimizer")
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise InputError(

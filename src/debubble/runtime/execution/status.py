@@ -38,6 +38,10 @@ class Phase(NamedTuple):
     end: float
 
 
+CALLER = "runs the training loop"
+"""The phase between the pipeline's calls."""
+
+
 class RankStatus:
     """The status of a rank: its lanes' threads write it, any other thread reads it."""
 
@@ -62,11 +66,17 @@ class RankStatus:
         start = perf_counter()
         yield
         self.phases.append(Phase(what, start, perf_counter()))
+        self.leave()
 
     def enter(self, what: str, *, local: bool) -> None:
         """Enter a phase outside the program, such as `reads data`; `local` if it waits for no other rank."""
         self._phase, self._phase_is_local = what, local
         self._lanes.clear()
+        self.progress += 1
+
+    def leave(self) -> None:
+        """A phase has ended; what follows is the caller's, unless another one is entered."""
+        self._phase, self._phase_is_local = CALLER, True
         self.progress += 1
 
     def runs(self, instruction: Instruction) -> None:
