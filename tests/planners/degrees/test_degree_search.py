@@ -164,6 +164,22 @@ def test_a_choice_that_no_quick_plan_fits_is_planned_where_it_promises_much_more
     assert best.search.too_large + best.search.planned + best.search.slower <= best.search.legal
 
 
+def test_where_optimizers_must_be_on_hosts_no_fixed_choice_is_faster() -> None:
+    cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "4GiB"})
+    tight = Job(
+        model=db.models["llama3.2-1b"], cluster=cluster, global_batch=8, options=RunOptions(sequence_length=2048),
+        fixed={"data": 1, "context": 1}, effort=0.2,
+    )  # fmt: skip
+    best = search_degrees(tight, planner="chronos")
+    assert best.result.solution.schedule.host_steps
+    for degrees in configurations(tight):
+        try:
+            fixed = planners["chronos"](tight.problem(degrees))
+        except DebubbleError:
+            continue
+        assert float(best.result.time) <= 1.02 * float(fixed.time)
+
+
 def test_a_planner_that_plans_none_of_the_choices_says_so() -> None:
     # 1F1B keeps everything; the quick plan recomputes.
     tight = replace(

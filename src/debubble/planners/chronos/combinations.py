@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from debubble.costs.units import Partition, Unit, Units
-from debubble.ir import Number, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.balance import even_and_balanced
 from debubble.planners.partitioning.recomputation import in_flight, ladder
+from debubble.planners.pipeline_bounds import IN_TRANSIT, PipelineBounds
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.schedules.chronos.offload import offload_activations, offload_states
 from debubble.schedules.chronos.schedule import periodic, reduce_gradients
@@ -19,8 +21,6 @@ from debubble.schedules.chronos.schedule import periodic, reduce_gradients
 PARTS = 4
 """A chunk recomputes in quarters: rho is a multiple of 1 / 4."""
 GROUPS = (1, 2, 4)
-IN_TRANSIT = 2
-"""Micro-batches of a chunk on the device while its activations are offloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class CombinationBuilder(ABC):
                 return _UnitsBuilder(problem, units)
 
     def combinations(self) -> list[Combination]:
-        """Every combination worth trying, those with fewer means to save memory first."""
+        """Every combination worth trying, those that promise most first, of these the simplest."""
         limited = self.problem.memory_limit is not None
         return sorted(
             (
@@ -93,8 +93,12 @@ class CombinationBuilder(ABC):
                 for hosted in range(chunks + 1 if limited and self._hostable else 1)
                 for offloaded in range(2 if limited and self._offloads else 1)
             ),
-            key=lambda combination: combination.offloaded + combination.hosted,
+            key=lambda each: (self.promise(each), each.offloaded + each.hosted),
         )
+
+    @abstractmethod
+    def promise(self, combination: Combination) -> float:
+        """Seconds that a step may take, to compare combinations by; infinite if its memory seems not to suffice."""
 
     def increments(self, combination: Combination) -> list[ChunkIncrement]:
         """All that can recompute, first what takes the least time per byte and time that the byte lives."""
@@ -177,6 +181,9 @@ class _StagesBuilder(CombinationBuilder):
         self._reduces = any(costs.gradient_reduce)
         self._offloads = costs.offload is not None
 
+    def promise(self, combination: Combination) -> float:
+        return 0.0
+
     def _splits(self, chunks: int) -> list[tuple[int, ...]]:
         return [()]
 
@@ -206,6 +213,23 @@ class _UnitsBuilder(CombinationBuilder):
         self._units = units.with_whole_gradients() if self._reduces else units
         self._hostable = units.hostable
         self._offloads = units.offload_bandwidth is not None
+        self._bounds = PipelineBounds(replace(problem, workload=ModelUnits(self._units)))
+        self._promises: dict[tuple[int, int, int], float] = {}
+
+    def promise(self, combination: Combination) -> float:
+        parts = combination.chunks, combination.hosted, combination.offloaded
+        if parts not in self._promises:
+            self._promises[parts] = self._seconds(*parts)
+        return self._promises[parts]
+
+    def _seconds(self, chunks: int, hosted: int, offloaded: int) -> float:
+        """The promise, which groups and the cut into stages leave as it is."""
+        try:
+            pipeline = self._bounds.of(chunks, hosted=hosted, offloaded=offloaded)
+        except InfeasibleError:
+            return math.inf
+        tail, unsummed = self.problem.tail, 0.0 if self._reduces else 1.0
+        return pipeline + (tail.after(unsummed=unsummed, unstepped=1 - hosted / chunks) if tail else 0.0)
 
     def _splits(self, chunks: int) -> list[tuple[int, ...]]:
         return even_and_balanced(self._units, self.problem.devices * chunks)

@@ -43,16 +43,29 @@ class _Fit:
 @planner("chronos", paper="ChronosPipe", searches=True)
 def chronos(problem: Problem) -> Solution:
     """The fastest ChronosPipe that fits: chunks, recomputation, offloaded states and activations, and groups."""
-    return _ChronosSearch(problem).solution()
+    return ChronosSearch(problem).solution()
 
 
-class _ChronosSearch:
-    """One search: the combinations that fit, then the most promising of them in full."""
+class ChronosSearch:
+    """One search: the combinations that fit, then the most promising of them in full.
 
-    def __init__(self, problem: Problem) -> None:
+    Args:
+        problem: What to plan.
+        combinations: The only ones to try; all by default.
+    """
+
+    def __init__(self, problem: Problem, combinations: Sequence[Combination] | None = None) -> None:
         self.problem, self.effort = problem, problem.begun()
         self.builder = CombinationBuilder.of(problem)
+        self.combinations = self.builder.combinations() if combinations is None else combinations
         self.reason: DebubbleError | None = None
+
+    def expected(self) -> float:
+        """Seconds that a step may take with the first combination that fits.  Raises InfeasibleError if none does."""
+        fits = self._fits()
+        if not fits:
+            raise InfeasibleError(f"ChronosPipe fits in no form: {self.reason}")
+        return float(fits[0].expected)
 
     def solution(self) -> Solution:
         """The fastest of all.  Raises InfeasibleError if none fits, CutOffError if none was found in time."""
@@ -83,7 +96,7 @@ class _ChronosSearch:
     def _fits(self) -> list[_Fit]:
         """The combinations that fit, in the order in which they were tried."""
         fits: list[_Fit] = []
-        for combination in self.builder.combinations():
+        for combination in self.combinations:
             if self.effort.brake.bites or (fits and self.effort.spent > SEARCH * self.problem.effort):
                 break
             if any(not fit.increments and fit.combination.saves_no_more_than(combination) for fit in fits):

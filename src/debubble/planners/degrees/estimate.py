@@ -5,15 +5,19 @@ A quick plan has balanced stages, the order of 1F1B or interleaved 1F1B, and the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.planners.bounds import lower_bound
-from debubble.planners.degrees.quick_bound import PipelineBounds
+from debubble.planners.chronos.combinations import CombinationBuilder
+from debubble.planners.chronos.planner import ChronosSearch
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule
+from debubble.planners.pipeline_bounds import PipelineBounds
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.schedules import schedules
 from debubble.search.effort import REPRICED
@@ -24,6 +28,8 @@ INTERLEAVED = ("interleaved", "interleaved-less-memory", COMBINED)
 """Orders of quick plans of several stages per device; a target has one of them."""
 CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Stages per device of quick plans; one is 1F1B, more are interleaved."""
+TRIED = 12
+"""Combinations of ChronosPipe's parts of which a quick plan with hosts is the first that fits."""
 
 
 def step_bound(problem: Problem) -> float:
@@ -32,8 +38,33 @@ def step_bound(problem: Problem) -> float:
 
 
 def promise(problem: Problem) -> float:
-    """The bound of a step, with the time that 1F1B takes to fill and drain the pipeline."""
-    return step_bound(problem) * (problem.micro_batches + problem.devices - 1) / problem.micro_batches
+    """Seconds that a step may take where hosts step optimizers and hold activations; infinite if nothing seems to fit.
+
+    It is an estimate to compare choices by, and no bound.
+    """
+    builder = CombinationBuilder.of(problem)
+    return builder.promise(builder.combinations()[0])
+
+
+def uneven_promise(problem: Problem) -> float:
+    """Seconds that a step may take on stages of any lengths, without hosts; infinite if nothing seems to fit."""
+    try:
+        return PipelineBounds(problem).uneven() + _tail(problem)
+    except InfeasibleError:
+        return math.inf
+
+
+def quick_host_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: None) -> float:
+    """Seconds of a step of a quick plan with hosts: ChronosPipe's parts that promise most, and fit.
+
+    `spend` is told the seconds of the reference machine that it takes.  Raises InfeasibleError if none fits.
+    """
+    promising = CombinationBuilder.of(problem).combinations()[:TRIED]
+    search = ChronosSearch(replace(problem, effort=0.0), promising)
+    try:
+        return search.expected()
+    finally:
+        spend(search.effort.spent)
 
 
 def quick_bound(problem: Problem) -> float:

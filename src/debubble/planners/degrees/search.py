@@ -25,9 +25,16 @@ from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
 from debubble.planners.auto import fastest_of, planners_for
-from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
+from debubble.planners.degrees.estimate import (
+    promise,
+    quick_bound,
+    quick_host_step,
+    quick_step,
+    step_bound,
+    uneven_promise,
+)
 from debubble.planners.degrees.memory import parts_at_peak, too_large
-from debubble.planners.degrees.space import Job, configurations, smallest_batches
+from debubble.planners.degrees.space import Job, configurations, of_one_size, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.progress import Progress
@@ -44,9 +51,11 @@ ALSO_LARGE = ("adapipe", "merak", "obscura", "portfolio")
 """Planners that are asked all the same."""
 NEGLIGIBLE = 1e-6
 """Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""
-RESCUED = 4
-"""Choices for which planners with offload are asked where no quick plan fits."""
-MUCH_FASTER = 1.1
+WITH_HOSTS = 4
+"""Choices that are planned with hosts."""
+UNEVEN = 2
+"""Choices that are planned for stages of any lengths, where no quick plan fits."""
+FASTER = 1.02
 """Factor by which such a choice must promise to be faster, where others fit."""
 
 QUICK = "quick plan"
@@ -86,6 +95,7 @@ def rank(
     count: int,
     ranking: Ranking[K],
     over: Callable[[], bool] = lambda: False,
+    within: float = math.inf,
 ) -> None:
     """Rank choices by the steps of their quick plans, without planning those that cannot be among the best.
 
@@ -99,11 +109,12 @@ def rank(
         count: How many of the best must be right.
         ranking: What is filled in, choice by choice, so that it stands when the work is interrupted.
         over: Whether the effort is spent; something that fits is looked for all the same.
+        within: Seconds beyond which no choice is looked at.
     """
     coarsest, *tighter = bounds
     waiting = [(coarsest(choice), place, 0) for place, choice in enumerate(choices)]
     heapq.heapify(waiting)
-    most = math.inf
+    most = within
     while waiting:
         ranking.left = len(waiting)
         bound, place, known = heapq.heappop(waiting)
@@ -121,7 +132,7 @@ def rank(
         except DebubbleError as refusal:
             ranking.refused[choice] = refusal
         best = ranking.best(count)
-        most = ranking.steps[best[-1]] if len(best) == count else math.inf
+        most = min(within, ranking.steps[best[-1]]) if len(best) == count else within
     ranking.left = 0
 
 
@@ -210,11 +221,11 @@ class _DegreesSearch:
         self.rank()
         if self.planner == "auto":
             self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
-            self._rescue()
+            self._plan_further()
             self._finish()
         else:
             self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
-            self._rescue()
+            self._plan_further()
 
     def rank(self) -> None:
         """The first two steps: rule out by memory, and rank by quick plans."""
@@ -261,16 +272,22 @@ class _DegreesSearch:
                     self._keep(degrees, answer)
                 self._report()
 
-    def _rescue(self) -> None:
-        """Plan choices that no quick plan fits, if there are no others or these promise much more.
+    def _plan_further(self) -> None:
+        """Plan choices that promise to be faster with hosts, or on uneven stages, than what is known.
 
-        The planners have uneven stages or offload (or it is the one that was asked for), and micro-batches are as small
-        as they may be.  Where these fit nothing all planners are asked, choice by choice, until one fits.
+        Micro-batches are as small as they may be.  Where the planners (or the one that was asked for) fit nothing, all
+        are asked, choice by choice, until one fits.
         """
-        steps = self._steps()
-        best = min(steps.values(), default=math.inf)
-        promised = {d: promise(self.problems[d]) for d in smallest_batches(self.job) if d in self.ranking.refused}
-        hopeful = sorted((d for d in promised if promised[d] * MUCH_FASTER < best), key=lambda d: promised[d])[:RESCUED]
+        with_hosts = self._ranked_with_hosts()
+        best = min([*self._steps().values(), *with_hosts.steps.values()], default=math.inf)
+        refused = [d for d in smallest_batches(self.job) if d in self.ranking.refused and d not in with_hosts.steps]
+        uneven = {degrees: uneven_promise(self.problems[degrees]) for degrees in refused}
+        hopeful = [
+            *with_hosts.best(WITH_HOSTS),
+            *sorted((d for d in refused if uneven[d] * FASTER < best), key=lambda d: uneven[d])[:UNEVEN],
+        ]
+        if best == math.inf:
+            hopeful += sorted(with_hosts.refused, key=lambda degrees: promise(self.problems[degrees]))[:WITH_HOSTS]
         if self.planner != "auto":
             self._plan_side_by_side(hopeful, self.planner, share=1.0)
             return
@@ -279,6 +296,38 @@ class _DegreesSearch:
             if self._steps():
                 break
             self._ask(degrees)
+
+    def _ranked_with_hosts(self) -> Ranking[Degrees]:
+        """The ranking of quick plans with hosts that promise more than what is known.
+
+        Larger micro-batches are tried for the best choices of those with the smallest.
+        """
+        ranking: Ranking[Degrees] = Ranking()
+        within = min(self._steps().values(), default=math.inf) / FASTER
+
+        def add(choices: Iterable[Degrees]) -> None:
+            effort = Effort.starting(RANKING * self.job.effort, self.job.deadline)
+
+            def step(degrees: Degrees) -> float:
+                try:
+                    return quick_host_step(self.problems[degrees], spend=effort.spend)
+                finally:
+                    self._report("Ranking plans with hosts")
+
+            bounds = [
+                lambda degrees: step_bound(self.problems[degrees]),
+                lambda degrees: promise(self.problems[degrees]),
+            ]
+            rank(
+                [degrees for degrees in choices if degrees in self.problems], bounds=bounds, step=step,
+                count=WITH_HOSTS, ranking=ranking, over=lambda: effort.over, within=within,
+            )  # fmt: skip
+
+        smallest = dict.fromkeys(smallest_batches(self.job))
+        add(smallest)
+        best = {of_one_size(degrees) for degrees in ranking.best(WITH_HOSTS)}
+        add(each for each in self.legal if each not in smallest and of_one_size(each) in best)
+        return ranking
 
     def _finish(self) -> None:
         """Give the fastest choice to `auto`, unless it is optimal."""

@@ -91,13 +91,18 @@ def smallest_batches(job: Job) -> list[Degrees]:
     """
     smallest: dict[Degrees, Degrees] = {}
     for degrees in configurations(job):
-        alike = replace(degrees, micro_batch_size=1, micro_batches=1)
+        alike = of_one_size(degrees)
         if alike not in smallest or degrees.micro_batch_size < smallest[alike].micro_batch_size:
             smallest[alike] = degrees
     undivided = (
         () if "zero" in job.fixed else (replace(degrees, zero=0) for degrees in smallest.values() if degrees.zero)
     )
     return sorted({*smallest.values(), *undivided}, key=in_order)
+
+
+def of_one_size(degrees: Degrees) -> Degrees:
+    """The choice that stands for all sizes of micro-batches."""
+    return replace(degrees, micro_batch_size=1, micro_batches=1)
 
 
 def in_order(degrees: Degrees) -> list[int]:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import DebubbleError, InfeasibleError, Kind
 from debubble.planners.degrees.estimate import quick_bound, quick_step
-from debubble.planners.degrees.quick_bound import PipelineBounds, first_forwards
+from debubble.planners.pipeline_bounds import PipelineBounds, first_forwards
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.schedules import schedules
 from tests.strategies import model_units
@@ -76,6 +76,33 @@ def test_the_quick_bound_counts_the_recomputation_that_memory_asks_for() -> None
 def test_the_quick_bound_refuses_what_does_not_fit_however_much_recomputes() -> None:
     with pytest.raises(InfeasibleError, match=r"Device 0 needs .* even if everything recomputes"):
         quick_bound(problem(equal_units(16, limit=50), devices=4, micro_batches=8))
+
+
+def test_the_quick_bound_counts_what_the_first_backward_restores() -> None:
+    # Device 0 of 4 holds 4 micro-batches of 4 units that recompute, 20 + 32 bytes, and one whole activation, 8 more.
+    def fits(limit: int) -> Problem:
+        return problem(equal_units(16, limit=limit), devices=4, micro_batches=8, chunks=1)
+
+    assert quick_bound(fits(60)) <= quick_step(fits(60))[0]
+    with pytest.raises(InfeasibleError):
+        quick_bound(fits(59))
+
+
+def on_hosts(*, step: float) -> PipelineBounds:
+    """Two chunks on each of 4 devices, of units whose states a host takes, and steps in so much time."""
+    unit = replace(equal_units(1).units[0], on_host=HostStates(static=2, gradients=1, parameters=1, step=step))
+    units = Units(units=(unit,) * 8, offload_bandwidth=1, memory_limit=(60,))
+    return PipelineBounds(problem(units, devices=4, micro_batches=8))
+
+
+def test_an_estimate_with_hosts_counts_the_steps_that_the_backwards_do_not_hide() -> None:
+    # The last backward of a device's chunk 0 is 2 x 4 after that of chunk 1, and the first gradients need 1 more.
+    assert on_hosts(step=0).of(2, hosted=1) == on_hosts(step=3).of(2, hosted=1)
+    assert on_hosts(step=27).of(2, hosted=1) - on_hosts(step=17).of(2, hosted=1) == pytest.approx(10)
+
+
+def test_an_estimate_with_hosts_needs_no_recomputation_for_the_states_that_they_take() -> None:
+    assert on_hosts(step=0).of(2, hosted=2) < on_hosts(step=0).of(2)
 
 
 @given(st.integers(1, 6), st.integers(1, 20), st.integers(1, 4))

@@ -3,13 +3,18 @@
 A quick plan has balanced stages in the order of 1F1B or interleaved 1F1B.  Its device d, with the stages d, p + d, ...,
 
 * starts when the first micro-batch has come through the stages before d, and is followed by the backwards of these;
-* has all its own work to do, and what it must recompute so that the forwards before its first backward fit;
+* has all its own work to do, and what it must recompute so that the forwards before its first backward fit beside what
+  this one restores;
 * starts that backward, of its last stage, when the first micro-batch has gone through all stages and back to it; what
   these forwards of its own do not fill of this time is idle.
+
+With hosts, which step the deepest chunks and take the activations of the shallowest one, the same is an estimate, as
+ChronosPipe's orders keep less than interleaved 1F1B, and a host may be ahead of its device or behind it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -26,6 +31,10 @@ ROUNDING = 1e-9
 """Share that bounds are lowered by, so that rounding never lifts one above the time that it bounds."""
 
 
+IN_TRANSIT = 2
+"""Micro-batches of a chunk on the device while its activations are offloaded."""
+
+
 class PipelineBounds:
     """Bounds of one model problem's quick plans, for any number of chunks."""
 
@@ -39,13 +48,26 @@ class PipelineBounds:
         ]
         self._kept = _sums([float(unit.activation) for unit in units])
         self._static = _sums([float(unit.static) for unit in units])
+        self._gathered = _sums([float(unit.gathered) for unit in units])
+        hosts, link = [unit.on_host for unit in units], float(self._units.offload_bandwidth or math.inf)
+        self._on_host = _sums(
+            [float(u.static - host.static) if host else 0.0 for u, host in zip(units, hosts, strict=True)]
+        )
+        self._down = _sums([float(host.gradients) / link if host else 0.0 for host in hosts])
+        self._host_step = _sums([float(host.step) if host else 0.0 for host in hosts])
         # Layers of one kind have one table of strategies.
         self._savings = {id(unit.strategies): _savings(unit) for unit in {id(u.strategies): u for u in units}.values()}
 
-    def of(self, chunks: int) -> float:
-        """Seconds that the pipeline takes at least with so many stages per device.
+    def of(self, chunks: int, *, hosted: int = 0, offloaded: int = 0) -> float:
+        """Seconds that the pipeline takes at least with so many stages per device; with hosts an estimate.
 
-        Raises InfeasibleError if the forwards before the first backward do not fit, however much is recomputed.
+        Args:
+            chunks: Stages per device.
+            hosted: How many of a device's deepest ones its host steps.
+            offloaded: How many of its shallowest ones have their activations on the host.
+
+        Raises:
+            InfeasibleError: The forwards before the first backward do not fit, however much is recomputed.
         """
         problem, p = self._problem, self._problem.devices
         ends = list(accumulate(balanced_counts(self._units, p * chunks), initial=0))
@@ -61,14 +83,44 @@ class PipelineBounds:
         most = 0.0
         for d, limit in enumerate(problem.limits):
             held = range(d, p * chunks, p)
-            again = self._least_recomputation([stages[s] for s in held], alive[d], limit, device=d)
+            own_stages = [stages[s] for s in held]
+            on_device = [min(n, IN_TRANSIT) if chunk < offloaded else n for chunk, n in enumerate(alive[d])]
+            room = limit + sum(self._on_host[b] - self._on_host[a] for a, b in own_stages[chunks - hosted :])
+            again = self._least_recomputation(own_stages, on_device, room, device=d)
             own = problem.micro_batches * (sum(forward[s] + backward[s] for s in held) + again)
             filled = sum(count * forward[s] for count, s in zip(alive[d], held, strict=True))
             arrival = through[-1] - hop - through[d] + back[-1] - back[held[-1] + 1]
             inside = max(own, arrival + own - filled)
             outside = through[d] + back[d] if problem.objective == "makespan" else 0.0
             most = max(most, outside + inside)
+            if hosted:
+                waves = min(p, problem.micro_batches)
+                left = list(accumulate((waves * backward[s] for s in held), initial=0.0))[chunks - hosted : chunks]
+                most = max(most, through[d] + inside + self._behind(own_stages[chunks - hosted :], left))
         return most * (1 - ROUNDING)
+
+    def uneven(self) -> float:
+        """Seconds that 1F1B may take on stages of any lengths, if all devices' memory is one; an estimate.
+
+        Raises InfeasibleError if that does not suffice, however much is recomputed.
+        """
+        problem, p = self._problem, self._problem.devices
+        stages = list(pairwise(accumulate(balanced_counts(self._units, p), initial=0)))
+        alive = [min(p - d, problem.micro_batches) for d in range(p)]
+        again = self._least_recomputation(stages, alive, sum(problem.limits), device=0)
+        work = min(forward[-1] + backward[-1] for forward, backward in zip(self._forward, self._backward, strict=True))
+        return (problem.micro_batches + p - 1) * (work + again) / p
+
+    def _behind(self, stages: Sequence[tuple[int, int]], left: Sequence[float]) -> float:
+        """Seconds from a device's last backward to the end of the steps of these stages on its host.
+
+        `left` is the time of the backwards that the device still has after the last one of each: those of shallower
+        stages, for as many micro-batches as there are devices.
+        """
+        end = -math.inf
+        for (a, b), backwards in zip(reversed(stages), reversed(left), strict=True):
+            end = max(end, self._down[b] - self._down[a] - backwards) + self._host_step[b] - self._host_step[a]
+        return end
 
     def _least_recomputation(
         self, stages: Sequence[tuple[int, int]], alive: Sequence[int], limit: float, *, device: int
@@ -79,16 +131,26 @@ class PipelineBounds:
         """
         units = self._units
         workspace = max(float(unit.workspace) for a, b in stages for unit in units.units[a:b])
+        gathered = sorted(self._gathered[b] - self._gathered[a] for a, b in stages)[-2:] if units.gathers else ()
         states = float(units.static) + workspace + sum(self._static[b] - self._static[a] for a, b in stages)
+        states += sum(gathered)
         kept = sum(count * (self._kept[b] - self._kept[a]) for count, (a, b) in zip(alive, stages, strict=True))
         missing = (states + kept) * (1 - ROUNDING) - limit
         if missing <= 0:
             return 0.0
+        numbers = Counter(
+            (id(unit.strategies), count)
+            for count, (a, b) in zip(alive, stages, strict=True)
+            for unit in units.units[a:b]
+        )
+        # The first backward begins with the last unit, of which it has one micro-batch's whole activation.
+        last, count = id(units.units[stages[-1][1] - 1].strategies), alive[-1]
+        numbers[last, count] -= 1
+        numbers[last, count - 1] += 1
         savings = [
             (seconds / (saved * count), number * seconds, number * count * saved)
-            for count, (a, b) in zip(alive, stages, strict=True)
-            if count
-            for kind, number in Counter(id(unit.strategies) for unit in units.units[a:b]).items()
+            for (kind, count), number in numbers.items()
+            if count and number
             for seconds, saved in self._savings[kind]
         ]
         spent = 0.0
