@@ -6,6 +6,8 @@ median over rounds of their step-time ratio, `cpu_ratio` the same of both ranks'
 are the most that autograd and waiting weight gradients keep on any rank, in a step apart from the timed ones, counted
 by one ledger (of torch's split backwards without the gradients that these keep outside of autograd).
 
+Products are the same in both, MKL's, but in `own products`: there ours are oneDNN's where they are faster.
+
 First schedule against the same schedule; then the same order with each whole backward as I and W, side by side, against
 torch's whole backwards: the gradient goes on before the weights' are computed.  Then what debubble plans for the memory
 of 1F1B (four micro-batches) or GPipe, with stages that are taken to be alike, against that schedule.
@@ -67,6 +69,8 @@ class Case(NamedTuple):
     """Whether ours has I and W in the place of every B."""
     kept: int | None = None
     """Micro-batches whose activations a stage has room for."""
+    onednn: bool = False
+    """Whether ours may leave products to another library than torch's modules do."""
 
 
 CASES = {
@@ -77,6 +81,7 @@ CASES = {
     "gpipe, I and W": Case("gpipe", "GPipe", splits=True),
     "1f1b, I and W": Case("1f1b", "1F1B", splits=True),
     "interleaved, I and W": Case("interleaved", "Interleaved1F1B", splits=True),
+    "1f1b, own products": Case("1f1b", "1F1B", onednn=True),
     "within gpipe's memory": Case("auto", "GPipe", kept=8),
     "within 1f1b's memory": Case("auto", "1F1B", 4, kept=RANKS),
 }
@@ -218,6 +223,7 @@ def operators(folder: str, output: Path) -> None:
     """Note the seconds of a step in one process by torch's operators, in both."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=8))
     tokens = torch.randint(0, 1024, (8, LENGTH + 1), generator=torch.Generator().manual_seed(0))
     figures = {}
@@ -252,6 +258,7 @@ def one(rank: int, folder: str, schedules: dict[str, Schedule], rounds: int, out
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     for name, schedule in schedules.items():
         case, plan = CASES[name], plan_of(schedule)
+        torch.backends.mkldnn.enabled = case.onednn  # type: ignore[assignment]
         tokens = torch.randint(0, 1024, (case.micro_batches, LENGTH + 1), generator=torch.Generator().manual_seed(0))
         runs = {"debubble": ours(plan), "torch": torchs(plan, case.torchs, rank)}
         figures = {"schedule": schedule.name, **figures_of(times(runs, tokens, rounds))}

@@ -69,6 +69,7 @@ def staged(strategy: str, *, split: bool = False, explicit: bool = False) -> Run
 
 def main() -> None:
     torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # all multiply by the same library
     techniques = {
         "plain autograd": plain(list(build_stage(BLOCK, ModelConfig.from_hf(BLOCK).units[1:-1]))),
         "whole backward": staged("none"),

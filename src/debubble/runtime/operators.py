@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.ir import InputError
+from debubble.runtime.matrix_products import add_product_to, linear, product
 from debubble.runtime.memory.activations import Ledger, value
 
 Deferred = Callable[[], None]
@@ -71,11 +72,11 @@ def run_gradient_hooks(parameter: Tensor) -> None:
 def add_product(parameter: Tensor, a: Tensor, b: Tensor) -> None:
     """Accumulate the gradient a b where it is to be: no product is written and read again."""
     if a.dtype != parameter.dtype:  # autocast
-        add_gradient(parameter, a.mm(b).to(parameter.dtype))
+        add_gradient(parameter, product(a, b).to(parameter.dtype))
     elif parameter.grad is None:
-        parameter.grad = a.mm(b)
+        parameter.grad = product(a, b)
     else:
-        parameter.grad.addmm_(a, b)
+        add_product_to(parameter.grad, a, b)
 
 
 class Products:
@@ -87,11 +88,11 @@ class Products:
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Compute x W^T + b, of x [..., in] and W [out, in]."""
-        return functional.linear(x, weight, bias)
+        return linear(x, weight, bias)
 
     def add_input_gradient(self, gx: Tensor | None, gy: Tensor, weight: Tensor) -> Tensor:
         """Add gy W to gx, if there is one; of gy [rows, out]."""
-        return gy.mm(weight) if gx is None else gx.addmm_(gy, weight)
+        return product(gy, weight) if gx is None else add_product_to(gx, gy, weight)
 
     def add_weight_gradient(self, parameter: Tensor, gy: Tensor, x: Tensor, *, transposed: bool) -> None:
         """Add gy^T x to the gradient of the parameter, or its transpose; of gy [rows, out] and x [rows, in]."""

@@ -19,6 +19,7 @@ from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.expert_parallel import TokenExchange, inverse
+from debubble.runtime.matrix_products import add_product_to, product
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.llama import GatedUnit
 from debubble.runtime.models.units import MicroBatch, norm, residual
@@ -49,7 +50,7 @@ def _each(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
     """Rows of [rows, in] times their expert's matrix of [experts, in, out]."""
     y = x.new_empty(len(x), weight.shape[2])
     for rows, matrix, result in zip(torch.split(x, sizes), weight, torch.split(y, sizes), strict=True):
-        torch.mm(rows, matrix, out=result)
+        product(rows, matrix, out=result)
     return y
 
 
@@ -59,7 +60,7 @@ def _accumulate(weight: Tensor, sizes: list[int], x: Tensor, gy: Tensor) -> None
         weight.grad = torch.zeros_like(weight)
     for rows, gradients, total in zip(torch.split(x, sizes), torch.split(gy, sizes), weight.grad, strict=True):
         if len(rows):
-            total.addmm_(gradients.t(), rows)
+            add_product_to(total, gradients.t(), rows)
     run_gradient_hooks(weight)
 
 

@@ -1,0 +1,61 @@
+"""Products of matrices, by the library of torch's that is fastest on this CPU.
+
+torch leaves products in fp32 to MKL, which on CPUs of other makers than Intel fills half of a vector of AVX-512;
+oneDNN, to which torch leaves those in bf16, fills all of it.  It has no fp64.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+WORTHWHILE = 2**21
+"""Multiplications of numbers from which on oneDNN's product is faster, with all that comes before it."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x W^T + b, of x [..., in] and W [out, in]."""
+    return _onednn(x, weight, bias) if _by_onednn(x, weight) else functional.linear(x, weight, bias)
+
+
+def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Compute a b, in `out` if it is given."""
+    if not _by_onednn(a, b.t()):
+        return torch.mm(a, b, out=out)
+    result = _onednn(a, b.t())
+    return result if out is None else out.copy_(result)
+
+
+def add_product_to(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Add a b to a tensor, in place."""
+    return total.add_(_onednn(a, b.t())) if _by_onednn(a, b.t()) else total.addmm_(a, b)
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+def _by_onednn(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.dtype is torch.float32
+        and x.is_cpu
+        and x.numel() * weight.shape[0] >= WORTHWHILE
+        and bool(torch.backends.mkldnn.enabled)
+        and _fills_more_of_a_vector()
+    )
+
+
+@cache
+def _fills_more_of_a_vector() -> bool:
+    """Tell whether the CPU has AVX-512, and another maker than Intel."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    try:
+        return "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False

@@ -1,0 +1,58 @@
+"""Products in fp32, large enough for either library, beside those in fp64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from debubble.runtime.matrix_products import add_product_to, linear, product
+
+ROWS, INPUTS, OUTPUTS = 192, 160, 128
+
+
+def numbers(*size: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(len(size) * size[0]))
+
+
+X, WEIGHT, BIAS, GRADIENT = (
+    numbers(2, ROWS // 2, INPUTS),
+    numbers(OUTPUTS, INPUTS),
+    numbers(OUTPUTS),
+    numbers(ROWS, OUTPUTS),
+)
+
+
+@pytest.fixture(params=[True, False], ids=["onednn", "mkl"])
+def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether products may be oneDNN's."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", request.param)
+
+
+def assert_near(found: Tensor, exact: Tensor) -> None:
+    assert found.dtype == torch.float32
+    assert (found - exact).abs().max() <= 1e-6 * exact.abs().max()
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("bias", [None, BIAS])
+def test_a_linear_layer_has_the_product_and_the_bias(bias: Tensor | None) -> None:
+    exact = torch.nn.functional.linear(X.double(), WEIGHT.double(), None if bias is None else bias.double())
+    assert_near(linear(X, WEIGHT, bias), exact)
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize(
+    ("a", "b"), [(GRADIENT, WEIGHT), (GRADIENT.t(), X.flatten(0, 1)), (X.flatten(0, 1).t(), GRADIENT)]
+)
+def test_products_are_made_or_added_where_they_are_to_be(a: Tensor, b: Tensor) -> None:
+    exact = a.double() @ b.double()
+    assert_near(product(a, b), exact)
+    total = torch.ones(exact.shape)
+    assert add_product_to(total, a, b) is total
+    assert_near(total, 1 + exact)
+    assert product(a, b, out=total) is total
+    assert_near(total, exact)
+
+
+def test_where_onednn_is_switched_off_products_are_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert torch.equal(product(GRADIENT, WEIGHT), GRADIENT @ WEIGHT)
