@@ -102,16 +102,22 @@ class SearchProgress:
         self._seconds = seconds
         self._terminal = log().is_terminal
         self._next = time.monotonic() + 1
+        self._best: tuple[float, object] | None = None
 
     def __call__(self, progress: Progress) -> None:
-        """Show this state of the search; where output is piped, at most once a second."""
+        """Show this state of the search; where output is piped, at most once a second.
+
+        The best of an earlier part stays until a later one has a better.
+        """
+        if progress.step_time is not None and (self._best is None or progress.step_time < self._best[0]):
+            self._best = progress.step_time, progress.best
         now = time.monotonic()
         if not self._terminal and now < self._next:
             return
         self._next = now + 1
         words = f"{progress.stage}: {progress.done} of {progress.total} {progress.counted}"
-        if progress.best is not None and progress.step_time is not None:
-            words += f", best so far {time_words(progress.step_time, seconds=self._seconds)} ({progress.best})"
+        if self._best is not None:
+            words += f", best so far {time_words(self._best[0], seconds=self._seconds)} ({self._best[1]})"
         if self._terminal:
             self._status.update(words)
         else:

@@ -15,7 +15,8 @@ class Progress:
     """Progress of planning.
 
     Attributes:
-        stage: `Ruling out by memory`, `Ranking`, `Planning the best`, or `Planning`.
+        stage: `Ruling out by memory`, `Ranking` (`with hosts`, `larger micro-batches`), `Planning the best`, or
+            `Planning`.
         done: Of what is counted; choices of degrees that are pruned count as done.
         total: Of what is counted.
         counted: `configurations` of degrees, or `planners` that were asked.

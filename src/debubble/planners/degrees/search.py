@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -303,16 +303,18 @@ class _DegreesSearch:
         Larger micro-batches are tried for the best choices of those with the smallest.
         """
         ranking: Ranking[Degrees] = Ranking()
-        within = min(self._steps().values(), default=math.inf) / FASTER
+        known = self._steps()
+        within = min(known.values(), default=math.inf) / FASTER
 
-        def add(choices: Iterable[Degrees]) -> None:
+        def add(choices: Iterable[Degrees], stage: str) -> None:
             effort = Effort.starting(RANKING * self.job.effort, self.job.deadline)
 
             def step(degrees: Degrees) -> float:
                 try:
                     return quick_host_step(self.problems[degrees], spend=effort.spend)
                 finally:
-                    self._report("Ranking plans with hosts")
+                    done = len(ranking.steps) + len(ranking.refused) + 1
+                    self._tell(stage, done, done + ranking.left - 1, {**known, **ranking.steps})
 
             bounds = [
                 lambda degrees: step_bound(self.problems[degrees]),
@@ -324,9 +326,10 @@ class _DegreesSearch:
             )  # fmt: skip
 
         smallest = dict.fromkeys(smallest_batches(self.job))
-        add(smallest)
+        add(smallest, "Ranking with hosts")
         best = {of_one_size(degrees) for degrees in ranking.best(WITH_HOSTS)}
-        add(each for each in self.legal if each not in smallest and of_one_size(each) in best)
+        larger = (each for each in self.legal if each not in smallest and of_one_size(each) in best)
+        add(larger, "Ranking larger micro-batches")
         return ranking
 
     def _finish(self) -> None:
@@ -356,12 +359,14 @@ class _DegreesSearch:
             self.results[degrees] = answer
 
     def _report(self, stage: str = "Planning the best") -> None:
-        steps = self._steps()
-        best = min(steps, key=lambda degrees: steps[degrees], default=None)
         ranked = self.ranking.steps.keys() | self.ranking.refused.keys()  # a planner may refuse what a quick plan fits
         done = len(self.too_large) + len(ranked) + self.ranking.slower
+        self._tell(stage, done, len(self.legal), self._steps())
+
+    def _tell(self, stage: str, done: int, total: int, steps: Mapping[Degrees, float]) -> None:
+        best = min(steps, key=lambda degrees: steps[degrees], default=None)
         step = None if best is None else steps[best]
-        self.progress(Progress(stage=stage, done=done, total=len(self.legal), best=best, step_time=step))
+        self.progress(Progress(stage=stage, done=done, total=total, best=best, step_time=step))
 
     def _steps(self) -> dict[Degrees, float]:
         """The best step known of every choice that fits."""
