@@ -300,8 +300,79 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
             TITAN.replace("local_batch_size = 8", "num_tokens_per_microbatch_per_dp_rank = 'many'"),
             "per_dp_rank is 'many', which is no whole number",
         ),
+        (
+            "torchtitan",
+            "a.toml",
+            TITAN.replace("local_batch_size = 8", "local_batch_size = 8\nmixed_precision_param = 'float8'").replace(
+                "tensor_parallel_degree = 2", ""
+            ),
+            "mixed_precision_param is 'float8', and only bfloat16, float32 are priced",
+        ),
+        (
+            "torchtitan",
+            "a.toml",
+            TITAN.replace("tensor_parallel_degree = 2", "pipeline_parallel_microbatch_size = 3"),
+            "local_batch_size is 8, which is no multiple of 3",
+        ),
+        ("automodel", "a.yaml", AUTOMODEL.replace("local_batch_size: 16", "local_batch_size: 15"), "no multiple of 2"),
+        ("mindformers", "a.yaml", MINDFORMERS.replace("bfloat16", "bfloat8"), "compute_dtype is 'bfloat8', and only"),
     ],
 )
 def test_what_is_missing_is_said_in_a_sentence(framework: str, name: str, text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=said):
         job(framework, tmp_path, name, text)
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "number"),
+    [
+        ({"train_batch_size": 32}, 8, 1),
+        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2}, 2, 4),
+        ({"train_batch_size": 32, "gradient_accumulation_steps": 4}, 2, 4),
+        ({"gradient_accumulation_steps": 4}, 1, 4),
+    ],
+)
+def test_what_deepspeed_is_not_told_of_a_batch_follows_from_the_rest(
+    config: dict[str, int], size: int, number: int, tmp_path: Path
+) -> None:
+    text = json.dumps({**config, "zero_optimization": {"stage": 2}})
+    read = job("deepspeed", tmp_path, "a.json", text, model=db.models["llama-tiny"], sequence_length=128)
+    assert (read.options.micro_batch_size, read.micro_batches) == (size, number)
+    assert not any("train_batch_size" in sentence for sentence in read.unread)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "of which DeepSpeed takes one"),
+        ({"train_batch_size": 30}, "train_batch_size is 30, which is no multiple of 4"),
+    ],
+)
+def test_what_deepspeed_refuses_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        job(
+            "deepspeed", tmp_path, "a.json", json.dumps({**config, "zero_optimization": {"stage": 2}}),
+            model=db.models["llama-tiny"], sequence_length=128,
+        )  # fmt: skip
+
+
+def test_deepspeed_runs_no_pipeline_with_divided_gradients(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="ZeRO-2, with which DeepSpeed runs no pipeline"):
+        job(
+            "deepspeed", tmp_path, "a.json", '{"zero_optimization": {"stage": 2}}',
+            model=db.models["llama-tiny"], sequence_length=128, pipeline=2,
+        )  # fmt: skip
+
+
+def test_an_automodel_optimizer_of_another_kind_is_told(tmp_path: Path) -> None:
+    read = job("automodel", tmp_path, "a.yaml", AUTOMODEL + "optimizer: {_target_: torch.optim.Adagrad}\n")
+    assert "optimizer._target_ is Adagrad, and the prediction counts on AdamW." in read.unread
+
+
+@pytest.mark.parametrize(("ranks", "experts"), [(1, (1, None)), (4, (4, 1))])
+def test_torchtitans_expert_parallel_ranks_have_whole_experts(
+    ranks: int, experts: tuple[int, int | None], tmp_path: Path
+) -> None:
+    text = TITAN.replace("pipeline_parallel_degree = 4", f"expert_parallel_degree = {ranks}")
+    read = job("torchtitan", tmp_path, "a.toml", text, model=db.models["qwen3-30b-a3b"])
+    assert (read.options.expert, read.options.expert_tensor) == experts

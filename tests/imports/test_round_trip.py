@@ -78,10 +78,14 @@ PAIRS = [
     for target in imports
     for job in JOBS
     # DeepSpeed has no tensor parallelism, a CSV says neither what is recomputed nor of how many sequences, and only
-    # Megatron's arguments say all of the others.
+    # Megatron's arguments say all of the others, torch's hosts where whole experts are.
     if (target, job) != ("deepspeed", "tensor")
     and (target != "torch" or job == "chunks")
-    and (job in (*ALIKE, "FSDP", "gathered once") or target in ("megatron", "primus"))
+    and (
+        job in (*ALIKE, "FSDP", "gathered once")
+        or target in ("megatron", "primus")
+        or (job == "experts" and target in ("torchtitan", "automodel"))
+    )
     and (JOBS[job].get("pipeline") != 1 or target in ACCUMULATING)
 ]
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from debubble.imports.job import ImportedJob
+from debubble.imports.job import ImportedJob, batches_in
 from debubble.imports.model import hub_model
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings, unread
-from debubble.imports.torch_hosts import balanced_layers, chunks_of, layer_strategies, layers_of, order_of
+from debubble.imports.torch_hosts import balanced_layers, chunks_of, expert_ranks, layer_strategies, layers_of, order_of
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
 _OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "FusedAdam": "adamw"}
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "auto": "bf16"}
 _LENGTHS = ("sequence_length", "dataset.seq_length", "dataset.seq_len", "packed_sequence.packed_sequence_size")
 _MAY_COST = re.compile(
     r"fp8|te_|compile|offload|packed|shard|fsdp|parallel|pipeline|moe|distributed|backend|model\.(?!pretrained)|quantiz"
@@ -37,18 +38,19 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     length = given.sequence_length or next(map(read.size, said), None)
     if length is None:
         raise InputError(f"{read.path} does not say how long its sequences are: give --sequence-length.")
-    ranks = read.size("distributed.ep_size", 1)
-    policy = str(read.get("distributed.mp_policy.param_dtype", read.get("model.torch_dtype", "bfloat16")))
+    stored = read.text("model.torch_dtype", "bfloat16")
+    expert, expert_tensor = expert_ranks(read, "distributed.ep_size", model, tensor=tensor)
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=length,
         tensor=tensor,
         data=data,
         context=context,
-        expert=max(1, ranks // tensor) if model.experts is not None else 1,
+        expert=expert,
+        expert_tensor=expert_tensor,
         zero=_zero(read, pipeline) if data * context > 1 else 0,
         optimizer=_optimizer(read),
-        dtype="fp32" if policy.endswith("float32") else "bf16",
+        dtype=read.choice("distributed.mp_policy.param_dtype", stored, _DTYPES),
         lora=read.number("peft.dim", 0),
     )
     checkpointing = bool(read.get("distributed.activation_checkpointing", False))
@@ -77,9 +79,10 @@ def _batch(read: SettingsReader, *, data: int, pipeline: int) -> tuple[int, int]
     """
     if pipeline == 1:
         size = read.size("step_scheduler.local_batch_size", 1)
-        return size, max(1, read.size("step_scheduler.global_batch_size", size * data) // (size * data))
-    size = read.size("distributed.pipeline.pp_microbatch_size", 1)
-    return size, read.size("step_scheduler.local_batch_size", size) // size
+        name = "step_scheduler.global_batch_size"
+        return size, batches_in(read.size(name, size * data), size * data, read.path, name=name)
+    size, name = read.size("distributed.pipeline.pp_microbatch_size", 1), "step_scheduler.local_batch_size"
+    return size, batches_in(read.size(name, size), size, read.path, name=name)
 
 
 def _zero(read: SettingsReader, pipeline: int) -> int:
@@ -103,15 +106,19 @@ def _model(read: SettingsReader) -> Model:
 
 
 def _torch_names(dtype: str) -> tuple[str, str]:
-    name = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
+    name = next(name for name, priced in _DTYPES.items() if priced == dtype)
     return name, f"torch.{name}"
 
 
 def _optimizer(read: SettingsReader) -> str:
-    name = str(read.get("optimizer._target_", "torch.optim.AdamW")).rpartition(".")[2]
+    name = _optimizer_class(read)
     if name == "SGD":
         return "momentum" if read.get("optimizer.momentum", 0) else "sgd"
     return _OPTIMIZERS.get(name, "adamw")
+
+
+def _optimizer_class(read: SettingsReader) -> str:
+    return str(read.get("optimizer._target_", "torch.optim.AdamW")).rpartition(".")[2]
 
 
 def _unread(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_batches: int) -> Iterator[str]:
@@ -124,6 +131,8 @@ def _unread(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_b
         yield from read.assume(
             "step_scheduler.global_batch_size", options.micro_batch_size * micro_batches * options.data
         )
+    if _optimizer_class(read) not in {*_OPTIMIZERS, "SGD"}:
+        yield f"optimizer._target_ is {_optimizer_class(read)}, and the prediction counts on AdamW."
     yield from read.assume("distributed.strategy", "fsdp2")
     yield from read.assume("distributed.sequence_parallel", options.tensor > 1, default=False)
     policy = "distributed.mp_policy."

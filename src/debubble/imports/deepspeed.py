@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.job import ImportedJob, even_layers, replicas
+from debubble.imports.job import ImportedJob, batches_in, even_layers, replicas
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
 from debubble.imports.torch_hosts import layer_strategies
@@ -52,12 +52,16 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     else:
         counts = list(even_layers(layers, given.pipeline or _pipeline(read, given.cluster.count)))
     pipeline = len(counts)
-    size = read.size("train_micro_batch_size_per_gpu", 1)
-    number = read.size("gradient_accumulation_steps", 1, instead=given.micro_batches)
     data = replicas(given.cluster, read.path, pipeline=pipeline)
+    size, number = _micro_batches(read, data, instead=given.micro_batches)
     batch = read.number("train_batch_size", size * number * data)
     zero = read.number("zero_optimization.stage", 0)
-    dtype = next((name for name in ("bf16", "fp16") if read.get(f"{name}.enabled", False)), "fp32")
+    if pipeline > 1 and zero > 1:
+        raise InputError(f"{read.path} has ZeRO-{zero}, with which DeepSpeed runs no pipeline: give --pipeline 1.")
+    dtypes = [name for name in ("bf16", "fp16") if read.get(f"{name}.enabled", False)]
+    if len(dtypes) > 1:
+        raise InputError(f"{read.path} enables bf16 and fp16, of which DeepSpeed takes one.")
+    dtype = dtypes[0] if dtypes else "fp32"
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=given.sequence_length,
@@ -86,6 +90,17 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
             *unread(read.left, _MAY_COST),
         ),
     )
+
+
+def _micro_batches(read: SettingsReader, data: int, *, instead: int | None) -> tuple[int, int]:
+    """Sequences per micro-batch and micro-batches per replica; what is missing follows from the batch of a step."""
+    size, number, batch = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+    if read.get(batch) is None or instead is not None or None not in (read.get(size), read.get(number)):
+        return read.size(size, 1), read.size(number, 1, instead=instead)
+    local = batches_in(read.size(batch), data, read.path, name=batch)
+    if read.get(size) is None and read.get(number) is not None:
+        return batches_in(local, read.size(number), read.path, name=batch), read.size(number)
+    return read.size(size, local), batches_in(local, read.size(size, local), read.path, name=batch)
 
 
 def _pipeline(read: SettingsReader, devices: int) -> int:

@@ -119,6 +119,13 @@ def replicas(cluster: Cluster, path: Path, *, pipeline: int, tensor: int = 1, co
     return data
 
 
+def batches_in(whole: int, batch: int, path: Path, *, name: str) -> int:
+    """How many batches a setting of so many sequences has; raises InputError if they do not come out even."""
+    if whole % batch:
+        raise InputError(f"{path}: {name} is {whole}, which is no multiple of {batch}, the sequences that go together.")
+    return whole // batch
+
+
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:
     """Equally many layers per stage; raises InputError if they do not divide."""
     if layers % stages:

@@ -46,7 +46,7 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
         context=context,
         expert=read.size("parallel_config.expert_parallel", 1),
         zero=zero,
-        dtype=_DTYPES.get(str(read.get(f"{_MODEL}compute_dtype", "bfloat16")), "bf16"),
+        dtype=read.choice(f"{_MODEL}compute_dtype", "bfloat16", _DTYPES),
     )
     return ImportedJob(
         target="mindformers",

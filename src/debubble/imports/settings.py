@@ -111,6 +111,13 @@ class SettingsReader:
             raise InputError(f"{self.path}: {name} is {value!r}, which is no word.")
         return value
 
+    def choice(self, name: str, default: str, choices: Mapping[str, str]) -> str:
+        """What a word stands for, such as `torch.bfloat16`; raises InputError if it is none of the choices."""
+        word = self.text(name, default).removeprefix("torch.")
+        if word not in choices:
+            raise InputError(f"{self.path}: {name} is '{word}', and only {', '.join(choices)} are priced.")
+        return choices[word]
+
     def number(self, name: str, default: int | None = None) -> int:
         """A whole number; raises InputError if it is missing without a default, or is none."""
         value = self.get(name, default)

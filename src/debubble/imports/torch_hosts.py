@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from debubble.exports import torch_csv
+from debubble.imports.settings import SettingsReader
 from debubble.ir import InputError, Schedule
+from debubble.models import Model
 
 ORDERS = {
     "1f1b": "1f1b",
@@ -41,6 +43,14 @@ def chunks_of(order: str | Schedule) -> int:
     if isinstance(order, Schedule):
         return order.placement.chunks
     return 1 if order in ("1f1b", "gpipe") else 2
+
+
+def expert_ranks(read: SettingsReader, name: str, model: Model, *, tensor: int) -> tuple[int, int | None]:
+    """Expert-parallel ranks, and the ranks that divide an expert: of several ranks each has whole experts."""
+    ranks = read.size(name, 1)
+    if model.experts is None:
+        return 1, None
+    return ranks, 1 if ranks > 1 and tensor > 1 else None
 
 
 def balanced_layers(layers: int, stages: int, *, first_less: int, last_less: int) -> tuple[int, ...]:

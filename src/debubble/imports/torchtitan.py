@@ -7,16 +7,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.job import ImportedJob
+from debubble.imports.job import ImportedJob, batches_in
 from debubble.imports.model import hub_model
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
-from debubble.imports.torch_hosts import balanced_layers, chunks_of, layer_strategies, layers_of, order_of
+from debubble.imports.torch_hosts import balanced_layers, chunks_of, expert_ranks, layer_strategies, layers_of, order_of
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
 RECOMPUTED = "plan.py: RECOMPUTED_LAYERS"
 """The setting of debubble's own recipe, in place of a checkpointing mode."""
+LOCAL = "training.local_batch_size"
 _FLAVORS = {
     "deepseek_v3-671B": "deepseek-v3",
     "llama4-17bx16e": "llama4-scout",
@@ -82,17 +83,18 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
     order = "1f1b" if pipeline == 1 else _order(read)
     parts = read.get("parallelism.module_fqns_per_model_part")
     layers = layers_of(parts) if parts else _split(read, model, pipeline, chunks_of(order))
-    ranks = read.size("parallelism.expert_parallel_degree", 1)
+    expert, expert_tensor = expert_ranks(read, "parallelism.expert_parallel_degree", model, tensor=tensor)
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=length,
         tensor=tensor,
         data=data,
         context=context,
-        expert=max(1, ranks // tensor) if model.experts is not None else 1,
+        expert=expert,
+        expert_tensor=expert_tensor,
         zero=_zero(read, pipeline) if data * context > 1 else 0,
         optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
-        dtype=_DTYPES.get(str(read.get("training.mixed_precision_param", "bfloat16")), "bf16"),
+        dtype=read.choice("training.mixed_precision_param", "bfloat16", _DTYPES),
     )
     return ImportedJob(
         target="torchtitan",
@@ -133,13 +135,14 @@ def _batch(read: SettingsReader, length: int, *, data: int, pipeline: int) -> tu
         local, of_step = size, read.number("training.num_tokens_per_train_step", -1) // length
         number = read.size("parallelism.num_pp_microbatches", 1)
     else:
-        whole = read.size("training.local_batch_size", 8 if pipeline == 1 else 1)
+        whole = read.size(LOCAL, 8 if pipeline == 1 else 1)
         size = whole if pipeline == 1 else read.size("parallelism.pipeline_parallel_microbatch_size", 1)
         local, of_step = whole, read.number("training.global_batch_size", -1)
-        number = read.size("parallelism.num_pp_microbatches", whole // size)
+        count = "parallelism.num_pp_microbatches"
+        number = read.size(count) if read.get(count) else batches_in(whole, size, read.path, name=LOCAL)
     if pipeline > 1:
         return size, number
-    return size, max(1, of_step // (local * data))
+    return size, 1 if of_step < 0 else batches_in(of_step, local * data, read.path, name="training.global_batch_size")
 
 
 def _zero(read: SettingsReader, pipeline: int) -> int:
