@@ -376,3 +376,9 @@ def test_torchtitans_expert_parallel_ranks_have_whole_experts(
     text = TITAN.replace("pipeline_parallel_degree = 4", f"expert_parallel_degree = {ranks}")
     read = job("torchtitan", tmp_path, "a.toml", text, model=db.models["qwen3-30b-a3b"])
     assert (read.options.expert, read.options.expert_tensor) == experts
+
+
+@pytest.mark.parametrize("framework", list(imports))
+def test_no_file_is_said_in_a_sentence(framework: str) -> None:
+    with pytest.raises(InputError):
+        imports[framework].settings(Path(""))

@@ -202,6 +202,14 @@ def test_two_plans_are_compared_figure_by_figure() -> None:
     assert "A B B / A step 19 24 1.263" in text
 
 
+def test_two_plans_have_letters_that_say_whose_planner_was_whose() -> None:
+    plan = small_plan()
+    text = page(Scene.predicted(plan), Scene.predicted(replace(plan, planner="another")))
+    assert [title[:3] for title in re.findall(r"<h1>(.*?)</h1>", text)] == ["A: ", "B: "]
+    assert f"by {plan.planner}; B is " in words(text)
+    assert "by another." in words(text)
+
+
 def test_measured_operations_are_coloured_by_their_difference_and_two_plans_are_not() -> None:
     plan = small_plan()
 

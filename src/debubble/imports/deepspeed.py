@@ -26,7 +26,7 @@ _MAY_COST = re.compile(
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """The settings of a configuration, and the constants of debubble's own modules beside it."""
-    beside = [path.with_name(name) for name in (_MODULE, _LAYERS)]
+    beside = [path.parent / name for name in (_MODULE, _LAYERS)]
     planned = {
         f"{module.name}: {name}": sorted(value)
         for module in beside

@@ -60,7 +60,9 @@ def _caption(first: Scene, second: Scene) -> str:
     if first.plan is None or second.plan is None:
         return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
     plans = {"A": first.plan, "B": second.plan}
-    said = "; ".join(f"{name} is {subject(plan)}, {plan.schedule.name}" for name, plan in plans.items())
+    said = "; ".join(
+        f"{name} is {subject(plan)}, {plan.schedule.name} by {plan.planner}" for name, plan in plans.items()
+    )
     return f"{said}.  {_warning(first, second)}"
 
 
@@ -91,12 +93,16 @@ PADDING = 0.01
 def render_scenes(scenes: Sequence[Scene]) -> RenderableType:
     """Everything about predicted or measured timelines; the comparison of two comes first."""
     compared = side_by_side(scenes)
-    shown = [scene for scene in scenes if scene.plan is not None]
-    letters = [f"{letter}: " for letter in "AB"] if len(shown) == 2 else [""] * len(scenes)
     return Group(
         *([] if compared is None else [rich_table(compared)]),
-        *(_render_scene(scene, letter) for scene, letter in zip(scenes, letters, strict=True)),
+        *(_render_scene(scene, letter) for scene, letter in zip(scenes, letters(scenes), strict=True)),
     )
+
+
+def letters(scenes: Sequence[Scene]) -> list[str]:
+    """What stands before the names of two plans that are compared; nothing before others."""
+    compared = len(scenes) == 2 and all(scene.plan is not None for scene in scenes)
+    return ["A: ", "B: "] if compared else [""] * len(scenes)
 
 
 def _render_scene(scene: Scene, letter: str) -> RenderableType:

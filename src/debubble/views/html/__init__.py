@@ -18,7 +18,7 @@ from debubble.views.html.timeline import figures
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PART_COLORS, PHASE_COLOR
 from debubble.views.registry import view
 from debubble.views.scene import Scene
-from debubble.views.scene_table import side_by_side
+from debubble.views.scene_table import letters, side_by_side
 from debubble.views.summary import present_causes, present_kinds
 
 
@@ -30,7 +30,7 @@ def html(scenes: Sequence[Scene]) -> bytes:
         "page.html",
         title=" · ".join(dict.fromkeys(scene.title for scene in scenes)),
         data=_script_json(data),
-        sections=[section(scene) for scene in scenes],
+        sections=[section(scene, letter) for scene, letter in zip(scenes, letters(scenes), strict=True)],
         compared=side_by_side(scenes),
         parts=[(part, PART_COLORS[part]) for part in dict.fromkeys(p for s in data["scenes"] for p in s["parts"])],
         kinds=[(KIND_WORDS[k], KIND_COLORS[k]) for k in present_kinds(scenes)],

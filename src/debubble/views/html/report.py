@@ -32,13 +32,13 @@ CAUSE_COLORS = {
 """Colours of the parts of a step, the same as in the timeline."""
 
 
-def section(scene: Scene) -> dict[str, Any]:
-    """Everything around a scene's canvas."""
+def section(scene: Scene, letter: str) -> dict[str, Any]:
+    """Everything around a scene's canvas; the letter stands before its names."""
     plan = scene.plan
     why = scene.why
     return {
-        "title": scene.title,
-        "subject": None if plan is None else subject(plan),
+        "title": letter + scene.title,
+        "subject": None if plan is None else letter + subject(plan),
         "headline": headline(scene),
         "remarks": scene.remarks,
         "answers": [] if plan is None else list(_answers(plan, scene, why)),
