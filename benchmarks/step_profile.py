@@ -36,6 +36,7 @@ PARTS = {
     "units and their operators, in Python": (
         "runtime/models/",
         "runtime/operators",
+        "matrix_products",
         "tensor_parallel",
         "context_parallel",
     ),
