@@ -119,8 +119,10 @@ def test_a_device_of_three_stages_cannot_hold_four_attentions_alone() -> None:
     problem = Problem(workload=ModelUnits(Units(units=halves_and_head(6))), devices=4, micro_batches=10)
     # Dealt freely, devices take 19 each, one of them three attentions and the head.  In three stages either the head's
     # device has three of the twelve halves, of which one is an MLP, or another one has four, of which one is an MLP.
-    assert float(proven_bound(problem).time) == pytest.approx(10 * min(5 + 5 + 7 + 4, 5 + 5 + 5 + 7))
-    assert proven_bound(problem).argument == CONTIGUOUS
+    assert float(proven_bound(problem).time) == pytest.approx(10 * 19)
+    three = replace(problem, chunks=3)
+    assert proven_bound(three).argument == CONTIGUOUS
+    assert float(proven_bound(three).time) == pytest.approx(10 * min(5 + 5 + 7 + 4, 5 + 5 + 5 + 7))
 
 
 def test_stages_that_are_asked_for_are_the_runs_of_a_device() -> None:

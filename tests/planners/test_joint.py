@@ -141,7 +141,7 @@ def test_a_list_schedule_is_given_up_only_where_it_takes_longer_than_it_may(
     if missing:
         return
     nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    _, found, _ = place(*table, 6, policy, most, part * time, *nothing)
+    _, found, _ = place(*table, 6, policy, most, part * time, np.inf, *nothing)
     assert found in (time, np.inf)
     assert found == time or part < 1
 
@@ -172,7 +172,7 @@ def test_a_list_schedule_is_given_up_where_a_step_on_the_host_ends_too_late() ->
     policy, most = np.array(point.policy), np.array(point.most)
     time, missing = makespan(table, 6, policy, most)
     operations, keys = np.empty((6 * 3 * 6, 3), dtype=np.int64), np.empty(6 * 3 * 6)
-    placed, found, _ = place(*table, 6, policy, most, 0.99 * time, operations, keys)
+    placed, found, _ = place(*table, 6, policy, most, 0.99 * time, np.inf, operations, keys)
     assert missing == 0
     assert found == np.inf
     assert placed < 3 * 3 * 6

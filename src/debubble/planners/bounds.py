@@ -15,8 +15,8 @@ from debubble.planners.unit_bounds import contiguous_bound, granular_bound
 WORK = "work and the path of one micro-batch"
 GRANULAR = "the work of every device, once forwards reach it, where units are dealt whole and states fit"
 CONTIGUOUS = (
-    "the work of every device, once forwards reach it, where units are dealt whole in runs and states fit; it assumes"
-    " as many stages on every device"
+    "the work of every device, once forwards reach it, where units are dealt whole in runs and states fit, with as many"
+    " stages on every device"
 )
 RAMPS = "work, and what memory and links let start before the first backward and end after the last forward"
 WITH_OPTIMIZER = (
@@ -80,12 +80,23 @@ def _best_bound(problem: Problem) -> Bound:
         best = max(best, Bound(granular_bound(pieces, arrivals=arrivals), GRANULAR), key=_time)
     if ramps:
         best = max(best, Bound(ramps_bound(pieces), RAMPS), key=_time)
-    if isinstance(problem.workload, ModelUnits):
-        most = len(pieces.pieces) // problem.devices
-        chunks = range(1, most + 1) if problem.chunks is None else (problem.chunks,)
-        contiguous = contiguous_bound(pieces, chunks=chunks, least=float(best.time), arrivals=arrivals)
-        best = max(best, Bound(contiguous, CONTIGUOUS), key=_time)
+    if isinstance(problem.workload, ModelUnits) and not deals_freely(problem):
+        best = max(best, Bound(bound_of_equal_counts(problem, least=best.time), CONTIGUOUS), key=_time)
     return best
+
+
+def deals_freely(problem: Problem) -> bool:
+    """Tell whether devices may have unlike numbers of stages: where neither `chunks` nor a target says how many."""
+    return problem.chunks is None and problem.levers is None
+
+
+def bound_of_equal_counts(problem: Problem, *, least: Number) -> float:
+    """The least time of a model's pipeline if every device has as many stages; `least` is known to be needed."""
+    pieces = _pieces(problem)
+    most = len(pieces.pieces) // problem.devices
+    chunks = range(1, most + 1) if problem.chunks is None else (problem.chunks,)
+    arrivals = _has_ramps(problem) and len(set(pieces.rooms)) == 1
+    return contiguous_bound(pieces, chunks=chunks, least=float(least), arrivals=arrivals)
 
 
 def _time(bound: Bound) -> Number:

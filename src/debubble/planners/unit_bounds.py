@@ -4,9 +4,9 @@ Units cannot be cut, and the states of a device's units must fit.  Every plan de
 and a device has all the work of its units, for every micro-batch, after the first forward has come to it.  The least
 time in which all devices can be done, over all ways to deal, is the *granular* bound; order and all else is given up.
 
-Stages are runs of units besides.  Where every device has as many stages as any other, as in all placements of planners,
-not every mixture of units is that many runs, nor has every device that many units: that is the *contiguous* bound, the
-least over the numbers of stages.
+Stages are runs of units besides.  Where every device has as many stages as any other, not every mixture of units is
+that many runs, nor has every device that many units: that is the *contiguous* bound, the least over the numbers of
+stages.
 
 docs/joint.md has the proofs at length.
 """

@@ -107,14 +107,14 @@ def schedule(table: StageTable, micro_batches: int, policy: Floats, most: Ints) 
     """
     count = len(table.stages) * micro_batches
     operations, keys = np.empty((6 * count, 3), dtype=np.int64), np.empty(6 * count)
-    placed, makespan, missing = place(*table, micro_batches, policy, most, np.inf, operations, keys)
+    placed, makespan, missing = place(*table, micro_batches, policy, most, np.inf, np.inf, operations, keys)
     return PlacedOperations(makespan, missing, operations[:placed], keys[:placed])
 
 
 def makespan(table: StageTable, micro_batches: int, policy: Floats, most: Ints) -> tuple[float, int]:
     """The time of the step, and how many operations could not be placed."""
     nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    _, time, missing = place(*table, micro_batches, policy, most, np.inf, *nothing)
+    _, time, missing = place(*table, micro_batches, policy, most, np.inf, np.inf, *nothing)
     return time, missing
 
 
@@ -319,11 +319,12 @@ def _record(operations: Ints, keys: Floats, placed: int, kind: int, s: int, j: i
 @jit
 def place(
     stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, m: int, policy: Floats, most: Ints,
-    threshold: float, operations: Ints, keys: Floats,
+    threshold: float, until: float, operations: Ints, keys: Floats,
 ) -> tuple[int, float, int]:  # fmt: skip
     """Place all operations, and say how many, when the last one ends, and how many compute operations are missing.
 
-    It is given up, with an infinite time and nothing missing, as soon as the step must end behind the threshold.
+    It is given up, with an infinite time and nothing missing, as soon as the step must end behind the threshold; and it
+    stops before what would start at `until`.
     """
     S, P = len(stages), len(room)
     never = np.inf
@@ -332,7 +333,8 @@ def place(
 
     stages_of, count, period = _stages_by_device(stages, device_of, P)
     forward_depth, backward_depth = _depths(stages)
-    behind = _tails(stages, m)
+    # Who stops early has no use for what is behind.
+    behind = _tails(stages, m) if until == never else np.zeros((3, S, m))
     rest, reserve = _totals(stages, device_of, P, m)
 
     next_f, next_i, next_w = np.zeros(S, np.int64), np.zeros(S, np.int64), np.zeros(S, np.int64)
@@ -354,7 +356,7 @@ def place(
     while left > 0:
         d = _earliest(wake)
         now = wake[d]
-        if now == never:
+        if now >= until:
             break
         if leaving[d, 0] >= 0:
             # The forward that has just ended hands its activation to the link; a reload comes after its offload.

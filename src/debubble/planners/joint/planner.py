@@ -9,6 +9,9 @@ annealing (`annealing.py`, compiled in `walk.py`).  Single units of the best pla
 own, for each micro-batch or not.  Two walks go side by side, on the two cores that efforts are counted in.
 Every schedule that counts is lowered under the limit and simulated exactly.
 
+Where as many stages on every device cannot share out the units evenly, as a bound says, they are dealt freely too
+(`deals.py`), and where a job is too large for walks, that is the answer.
+
 Half-layers are not cut, a stage's units share one price of recomputation, and of its activations it offloads quarters.
 Backwards are split everywhere.  Points are scored by makespans with messages
 that overlap computing, also where the span counts or messages block; the plans that are kept are simulated as asked.
@@ -16,9 +19,23 @@ that overlap computing, also where the span counts or messages block; the plans 
 
 from __future__ import annotations
 
-from debubble.ir import InfeasibleError
+from dataclasses import replace
+
+from debubble.costs.units import Units
+from debubble.ir import DebubbleError, InfeasibleError
+from debubble.planners.bounds import bound_of_equal_counts, deals_freely, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
+from debubble.simulator import simulate
+
+MOST_CHUNKS = 6
+"""Stages per device that its search tries at most."""
+MOST_PAIRS = 25_000
+"""Pairs of a stage and a micro-batch up to which walks score points enough to find anything."""
+UNEVEN = 1.005
+"""Times the bound on all deals, from which the bound on equal counts says that others are worth trying."""
+DEALING = 0.25
+"""The part of the effort in which they are tried."""
 
 
 @planner("joint", paper="debubble's own", searches=True)
@@ -28,7 +45,54 @@ def joint(problem: Problem) -> Solution:
         raise InfeasibleError("Stages that are given leave the order to choose alone, which `optpipe` searches.")
     if problem.workload.units.micro_batch_scale is not None:
         raise InfeasibleError("Micro-batches of different lengths are not searched jointly.")
+    units = problem.workload.units
+    stages = problem.devices * (problem.chunks or min(MOST_CHUNKS, len(units.units) // problem.devices))
+    if stages * problem.micro_batches > MOST_PAIRS:
+        return _of_large_job(problem, units)
     # It loads the compiler, which nobody needs who only lists planners.
     from debubble.planners.joint.search import search
 
-    return search(problem, problem.workload.units)
+    if not _may_deal(problem, units) or not _is_uneven(problem):
+        return search(problem, units)
+    return _faster(problem, units)
+
+
+def _of_large_job(problem: Problem, units: Units) -> Solution:
+    """The units dealt freely.  Raises InfeasibleError if that is not open."""
+    from debubble.planners.joint.deals import deal
+
+    if not _may_deal(problem, units):
+        raise InfeasibleError(
+            f"More than {MOST_PAIRS:,} pairs of a stage and a micro-batch are too many for its walks: `portfolio` plans"
+            " such jobs, and `joint` deals units freely where several devices hold whole parameters and neither a"
+            " number of chunks nor a target is given."
+        )
+    return deal(problem, units)
+
+
+def _faster(problem: Problem, units: Units) -> Solution:
+    """The faster of a search over equal counts and of units dealt freely."""
+    from debubble.planners.joint.deals import deal
+    from debubble.planners.joint.search import search
+
+    answers: list[Solution] = []
+    reasons: list[DebubbleError] = []
+    for find, part in ((deal, DEALING), (search, 1 - DEALING)):
+        try:
+            answers.append(find(replace(problem, effort=part * problem.effort), units))
+        except DebubbleError as error:
+            reasons.append(error)
+    if not answers:
+        raise reasons[-1]
+    return min(answers, key=lambda solution: problem.step_time(simulate(solution.schedule, solution.costs)))
+
+
+def _may_deal(problem: Problem, units: Units) -> bool:
+    """Tell whether devices may have unlike numbers of stages; ones that gather parameters do so for every stage."""
+    return problem.devices > 1 and deals_freely(problem) and not units.gathers
+
+
+def _is_uneven(problem: Problem) -> bool:
+    """Tell whether as many stages on every device cannot share out the units as evenly as others."""
+    least = proven_bound(problem).time
+    return bound_of_equal_counts(problem, least=least) > UNEVEN * float(least)

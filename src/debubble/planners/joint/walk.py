@@ -159,8 +159,8 @@ def score(
         return beyond
     tail = tail_of(a, point)
     _, time, left = place(
-        stages, a.device_of, room, a.down, a.up, a.micro_batches, policy, point[MOST], threshold - tail, operations,
-        keys,
+        stages, a.device_of, room, a.down, a.up, a.micro_batches, policy, point[MOST], threshold - tail, np.inf,
+        operations, keys,
     )  # fmt: skip
     if left > 0:
         return a.longest * (2 + left / (3 * len(stages) * a.micro_batches))

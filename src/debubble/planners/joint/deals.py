@@ -1,0 +1,365 @@
+"""Units dealt to devices freely, so that some devices hold more stages than others.
+
+Stages are runs of units, and as many of them on every device cannot share out every model evenly: of three half layers
+for each device, one has the head besides.  A deal names the device of every unit; neighbours on one device are a stage.
+
+Weight gradients may wait for the end, where memory lets them.  So a device is done when it has been idle in the first
+ramp and has done its work for all micro-batches, and those with less work may be idle for longer.  First deals go down
+the devices and up again, past those that are full: whose work, with the time until all their stages have begun, takes
+the least limit within which all units find a place.  Exchanges even the devices out, and annealing goes on from the
+best.  It scores a deal by the list schedule of the first ramp alone, which takes a fifth of that of the step.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from debubble.costs.units import Partition, Units
+from debubble.ir import InfeasibleError, Placement, Schedule
+from debubble.planners.joint.list_scheduler import (
+    AFTER,
+    COLUMNS,
+    FORWARD,
+    FREED,
+    INPUT,
+    KEPT,
+    SEND,
+    WEIGHT,
+    F,
+    Floats,
+    Ints,
+    StageTable,
+    place,
+    schedule,
+)
+from debubble.planners.problem import Problem, Solution
+from debubble.search.effort import Effort
+
+POLICY = np.array([1e9, 0.0, 1.0, 1.0, 0.0, 0.0])
+"""Of the list scheduler: weight gradients wait as long as anything else can run, and deep stages go first."""
+MOST_STAGES = 6
+"""Stages per device, on average, that a first deal has at most."""
+ROUNDS = 8
+"""Times that a first deal is made, with the waits that the one before it showed."""
+SMALL = 0.25
+"""A unit with less work, in means, fills no turn of a device: an embedding costs next to nothing."""
+CORES = 2
+"""Walks side by side: the reference machine has so many cores."""
+WALKS = 4
+"""Walks that begin from the best first deal, each with an equal part of the effort."""
+TEMPERATURE = 0.1
+"""At which they begin, in logarithms of the unevenness; they cool to none."""
+SHARP = 1000.0
+"""How much more a device counts that is done later, per part of the step by which it is."""
+LAST, NEXT = 0.4, 6.0
+"""How often the device that is done last gives a unit away, and the mean rank of the device that does else."""
+ROTATIONS, ANYWHERE, NEAR, NEIGHBOUR = 0.3, 0.4, 8.0, 2.0
+"""How often three units change places and not two; how often the second one is anywhere, else its mean distance in
+units; and the mean distance between the second and the third."""
+SHORTENED = 0.5
+"""The part of its wait that a device keeps at least, whatever units it gets."""
+DRAWN, TRIED = 4e-5, (3e-4, 3e-8)
+"""Seconds of the reference machine to draw a change; to score it, and more per pair of a stage and a micro-batch."""
+
+
+def deal(problem: Problem, units: Units) -> Solution:
+    """Deal the units to devices and order them with the list scheduler; nothing is recomputed or offloaded.
+
+    Raises InfeasibleError if no deal that was tried fits.
+    """
+    deals, effort = _Deals(problem, units), problem.begun()
+    start = min(deals.first(), key=_time, default=None)
+    if start is None or math.isinf(start.time):
+        raise InfeasibleError("No way to deal units to devices that was tried fits without recomputation.")
+    efforts = [Effort(CORES * effort.left / WALKS, brake=effort.brake) for _ in range(WALKS)]
+    seeds = [WALKS * problem.seed + walk for walk in range(WALKS)]
+    with ThreadPoolExecutor(CORES) as pool:
+        best = min(pool.map(deals.improved, [start] * WALKS, efforts, seeds), key=_time)
+    return replace(deals.solution(best.device_of), cut_off=effort.cut_off)
+
+
+@dataclass(frozen=True)
+class _State:
+    """A deal, and when its devices can be done.
+
+    Attributes:
+        device_of: Per unit, its device.
+        ends: Per device, all of its work and the time that it is idle before the first micro-batch is back.
+        waits: Per device, the time that it is idle before all of its stages have begun.
+    """
+
+    device_of: Ints
+    ends: Floats
+    waits: Floats
+
+    @property
+    def time(self) -> float:
+        """When the last device is done."""
+        return float(self.ends.max())
+
+    def unevenness(self, time: float) -> float:
+        """The less, the fewer devices are done as late as a time or later; at most 0 if none is."""
+        return math.log(float(np.exp(SHARP * (self.ends / time - 1)).sum()))
+
+
+def _time(state: _State) -> float:
+    return state.time
+
+
+@dataclass(frozen=True)
+class _Deals:
+    """All deals of a problem's units, and what they cost."""
+
+    problem: Problem
+    units: Units
+
+    @cached_property
+    def work(self) -> Floats:
+        """[device, unit]: time of a micro-batch."""
+        tables = [self.units.on(device) for device in range(self.problem.devices)]
+        return np.array([[float(unit.work) for unit in table] for table in tables])
+
+    @cached_property
+    def _rows(self) -> Floats:
+        """[device, unit, column]: what a unit adds to the row of its stage."""
+        rows = np.zeros((*self.work.shape, COLUMNS))
+        for device in range(self.problem.devices):
+            for n, unit in enumerate(self.units.on(device)):
+                sums = self.units.stage_sums(((n, "none"),), device)
+                rows[device, n, [FORWARD, INPUT, WEIGHT, KEPT, FREED, AFTER]] = (
+                    unit.forward, unit.backward_input, unit.backward_weight, sums.activation,
+                    sums.activation - sums.activation_after_input, sums.activation_after_input,
+                )  # fmt: skip
+        return rows
+
+    @cached_property
+    def _states(self) -> Floats:
+        """[device, unit]: bytes of states."""
+        return np.array([[float(u.static) for u in self.units.on(d)] for d in range(self.problem.devices)])
+
+    @cached_property
+    def _room(self) -> Floats:
+        """Per device, bytes for states and activations."""
+        workspace = max(float(unit.workspace) for unit in self.units.units)
+        room: Floats = np.minimum(self.problem.limits, 1e30) - float(self.units.static) - workspace
+        return room
+
+    @cached_property
+    def _kinds(self) -> list[tuple[float, ...]]:
+        """Per unit, what those that are alike share."""
+        return [(*map(float, (u.forward, u.backward_input, u.work, u.static)),) for u in self.units.units]
+
+    @cached_property
+    def _fills_turn(self) -> list[bool]:
+        """Per unit, whether it counts where devices take turns."""
+        return [bool(work >= SMALL * self.work[0].mean()) for work in self.work[0]]
+
+    @cached_property
+    def _ramp(self) -> float:
+        """Time until the first micro-batch is back where it began, if every unit were a stage."""
+        messages = 2 * float(self.units.communication) * (len(self.units.units) - 1)
+        return messages + sum(float(unit.forward + unit.backward_input) for unit in self.units.units)
+
+    def loads(self, device_of: Ints) -> Floats:
+        """Per device, the work of all micro-batches."""
+        own = self.work[device_of, np.arange(len(device_of))]
+        loads: Floats = self.problem.micro_batches * np.bincount(
+            device_of, weights=own, minlength=self.problem.devices
+        ).astype(np.float64)
+        return loads
+
+    def table(self, device_of: Ints) -> StageTable:
+        """The stages of a deal, as the list scheduler sees them."""
+        begins, own, devices = _begins(device_of), np.arange(len(device_of)), np.arange(self.problem.devices)
+        stages = np.add.reduceat(self._rows[device_of, own], begins)
+        stages[:-1, SEND] = float(self.units.communication)
+        states = np.bincount(device_of, weights=self._states[device_of, own], minlength=len(devices))
+        return StageTable(stages, device_of[begins], self._room - states, devices, devices + len(devices))
+
+    def state(self, device_of: Ints, threshold: float = math.inf) -> _State:
+        """A deal with what the list schedule of the first ramp shows; infinite times beyond a threshold."""
+        table, m = self.table(device_of), self.problem.micro_batches
+        most, count, devices = np.full(len(table.stages), m), 3 * len(table.stages) * m, len(table.room)
+        operations, keys = np.empty((count, 3), dtype=np.int64), np.empty(count)
+        placed, time, missing = place(*table, m, POLICY, most, threshold, self._ramp, operations, keys)
+        kinds, stages, numbers = operations[:placed].T
+        starts, times, where = keys[:placed], table.stages[stages, kinds], table.device_of[stages]
+        horizon = min(self._ramp, float(time))
+        # It gets stuck for lack of memory where nothing more is under way.
+        ended = float((starts + times).max(initial=0.0)) + float(self.units.communication)
+        if ended < horizon or (missing == 0 and math.isinf(time)):
+            never = np.full(devices, math.inf)
+            return _State(device_of, never, never)
+        first = (kinds == F) & (numbers == 0)
+        begun, ends = np.zeros(devices), np.full(devices, horizon)
+        np.maximum.at(begun, where[first], starts[first])
+        np.maximum.at(ends, where, starts + times)
+        before = starts < begun[where]
+        waits = begun - np.bincount(where[before], weights=times[before], minlength=devices)
+        idle = ends - np.bincount(where, weights=times, minlength=devices)
+        return _State(device_of, self.loads(device_of) + idle, waits)
+
+    def first(self) -> Iterator[_State]:
+        """First deals, in turns of some units each: every device's work and wait come out as even as can be."""
+        devices, count = self.problem.devices, self.work.shape[1]
+        for turn in sorted({math.ceil(count / (devices * stages)) for stages in range(2, MOST_STAGES + 1)}):
+            ways = [float(u.forward) + float(self.units.communication) / turn for u in self.units.units]
+            waits = np.array([*accumulate(ways, initial=0.0)])[np.minimum(np.arange(devices) * turn, count - 1)]
+            for _ in range(ROUNDS):
+                dealt = self._down_and_up(waits, turn)
+                if dealt is None:
+                    break
+                state = self.state(dealt)
+                evened = self._evened(dealt, waits, kept=devices * turn)
+                yield from (state, self.state(evened), self.state(self._in_turn(evened, turn)))
+                waits = (waits + state.waits) / 2
+
+    def _down_and_up(self, waits: Floats, turn: int) -> Ints | None:
+        """The deal of the least time within which all units find a place; None if their states have no room."""
+        m = self.problem.micro_batches
+        least = m * float(self.work.min(axis=0).sum()) / self.problem.devices
+        most, found = 2 * m * float(self.work.max(axis=0).sum()) + float(waits.max()), None
+        while most - least > 1e-4 * most:
+            time = (least + most) / 2
+            dealt = self._dealt_within((time - waits) / m, turn)
+            if dealt is None:
+                least = time
+            else:
+                most, found = time, dealt
+        return found
+
+    def _dealt_within(self, limits: Floats, turn: int) -> Ints | None:
+        """Go down the devices and up again, in turns of some units, past those that are full; None if all are."""
+        devices, count = self.work.shape
+        path = [*range(devices), *reversed(range(devices))]
+        loads, states, device_of = np.zeros(devices), np.zeros(devices), np.empty(count, np.int64)
+        at = unit = refused = 0
+        while unit < count and refused < len(path):
+            device, begin, taken = path[at % len(path)], unit, 0
+            while unit < count and taken < turn:
+                load, state = loads[device] + self.work[device, unit], states[device] + self._states[device, unit]
+                if load > limits[device] * (1 + 1e-12) or state > self._room[device]:
+                    break
+                loads[device], states[device], device_of[unit] = load, state, device
+                taken += self._fills_turn[unit]
+                unit += 1
+            at += 1
+            refused = refused + 1 if unit == begin else 0
+        return device_of if unit == count and len(set(device_of.tolist())) == devices else None
+
+    def _evened(self, device_of: Ints, waits: Floats, *, kept: int) -> Ints:
+        """Exchange units of the device that is done last for others', the first ones aside, while that evens it out."""
+        m, movable = self.problem.micro_batches, np.arange(len(device_of)) >= kept
+        while True:
+            ends = self.loads(device_of) + waits
+            last = int(np.argmax(ends))
+            best, exchange = ends[last] * (1 - 1e-12), None
+            others = np.flatnonzero((device_of != last) & movable)
+            for unit in np.flatnonzero((device_of == last) & movable):
+                theirs = device_of[others]
+                own = ends[last] + m * (self.work[last, others] - self.work[last, unit])
+                longer = np.maximum(own, ends[theirs] + m * (self.work[theirs, unit] - self.work[theirs, others]))
+                if len(longer) and longer.min() < best:
+                    best, exchange = longer.min(), (int(unit), int(others[np.argmin(longer)]))
+            if exchange is None:
+                return device_of
+            device_of = _rotated(device_of, exchange)
+
+    def _in_turn(self, device_of: Ints, turn: int) -> Ints:
+        """Deal every device units of the same kinds again, in the order in which it is passed down and up."""
+        devices, count = self.problem.devices, len(device_of)
+        needs = [Counter(self._kinds[unit] for unit in np.flatnonzero(device_of == d)) for d in range(devices)]
+        again, unit, path = np.empty(count, np.int64), 0, [*range(devices)]
+        left = path
+        while unit < count:
+            device = next((d for d in left if needs[d][self._kinds[unit]]), None)
+            if device is None:
+                left = path = path[::-1]
+                continue
+            left, taken = [d for d in left if d != device], 0
+            while unit < count and taken < turn and needs[device][self._kinds[unit]]:
+                needs[device][self._kinds[unit]] -= 1
+                again[unit] = device
+                taken += self._fills_turn[unit]
+                unit += 1
+        return again
+
+    def improved(self, state: _State, effort: Effort, seed: int) -> _State:
+        """Anneal by changes of two or three units' places until the effort is spent; the best deal on the way."""
+        dice, time, best = random.Random(seed), state.time, state
+        price = TRIED[0] + TRIED[1] * len(_begins(state.device_of)) * self.problem.micro_batches
+        while not effort.over:
+            effort.spend(DRAWN)
+            units = self._change(state, dice)
+            if units is None:
+                continue
+            temperature = TEMPERATURE * effort.left / effort.seconds
+            allowed = state.unevenness(time) - temperature * math.log(1 - dice.random())
+            limit = time * (1 + allowed / SHARP)
+            loads, dealt = self.loads(state.device_of), _rotated(state.device_of, units)
+            ends = self.loads(dealt) + SHORTENED * (state.ends - loads)
+            if ends[state.device_of[[*units]]].max() >= limit:
+                continue
+            effort.spend(price)
+            found = self.state(dealt, limit)
+            if found.time < math.inf and found.unevenness(time) <= allowed:
+                state = found
+                best = min(best, state, key=_time)
+        return best
+
+    def _change(self, state: _State, dice: random.Random) -> tuple[int, ...] | None:
+        """Units of two or three devices, the first of one that is done late; None if the draw has none."""
+
+        def beside(unit: int, distance: float) -> int:
+            return unit + dice.choice((-1, 1)) * (1 + int(dice.expovariate(1 / distance)))
+
+        count = len(state.device_of)
+        rank = 0 if dice.random() < LAST else min(int(dice.expovariate(1 / NEXT)), len(state.ends) - 1)
+        mine = np.flatnonzero(state.device_of == np.argsort(-state.ends, kind="stable")[rank])
+        one = int(mine[dice.randrange(len(mine))])
+        if dice.random() < ROTATIONS:
+            two = dice.randrange(count)
+            units: tuple[int, ...] = (one, two, beside(two, NEIGHBOUR))
+        else:
+            units = (one, dice.randrange(count) if dice.random() < ANYWHERE else beside(one, NEAR))
+        if not all(0 <= unit < count for unit in units):
+            return None
+        return units if len(set(state.device_of[[*units]].tolist())) == len(units) else None
+
+    def solution(self, device_of: Ints) -> Solution:
+        """The list schedule of a deal, with its stages' costs."""
+        table, m = self.table(device_of), self.problem.micro_batches
+        placement = Placement.of(table.device_of.tolist())
+        cuts = [*_begins(device_of).tolist(), len(device_of)]
+        partition = Partition.cut(self.units, [end - begin for begin, end in pairwise(cuts)])
+        made = schedule(table, m, POLICY, np.full(len(table.stages), m))
+        if made.missing:
+            raise InfeasibleError(
+                "The fastest deal of units to devices that was found does not fit without recomputation."
+            )
+        return Solution(
+            schedule=Schedule(name="joint", placement=placement, micro_batches=m, orders=made.orders(table.device_of)),
+            costs=self.units.stage_costs(partition, placement),
+            partition=partition,
+        )
+
+
+def _begins(device_of: Ints) -> Ints:
+    """The first unit of every stage."""
+    return np.flatnonzero(np.append(True, np.diff(device_of) != 0))
+
+
+def _rotated(device_of: Ints, units: tuple[int, ...]) -> Ints:
+    """The deal in which each of the units goes to the device of the next."""
+    changed = device_of.copy()
+    changed[[*units]] = device_of[[*units[1:], units[0]]]
+    return changed
