@@ -77,8 +77,7 @@ def _dealt(inst: Instance, effort: Effort) -> Decomposition:
     _, start = deal(inst, first, least=slowest, most=most, programs=programs) if programs else (0.0, None)
     if start is not None:
         most = max(sum(piece.times(inst)) for piece in start.pieces)
-    least, better = deal(inst, effort, least=slowest, most=most)
-    dealt = start if better is None else better
+    least, dealt = deal(inst, effort, least=slowest, most=most, start=start)
     proven = relaxed(inst, effort, least=least)
     bound = max(relaxation.bound, proven.bound if proven is not None else 0)
     if dealt is None:

@@ -16,8 +16,10 @@ from debubble.planners.scope.ends import long_runs
 from debubble.planners.scope.instance import Instance
 from debubble.search.effort import Effort
 
-FINE = 256
-"""Units of time of the shortest layer of a run."""
+FINE, FINEST = 128, 256
+"""Units of time of the shortest layer of a run, at least and at most."""
+FEW = 5
+"""Layers of a run whose rounding counts: as many as a chunk holds of a long one."""
 SAMPLES = 128
 """Samples of the time of a chunk that two long runs share."""
 COARSE = 16
@@ -91,9 +93,17 @@ class ChunkCurves:
             known = self._curves[runs, restored] = self._new_curve(runs, restored, min(REACH * time, self._most))
         return known
 
+    def _unit(self, runs: tuple[int, ...]) -> int:
+        """The unit of time in which the layers of these runs lose least when their times are rounded down."""
+        inst = self._inst
+        layer = inst.shortest[max(runs, key=lambda r: inst.counts[r])]
+        units = np.arange(max(1, layer // FINEST), max(1, layer // FINE) + 1)
+        lost = sum(min(FEW, inst.counts[r]) * np.max([time % units for time in inst.times[r]], axis=0) for r in runs)
+        return int(units[np.argmin(lost)])
+
     def _new_curve(self, runs: tuple[int, ...], restored: float, longest: float) -> Curve:
         inst = self._inst
-        unit = max(1, self._inst.shortest[max(runs, key=lambda r: inst.counts[r])] // FINE)
+        unit = self._unit(runs)
         cells = int(longest // unit) + 1
         kept: Any = np.zeros(cells)
         for run in runs:

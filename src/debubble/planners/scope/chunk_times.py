@@ -34,7 +34,7 @@ from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.loads import Capacity, Load, dealt, largest_run
 from debubble.search.effort import Effort
 
-LEVEL = 2.0
+LEVEL = 4.0
 """Factor between the bytes that recomputation brings back on one level at most."""
 TRIED_AT_MOST = 2**23
 """Combinations of loads of a device's chunks, on all devices that are alike, beyond which all are taken to fit."""
@@ -323,7 +323,7 @@ def _fill(
     total = np.zeros((chunks + 1, runs), np.int64)
     row = np.zeros(chunks, np.int64)
     later = np.zeros(chunks, np.int64)
-    tried = 0
+    tried, full = 0, 0
     for chunk in range(chunks - 2, -1, -1):
         later[chunk] = later[chunk + 1] + numbers[starts[chunk + 1] : starts[chunk + 2], 0].max()
     for device in range(devices):
@@ -342,28 +342,32 @@ def _fill(
             if at < starts[chunk]:
                 chunk -= 1
                 continue
+            for run in range(runs):
+                total[chunk + 1, run] = total[chunk, run] + numbers[at, run]
+            place, number = 0, 0
+            if chunk == chunks - 1:
+                for run in range(runs):
+                    place += strides[run] * min(total[chunks, run], sizes[run])
+                number = min(total[chunks, largest], sizes[largest]) if largest >= 0 else 0
+                if number <= most[device, place]:
+                    continue
+            elif runs == 1 and strides[0] == 0 and total[chunk + 1, 0] + later[chunk] <= most[device, 0]:
+                continue  # of one run alone only the largest number matters
             tried += 1
             fits = True
-            for memory in range(memories):
+            for step in range(memories):
+                memory = (full + step) % memories
                 used[chunk + 1, memory] = used[chunk, memory] + size[device, at, memory]
                 if used[chunk + 1, memory] > room[device, memory] - rest[chunk, memory]:
-                    fits = False
+                    fits, full = False, memory  # which will be the first to be full the next time too
                     break
             if not fits:
                 continue
-            for run in range(runs):
-                total[chunk + 1, run] = total[chunk, run] + numbers[at, run]
             if chunk < chunks - 1:
-                # Of one run alone only the largest number matters.
-                if runs > 1 or strides[0] or total[chunk + 1, 0] + later[chunk] > most[device, 0]:
-                    chunk += 1
-                    row[chunk] = starts[chunk + 1]
-                continue
-            place = 0
-            for run in range(runs):
-                place += strides[run] * min(total[chunks, run], sizes[run])
-            number = min(total[chunks, largest], sizes[largest]) if largest >= 0 else 0
-            most[device, place] = max(most[device, place], number)
+                chunk += 1
+                row[chunk] = starts[chunk + 1]
+            else:
+                most[device, place] = number
     return tried
 
 

@@ -28,7 +28,11 @@ from debubble.search.effort import LINEAR, Effort
 
 STEP = 1e-3
 """Share of a time by which a bound on it is worth improving."""
-DEVICE = 3e-3
+FIRST_STEP = 5e-3
+"""The same of an answer to begin with."""
+WORTH = 8.5e-3
+"""Share of an answer's time that a bound may be off: the devices' own times add to that."""
+DEVICE = 1.3e-3
 """Seconds to build a device program."""
 UNFIT = 2**60
 """The time of a load that no device can hold."""
@@ -49,6 +53,7 @@ def deal(
     least: float,
     most: float,
     programs: Sequence[Ends] | None = None,
+    start: Deal | None = None,
 ) -> tuple[float, Deal | None]:
     """The devices' assignments of an answer whose slowest device takes about the least time.
 
@@ -56,26 +61,27 @@ def deal(
         inst: The program.
         effort: Counter of the work.
         least: A time below which no device can be the slowest.
-        most: Time beyond which no answer is looked for.
-        programs: Where runs may end; None: anywhere.
+        most: Time beyond which no answer is looked for: that of the start, if there is one.
+        programs: Where runs may end, of which the first answer is good enough that takes little longer; None: anywhere.
+        start: An answer to begin with.
 
     Returns:
-        The best bound on the slowest device's time, and the answer; None if none was found.
+        The best bound on the slowest device's time, and the answer; None if none is known.
     """
     if not dealable(inst):
-        return least, None
+        return least, start
     dealer = _Dealer(inst, effort, most)
-    rising = programs is None
+    everywhere = programs is None
     programs = ends_of_long_runs(inst) if programs is None else programs
     bounds = dict.fromkeys(programs, least)
-    best: Deal | None = None
+    best = start
     step = 5 * STEP
-    while not effort.over and most - least > STEP * least:
-        # Times rise by ever larger steps up to the first answer, and are halved from there.  With given ends
-        # the least time may be far from any answer.
+    while not effort.over and most - least > (STEP if everywhere else FIRST_STEP) * least:
+        # With given ends the least time may be far from any answer.  Elsewhere times rise by ever larger steps up to
+        # the first answer, and come down from there as far as is worth proving, before they are halved.
         time = (least + most) / 2
-        if best is None and rising:
-            time = min(time, least * (1 + step))
+        if everywhere:
+            time = min(time, least * (1 + step)) if best is None else max(time, (1 - WORTH) * most)
         step *= 2
         for program in sorted((p for p in programs if bounds[p] < time), key=lambda p: bounds[p]):
             found = dealer.answer(time, program)

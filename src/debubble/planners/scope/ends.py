@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from debubble.planners.scope.instance import Instance
@@ -32,7 +33,7 @@ class Ends:
             tuple(range(min(s.start for s in some), max(s.stop for s in some)) for some in spans), tuple(members)
         )
 
-    @property
+    @cached_property
     def parts(self) -> list[Ends]:
         """The members, merged by where the first run ends on which they differ; none if there are no members."""
         for run in range(len(self.spans)):

@@ -40,7 +40,7 @@ SMALL = 0.01
 FINISH = 1.5
 EFFORT = 15.0
 """Effort for the program in one piece where no more than a SMALL gap is left, and elsewhere."""
-POOLED, AT_LEAST = 0.6, 2.0
+POOLED, AT_LEAST = 0.45, 2.0
 """Share of the effort, and effort, for the pooled reading's decomposition where there is another reading."""
 
 
@@ -71,7 +71,7 @@ def solve(
     if inst.chunks == 1:
         yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort, seed=seed)
         return
-    rest = effort.part(effort.left / (4 if pooled.gap <= SMALL else 2))
+    rest = effort.part(effort.left / (8 if pooled.gap <= SMALL else 2))
     yield _in_one_piece(inst, pooled, per_chunk=False, effort=rest, seed=seed)
     with suppress(InfeasibleError):  # not found: there is an answer already
         yield _in_one_piece(inst, per_chunk_reading(inst, pooled, effort), per_chunk=True, effort=effort, seed=seed)

@@ -32,22 +32,23 @@ from debubble.search.effort import Effort
 
 TOLERANCE = 1e-3
 """Share of the sum of times by which an answer is worth improving, and a bound."""
-CLOSE = 5e-4
-"""Share of the sum of times to which one of them is shortened."""
-SEARCH = 0.85
+CLOSE, SMALLEST = 1e-3, 5e-4
+"""Shares of the sum of times: to which one of them is shortened, and below which a box is not halved."""
+SEARCH = 0.95
 """Share of the effort; the program in one piece has the rest."""
-STARTS, WALK = 0.1, 0.05
+STARTS, WALK = 0.1, 0.1
 """Shares of the effort for the relaxations' corners, and of the rest for what is near the best."""
-LOOK = 0.1
+LOOK = 0.07
 """Share of the rest for answers in small boxes, before a bound is proven."""
 STEPS = (0.4, 1.0, 0.15, 2.0, 0.05, 0.7, 1.4, 3.0)
 """Parts of the shortest long layer by which one time is made longer."""
 LONGER = 1.15
 """The sum of times over the best one's beyond which nothing is looked for."""
-SLACKS = (0.0095, 0.004, 0.002, TOLERANCE)
+SLACKS = (0.0098, 0.004, 0.002, TOLERANCE)
 """Shares of the value by which an answer is proven to be the best, one after the other."""
-PART = 0.02
-"""Share of the sum of times below which boxes are divided by the ends of the short runs."""
+PART, LAST_PART = 0.02, 5e-3
+"""Shares of the sum of times below which boxes are divided by the ends of the short runs: for answers, which need
+them, and for a bound, which mostly does not."""
 USEFUL = 0.9
 """Share of a box's widths that the linear program has to leave at most; else twice as many halves go by without it."""
 FIRST_STEP = 0.01
@@ -106,7 +107,7 @@ class _Search:
         self._dealer = ChunkDealer(inst, effort, max(LONGER * self._total, _value(inst, best) / inst.weight))
         self._corners: list[tuple[int, Times, Ends]] = []
         self._relaxations = relaxations(inst, effort)
-        self._grid = max(1, int(CLOSE * self._total / 2))
+        self._grid = max(1, int(SMALLEST * self._total / 2))
         self._assigned: set[tuple[Ends | Load, ...]] = set()
         self._programs: dict[Ends, LinearRelaxation] = {}
 
@@ -238,7 +239,7 @@ class _Search:
                         return
                     ends, box = boxes.pop()
                     if self._dealer.loads(box.high, ends, box.total) is not None:
-                        smaller = self._parts(ends, box)
+                        smaller = self._parts(ends, box, PART)
                         boxes += smaller
                         if not smaller:
                             self._assign(box.high, ends)
@@ -247,12 +248,12 @@ class _Search:
         shortest = min(self._inst.shortest)
         return Box((shortest,) * self._inst.chunks, (total,) * self._inst.chunks, total).clipped()
 
-    def _parts(self, ends: Ends, box: Box) -> list[tuple[Ends, Box]]:
+    def _parts(self, ends: Ends, box: Box, part: float) -> list[tuple[Ends, Box]]:
         """Smaller boxes that hold the same together, the most promising last; none if this one is small."""
         width = box.width(box.widest)
-        if ends.members and width < PART * box.total:
+        if ends.members and width < part * box.total:
             return [(part, box) for part in ends.parts]
-        return [(ends, half) for half in box.halves(self._grid)] if width >= CLOSE * box.total else []
+        return [(ends, half) for half in box.halves(self._grid)] if width >= SMALLEST * box.total else []
 
     def bound(self) -> float:
         """A value that no answer is below."""
@@ -292,7 +293,7 @@ class _Search:
                 box, unasked = smaller.rounded(self._grid, box).clipped(), patience
             if self._dealer.loads(box.high, ends, box.total) is None:
                 continue
-            parts = self._parts(ends, box)
+            parts = self._parts(ends, box, LAST_PART)
             boxes += [(part, half, 0 if part is not ends else unasked - 1, patience) for part, half in parts]
             if not parts and (value := self._program(ends).value(box)) < least:
                 if self._assign(box.high, ends):

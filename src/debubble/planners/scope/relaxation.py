@@ -15,7 +15,7 @@ from debubble.search.effort import LINEAR, Effort
 
 LAYERS_PER_LINEAR = 100
 """Variables of a linear program that takes LINEAR."""
-RESOLVED = 0.2
+RESOLVED = 0.15
 """Share of that time for an optimum close to the last one."""
 ROUNDING = 1e-6
 """Share of the optimum by which the solver's arithmetic may be wrong."""

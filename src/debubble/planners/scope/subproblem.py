@@ -101,6 +101,7 @@ def fastest(
     share = Effort(PATIENCE, brake=effort.brake, whole=effort)
     solver = solver_of(share)
     solver.parameters.relative_gap_limit = CLOSE
+    solver.parameters.cp_model_presolve = False  # would take longer than such a small program
     status = status_of(solver, model, share)
     if status == "INFEASIBLE":
         return None
