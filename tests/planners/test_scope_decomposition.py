@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Kind, Schedule
 from debubble.planners.scope.benders import decompose
+from debubble.planners.scope.chunk_curves import ChunkCurves
 from debubble.planners.scope.chunk_times import ChunkDealer
 from debubble.planners.scope.deals import deal
 from debubble.planners.scope.ends import ends_of_long_runs
@@ -283,9 +284,26 @@ def test_layers_are_not_dealt_within_times_of_chunks_that_no_assignment_keeps() 
     layer = min(inst.times[0])
     for first, second in itertools.product(range(2, 20, 4), repeat=2):
         times = (first * layer, second * layer)
-        # Times are rounded by less than 2%.
-        if not any(_within(each, tuple(math.ceil(1.02 * time) for time in times)) for each in kept):
+        # Times are rounded by less than 0.1%.
+        if not any(_within(each, tuple(math.ceil(1.001 * time) for time in times)) for each in kept):
             assert not any(dealer.loads(times, member) for member in members)
+
+
+def test_layers_keep_as_little_as_they_can_only_in_all_but_a_thousandth_of_their_time() -> None:
+    inst = asked(Units(units=halves() * 9), devices=2, chunks=2, micro_batches=4, limit=60)
+    curve = ChunkCurves(inst, Effort(math.inf), 1.0 * inst.most).of((0,), math.inf, 1.0 * inst.most)
+    for time, size in zip(inst.times[0], inst.activations[0], strict=True):
+        assert curve.within(5 * time)[5] == 5 * size
+        assert curve.within(math.floor(0.999 * 5 * time))[5] > 5 * size
+
+
+def test_the_parts_of_some_ends_have_all_of_their_choices_between_them() -> None:
+    several = [ends for ends in ends_of_long_runs(two_long_runs(24)) if ends.members]
+    assert several
+    for ends in several:
+        members = [member for part in ends.parts for member in part.members or (part,)]
+        assert len(members) == len(ends.members)
+        assert {member.spans for member in members} == {member.spans for member in ends.members}
 
 
 def within_all(devices: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], int]:
@@ -438,6 +456,14 @@ def test_what_is_dealt_holds_every_layer_in_order_and_fills_every_stage(limit: f
     assert all(held)
     in_order = [run for stage in held for run in sorted(stage)]
     assert in_order == [run for run, count in enumerate(inst.counts) for _ in range(count)]
+
+
+def test_dealing_without_effort_keeps_the_answer_that_it_starts_from() -> None:
+    inst = two_long_runs(24)
+    _, first = deal(inst, Effort(math.inf), least=1.0, most=2.0 * inst.most)
+    assert first is not None
+    slowest = max(sum(piece.times(inst)) for piece in first.pieces)
+    assert deal(inst, Effort(0.0), least=1.0, most=slowest, start=first) == (1.0, first)
 
 
 def test_too_little_memory_for_any_deal_has_no_answer() -> None:

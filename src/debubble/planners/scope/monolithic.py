@@ -40,7 +40,7 @@ SMALL = 0.01
 FINISH = 1.5
 EFFORT = 15.0
 """Effort for the program in one piece where no more than a SMALL gap is left, and elsewhere."""
-POOLED, AT_LEAST = 0.45, 2.0
+POOLED, AT_LEAST = 0.4, 2.0
 """Share of the effort, and effort, for the pooled reading's decomposition where there is another reading."""
 
 
