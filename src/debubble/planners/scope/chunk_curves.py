@@ -1,6 +1,7 @@
 """The least bytes that a chunk's layers keep within a time, as a curve over the time for each number of layers.
 
-Times of layers are rounded down to a share of the long run's, so that a curve is never too strict.
+Times of layers are rounded down, so that a curve is never too strict, in the unit in which they lose least among some
+shares of the largest run's layer: what a bound can prove ends where rounding begins.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from debubble.planners.partitioning.balance import even_counts
 from debubble.reproduce.claims import Claim, compared, holds, stated
@@ -79,7 +79,7 @@ def end_to_end() -> Iterator[Exhibit]:
         for key, poster, ours in published
     )
     yield from (_order(reading, names, rows) for reading, names in READINGS.items())
-    yield holds("with the same operators SCOPE is at least as fast as AdaPipe", all(ours >= ada for ours, ada in same))
+    yield holds("with the same operators SCOPE is at least as fast as AdaPipe", _none_slower(same))
     yield table
     yield Bars(
         title=table.title,
@@ -90,14 +90,20 @@ def end_to_end() -> Iterator[Exhibit]:
     )
 
 
-def _order(reading: str, names: tuple[str, ...], rows: dict[tuple[str, ...], tuple[float, float]]) -> Claim:
-    """The planners from slow to fast, under a reading of dual and tri."""
+def _none_slower(pairs: Iterable[Sequence[float | None]]) -> bool:
+    """Tell whether the first of each pair is at least as fast as the second; None where nothing fits."""
+    return all(other is None or (one is not None and one >= other) for one, other in pairs)
+
+
+def _order(reading: str, names: Sequence[str], rows: Mapping[tuple[str, ...], tuple[float, float | None]]) -> Claim:
+    """The planners from slow to fast, under a reading of dual and tri; without those of which nothing fits."""
     ours = {key[0]: figure for key, (_, figure) in rows.items() if key[0] in names and key[2:] == ("1F1B", EVEN)}
     ours["AdaPipe"] = rows["AdaPipe", "all", "1F1B", EVEN][1]
+    fitting = {name: speed_up for name in names if (speed_up := ours[name]) is not None}
     return stated(
         f"order of the planners on 1F1B, dual and tri as {reading}",
         paper=", ".join(names),
-        ours=", ".join(sorted(names, key=lambda name: ours[name])),
+        ours=", ".join(sorted(fitting, key=fitting.__getitem__)),
         because="AdaPipe chooses among all operators, dual and tri among whole strategies",
     )
 
