@@ -11,9 +11,10 @@ least that its left side can be is a sum over the chunks too.  So that is a row 
 every row of memory, every chunk and every price at which a long run recomputes a little more.  The least is concave in
 the price, so that between two prices for which it is known it is at least what a straight line says.
 
-It is never too strict.  Times of layers are rounded down (`chunk_curves`), bytes are not rounded up, what recomputation brings back counts as the least of its level, and of two long runs in one chunk the times are sampled;
-times so long that the combinations of chunks would be too many to try hold everything.  So where layers cannot be dealt
-here no assignment keeps those times.
+It is never too strict.  Times of layers are rounded down (`chunk_curves`), bytes are not rounded up, what recomputation
+brings back counts as the least of its level, and of two long runs in one chunk the times are sampled; times so long
+that the combinations of chunks would be too many to try hold everything.  So where layers cannot be dealt here no
+assignment keeps those times.
 """
 
 from __future__ import annotations
