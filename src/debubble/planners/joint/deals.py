@@ -54,8 +54,8 @@ SMALL = 0.25
 """A unit with less work, in means, fills no turn of a device: an embedding costs next to nothing."""
 CORES = 2
 """Walks side by side: the reference machine has so many cores."""
-WALKS = 4
-"""Walks that begin from the best first deal, each with an equal part of the effort."""
+WALKS, PARTS = 4, 2
+"""Walks from the best first deal, and parts of the effort: in the second one all go on from the best of them."""
 TEMPERATURE = 0.1
 """At which they begin, in logarithms of the unevenness; they cool to none."""
 SHARP = 1000.0
@@ -77,13 +77,14 @@ def deal(problem: Problem, units: Units) -> Solution:
     Raises InfeasibleError if no deal that was tried fits.
     """
     deals, effort = _Deals(problem, units), problem.begun()
-    start = min(deals.first(), key=_time, default=None)
-    if start is None or math.isinf(start.time):
+    best = min(deals.first(), key=_time, default=None)
+    if best is None or math.isinf(best.time):
         raise InfeasibleError("No way to deal units to devices that was tried fits without recomputation.")
-    efforts = [Effort(CORES * effort.left / WALKS, brake=effort.brake) for _ in range(WALKS)]
-    seeds = [WALKS * problem.seed + walk for walk in range(WALKS)]
-    with ThreadPoolExecutor(CORES) as pool:
-        best = min(pool.map(deals.improved, [start] * WALKS, efforts, seeds), key=_time)
+    for part in range(PARTS):
+        efforts = [Effort(CORES * problem.effort / (PARTS * WALKS), brake=effort.brake) for _ in range(WALKS)]
+        seeds = [(PARTS * problem.seed + part) * WALKS + walk for walk in range(WALKS)]
+        with ThreadPoolExecutor(CORES) as pool:
+            best = min(pool.map(deals.improved, [best] * WALKS, efforts, seeds), key=_time)
     return replace(deals.solution(best.device_of), cut_off=effort.cut_off)
 
 
