@@ -79,7 +79,7 @@ def test_the_order_of_any_planners_answer_is_searched_further() -> None:
     costs = db.StageCosts.of(stages=4, forward=2, backward_input=2, backward_weight=2, communication=1)
     problem = Problem(workload=FixedStages(costs), devices=4, micro_batches=8, effort=5)
     begun = planners["dapple"](problem)
-    further = go_on(problem, [begun.solution])
+    further = go_on(problem, begun.solution, problem.begun())
     assert further is not None
     # 1F1B leaves a bubble that split backwards fill: 57 is what no order beats.
     assert begun.time > db.simulate(further.schedule, further.costs).makespan >= 57
@@ -93,7 +93,7 @@ def test_a_stage_without_room_for_whole_recomputation_leaves_that_to_others() ->
     )  # fmt: skip
     problem = Problem(workload=FixedStages(costs), devices=2, micro_batches=4, effort=1)
     recomputing = replace(db.schedules["1f1b"](devices=2, micro_batches=4), fused_recompute=frozenset({0, 1}))
-    further = go_on(problem, [Solution(schedule=recomputing, costs=costs)])
+    further = go_on(problem, Solution(schedule=recomputing, costs=costs), problem.begun())
     assert further is not None
     assert further.schedule.fused_recompute == {1}
 
@@ -101,4 +101,4 @@ def test_a_stage_without_room_for_whole_recomputation_leaves_that_to_others() ->
 def test_what_the_order_search_does_not_know_stays_as_it_is() -> None:
     costs = db.StageCosts.of(stages=2, communication=1, communication_model="blocking")
     problem = Problem(workload=FixedStages(costs), devices=2, micro_batches=4, effort=1)
-    assert go_on(problem, [planners["dapple"](problem).solution]) is None
+    assert go_on(problem, planners["dapple"](problem).solution, problem.begun()) is None

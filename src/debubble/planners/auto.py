@@ -4,7 +4,7 @@ It gives every planner the same problem and keeps the fastest verified answer; w
 could not, stays with the plan.  Planners that search do so side by side in processes of their own if that is worth it,
 while the others answer here.  `joint` has the whole effort, the others a part, and the whole only if they then come
 close to the fastest answer; where `joint` has no answer, all have the whole.
-`joint` has the last word: it goes on from the order of the fastest two answers, whoever gave them.
+`joint` has the last word: it searches the order of the fastest answer at length, whoever gave it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from functools import partial
 from types import MappingProxyType
 
 from debubble.ir import CandidateSummary, CutOffError, DebubbleError
+from debubble.planners.joint.planner import joint_at_first
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
-from debubble.planners.process_pool import WORKER, Answer, by_completion, side_by_side
+from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, side_by_side
 from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
+from debubble.search.effort import Effort
 from debubble.targets.orders import OwnOrders
 
 FIRST, CLOSE = 0.25, 1.05
 """The part of the effort with which others than `joint` begin, and how much longer than the fastest answer's step
 theirs may take for them to have the whole."""
+AT_LENGTH = 1.05
+"""The part of the effort with which `joint` searches the order of the fastest answer in the end."""
 
 
 @planner("auto", paper="debubble's own", searches=True)
@@ -56,12 +60,14 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
     results = _results(answers)
     if not results:
         raise closest([answer for answer in answers.values() if isinstance(answer, DebubbleError)])
-    if "joint" in names and results[0].gap > 0:
+    # A target has orders of its own.
+    if "joint" in names and results[0].gap > 0 and problem.levers is None:
         # It loads the compiler.
         from debubble.planners.joint.search import go_on
 
         begin = time.perf_counter()
-        further = go_on(problem, [result.solution for result in results])
+        effort = Effort.starting(AT_LENGTH * problem.effort, problem.deadline)
+        further = go_on(problem, results[0].solution, effort)
         if further is not None:
             result = verify("joint", problem, further, time.perf_counter() - begin)
             if result.score < results[0].score:
@@ -97,10 +103,12 @@ def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | De
     joins = "joint" in names and isinstance(problem.workload, ModelUnits) and problem.equally_long
     begin = min(problem.effort, max(WORKER, FIRST * problem.effort))
     if not joins or begin == problem.effort:
-        return _ask_side_by_side(dict.fromkeys(names, problem))
-    # The longest search begins first.
-    begun = {name: replace(problem, effort=begin) for name in names if name != "joint"}
-    answers = _ask_side_by_side({"joint": problem, **begun})
+        return _ask_side_by_side({name: (name, problem) for name in names})
+    part = replace(problem, effort=begin)
+    begun = {name: (name, part) for name in names if name != "joint"}
+    # The longest search begins first; the order is searched at length when all answers are there.
+    joint: Task = ("joint" if problem.levers else joint_at_first, problem)
+    answers = _ask_side_by_side({"joint": joint, **begun})
     least = min((result.score for result in _results(answers)), default=math.inf)
     again: list[str] = []
     for name in (name for name in begun if planners[name].searches):
@@ -111,7 +119,7 @@ def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | De
             )
         elif isinstance(answer, Result) or not isinstance(answers["joint"], Result):
             again.append(name)
-    answers |= _ask_side_by_side(dict.fromkeys(again, problem), answers)
+    answers |= _ask_side_by_side({name: (name, problem) for name in again}, answers)
     return {name: answers[name] for name in names}
 
 
@@ -123,9 +131,9 @@ def _with_remark(result: Result, remark: str) -> Result:
 
 
 def _ask_side_by_side(
-    problems: Mapping[str, Problem], before: Mapping[str, Result | DebubbleError] = MappingProxyType({})
+    tasks: Mapping[str, Task], before: Mapping[str, Result | DebubbleError] = MappingProxyType({})
 ) -> dict[str, Result | DebubbleError]:
-    """Every planner's verified answer to its problem, or why it has none; those that search side by side."""
+    """The verified answer of every planner's task, or why it has none; those that search side by side."""
     answers: dict[str, Result | DebubbleError] = {}
 
     def take(name: str, ask: Callable[[], Result]) -> None:
@@ -138,18 +146,17 @@ def _ask_side_by_side(
         tell(
             Progress(
                 stage="Planning with the whole effort" if before else "Planning",
-                done=len(answers), total=len(problems), counted="planners",
+                done=len(answers), total=len(tasks), counted="planners",
                 best=None if best is None else best.planner, step_time=None if best is None else float(best.time),
             )
         )  # fmt: skip
 
-    tasks = {name: (name, problem) for name, problem in problems.items() if planners[name].searches}
-    with side_by_side(tasks) as futures:
-        for name, problem in problems.items():
-            if name not in tasks:
+    with side_by_side({name: task for name, task in tasks.items() if planners[name].searches}) as futures:
+        for name, (_, problem) in tasks.items():
+            if name not in futures:
                 take(name, partial(planners[name], problem))
         for name in by_completion(futures):
-            take(name, partial(_verify, name, problems[name], futures[name]))
+            take(name, partial(_verify, name, tasks[name][1], futures[name]))
     return answers
 
 

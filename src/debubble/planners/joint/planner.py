@@ -19,6 +19,7 @@ that overlap computing, also where the span counts or messages block; the plans 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from debubble.costs.units import Units
@@ -41,6 +42,15 @@ DEALING = 0.25
 @planner("joint", paper="debubble's own", searches=True)
 def joint(problem: Problem) -> Solution:
     """Search partition, chunks, recomputation, offload and order together."""
+    return _plan(problem, at_first=False)
+
+
+def joint_at_first(problem: Problem) -> Solution:
+    """What `joint` has before its long search of an order, for those who compare it with other answers first."""
+    return _plan(problem, at_first=True)
+
+
+def _plan(problem: Problem, *, at_first: bool) -> Solution:
     if not isinstance(problem.workload, ModelUnits):
         raise InfeasibleError("Stages that are given leave the order to choose alone, which `optpipe` searches.")
     if problem.workload.units.micro_batch_scale is not None:
@@ -50,11 +60,12 @@ def joint(problem: Problem) -> Solution:
     if stages * problem.micro_batches > MOST_PAIRS:
         return _of_large_job(problem, units)
     # It loads the compiler, which nobody needs who only lists planners.
-    from debubble.planners.joint.search import search
+    from debubble.planners.joint.search import search, search_at_first
 
+    find = search_at_first if at_first else search
     if not _may_deal(problem, units) or not _is_uneven(problem):
-        return search(problem, units)
-    return _faster(problem, units)
+        return find(problem, units)
+    return _faster(problem, units, find)
 
 
 def _of_large_job(problem: Problem, units: Units) -> Solution:
@@ -70,10 +81,9 @@ def _of_large_job(problem: Problem, units: Units) -> Solution:
     return deal(problem, units)
 
 
-def _faster(problem: Problem, units: Units) -> Solution:
+def _faster(problem: Problem, units: Units, search: Callable[[Problem, Units], Solution]) -> Solution:
     """The faster of a search over equal counts and of units dealt freely."""
     from debubble.planners.joint.deals import deal
-    from debubble.planners.joint.search import search
 
     answers: list[Solution] = []
     reasons: list[DebubbleError] = []

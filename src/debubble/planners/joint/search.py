@@ -77,20 +77,16 @@ class Cooling(NamedTuple):
 
 
 MILD = Cooling(0, MILD_TEMPERATURES, COOLINGS)
-SLOW = Cooling(3500, (0.5,), COOLINGS)
-"""The coolings of a first search: mild ones keep what its start is worth, and a slow one begins hot."""
-SEARCHED_BEFORE = (Cooling(900, (0.5, 0.15), (0.0, 1.0)), Cooling(270, (0.15,), COOLINGS), MILD)
-"""The coolings of orders that were searched before, those for most moves first."""
+BRIEF = (Cooling(3500, (0.5,), COOLINGS), MILD)
+"""The coolings of brief searches: mild ones keep what a start is worth, and a slow one begins hot."""
+AT_LENGTH = (Cooling(900, (0.5, 0.15), (0.0, 1.0)), Cooling(270, (0.15,), (0.0, 1.0)), MILD)
+"""The coolings of long searches, those for most moves first: one, as long as can be, where there are moves for it."""
 WORTHWHILE = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
 CORES = 2
 """Walks side by side: the reference machine has so many cores."""
-GOING_ON, CLOSE = 0.75, 1.05
-"""The part of the effort with which the orders of the fastest answers are searched, whoever gave them, and how much
-longer than the fastest the step of another may take."""
 SIMULATIONS = 4
 """Simulations of a plan before and after the search of its order."""
-REMARK = "the order of the fastest answer, searched further"
 
 
 def search(problem: Problem, units: Units) -> Solution:
@@ -107,6 +103,20 @@ def search(problem: Problem, units: Units) -> Solution:
         InfeasibleError: If no plan of those that were tried fits.
     """
     effort = problem.begun()
+    first = first_plan(problem, units, effort)
+    return replace(go_on(problem, first, effort) or first, cut_off=effort.cut_off)
+
+
+def search_at_first(problem: Problem, units: Units) -> Solution:
+    """What `search` has before it searches one order at length; a third of the effort is left then."""
+    return first_plan(problem, units, problem.begun())
+
+
+def first_plan(problem: Problem, units: Units, effort: Effort) -> Solution:
+    """Draw, anneal, and search orders briefly, which leaves a third of the effort; return the fastest plan.
+
+    Raises InfeasibleError if no plan of those that were tried fits.
+    """
     levers = [Levers(problem, units, placement) for placement in _placements(problem, units)]
     points = CORES * ROUNDS[0][0] * problem.effort / max(map(price_of_point, levers))
     count = max(FEWEST, min(MOST, int(points / SHORTEST)))
@@ -123,10 +133,8 @@ def search(problem: Problem, units: Units) -> Solution:
     simulated = simulated[: max(ORDERED, _affordable(simulated, effort))]
     refining = [partial(_refined, problem, *entry) for entry in simulated]
     refined = _side_by_side(refining, effort, REFINING * problem.effort)
-    improved = _improved_orders(problem, refined, effort, BRIEFLY * effort.left)
-    best = min([*refined, *improved], key=lambda entry: entry[0])
-    improved = _improved_orders(problem, [best], effort, effort.left)
-    _, solution = min([best, *improved], key=lambda entry: entry[0])
+    improved = _improved_orders(problem, refined, effort, BRIEFLY * effort.left, BRIEF)
+    _, solution = min([*refined, *improved], key=lambda entry: entry[0])
     return replace(solution, cut_off=effort.cut_off)
 
 
@@ -215,28 +223,20 @@ def _evaluated(problem: Problem, solution: Solution) -> float:
     return time + (0 if problem.tail is None else float(problem.tail.of(solution.schedule, solution.costs)))
 
 
-def go_on(problem: Problem, answers: Sequence[Solution]) -> Solution | None:
-    """Search the orders of the fastest answers with a part of the effort, whoever gave them.
+def go_on(problem: Problem, answer: Solution, effort: Effort) -> Solution | None:
+    """Search the order of an answer at length, whoever gave it; None if none is found that is faster.
 
     Args:
         problem: The problem.
-        answers: Answers that fit, the fastest first.
-
-    Returns:
-        The fastest plan that was found; None if it is no better than the first answer.
+        answer: An answer that fits.
+        effort: What it may spend.
     """
-    price = SIMULATIONS * max(map(_price_of_simulation, answers[:CORES]))
-    if problem.levers is not None or GOING_ON * problem.effort <= price:
-        # A target has orders of its own.
+    if effort.left <= SIMULATIONS * _price_of_simulation(answer):
         return None
-    effort = Effort.starting(GOING_ON * problem.effort, problem.deadline)
-    simulated = [(_step_time(problem, solution), solution) for solution in answers[:CORES]]
-    close = [entry for entry in simulated if entry[0] <= CLOSE * simulated[0][0]]
-    improved = _improved_orders(problem, close, effort, effort.left, SEARCHED_BEFORE)
-    value, best = min(improved, key=lambda entry: entry[0], default=(None, None))
-    if value is None or best is None or value >= simulated[0][0]:
-        return None
-    return replace(best, lower_bound=0, candidates=(), remark=REMARK, cut_off=effort.cut_off)
+    simulated = [(_step_time(problem, answer), answer)]
+    for _, better in _improved_orders(problem, simulated, effort, effort.left, AT_LENGTH):
+        return replace(better, lower_bound=0, candidates=(), cut_off=effort.cut_off)
+    return None
 
 
 def _improved_orders(
@@ -244,7 +244,7 @@ def _improved_orders(
     simulated: Sequence[tuple[Number, Solution]],
     effort: Effort,
     seconds: float,
-    coolings: Sequence[Cooling] = (SLOW, MILD),
+    coolings: Sequence[Cooling],
 ) -> list[tuple[Number, Solution]]:
     """Search better orders of some solutions beside the times of their steps, with a part of the effort."""
     workers = max(1, CORES // len(simulated))
@@ -292,7 +292,7 @@ def _improve_order(
 def _affordable(simulated: Sequence[tuple[Number, Solution]], effort: Effort) -> int:
     """The number of these plans whose orders can all be searched slowly with the effort that is left."""
     pairs = max(solution.schedule.stages * solution.schedule.micro_batches for _, solution in simulated)
-    return int(CORES * effort.left / (SLOW.moves * pairs * price_of_move(pairs, recompute=True, by_arrival=True)))
+    return int(CORES * effort.left / (BRIEF[0].moves * pairs * price_of_move(pairs, recompute=True, by_arrival=True)))
 
 
 def _cooling(orders: OrderProblem, effort: Effort, coolings: Sequence[Cooling]) -> Cooling:
