@@ -1,4 +1,4 @@
-"""What `joint` finds for tiny models, beside the best of all plans: every partition, recomputation and order."""
+"""What `joint` finds for tiny models, beside the best of all plans that have one stage per device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def random_units(seed: int) -> tuple[Units, int]:
 
 
 def best_time(units: Units, micro_batches: int) -> float:
-    """The makespan of the best plan, of all that there are; infinite if none fits."""
+    """The makespan of the best plan, of all with one stage per device; infinite if none fits."""
     count = len(units.units)
     best = inf
     for first in range(1, count):
@@ -140,15 +140,15 @@ def makespan(lists: Sequence[Sequence[tuple[int, float]]], communication: float,
     return max(free)
 
 
-def problem_of(units: Units, micro_batches: int) -> Problem:
-    """The problem that `joint` is given."""
-    return Problem(workload=ModelUnits(units), devices=DEVICES, micro_batches=micro_batches, effort=0.1)
+def problem_of(units: Units, micro_batches: int, *, chunks: int | None = 1) -> Problem:
+    """The problem that `joint` is given; without a number of chunks a device may have two stages and the other one."""
+    return Problem(workload=ModelUnits(units), devices=DEVICES, micro_batches=micro_batches, chunks=chunks, effort=0.1)
 
 
-def found_time(units: Units, micro_batches: int) -> float:
+def found_time(units: Units, micro_batches: int, *, chunks: int | None = 1) -> float:
     """The makespan of the plan that `joint` finds; infinite if it finds none."""
     try:
-        return float(planners["joint"](problem_of(units, micro_batches)).time)
+        return float(planners["joint"](problem_of(units, micro_batches, chunks=chunks)).time)
     except DebubbleError:
         return inf
 
@@ -174,6 +174,16 @@ def test_no_plan_of_40_tiny_models_is_faster_than_the_one_found() -> None:
     assert times_over_the_best(40) == pytest.approx([1.0] * 40, rel=1e-12)
 
 
+def test_units_that_are_dealt_freely_are_never_slower_than_one_stage_per_device() -> None:
+    times = [
+        (found_time(units, micro_batches, chunks=None), best)
+        for units, micro_batches, best in map(tiny_model, range(40))
+    ]
+    assert all(found <= best for found, best in times)
+    # Three units, of which the first device has two stages.
+    assert any(found < best for found, best in times)
+
+
 @pytest.mark.slow
 def test_of_200_tiny_models_at_most_three_have_a_faster_plan_than_the_one_found() -> None:
     times = times_over_the_best(200)
@@ -187,5 +197,6 @@ def test_of_200_tiny_models_at_most_three_have_a_faster_plan_than_the_one_found(
 def test_no_plan_of_tiny_models_beats_its_bound(models: int) -> None:
     for seed in range(models):
         units, micro_batches, best = tiny_model(seed)
-        if best < inf:
-            assert proven_bound(problem_of(units, micro_batches)).time <= best
+        for chunks in (1, None):
+            if best < inf:
+                assert proven_bound(problem_of(units, micro_batches, chunks=chunks)).time <= best
