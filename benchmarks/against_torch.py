@@ -81,7 +81,10 @@ CASES = {
     "gpipe, I and W": Case("gpipe", "GPipe", splits=True),
     "1f1b, I and W": Case("1f1b", "1F1B", splits=True),
     "interleaved, I and W": Case("interleaved", "Interleaved1F1B", splits=True),
+    "gpipe, own products": Case("gpipe", "GPipe", onednn=True),
     "1f1b, own products": Case("1f1b", "1F1B", onednn=True),
+    "interleaved, own products": Case("interleaved", "Interleaved1F1B", onednn=True),
+    "zb-v, own products": Case("zb-v", "ZBVZeroBubble", onednn=True),
     "within gpipe's memory": Case("auto", "GPipe", kept=8),
     "within 1f1b's memory": Case("auto", "1F1B", 4, kept=RANKS),
 }
