@@ -29,7 +29,7 @@ from debubble.targets.orders import OwnOrders
 FIRST, CLOSE = 0.25, 1.02
 """The part of the effort with which others than `joint` begin, and how much longer than the fastest answer's step
 theirs may take for them to have the whole."""
-AT_LENGTH = 1.05
+LAST_SEARCH = 1.05
 """The part of the effort with which `joint` searches the order of the fastest answer in the end."""
 
 
@@ -66,7 +66,7 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
         from debubble.planners.joint.search import go_on
 
         begin = time.perf_counter()
-        effort = Effort.starting(AT_LENGTH * problem.effort, problem.deadline)
+        effort = Effort.starting(LAST_SEARCH * problem.effort, problem.deadline)
         further = go_on(problem, results[0].solution, effort)
         if further is not None:
             result = verify("joint", problem, further, time.perf_counter() - begin)

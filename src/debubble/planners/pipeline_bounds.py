@@ -82,20 +82,20 @@ class PipelineBounds:
         alive = first_forwards(p, problem.micro_batches, chunks)
         most = 0.0
         for d, limit in enumerate(problem.limits):
-            held = range(d, p * chunks, p)
-            own_stages = [stages[s] for s in held]
+            indices = range(d, p * chunks, p)
+            own_stages = [stages[s] for s in indices]
             on_device = [min(n, IN_TRANSIT) if chunk < offloaded else n for chunk, n in enumerate(alive[d])]
             room = limit + sum(self._on_host[b] - self._on_host[a] for a, b in own_stages[chunks - hosted :])
             again = self._least_recomputation(own_stages, on_device, room, device=d)
-            own = problem.micro_batches * (sum(forward[s] + backward[s] for s in held) + again)
-            filled = sum(count * forward[s] for count, s in zip(alive[d], held, strict=True))
-            arrival = through[-1] - hop - through[d] + back[-1] - back[held[-1] + 1]
+            own = problem.micro_batches * (sum(forward[s] + backward[s] for s in indices) + again)
+            filled = sum(count * forward[s] for count, s in zip(alive[d], indices, strict=True))
+            arrival = through[-1] - hop - through[d] + back[-1] - back[indices[-1] + 1]
             inside = max(own, arrival + own - filled)
             outside = through[d] + back[d] if problem.objective == "makespan" else 0.0
             most = max(most, outside + inside)
             if hosted:
                 waves = min(p, problem.micro_batches)
-                left = list(accumulate((waves * backward[s] for s in held), initial=0.0))[chunks - hosted : chunks]
+                left = list(accumulate((waves * backward[s] for s in indices), initial=0.0))[chunks - hosted : chunks]
                 most = max(most, through[d] + inside + self._behind(own_stages[chunks - hosted :], left))
         return most * (1 - ROUNDING)
 

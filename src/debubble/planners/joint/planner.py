@@ -46,7 +46,7 @@ def joint(problem: Problem) -> Solution:
 
 
 def joint_at_first(problem: Problem) -> Solution:
-    """What `joint` has before its long search of an order, for those who compare it with other answers first."""
+    """Plan as `joint` does before its long search of an order, for callers that compare other answers with it first."""
     return _plan(problem, at_first=True)
 
 
