@@ -272,20 +272,19 @@ def test_the_loss_of_divided_logits_is_that_of_whole_ones(dtype: Any, size: int)
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "message"),
+    ("config", "message"),
     [
-        ({**SMALL, "num_key_value_heads": 1}, {}, "1 key-value heads cannot be divided among 2"),
-        ({**MIXTRAL, "intermediate_size": 25}, {}, "25 columns of the MLP cannot be divided among 2"),
-        ({**SMALL, "vocab_size": 1}, {}, "vocabulary of 1 leaves nothing"),
-        (SMALL, {"context": 2}, "make the plan with context 1"),
-        (GENERIC["olmo2"], {}, "plan has 'colwise_gather_output' for 'self_attn.q_proj'"),
-        (GENERIC["stablelm"], {}, "transformers has no plan for it"),
-        (GENERIC["qwen2_moe"], {}, "plan has 'packed_colwise' for 'mlp.experts.gate_up_proj'"),
-        ({**GENERIC["cohere"], "use_qk_norm": True}, {}, "leaves 'self_attn.q_norm.weight' to the ranks"),
-        ({**GENERIC["granite"], "attention_dropout": 0.1}, {}, "set 'attention_dropout' to 0"),
-        ({**GENERIC["phi"], "num_key_value_heads": 1}, {}, "1 key-value heads cannot be divided among 2"),
+        ({**SMALL, "num_key_value_heads": 1}, "1 key-value heads cannot be divided among 2"),
+        ({**MIXTRAL, "intermediate_size": 25}, "25 columns of the MLP cannot be divided among 2"),
+        ({**SMALL, "vocab_size": 1}, "vocabulary of 1 leaves nothing"),
+        (GENERIC["olmo2"], "plan has 'colwise_gather_output' for 'self_attn.q_proj'"),
+        (GENERIC["stablelm"], "transformers has no plan for it"),
+        (GENERIC["qwen2_moe"], "plan has 'packed_colwise' for 'mlp.experts.gate_up_proj'"),
+        ({**GENERIC["cohere"], "use_qk_norm": True}, "leaves 'self_attn.q_norm.weight' to the ranks"),
+        ({**GENERIC["granite"], "attention_dropout": 0.1}, "set 'attention_dropout' to 0"),
+        ({**GENERIC["phi"], "num_key_value_heads": 1}, "1 key-value heads cannot be divided among 2"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(config: Any, options: Any, message: str) -> None:
+def test_what_cannot_be_divided_is_refused(config: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        run_threads(plan_of(schedule(), config, tensor=2, **options), lambda _: None, ranks=4)
+        run_threads(plan_of(schedule(), config, tensor=2), lambda _: None, ranks=4)
