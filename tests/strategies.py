@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
+from debubble.ir import Kind, Number, Op, Placement, Schedule, StageCosts
+from debubble.ir.schedule import Shares
 
 times = st.integers(min_value=1, max_value=9)
 """Times that keep sums exact."""
@@ -44,12 +47,13 @@ def placements(draw: st.DrawFn, *, max_stages: int = 6) -> Placement:
 
 @st.composite
 def random_schedules(
-    draw: st.DrawFn, *, offload: bool = True, max_micro_batches: int = 4, deadlocks: bool = False
+    draw: st.DrawFn, *, offload: bool = True, max_micro_batches: int = 4, deadlocks: bool = False, shares: bool = False
 ) -> Schedule:
     """Correct schedules of any order: a random linear extension of the dependencies, so that nothing deadlocks.
 
     Backwards are split or not per operation; activations may be recomputed (fused or explicit) and offloaded.  With
-    `deadlocks` the dependencies between stages are left out, and most schedules deadlock.
+    `deadlocks` the dependencies between stages are left out, and most schedules deadlock.  With `shares` parts are
+    recomputed and moved, for all micro-batches alike or for each of them apart.
     """
     placement = draw(placements())
     micro_batches = draw(st.integers(1, max_micro_batches))
@@ -77,7 +81,16 @@ def random_schedules(
         micro_batches=micro_batches,
         orders=tuple(map(tuple, orders)),
         fused_recompute=fused,
+        recompute_fraction=draw(_shares(placement.stages, micro_batches)) if shares else {},
+        offload_fraction=draw(_shares(placement.stages, micro_batches)) if shares else {},
     )
+
+
+def _shares(stages: int, micro_batches: int) -> st.SearchStrategy[Shares]:
+    """Shares of some stages, each for all micro-batches or with one for each of them."""
+    share: st.SearchStrategy[Number] = st.sampled_from([0, Fraction(1, 4), Fraction(1, 2), 1])
+    each = st.lists(share, min_size=micro_batches, max_size=micro_batches).map(tuple)
+    return st.dictionaries(st.integers(0, stages - 1), share | each)
 
 
 def _micro_batch(

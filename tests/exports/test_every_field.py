@@ -139,6 +139,13 @@ SCHEDULE: Mapping[str, tuple[Plan, Plan]] = {
 
 
 @pytest.mark.parametrize("target", list(exports))
+def test_a_share_that_one_micro_batch_recomputes_is_written_refused_or_reported(target: str) -> None:
+    schedule = replace(ONE_F_ONE_B, recompute_fraction={0: (0.5, *[1] * 7)})
+
+    assert said(priced(full(0, 1), schedule=schedule), target) != said(priced(full(0, 1)), target)
+
+
+@pytest.mark.parametrize("target", list(exports))
 @pytest.mark.parametrize("name", sorted({field.name for field in fields(Schedule)} - {"name"}))
 def test_a_field_of_the_schedule_is_written_refused_or_reported(name: str, target: str) -> None:
     plain, changed = SCHEDULE[name]

@@ -32,8 +32,9 @@ def content(tmp_path: Path) -> dict[str, Any]:
     ("entries", "sentence"),
     [
         ({"recompute_fraction": {"a": 0.5}}, "Expected `int`, got `str` - at `key` in `$.schedule.recompute_fraction`"),
-        ({"recompute_fraction": {"0": "all"}}, "Expected `float`, got `str`"),
+        ({"recompute_fraction": {"0": "all"}}, "Expected `float | array`, got `str`"),
         ({"recompute_fraction": {"0": 7}}, "'recompute_fraction' of stage 0 must be between 0 and 1, not 7"),
+        ({"recompute_fraction": {"0": [1, 0]}}, "'recompute_fraction' of stage 0 has 2 shares for 1 micro-batches"),
         ({"offload_fraction": {"0": -0.5}}, "'offload_fraction' of stage 0 must be between 0 and 1, not -0.5"),
         ({"fused_recompute": [55]}, "'fused_recompute' names stage 55, but the schedule has 2 stages"),
         ({"peers": {"0": 9}}, "'peers' names device 9, but the schedule has 2 devices"),

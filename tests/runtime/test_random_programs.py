@@ -30,17 +30,12 @@ def expected(micro_batches: Any) -> Any:
 
 @st.composite
 def plans(draw: Any) -> Any:
-    schedule = draw(random_schedules())
+    schedule = draw(random_schedules(shares=True))
     units = 2 * CONFIG["num_hidden_layers"] + 2
     cuts = sorted(draw(st.lists(st.integers(1, units - 1), min_size=schedule.stages - 1, max_size=schedule.stages - 1)))
     counts = [b - a for a, b in zip([0, *cuts], [*cuts, units], strict=True)]
-    share = draw(st.sampled_from([1, 0.5, 0.25]))
-    schedule = replace(
-        schedule,
-        offload_fraction=dict.fromkeys(range(schedule.stages), share),
-        recompute_fraction=dict.fromkeys(range(schedule.stages), draw(st.sampled_from([1, 0.5]))),
-        peers={0: schedule.devices - 1} if schedule.devices > 1 and draw(st.booleans()) else {},
-    )
+    if schedule.devices > 1 and draw(st.booleans()):
+        schedule = replace(schedule, peers={0: schedule.devices - 1})
     costs = draw(stage_costs(stages=schedule.stages, offload=True))
     plan = plan_of(schedule, CONFIG, counts=counts, costs=costs)
     partition = tuple(tuple(replace(unit, strategy=draw(WORDS)) for unit in stage) for stage in plan.partition)

@@ -36,7 +36,7 @@ def simulated(schedule: Schedule, costs: StageCosts, objective: Objective) -> Nu
 @given(data=st.data(), objective=st.sampled_from(["makespan", "span"]))
 @settings(max_examples=120, deadline=None)
 def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, objective: Objective) -> None:
-    schedule = data.draw(random_schedules())
+    schedule = data.draw(random_schedules(shares=True))
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True))
     if data.draw(st.booleans()):
         costs = costs.replace(communication=Fraction(1, 3), forward=[Fraction(f) / 7 for f in costs.forward])

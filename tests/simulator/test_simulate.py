@@ -37,6 +37,18 @@ def test_gpipe_takes_its_closed_form(p: int, m: int) -> None:
     assert timeline.peak_memory == (m,) * p
 
 
+def test_a_micro_batch_recomputes_and_moves_the_share_that_is_its_own() -> None:
+    schedule = Schedule.of("test", Placement.linear(1), 3, [[f"0{kind}{j}" for j in range(3) for kind in "FOLRB"]])
+    schedule = replace(schedule, recompute_fraction={0: (1, Fraction(1, 2), 0)}, offload_fraction={0: (0, 1, 1)})
+    costs = StageCosts.of(stages=1, activation=8, activation_recomputed=4, recompute=2, offload=8)
+    timeline = db.simulate(schedule, costs)
+    took = {o.op.name: o.duration for o in timeline.operations}
+    assert [took[f"0R{j}"] for j in range(3)] == [2, 1, 0]
+    assert [took[f"0O{j}"] for j in range(3)] == [0, 6, 8]
+    assert [schedule.kept_bytes(costs, 0, j) for j in range(3)] == [4, 6, 8]
+    assert timeline.recompute == (3,)
+
+
 def test_latency_delays_a_message_and_lets_messages_overlap() -> None:
     costs = StageCosts.of(stages=2, communication=5)
     timeline = timeline_of("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1", costs=costs, micro_batches=2)

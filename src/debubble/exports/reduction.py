@@ -11,6 +11,7 @@ from debubble.costs.units import partition_named
 from debubble.exports.layers import ENDS, PlannedLayer, replanning_advice, stage_layers
 from debubble.exports.prices import fits, slowdown, units_of, with_options, with_partition
 from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan
+from debubble.ir.schedule import all_shares
 from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import Target
 from debubble.targets.orders import OwnOrders, own_order, without_transfers
@@ -64,7 +65,7 @@ def _schedule_losses(plan: Plan) -> list[str]:
         )
     if s.explicit_recompute:
         losses.append("Recomputation that the plan places in bubbles happens right before the backward.")
-    if any(share != 1 for share in s.recompute_fraction.values()):
+    if any(share != 1 for _, each in all_shares(s.recompute_fraction) for share in each):
         losses.append("Stages of which the plan recomputes a share recompute all that they can.")
     if any(op.kind in (Kind.S, Kind.G) and op.stage not in s.host_steps for op in s.operations):
         losses.append("Optimizer steps and gradient reductions among the micro-batches move to the end of the step.")
@@ -240,7 +241,8 @@ def _keeps_no_more(changed: Plan, plan: Plan, *, priced: bool) -> bool:
 
 
 def _kept_bytes(plan: Plan, stage: int) -> float:
-    return float(plan.schedule.kept_bytes(plan.costs, stage, 0))
+    """The least that a stage keeps of any micro-batch."""
+    return min(float(plan.schedule.kept_bytes(plan.costs, stage, j)) for j in range(plan.schedule.micro_batches))
 
 
 def _covers(strategy: str, planned: str) -> bool:

@@ -5,6 +5,7 @@ Orders are written in torch's letters, one string per device, so that a person c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -13,7 +14,7 @@ from debubble.ir.degrees import DegreeSearch
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, RunOptions, WhatIf
-from debubble.ir.schedule import Schedule, check
+from debubble.ir.schedule import Schedule, Shares, check
 
 VERSION = 1
 
@@ -26,8 +27,8 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
     micro_batches: int
     orders: list[str]
     fused_recompute: list[int] = []
-    recompute_fraction: dict[int, float] = {}
-    offload_fraction: dict[int, float] = {}
+    recompute_fraction: dict[int, float | list[float]] = {}
+    offload_fraction: dict[int, float | list[float]] = {}
     peers: dict[int, int] = {}
     asynchronous: list[int] = []
 
@@ -41,8 +42,8 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             micro_batches=s.micro_batches,
             orders=[" ".join(op.name for op in order) for order in s.orders],
             fused_recompute=sorted(s.fused_recompute),
-            recompute_fraction={stage: float(share) for stage, share in s.recompute_fraction.items()},
-            offload_fraction={stage: float(share) for stage, share in s.offload_fraction.items()},
+            recompute_fraction=_written(s.recompute_fraction),
+            offload_fraction=_written(s.offload_fraction),
             peers=dict(s.peers),
             asynchronous=sorted(s.asynchronous),
         )
@@ -55,13 +56,22 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             micro_batches=self.micro_batches,
             orders=tuple(tuple(Op.parse(name) for name in order.split()) for order in self.orders),
             fused_recompute=frozenset(self.fused_recompute),
-            recompute_fraction=self.recompute_fraction,
-            offload_fraction=self.offload_fraction,
+            recompute_fraction=_read(self.recompute_fraction),
+            offload_fraction=_read(self.offload_fraction),
             peers=self.peers,
             asynchronous=frozenset(self.asynchronous),
         )
         check(schedule)
         return schedule
+
+
+def _written(shares: Shares) -> dict[int, float | list[float]]:
+    """Shares as a plan file has them: a list where micro-batches differ."""
+    return {s: [*map(float, share)] if isinstance(share, tuple) else float(share) for s, share in shares.items()}
+
+
+def _read(shares: Mapping[int, float | list[float]]) -> Shares:
+    return {stage: tuple(share) if isinstance(share, list) else share for stage, share in shares.items()}
 
 
 class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -11,7 +11,7 @@ stage is in `fused_recompute`; its backward first recomputes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -23,6 +23,22 @@ from debubble.ir.arrays import Ints
 from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, HOST_STEP, KINDS, SCHEDULED, Kind, Op
 from debubble.ir.placement import Placement
 from debubble.ir.stage_costs import Number, StageCosts
+
+Shares = Mapping[int, Number | tuple[Number, ...]]
+"""Stage -> share of what it could recompute or move: one for all micro-batches, or one for each of them."""
+
+
+def share_of(shares: Shares, stage: int, micro_batch: int) -> Number:
+    """The share of a stage for a micro-batch; all where none is given."""
+    share = shares.get(stage, 1)
+    return share[micro_batch] if isinstance(share, tuple) else share
+
+
+def all_shares(shares: Shares) -> Iterator[tuple[int, tuple[Number, ...]]]:
+    """Every stage that shares are given for, with each of them."""
+    for stage, share in shares.items():
+        yield stage, share if isinstance(share, tuple) else (share,)
+
 
 _GRADIENTS = (Kind.B, Kind.W, Kind.G)
 """Operations after the last of which a stage's gradients are complete."""
@@ -59,8 +75,9 @@ class Schedule:
         micro_batches: The number of micro-batches.
         orders: Per device, its operations in the order in which they start.
         fused_recompute: Stages whose backward recomputes first.
-        recompute_fraction: Stage -> share of what it could recompute that it does (absent: all).
-        offload_fraction: Stage -> share of the activation that O moves (absent: all).
+        recompute_fraction: Stage -> share of what it could recompute that it does (absent: all); or a tuple of them,
+            one for each micro-batch.
+        offload_fraction: Stage -> share of the activation that O moves (absent: all), or one for each micro-batch.
         peers: Device -> the device that holds what it offloads (absent: the host).
         asynchronous: Boundaries (the stage before each) whose messages overlap compute even where the costs say
             `blocking`.
@@ -75,8 +92,8 @@ class Schedule:
     micro_batches: int
     orders: tuple[tuple[Op, ...], ...]
     fused_recompute: frozenset[int] = frozenset()
-    recompute_fraction: Mapping[int, Number] = field(default_factory=dict, hash=False)
-    offload_fraction: Mapping[int, Number] = field(default_factory=dict, hash=False)
+    recompute_fraction: Shares = field(default_factory=dict, hash=False)
+    offload_fraction: Shares = field(default_factory=dict, hash=False)
     peers: Mapping[int, int] = field(default_factory=dict, hash=False)
     asynchronous: frozenset[int] = frozenset()
 
@@ -150,19 +167,20 @@ class Schedule:
         """Tell whether a stage recomputes for a micro-batch, fused or explicitly."""
         return stage in self.fused_recompute or (stage, micro_batch) in self.explicit_recompute
 
-    def recompute_time(self, costs: StageCosts, stage: int) -> Number:
-        """Time that one recomputation of the stage takes, before `micro_batch_scale`."""
-        return costs.recompute[stage] * self.recompute_fraction.get(stage, 1)
+    def recompute_time(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
+        """Time that the recomputation of a stage takes for a micro-batch, before `micro_batch_scale`."""
+        return costs.recompute[stage] * share_of(self.recompute_fraction, stage, micro_batch)
 
     def kept_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
         """Bytes that F of this stage and micro-batch leaves, before `micro_batch_scale`."""
         if not self.recomputes(stage, micro_batch):
             return costs.activation[stage]
-        return costs.activation[stage] - costs.dropped_bytes(stage) * self.recompute_fraction.get(stage, 1)
+        share = share_of(self.recompute_fraction, stage, micro_batch)
+        return costs.activation[stage] - costs.dropped_bytes(stage) * share
 
     def moved_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
         """Bytes that O of this stage and micro-batch moves, before `micro_batch_scale`."""
-        return self.kept_bytes(costs, stage, micro_batch) * self.offload_fraction.get(stage, 1)
+        return self.kept_bytes(costs, stage, micro_batch) * share_of(self.offload_fraction, stage, micro_batch)
 
     def backward_of(self, stage: int, micro_batch: int) -> Op:
         """The operation that consumes the gradient: I if the backward is split, else B."""
@@ -256,9 +274,14 @@ def _check_stages(schedule: Schedule) -> None:
             if stage not in range(schedule.stages):
                 raise ScheduleError(f"'{name}' names stage {stage}, but the schedule has {schedule.stages} stages.")
     for name, shares in fractions.items():
-        for stage, share in shares.items():
-            if not 0 <= share <= 1:
-                raise ScheduleError(f"'{name}' of stage {stage} must be between 0 and 1, not {share}.")
+        for stage, each in all_shares(shares):
+            if len(each) not in (1, schedule.micro_batches):
+                raise ScheduleError(
+                    f"'{name}' of stage {stage} has {len(each)} shares for {schedule.micro_batches} micro-batches."
+                )
+            for share in each:
+                if not 0 <= share <= 1:
+                    raise ScheduleError(f"'{name}' of stage {stage} must be between 0 and 1, not {share}.")
     for stage in schedule.asynchronous:
         if stage not in range(schedule.stages - 1):
             raise ScheduleError(

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 from debubble.ir import Number
+from debubble.ir.schedule import share_of
 from debubble.search.problem import OrderProblem
 
 
@@ -115,7 +116,7 @@ def _work(problem: OrderProblem, device: int) -> Number:
     work = sum(costs.work(s) for s in device_stages) * total
     fused = [s for s in device_stages if s in problem.fused_recompute]
     if fused:
-        recomputation = sum(costs.recompute[s] * problem.recompute_fraction.get(s, 1) for s in fused) * total
+        recomputation = sum(costs.recompute[s] * _whole_recomputations(problem, s) for s in fused)
         return (delays.head if problem.objective == "makespan" else 0) + work + recomputation
     idle_before = max(0, delays.own_chain - _most_before_backward(problem, device, delays.own_chain))
     if problem.objective == "span":
@@ -124,12 +125,19 @@ def _work(problem: OrderProblem, device: int) -> Number:
     return delays.head + work + idle_before + idle_behind
 
 
+def _whole_recomputations(problem: OrderProblem, stage: int) -> Number:
+    """How often a stage recomputes all that it can: once for each micro-batch, by its length and its share."""
+    return sum(
+        problem.costs.scale_of(j) * share_of(problem.recompute_fraction, stage, j) for j in range(problem.micro_batches)
+    )
+
+
 def _most_before_backward(problem: OrderProblem, device: int, window: Number) -> Number:
     """Most forward work that a device can do in the first `window` after its first operation may start."""
     costs, m = problem.costs, problem.micro_batches
     device_stages = problem.placement.stages_of[device]
     room = costs.room_of(device)
-    if room is None or len(device_stages) > 1 or costs.micro_batch_scale is not None:
+    if room is None or len(device_stages) > 1 or not problem.alike:
         return min(window, sum(costs.forward[s] for s in device_stages) * _total(problem))
     stage = device_stages[0]
     forward, kept = costs.forward[stage], _kept(problem, stage)
@@ -151,7 +159,7 @@ def _most_before_backward(problem: OrderProblem, device: int, window: Number) ->
         done += min(forward, window - begin)
     if problem.recompute and forward:
         # What is dropped lets further forwards in, and costs its recomputation later.
-        recomputation = costs.recompute[stage] * problem.recompute_fraction.get(stage, 1)
+        recomputation = costs.recompute[stage] * share_of(problem.recompute_fraction, stage, 0)
         done += (min(window, forward * m) - done) * max(forward - recomputation, 0) / forward
     return done
 
@@ -164,7 +172,7 @@ def _most_behind_backward(problem: OrderProblem, device: int) -> Number:
         return 0
     most = sum(costs.backward_weight[s] for s in device_stages) * _total(problem)
     room, remains = costs.room_of(device), costs.activation_after_input[device_stages[0]]
-    if room is None or len(device_stages) > 1 or not remains or costs.micro_batch_scale is not None:
+    if room is None or len(device_stages) > 1 or not remains or not problem.alike:
         return most
     # During the last backward its own activation is there too.
     waiting = 1 + max(0, int((room - max(_kept(problem, device_stages[0]), remains)) / remains + 1e-9))
@@ -176,7 +184,7 @@ def _memory(problem: OrderProblem, device: int) -> Number:
     costs, m = problem.costs, problem.micro_batches
     device_stages = problem.placement.stages_of[device]
     room = costs.room_of(device)
-    if room is None or len(device_stages) > 1 or costs.micro_batch_scale is not None or problem.objective == "span":
+    if room is None or len(device_stages) > 1 or not problem.alike or problem.objective == "span":
         return 0
     stage, delays = device_stages[0], _delays(problem, device)
     size = _kept(problem, stage)
@@ -213,7 +221,7 @@ def _kept(problem: OrderProblem, stage: int) -> Number:
     """Bytes that F leaves when nothing is recomputed explicitly."""
     costs = problem.costs
     if stage in problem.fused_recompute:
-        return costs.activation[stage] - costs.dropped_bytes(stage) * problem.recompute_fraction.get(stage, 1)
+        return costs.activation[stage] - costs.dropped_bytes(stage) * share_of(problem.recompute_fraction, stage, 0)
     return costs.activation[stage]
 
 
@@ -222,5 +230,5 @@ def _moved(problem: OrderProblem, stage: int) -> tuple[Number, Number, Number]:
     transfers = problem.costs.transfers
     if not problem.offload or transfers is None:
         return 0, 0, 0
-    share = problem.offload_fraction.get(stage, 1)
+    share = share_of(problem.offload_fraction, stage, 0)
     return _kept(problem, stage) * share, transfers.offload[stage] * share, transfers.reload[stage] * share

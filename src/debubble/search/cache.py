@@ -63,7 +63,7 @@ def nearest_of_any_length(problem: OrderProblem, base: Path, *, effort: Effort) 
     effort pays for what is simulated to fit it.  None if no problem is similar enough, or no schedule fits.
     """
     found = nearest(problem, base)
-    unlike = problem.costs.micro_batch_scale is not None
+    unlike = not problem.alike
     if found is not None or unlike or problem.micro_batches < STEADY * problem.devices:
         return found
     lengths = sorted(_lengths(problem, base), key=lambda m: abs(m - problem.micro_batches))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
+from debubble.ir.schedule import Shares
 from debubble.simulator import simulate
 
 Objective = Literal["makespan", "span"]
@@ -42,8 +43,8 @@ class OrderProblem:
     recompute: bool = False
     objective: Objective = "makespan"
     fused_recompute: frozenset[int] = frozenset()
-    recompute_fraction: Mapping[int, Number] = field(default_factory=dict)
-    offload_fraction: Mapping[int, Number] = field(default_factory=dict)
+    recompute_fraction: Shares = field(default_factory=dict)
+    offload_fraction: Shares = field(default_factory=dict)
     asynchronous: frozenset[int] = frozenset()
     host_steps: frozenset[int] = frozenset()
 
@@ -83,6 +84,12 @@ class OrderProblem:
     def stages(self) -> int:
         """The number of stages, S."""
         return self.placement.stages
+
+    @property
+    def alike(self) -> bool:
+        """True if an operation takes the same time and memory for every micro-batch."""
+        shares = (*self.recompute_fraction.values(), *self.offload_fraction.values())
+        return self.costs.micro_batch_scale is None and not any(isinstance(share, tuple) for share in shares)
 
     @cached_property
     def op_costs(self) -> OpCosts:

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Kind, Number, Op, RunOptions, Schedule
+from debubble.ir.schedule import Shares, all_shares, share_of
 from debubble.models import Model
 from debubble.models.mixers import Attention
 from debubble.targets.orders import without_transfers
@@ -105,9 +106,12 @@ def setting_of(
     return None
 
 
-def _same_fractions(ours: Mapping[int, Number], theirs: Mapping[int, Number]) -> bool:
+def _same_fractions(ours: Shares, theirs: Shares) -> bool:
+    """Tell whether they are the same but for rounding, `ours` with one share for all micro-batches."""
     return ours.keys() == theirs.keys() and all(
-        abs(float(ours[stage]) - float(theirs[stage])) < _ROUNDING for stage in ours
+        abs(float(share_of(ours, stage, 0)) - float(share)) < _ROUNDING
+        for stage, each in all_shares(theirs)
+        for share in each
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from debubble.ir.arrays import Bools, Ints, Numbers
 from debubble.ir.ops import CODE, KINDS, RESHARDS, UNSHARDS, Kind, Op
-from debubble.ir.schedule import Schedule
+from debubble.ir.schedule import Schedule, Shares, all_shares
 from debubble.ir.stage_costs import Number, PerStage, StageCosts
 
 
@@ -53,8 +53,8 @@ class OpCosts:
 
     costs: StageCosts
     fused_recompute: frozenset[int] = frozenset()
-    recompute_fraction: Mapping[int, Number] = field(default_factory=dict)
-    offload_fraction: Mapping[int, Number] = field(default_factory=dict)
+    recompute_fraction: Shares = field(default_factory=dict)
+    offload_fraction: Shares = field(default_factory=dict)
     host_steps: frozenset[int] = frozenset()
 
     @staticmethod
@@ -101,7 +101,7 @@ class OpCosts:
 class _TableBuilder:
     """Builds the tables by [kind, stage, micro-batch], for what an R recomputes (`explicit`) or for all else.
 
-    Its arrays have a row per stage; those of a micro-batch of scale 1 have one column.
+    Its arrays have a row per stage, and a column per micro-batch, or one where all are alike.
     """
 
     def __init__(self, op_costs: OpCosts, dtype: Any, *, explicit: bool) -> None:
@@ -190,8 +190,12 @@ class _TableBuilder:
     def _column(self, values: Iterable[Number]) -> Numbers:
         return np.array(tuple(values), dtype=self.dtype)[:, None]
 
-    def _fractions(self, given: Mapping[int, Number]) -> Numbers:
-        return self._column(given.get(stage, 1) for stage in range(self.costs.stages))
+    def _fractions(self, given: Shares) -> Numbers:
+        columns = max((len(each) for _, each in all_shares(given)), default=1)
+        result: Numbers = np.full((self.costs.stages, columns), 1, dtype=self.dtype)
+        for stage, each in all_shares(given):
+            result[stage] = each
+        return result
 
     def _mask(self, chosen: Iterable[int]) -> Bools:
         mask = np.zeros((self.costs.stages, 1), dtype=np.bool_)
@@ -199,7 +203,8 @@ class _TableBuilder:
         return mask
 
     def _table(self, rows: Mapping[Kind, Numbers]) -> Numbers:
-        result: Numbers = np.zeros((len(KINDS), self.costs.stages, self.scale.shape[1]), dtype=self.dtype)
+        columns = max(row.shape[1] if row.ndim > 1 else 1 for row in rows.values())
+        result: Numbers = np.zeros((len(KINDS), self.costs.stages, columns), dtype=self.dtype)
         for kind, row in rows.items():
             result[CODE[kind]] = row
         return result

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import Instruction, Kind, Op, Program
+from debubble.ir.schedule import share_of
 from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
 from debubble.runtime.execution.peer_offload import PeerOffload
@@ -137,14 +138,6 @@ class TensorOperations(Operations):
     evaluating: bool = False
     """Whether the program is forwards alone, of which nothing is kept."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        schedule = self.program.schedule
-        self._recomputed_units = {
-            s: round(len(stage.units) * float(schedule.recompute_fraction.get(s, 1)))
-            for s, stage in self.stages.items()
-        }
-
     def perform(self, instruction: Instruction, state: StepState) -> None:
         """Compute, move memory, sum gradients or step, as the instruction says."""
         op, stage, j = instruction.op, instruction.op.stage, instruction.op.micro_batch
@@ -190,7 +183,7 @@ class TensorOperations(Operations):
     def _forward(self, op: Op, state: StepState) -> None:
         stage, j = op.stage, op.micro_batch
         x = self.take_input(op, state) if stage else state.tokens[j]
-        recomputing = self._recomputed_units[stage] if self.program.schedule.recomputes(stage, j) else 0
+        recomputing = self._recomputed_units(stage, j)
         if self.evaluating:
             y = self.stages[stage].evaluate(x, state.micro_batches[j])
         else:
@@ -199,6 +192,13 @@ class TensorOperations(Operations):
             state.losses[j] = y
         else:
             self.hand_on(op, y, state)
+
+    def _recomputed_units(self, stage: int, j: int) -> int:
+        """The first units of a stage that recompute for a micro-batch."""
+        schedule = self.program.schedule
+        if not schedule.recomputes(stage, j):
+            return 0
+        return round(len(self.stages[stage].units) * float(share_of(schedule.recompute_fraction, stage, j)))
 
     def _backward(self, op: Op, state: StepState) -> None:
         stage, j = op.stage, op.micro_batch
@@ -212,7 +212,7 @@ class TensorOperations(Operations):
             self.hand_on(op, gx, state)
 
     def _offload(self, op: Op, state: StepState) -> None:
-        share = float(self.program.schedule.offload_fraction.get(op.stage, 1))
+        share = float(share_of(self.program.schedule.offload_fraction, op.stage, op.micro_batch))
         to_peer = self.peer_offload.host is not None
         allocate = self.peer_offload.buffer if to_peer else self.lanes.host.take
         buffer = self.stages[op.stage].offload(op.micro_batch, share, allocate)

@@ -42,7 +42,7 @@ from debubble.search.problem import OrderProblem
 
 def distinct_micro_batches(problem: OrderProblem) -> range:
     """Micro-batches with cost rows of their own (only 0 if all are equal)."""
-    return range(1 if problem.costs.micro_batch_scale is None else problem.micro_batches)
+    return range(1 if problem.alike else problem.micro_batches)
 
 
 def message_rows(problem: OrderProblem) -> list[Number]:

@@ -110,7 +110,7 @@ def _only_computes(variables: Variables, device: int) -> bool:
     """Tell whether the staircase says all of a device's memory: one stage, equal micro-batches, only F takes memory."""
     problem = variables.problem
     device_stages = problem.placement.stages_of[device]
-    free = not problem.offload and not problem.recompute and problem.costs.micro_batch_scale is None
+    free = not problem.offload and not problem.recompute and problem.alike
     backwards = {variables.backward(device_stages[0], j)._replace(micro_batch=0) for j in range(problem.micro_batches)}
     takes = any(problem.op_costs.allocates(backward) for backward in backwards)
     return free and len(device_stages) == 1 and not takes
@@ -126,7 +126,7 @@ def _slack(variables: Variables, device: int) -> int:
             op, costs = Op(kind, stage, 0), problem.op_costs
             changes = costs.allocates(op, explicit=again), costs.frees(op, explicit=again)
             sizes += [size / variables.size_unit for size in changes]
-    if problem.costs.micro_batch_scale is None and all(abs(float(size) - round(size)) < 1e-9 for size in sizes):
+    if problem.alike and all(abs(float(size) - round(size)) < 1e-9 for size in sizes):
         return 0
     return 4 * len(device_stages) * problem.micro_batches
 

@@ -66,7 +66,7 @@ def build(
         exact=exact,
         weights=exact if weights is None else weights,
     )
-    model.fill(ordered=ordered and costs.micro_batch_scale is None)
+    model.fill(ordered=ordered and problem.alike)
     return model
 
 

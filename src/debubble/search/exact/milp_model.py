@@ -104,7 +104,7 @@ class MilpModel:
         problem, costs = self.problem, self.problem.costs
         if problem.placement.chunks > 1 or not problem.split or problem.recompute or problem.fused_recompute:
             raise InputError("The MILP has one stage per device, split backwards and no recomputation.")
-        if costs.communication_model != "latency" or costs.micro_batch_scale is not None or problem.offload_fraction:
+        if costs.communication_model != "latency" or not problem.alike or problem.offload_fraction:
             raise InputError("The MILP has asynchronous messages, alike micro-batches and whole offloads.")
         if any(rest > size for rest, size in zip(costs.activation_after_input, costs.activation, strict=True)):
             raise InputError("The MILP needs activations that do not grow between I and W.")

@@ -113,7 +113,7 @@ def _slot(problem: OrderProblem) -> Number | None:
     offload, or times without a common step.
     """
     costs = problem.costs
-    if problem.placement.chunks > 1 or costs.micro_batch_scale is not None or problem.recompute or not problem.split:
+    if problem.placement.chunks > 1 or not problem.alike or problem.recompute or not problem.split:
         return None
     if not problem.halves_cover_wholes:
         return None

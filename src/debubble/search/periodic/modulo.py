@@ -58,7 +58,7 @@ def find_patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: i
     Only for linear placements, equal micro-batches, asynchronous messages and a full-duplex host link there are any.
     """
     costs = problem.costs
-    if problem.placement.chunks > 1 or costs.micro_batch_scale is not None or problem.recompute:
+    if problem.placement.chunks > 1 or not problem.alike or problem.recompute:
         return
     if costs.communication_model != "latency" or costs.link_groups or costs.host_link == "half-duplex":
         return
