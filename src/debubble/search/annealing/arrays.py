@@ -23,6 +23,7 @@ from debubble.search.annealing.layout import (
     KINDS,
     MARKS,
     NEEDED,
+    NOTED,
     RELOADED,
     ROW,
     SENT,
@@ -160,6 +161,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         )
     queued, size = problem.micro_batches * problem.placement.chunks, problem.stages * problem.micro_batches
     times, causes = (len(KINDS) + 2) * size + 3, len(KINDS) * size + problem.devices * queued
+    noted = problem.devices * (6 * queued // NOTED + 2) if costs.link_groups else 0
     fixed_floats, scale = _costs(problem)
     state_floats, state_ints = _state(problem)
     device_floats, device_ints = (sum(map(len, state.values())) for state in (state_floats, state_ints))
@@ -175,6 +177,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "kept_times": np.zeros(times),
         "work": np.zeros(problem.devices),
         "ready": np.zeros(3 * problem.devices if costs.link_groups else 0),
+        "noted_floats": np.zeros(3 * noted),
     }
     ints: dict[str, Ints] = {
         "device_of": np.array(problem.placement.device_of),
@@ -188,6 +191,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "mark_left": _zeros(2 * MARKS),
         "marked": _zeros(3),
         "shared": _zeros(problem.devices),
+        "differs": _zeros(problem.devices),
         "alike": _zeros(1),
         "last_ints": _zeros(device_ints),
         "kept_causes": _zeros(causes),
@@ -195,6 +199,8 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "window": np.array(block.windows if block else (0,) * problem.devices, dtype=np.int64),
         "kept_begin": _zeros(problem.devices),
         "stale": _zeros(problem.devices),
+        **{name: _zeros(problem.devices) for name in ("noted_from", "noted_to")},
+        "noted_ints": _zeros(6 * noted),
         **{name: _zeros(3 * problem.devices if costs.link_groups else 0) for name in ("ready_why", "head")},
         **{
             name: _zeros(len(KINDS) * size if costs.link_groups else 0)

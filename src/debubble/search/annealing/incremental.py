@@ -27,10 +27,10 @@ def copy_numbers(block: Floats | Ints, source: int, to: int, count: int) -> None
 
 @borrowing
 def mark(a: KernelLayout, x: Floats, n: Ints, remaining: int) -> bool:
-    """Note the state of the devices, and say so, if enough was walked since the last mark."""
+    """Note the state of the devices, and say so, at the beginning and if enough was walked since the last mark."""
     count = n[a.marked + 1]
     total = 5 * a.stages * a.micro_batches
-    if count == MARKS or (total - remaining) * MARKS < (count + 1) * total:
+    if count == MARKS or (count > 0 and (total - remaining) * (MARKS - 1) < count * total):
         return False
     floats, ints = a.device_floats, a.device_ints
     to = a.mark_floats + (MARKS + count) * floats
@@ -98,7 +98,7 @@ def put_back(a: KernelLayout, x: Floats, n: Ints) -> None:
 def common_mark(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints) -> int:
     """The last kept mark before any difference between the lists; START for none, SAME if they do not differ.
 
-    Notes from where on the lists are alike again.
+    Notes where the lists differ first, and from where on they are alike again.
     """
     at, same, alike = n[a.marked] - 1, True, 1
     for d in range(a.devices):
@@ -107,10 +107,11 @@ def common_mark(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, tried: In
             alike = 0
         while index < end and index < tried_end and orders[d, index] == tried[d, index]:
             index += 1
-        n[a.shared + d] = 0
+        n[a.shared + d], n[a.differs + d] = 0, -1
         if index == end and index == tried_end:
             continue
         same = False
+        n[a.differs + d] = index
         while at >= 0 and n[a.mark_ints + at * a.device_ints + d] > index:
             at -= 1
         while end > index and tried_end > index and orders[d, end - 1] == tried[d, tried_end - 1]:

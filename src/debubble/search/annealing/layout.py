@@ -26,8 +26,10 @@ from debubble.ir import Kind
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.O, Kind.L)
 F, I, W, B, R, O, L = range(7)  # noqa: E741 - the order of KINDS
 KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
-MARKS = 24
-"""States of the devices that an evaluation leaves behind, at most."""
+MARKS = 25
+"""States of the devices that an evaluation leaves behind, at most; the first is that of its beginning."""
+NOTED = 32
+"""With link groups, how many places of a list are between two of which the state of memory is noted."""
 NEEDED, RELOADED, SENT, ROW = range(4)
 """The facts of an operation, as the table above has them."""
 
@@ -121,6 +123,8 @@ class KernelLayout(NamedTuple):
     """[d]: compute time of the whole list."""
     ready: int
     """[d, lane], with link groups: when the lane's next transfer can start but for the link; infinite if not known."""
+    noted_floats: int
+    """[d, place / NOTED], with link groups: what admission counts as reserved and as freed before that place."""
     # In the block of whole numbers.
     device_of: int
     """[stage]"""
@@ -165,6 +169,8 @@ class KernelLayout(NamedTuple):
     """[2]: how many marks there are of each; then that of those kept at which this evaluation met it, or -1."""
     shared: int
     """[d]: from where on the list is that of the last evaluation kept."""
+    differs: int
+    """[d]: the first place of the list that differs from that of the last evaluation kept, -1 if none does."""
     alike: int
     """1 if the lists are as long as those of the last evaluation kept, and their operations cost the same."""
     last_floats: int
@@ -179,6 +185,12 @@ class KernelLayout(NamedTuple):
     # What walks by arrival need beside (shared_links.py); without link groups all but `stale` are empty.
     stale: int
     """[d]: 1 if the tables below are those of another list than the accepted one."""
+    noted_from: int
+    """[d]: the first place of what was noted last."""
+    noted_to: int
+    """[d]: where that ends."""
+    noted_ints: int
+    """[d, place / NOTED]: last operation of each lane before that place, and the offloads of which admission knows."""
     ready_why: int
     """[d, lane]: the operation that its being ready hangs on."""
     head: int

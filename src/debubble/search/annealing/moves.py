@@ -13,7 +13,7 @@ from debubble.search.annealing.evaluate import INFINITY, count_work, evaluate, s
 from debubble.search.annealing.incremental import SAME, START, common_mark, copy_numbers, keep, put_back, resume
 from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
 from debubble.search.annealing.rules import last_of
-from debubble.search.annealing.shared_links import go_on_by_arrival
+from debubble.search.annealing.shared_links import follow_back, go_on_by_arrival
 
 
 @borrowing
@@ -282,9 +282,20 @@ def recompute_otherwise(
         index -= 1
     n[a.shared + d] = index
     forward = find(orders, lengths, d, F * size + pair)
+    n[a.differs + d] = min(n[a.differs + d], forward)
     while at >= 0 and n[a.mark_ints + at * a.device_ints + d] > forward:
         at -= 1
     return at
+
+
+@borrowing
+def undo(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, pair: int, run: int) -> None:
+    """Go back from a move to the accepted lists, where a run of pairs may recompute otherwise."""
+    put_back(a, x, n)
+    if run > 0:
+        recompute_otherwise(a, x, n, orders, lengths, pair, run, START)
+    if a.by_arrival:
+        follow_back(a, x, n, orders, lengths)
 
 
 @borrowing
@@ -367,9 +378,7 @@ def anneal(
         )
         price = tried_value + weight * mean_backward(a, x) if tried_value < INFINITY else INFINITY
         if price > allowed:
-            put_back(a, x, n)
-            if run > 0:
-                recompute_otherwise(a, x, n, orders, lengths, pair, run, START)
+            undo(a, x, n, orders, lengths, pair, run)
             copy_numbers(n, a.kept_begin, a.begin, a.devices)
             tried[:] = orders
             tried_lengths[:] = lengths

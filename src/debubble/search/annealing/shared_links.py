@@ -14,6 +14,7 @@ from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.incremental import START, copy_numbers, delay, mark
 from debubble.search.annealing.layout import (
     NEEDED,
+    NOTED,
     RELOADED,
     ROW,
     SENT,
@@ -32,6 +33,8 @@ TO_COME = -2.0
 """End of a reload that is in the list and has none yet."""
 TOO_LATE = -1.0
 """In place of an objective: the evaluation has to go on from an earlier mark."""
+WHOLE = 2**62
+"""A place behind all lists."""
 
 
 @inlined
@@ -42,20 +45,43 @@ def lane_of(a: KernelLayout, op: int) -> int:
 
 
 @borrowing
-def follow_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int) -> bool:
+def follow_list(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, begin: int, until: int
+) -> bool:  # fmt: skip
     """Note which operation follows each of a device's list on its lane, and what it waits for to have memory.
 
-    Returns False if memory does not suffice; what follows what is noted to the end also then.
+    Up to the place `begin` that is noted already; and it is from where on, at `until` or behind it, as much is noted as
+    there was.  Returns False if memory does not suffice; what follows what is noted also then.
     """
-    fits = True
+    fits, fresh = True, -1
     size, limit = a.stages * a.micro_batches, x[a.limit + d]
-    reserved, last_freed, last = x[a.static + d], 0.0, -1
-    n[a.oldest + d] = n[a.known + d] = n[a.newest + d] = 0
-    x[a.accounted + d] = 0.0
+    first = begin // NOTED * NOTED
+    n[a.noted_from + d] = begin
+    reserved, last_freed = x[a.static + d], 0.0
     # The last operation of each lane so far: what follows it is written there.
     compute = down = up = -1
-    n[a.head + 3 * d : a.head + 3 * d + 3] = -1
-    for index in range(length):
+    n[a.oldest + d] = n[a.known + d] = n[a.newest + d] = 0
+    x[a.accounted + d] = 0.0
+    if first > 0:
+        floats, ints = state_at(a, d, first)
+        reserved, last_freed, x[a.accounted + d] = x[floats], x[floats + 1], x[floats + 2]
+        compute, down, up = n[ints], n[ints + 1], n[ints + 2]
+        n[a.oldest + d], n[a.known + d], n[a.newest + d] = n[ints + 3], n[ints + 4], n[ints + 5]
+    for index in range(first, length):
+        if index % NOTED == 0:
+            floats, ints = state_at(a, d, index)
+            if (
+                index >= until and fresh < n[a.oldest + d]
+                and x[floats] == reserved and x[floats + 1] == last_freed and x[floats + 2] == x[a.accounted + d]
+                and n[ints] == compute and n[ints + 1] == down and n[ints + 2] == up
+                and n[ints + 3] == n[a.oldest + d] and n[ints + 4] == n[a.known + d]
+                and n[ints + 5] == n[a.newest + d]
+            ):  # fmt: skip
+                n[a.noted_to + d] = index
+                return fits
+            x[floats], x[floats + 1], x[floats + 2] = reserved, last_freed, x[a.accounted + d]
+            n[ints], n[ints + 1], n[ints + 2] = compute, down, up
+            n[ints + 3], n[ints + 4], n[ints + 5] = n[a.oldest + d], n[a.known + d], n[a.newest + d]
         op = orders[d, index]
         row = n[a.facts + 4 * op + ROW]
         lane = lane_of(a, op)
@@ -64,14 +90,14 @@ def follow_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, 
             n[a.head + 3 * d + lane] = op
         else:
             n[a.follow + before] = op
-        n[a.follow + op], n[a.place + op], n[a.offload + op] = -1, index, -1
+        n[a.place + op], n[a.offload + op] = index, -1
         allocated = x[a.allocated + row]
         if lane == COMPUTE:
             compute = op
             if allocated > 0 and reserved + allocated > limit:
                 reserved, n[a.offload + op] = admit_compute(a, x, n, d, reserved, limit - allocated)
                 fits = fits and reserved + allocated <= limit
-            last, last_freed = op, x[a.freed + row]
+            last_freed = x[a.freed + row]
             reserved += allocated - last_freed
             continue
         if lane == DOWN:
@@ -79,12 +105,12 @@ def follow_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, 
         else:
             up = op
         if op < L * size:
-            n[a.queue + d * a.queued + n[a.newest + d]] = op
+            place = a.queue + d * a.queued + n[a.newest + d]
+            if n[place] != op:
+                n[place], fresh = op, n[a.newest + d]
             n[a.newest + d] += 1
             continue
-        if x[a.end + op] < 0:
-            x[a.end + op] = TO_COME
-        n[a.behind + op], n[a.freeing + op] = last, 0
+        n[a.behind + op], n[a.freeing + op] = compute, 0
         needed = reserved + last_freed + allocated - limit
         if needed > 0:
             needed, n[a.offload + op] = admit_reload(a, x, n, d, needed)
@@ -92,7 +118,30 @@ def follow_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, 
                 fits = fits and needed <= last_freed
                 n[a.freeing + op], last_freed = 1, 0.0
         reserved += allocated
+    for lane in range(3):
+        last = compute if lane == COMPUTE else down if lane == DOWN else up
+        if last < 0:
+            n[a.head + 3 * d + lane] = -1
+        else:
+            n[a.follow + last] = -1
+    n[a.noted_to + d] = WHOLE
     return fits
+
+
+@inlined
+def state_at(a: KernelLayout, d: int, index: int) -> tuple[int, int]:
+    """Where the state before a place of a device's list is noted: three floats and six whole numbers."""
+    number = d * (6 * a.queued // NOTED + 2) + index // NOTED
+    return a.noted_floats + 3 * number, a.noted_ints + 6 * number
+
+
+@borrowing
+def follow_back(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> None:
+    """Note again of the accepted lists what was noted of lists that are not accepted."""
+    for d in range(a.devices):
+        if n[a.stale + d]:
+            follow_list(a, x, n, orders, lengths[d], d, n[a.noted_from + d], n[a.noted_to + d])
+            n[a.stale + d] = 0
 
 
 @inlined
@@ -103,18 +152,31 @@ def go_to_heads(a: KernelLayout, n: Ints, d: int) -> None:
         n[a.next + at] = n[a.head + at] if before < 0 else n[a.follow + before]
 
 
-@inlined
-def forget(a: KernelLayout, x: Floats, n: Ints, d: int) -> int:
-    """Take back the times of what a device has still to do; return how many operations that is."""
-    reloads, count = L * a.stages * a.micro_batches, 0
-    for lane in range(3):
-        op = n[a.next + 3 * d + lane]
-        while op >= 0:
-            x[a.end + op] = TO_COME if op >= reloads else -1.0
+@borrowing
+def forget(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, reload: float
+) -> int:  # fmt: skip
+    """Take back the times of what a device has still to do in a list; return how many operations that is.
+
+    `reload` becomes the time of reloads.
+    """
+    reloads, offloads, count = L * a.stages * a.micro_batches, O * a.stages * a.micro_batches, 0
+    compute, down, up = done(a, n, d, COMPUTE), done(a, n, d, DOWN), done(a, n, d, DOWN if a.half_duplex else UP)
+    for index in range(min(compute, down, up) + 1, length):
+        op = orders[d, index]
+        if index > (compute if op < offloads else down if op < reloads else up):
+            x[a.end + op] = reload if op >= reloads else -1.0
             x[n[a.facts + 4 * op + SENT]] = -1.0
-            op = n[a.follow + op]
             count += 1
     return count
+
+
+@inlined
+def done(a: KernelLayout, n: Ints, d: int, lane: int) -> int:
+    """The place of what a lane did last; -1 if it did nothing yet."""
+    last = n[a.previous + 3 * d + lane]
+    place: int = n[a.place + last] if last >= 0 else -1
+    return place
 
 
 @inlined
@@ -274,10 +336,14 @@ def begin_by_arrival(
     x[a.turn : a.turn + 2 * a.devices] = -1.0
     n[a.previous : a.previous + 3 * a.devices] = -1
     n[a.stale : a.stale + a.devices] = 1
+    fits = True
     for d in range(a.devices):
-        if not follow_list(a, x, n, orders, lengths[d], d):
-            return INFINITY
+        # All tables are of these lists, also if one does not fit.
+        fits = follow_list(a, x, n, orders, lengths[d], d, 0, WHOLE) and fits
+        forget(a, x, n, orders, lengths[d], d, TO_COME)
         go_to_heads(a, n, d)
+    if not fits:
+        return INFINITY
     return walk_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, latest)
 
 
@@ -292,46 +358,26 @@ def go_on_by_arrival(
     from none.
     """
     for d in range(a.devices):
-        if n[a.stale + d]:
-            # It need not fit: what a micro-batch keeps may be that of the new list already.
-            follow_list(a, x, n, orders, lengths[d], d)
-            n[a.stale + d] = 0
+        if n[a.differs + d] >= 0:
+            n[a.stale + d] = 1
+            until = n[a.shared + d] if lengths[d] == tried_lengths[d] else WHOLE
+            if not follow_list(a, x, n, tried, tried_lengths[d], d, n[a.differs + d], until):
+                return INFINITY, at
     whole = tried_lengths.sum()
-    remaining = whole - lengths.sum() + go_to_mark(a, x, n, at)
-    for d in range(a.devices):
-        if lengths[d] == tried_lengths[d] and alike(orders, tried, lengths[d], d):
-            continue
-        n[a.stale + d] = 1
-        for lane in range(3):
-            op = n[a.next + 3 * d + lane]
-            while op >= 0:
-                # What is a reload in both lists is noted again.
-                x[a.end + op] = -1.0
-                op = n[a.follow + op]
-        if not follow_list(a, x, n, tried, tried_lengths[d], d):
-            return INFINITY, at
-        go_to_heads(a, n, d)
-    value = walk_by_arrival(a, x, n, remaining, whole, threshold, latest)
-    while value == TOO_LATE:
+    while at >= 0:
+        remaining = go_to_mark(a, x, n, orders, lengths, tried, tried_lengths, at)
+        value = walk_by_arrival(a, x, n, remaining, whole, threshold, latest)
+        if value != TOO_LATE:
+            return value, at
         at -= 1
-        if at < 0:
-            return INFINITY, START
-        value = walk_by_arrival(a, x, n, go_to_mark(a, x, n, at), whole, threshold, latest)
-    return value, at
-
-
-@inlined
-def alike(orders: Ints, tried: Ints, length: int, d: int) -> bool:
-    """Tell whether a device's lists of this length are alike."""
-    index = 0
-    while index < length and orders[d, index] == tried[d, index]:
-        index += 1
-    return index == length
+    return INFINITY, START
 
 
 @borrowing
-def go_to_mark(a: KernelLayout, x: Floats, n: Ints, at: int) -> int:
-    """Put all devices at a kept mark; return how many operations are still to come."""
+def go_to_mark(
+    a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints, at: int
+) -> int:  # fmt: skip
+    """Put all devices at a kept mark; return how many operations of the changed lists are still to come."""
     floats, ints = a.device_floats, a.device_ints
     state = a.mark_floats + at * floats
     copy_numbers(x, state, a.reserved, floats)
@@ -340,9 +386,12 @@ def go_to_mark(a: KernelLayout, x: Floats, n: Ints, at: int) -> int:
     n[a.marked + 1] = at + 1
     remaining = 0
     for d in range(a.devices):
+        if n[a.differs + d] >= 0:
+            # Reloads may be in one of the lists alone.
+            forget(a, x, n, orders, lengths[d], d, -1.0)
+        remaining += forget(a, x, n, tried, tried_lengths[d], d, TO_COME)
         # The mark may be older than what now follows it.
         go_to_heads(a, n, d)
-        remaining += forget(a, x, n, d)
     return remaining
 
 
