@@ -41,6 +41,7 @@ def layer(forward: float, **changes: object) -> Unit:
 def problem_of(
     *, limit: float | None = None, micro_batches: int = 6, devices: int = 3, forwards: tuple[float, ...] = (1.0,) * 12,
     bandwidth: float | None = 8, link_groups: tuple[tuple[int, ...], ...] = (), effort: float = 1.0,
+    scales: tuple[float, ...] | None = None,
 ) -> Problem:  # fmt: skip
     units = Units(
         units=tuple(layer(forward) for forward in forwards),
@@ -48,6 +49,7 @@ def problem_of(
         offload_bandwidth=bandwidth,
         link_groups=link_groups,
         memory_limit=None if limit is None else (limit,),
+        micro_batch_scale=scales,
     )
     return Problem(workload=ModelUnits(units), devices=devices, micro_batches=micro_batches, effort=effort)
 
@@ -71,12 +73,13 @@ def placements(draw: st.DrawFn) -> Placement:
 
 
 @settings(max_examples=60, deadline=None)
-@given(placements(), st.integers(0, 10**6), st.integers(1, 8))
+@given(placements(), st.integers(0, 10**6), st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=1, max_size=8))
 def test_the_list_scheduler_takes_the_time_that_the_simulator_says_where_nothing_is_offloaded(
-    placement: Placement, seed: int, micro_batches: int
+    placement: Placement, seed: int, scales: list[float]
 ) -> None:
     forwards = tuple(1 + (7 * n % 5) / 4 for n in range(12))
-    levers = levers_of(problem_of(bandwidth=None, micro_batches=micro_batches, forwards=forwards), placement)
+    problem = problem_of(bandwidth=None, micro_batches=len(scales), scales=(*scales,), forwards=forwards)
+    levers = levers_of(problem, placement)
     walk = drawn(levers, seed)
     solution = levers.solution(walk.best)
     assert walk.least == pytest.approx(float(db.simulate(solution.schedule, solution.costs).makespan), rel=1e-12)
@@ -94,7 +97,7 @@ def test_the_list_scheduler_knows_steps_on_the_host(placement: Placement, seed: 
     stages = range(placement.stages)
     point = replace(drawn(levers, seed).best, shares=(0,) * len(stages), hosted=tuple(s in hosted for s in stages))
     table, _ = levers.table(point)
-    time, missing = makespan(table, problem.micro_batches, np.array(point.policy), np.array(point.most))
+    time, missing = makespan(table, levers.scales, np.array(point.policy), np.array(point.most))
     solution = levers.solution(point)
     assert missing == 0
     assert time == pytest.approx(float(db.simulate(solution.schedule, solution.costs).makespan), rel=1e-12)
@@ -109,7 +112,7 @@ def test_a_device_that_waits_for_a_gradient_recomputes_before_it_comes() -> None
     times = []
     for ahead in (0, 1):
         policy[AHEAD] = ahead
-        times.append(makespan(table, 1, policy, most)[0])
+        times.append(makespan(table, levers.scales, policy, most)[0])
     # The last stage has its gradient at once; the other two recompute their four units of 1 while they wait.
     assert times[0] - times[1] == 8
 
@@ -137,11 +140,11 @@ def test_a_list_schedule_is_given_up_only_where_it_takes_longer_than_it_may(
     point = drawn(levers, seed).best
     table, _ = levers.table(point)
     policy, most = np.array(point.policy), np.array(point.most)
-    time, missing = makespan(table, 6, policy, most)
+    time, missing = makespan(table, levers.scales, policy, most)
     if missing:
         return
     nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    _, found, _ = place(*table, 6, policy, most, part * time, np.inf, *nothing)
+    _, found, _ = place(*table, levers.scales, policy, most, part * time, np.inf, *nothing)
     assert found in (time, np.inf)
     assert found == time or part < 1
 
@@ -170,20 +173,21 @@ def test_a_list_schedule_is_given_up_where_a_step_on_the_host_ends_too_late() ->
     point = replace(drawn(levers, 0).best, shares=(0,) * 3, hosted=(True,) * 3)
     table, _ = levers.table(point)
     policy, most = np.array(point.policy), np.array(point.most)
-    time, missing = makespan(table, 6, policy, most)
+    time, missing = makespan(table, levers.scales, policy, most)
     operations, keys = np.empty((6 * 3 * 6, 3), dtype=np.int64), np.empty(6 * 3 * 6)
-    placed, found, _ = place(*table, 6, policy, most, 0.99 * time, np.inf, operations, keys)
+    placed, found, _ = place(*table, levers.scales, policy, most, 0.99 * time, np.inf, operations, keys)
     assert missing == 0
     assert found == np.inf
     assert placed < 3 * 3 * 6
 
 
 @settings(max_examples=100, deadline=None)
-@given(placements(), st.integers(0, 10**6), st.integers(60, 200), st.booleans())
+@given(placements(), st.integers(0, 10**6), st.integers(60, 200), st.booleans(), st.booleans())
 def test_an_order_that_the_list_scheduler_completes_is_a_correct_schedule_within_the_limit(
-    placement: Placement, seed: int, limit: int, shared: bool
+    placement: Placement, seed: int, limit: int, shared: bool, alike: bool
 ) -> None:
-    levers = levers_of(problem_of(limit=limit, link_groups=((0, 1),) if shared else ()), placement)
+    scales = None if alike else (0.5, 1.0, 0.25, 1.0, 0.75, 0.5)
+    levers = levers_of(problem_of(limit=limit, link_groups=((0, 1),) if shared else (), scales=scales), placement)
     walk = drawn(levers, seed)
     if walk.least > levers.longest:
         return

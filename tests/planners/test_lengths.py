@@ -31,7 +31,6 @@ PROBLEM = Problem(workload=ModelUnits(UNITS), devices=4, micro_batches=5, effort
 
 
 REFUSALS = {
-    "joint": "Micro-batches of different lengths are not searched jointly.",
     "milp": "The MILP has micro-batches of one length; 'optpipe' orders those of several.",
 }
 """The planners that cannot, and their sentences."""

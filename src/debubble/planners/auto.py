@@ -100,7 +100,7 @@ def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | De
     close to the fastest are asked again, with the whole.
     """
     names = sorted(names, key=lambda name: planners[name].searches)
-    joins = "joint" in names and isinstance(problem.workload, ModelUnits) and problem.equally_long
+    joins = "joint" in names and isinstance(problem.workload, ModelUnits)
     begin = min(problem.effort, max(WORKER, FIRST * problem.effort))
     if not joins or begin == problem.effort:
         return _ask_side_by_side({name: (name, problem) for name in names})

@@ -191,7 +191,7 @@ class _Deals:
         table, m = self.table(device_of), self.problem.micro_batches
         most, count, devices = np.full(len(table.stages), m), 3 * len(table.stages) * m, len(table.room)
         operations, keys = np.empty((count, 3), dtype=np.int64), np.empty(count)
-        placed, time, missing = place(*table, m, POLICY, most, threshold, self._ramp, operations, keys)
+        placed, time, missing = place(*table, np.ones(m), POLICY, most, threshold, self._ramp, operations, keys)
         kinds, stages, numbers = operations[:placed].T
         starts, times, where = keys[:placed], table.stages[stages, kinds], table.device_of[stages]
         horizon = min(self._ramp, float(time))
@@ -342,7 +342,7 @@ class _Deals:
         placement = Placement.of(table.device_of.tolist())
         cuts = [*_begins(device_of).tolist(), len(device_of)]
         partition = Partition.cut(self.units, [end - begin for begin, end in pairwise(cuts)])
-        made = schedule(table, m, POLICY, np.full(len(table.stages), m))
+        made = schedule(table, np.ones(m), POLICY, np.full(len(table.stages), m))
         if made.missing:
             raise InfeasibleError(
                 "The fastest deal of units to devices that was found does not fit without recomputation."

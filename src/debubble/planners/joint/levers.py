@@ -99,6 +99,8 @@ class Levers:
         work = np.array([float(sum(unit.work for unit in units.on(device))) for device in self.examples])
         self.paces = (work / work.min() if work.min() else np.ones(len(work)))[self.type_of]
         """Per stage, the time of the model on its device over that on the fastest."""
+        self.scales = np.array([*map(float, problem.entries.micro_batch_scale or (1,) * problem.micro_batches)])
+        """Per micro-batch, its length over that of a whole one."""
         self.longest = 4 * problem.micro_batches * float(work.max())
         """Longer than any step that is not stuck."""
 
@@ -119,7 +121,7 @@ class Levers:
             up=self.up,
             choices=table,
             options=np.array([*map(len, choices)]),
-            micro_batches=self.problem.micro_batches,
+            scales=self.scales,
             static=float(units.static),
             communication=float(units.communication),
             pace=math.inf if units.offload_bandwidth is None else 1 / float(units.offload_bandwidth),
@@ -238,7 +240,7 @@ class Levers:
     def solution(self, point: Point) -> Solution:
         """The schedule of a point with its costs, as the list scheduler orders it."""
         table, _ = self.table(point)
-        made = schedule(table, self.problem.micro_batches, np.array(point.policy), np.array(point.most))
+        made = schedule(table, self.scales, np.array(point.policy), np.array(point.most))
         partition = self.partition(point)
         ordered = Schedule(
             name="joint",

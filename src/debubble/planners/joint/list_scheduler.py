@@ -93,28 +93,28 @@ class PlacedOperations(NamedTuple):
         return tuple(map(tuple, lists))
 
 
-def schedule(table: StageTable, micro_batches: int, policy: Floats, most: Ints) -> PlacedOperations:
+def schedule(table: StageTable, scales: Floats, policy: Floats, most: Ints) -> PlacedOperations:
     """Build the schedule of a step.
 
     Args:
         table: The stages.
-        micro_batches: Their number.
+        scales: Per micro-batch, its length: the factor on its times and bytes.
         policy: The entries above.
         most: Per stage, the micro-batches that may be between their forward and their backward.
 
     Returns:
         The schedule.
     """
-    count = len(table.stages) * micro_batches
+    count = len(table.stages) * len(scales)
     operations, keys = np.empty((6 * count, 3), dtype=np.int64), np.empty(6 * count)
-    placed, makespan, missing = place(*table, micro_batches, policy, most, np.inf, np.inf, operations, keys)
+    placed, makespan, missing = place(*table, scales, policy, most, np.inf, np.inf, operations, keys)
     return PlacedOperations(makespan, missing, operations[:placed], keys[:placed])
 
 
-def makespan(table: StageTable, micro_batches: int, policy: Floats, most: Ints) -> tuple[float, int]:
+def makespan(table: StageTable, scales: Floats, policy: Floats, most: Ints) -> tuple[float, int]:
     """The time of the step, and how many operations could not be placed."""
     nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    _, time, missing = place(*table, micro_batches, policy, most, np.inf, np.inf, *nothing)
+    _, time, missing = place(*table, scales, policy, most, np.inf, np.inf, *nothing)
     return time, missing
 
 
@@ -143,47 +143,49 @@ def _depths(stages: Floats) -> tuple[Floats, Floats]:
 
 
 @inlined
-def _tails(stages: Floats, m: int) -> Floats:
+def _tails(stages: Floats, scales: Floats) -> Floats:
     """[F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
 
     What is left is the rest of the micro-batch's way, on each stage of it the younger ones, which come in order, their
     weight gradients, and the step on the host behind the last of these.
     """
-    S = len(stages)
+    S, m = len(stages), len(scales)
     behind = np.zeros((3, S, m))
     backward = stages[:, INPUT] - stages[:, AGAIN]
     for j in range(m - 1, -1, -1):
         last = j == m - 1
+        own, next_ = scales[j], scales[min(j + 1, m - 1)]
         for s in range(S):
             if last:
                 behind[W, s, j] = stages[s, DRAIN] + stages[s, STEP]
             else:
-                behind[W, s, j] = behind[W, s, j + 1] + stages[s, WEIGHT]
-            least = behind[W, s, j] + stages[s, WEIGHT]
+                behind[W, s, j] = behind[W, s, j + 1] + next_ * stages[s, WEIGHT]
+            least = behind[W, s, j] + own * stages[s, WEIGHT]
             if not last:
-                least = max(least, behind[I, s, j + 1] + backward[s])
+                least = max(least, behind[I, s, j + 1] + next_ * backward[s])
             if s > 0:
-                least = max(least, behind[I, s - 1, j] + stages[s - 1, SEND] + backward[s - 1])
+                least = max(least, behind[I, s - 1, j] + own * stages[s - 1, SEND] + own * backward[s - 1])
             behind[I, s, j] = least
         for s in range(S - 1, -1, -1):
             if s == S - 1:
-                least = behind[I, s, j] + backward[s]
+                least = behind[I, s, j] + own * backward[s]
             else:
-                least = behind[F, s + 1, j] + stages[s, SEND] + stages[s + 1, FORWARD]
+                least = behind[F, s + 1, j] + own * stages[s, SEND] + own * stages[s + 1, FORWARD]
             if not last:
-                least = max(least, behind[F, s, j + 1] + stages[s, FORWARD])
+                least = max(least, behind[F, s, j + 1] + next_ * stages[s, FORWARD])
             behind[F, s, j] = least
     return behind
 
 
 @inlined
-def _totals(stages: Floats, device_of: Ints, devices: int, m: int) -> tuple[Floats, Floats]:
+def _totals(stages: Floats, device_of: Ints, devices: int, scales: Floats) -> tuple[Floats, Floats]:
     """Per device, the time of all its operations, and the room kept for one backward: its workspace and its reload."""
+    whole, longest = scales.sum(), scales.max()
     rest, reserve = np.zeros(devices), np.zeros(devices)
     for s in range(len(stages)):
         d = device_of[s]
-        rest[d] += m * (stages[s, FORWARD] + stages[s, INPUT] + stages[s, WEIGHT])
-        reserve[d] = max(reserve[d], stages[s, WORKSPACE] + stages[s, MOVED])
+        rest[d] += whole * (stages[s, FORWARD] + stages[s, INPUT] + stages[s, WEIGHT])
+        reserve[d] = max(reserve[d], longest * (stages[s, WORKSPACE] + stages[s, MOVED]))
     return rest, reserve
 
 
@@ -216,8 +218,8 @@ def _due_reload(
 
 @inlined
 def _ready_backward(
-    own: Ints, stages: Floats, next_i: Ints, next_r: Ints, next_l: Ints, gradient: Floats, back: Floats, room: float,
-    period: float, depth: Floats, now: float,
+    own: Ints, stages: Floats, scales: Floats, next_i: Ints, next_r: Ints, next_l: Ints, gradient: Floats, back: Floats,
+    room: float, period: float, depth: Floats, now: float,
 ) -> tuple[int, float]:  # fmt: skip
     """The stage of the oldest backward that can start now, -1 for none, and when the next of the others can."""
     best, best_key, soon = -1, np.inf, np.inf
@@ -225,7 +227,7 @@ def _ready_backward(
         j = next_i[s]
         if j >= gradient.shape[1] or gradient[s, j] == np.inf:
             continue
-        if stages[s, WORKSPACE] - (stages[s, DROPPED] if j < next_r[s] else 0.0) > room:
+        if scales[j] * (stages[s, WORKSPACE] - (stages[s, DROPPED] if j < next_r[s] else 0.0)) > room:
             continue
         ready = gradient[s, j]
         if stages[s, MOVED] > 0:
@@ -239,8 +241,8 @@ def _ready_backward(
 
 @inlined
 def _ready_forward(
-    own: Ints, stages: Floats, next_f: Ints, next_i: Ints, most: Ints, data: Floats, room: float, spare: float,
-    age: float, depth: Floats, now: float, soon: float,
+    own: Ints, stages: Floats, scales: Floats, next_f: Ints, next_i: Ints, most: Ints, data: Floats, room: float,
+    spare: float, age: float, depth: Floats, now: float, soon: float,
 ) -> tuple[int, float]:  # fmt: skip
     """The stage of the forward that is to start now, -1 for none, and when the next other operation can.
 
@@ -251,7 +253,7 @@ def _ready_forward(
         j = next_f[s]
         if j >= data.shape[1] or data[s, j] == np.inf or j - next_i[s] >= most[s]:
             continue
-        if stages[s, KEPT] + max(spare, stages[s, WORKSPACE]) > room:
+        if scales[j] * stages[s, KEPT] + max(spare, scales[j] * stages[s, WORKSPACE]) > room:
             continue
         if data[s, j] > now:
             soon = min(soon, data[s, j])
@@ -262,14 +264,14 @@ def _ready_forward(
 
 @inlined
 def _next_recomputation(
-    own: Ints, stages: Floats, next_f: Ints, next_r: Ints, next_l: Ints, back: Floats, room: float, period: float,
-    depth: Floats, now: float,
+    own: Ints, stages: Floats, scales: Floats, next_f: Ints, next_r: Ints, next_l: Ints, back: Floats, room: float,
+    period: float, depth: Floats, now: float,
 ) -> int:  # fmt: skip
     """The stage of the oldest micro-batch that can be recomputed before its gradient has come; -1 for none."""
     best, best_key = -1, np.inf
     for s in own:
         j = next_r[s]
-        if j >= next_f[s] or stages[s, AGAIN] <= 0 or stages[s, DROPPED] > room:
+        if j >= next_f[s] or stages[s, AGAIN] <= 0 or scales[j] * stages[s, DROPPED] > room:
             continue
         if stages[s, MOVED] > 0 and (j >= next_l[s] or back[s, j] > now):
             continue
@@ -318,7 +320,7 @@ def _record(operations: Ints, keys: Floats, placed: int, kind: int, s: int, j: i
 
 @jit
 def place(
-    stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, m: int, policy: Floats, most: Ints,
+    stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
     threshold: float, until: float, operations: Ints, keys: Floats,
 ) -> tuple[int, float, int]:  # fmt: skip
     """Place all operations, and say how many, when the last one ends, and how many compute operations are missing.
@@ -326,7 +328,7 @@ def place(
     It is given up, with an infinite time and nothing missing, as soon as the step must end behind the threshold; and it
     stops before what would start at `until`.
     """
-    S, P = len(stages), len(room)
+    S, P, m = len(stages), len(room), len(scales)
     never = np.inf
     backlog, patience, horizon = policy[BACKLOG], policy[PATIENCE], int(policy[HORIZON])
     prefetch, age, ahead = int(policy[PREFETCH]), policy[AGE], int(policy[AHEAD])
@@ -334,8 +336,8 @@ def place(
     stages_of, count, period = _stages_by_device(stages, device_of, P)
     forward_depth, backward_depth = _depths(stages)
     # Who stops early has no use for what is behind.
-    behind = _tails(stages, m) if until == never else np.zeros((3, S, m))
-    rest, reserve = _totals(stages, device_of, P, m)
+    behind = _tails(stages, scales) if until == never else np.zeros((3, S, m))
+    rest, reserve = _totals(stages, device_of, P, scales)
 
     next_f, next_i, next_w = np.zeros(S, np.int64), np.zeros(S, np.int64), np.zeros(S, np.int64)
     next_l, next_r = np.zeros(S, np.int64), np.zeros(S, np.int64)
@@ -361,8 +363,8 @@ def place(
         if leaving[d, 0] >= 0:
             # The forward that has just ended hands its activation to the link; a reload comes after its offload.
             s, j = leaving[d]
-            back[s, j] = gone = _take_link(lanes, down[d], now, stages[s, TRANSFER])
-            queue_time[d, queue_tail[d]], queue_bytes[d, queue_tail[d]] = gone, stages[s, MOVED]
+            back[s, j] = gone = _take_link(lanes, down[d], now, scales[j] * stages[s, TRANSFER])
+            queue_time[d, queue_tail[d]], queue_bytes[d, queue_tail[d]] = gone, scales[j] * stages[s, MOVED]
             queue_tail[d] += 1
             leaving[d, 0] = -1
             placed = _record(operations, keys, placed, O, s, j, gone)
@@ -375,34 +377,36 @@ def place(
             best = _due_reload(
                 stages_of[d, : count[d]], stages, next_f, next_l, started, back, horizon, period, backward_depth, now
             )
-            if best < 0 or used[d] + stages[best, MOVED] + stages[best, WORKSPACE] > room[d]:
+            if best < 0:
                 break
             j = next_l[best]
-            back[best, j] = _take_link(lanes, up[d], now, stages[best, TRANSFER])
-            used[d] += stages[best, MOVED]
+            if used[d] + scales[j] * (stages[best, MOVED] + stages[best, WORKSPACE]) > room[d]:
+                break
+            back[best, j] = _take_link(lanes, up[d], now, scales[j] * stages[best, TRANSFER])
+            used[d] += scales[j] * stages[best, MOVED]
             next_l[best] += 1
             under_way[d] += 1
             placed = _record(operations, keys, placed, L, best, j, now)
 
         # What could start now, and when what cannot will be able to.
-        own = stages_of[d, : count[d]]
+        own, unused = stages_of[d, : count[d]], room[d] - used[d]
         backward, soon = _ready_backward(
-            own, stages, next_i, next_r, next_l, gradient, back, room[d] - used[d], period, backward_depth, now
+            own, stages, scales, next_i, next_r, next_l, gradient, back, unused, period, backward_depth, now
         )
         spare = reserve[d] if in_flight[d] > 0 else 0.0
         forward, soon = _ready_forward(
-            own, stages, next_f, next_i, most, data, room[d] - used[d], spare, age * period, forward_depth, now, soon
+            own, stages, scales, next_f, next_i, most, data, unused, spare, age * period, forward_depth, now, soon
         )
         chosen, kind = (backward, I) if backward >= 0 else (forward, F) if forward >= 0 else (-1, -1)
         if kind < 0 and early[d] < ahead:
             # The backward that comes first may be another one: it has its room still.
             chosen = _next_recomputation(
-                own, stages, next_f, next_r, next_l, back, room[d] - used[d] - reserve[d], period, backward_depth, now
+                own, stages, scales, next_f, next_r, next_l, back, unused - reserve[d], period, backward_depth, now
             )
             kind = R if chosen >= 0 else -1
         if waiting_w[d] > 0 and (waiting_w[d] >= backlog or kind < 0):
             oldest = _oldest_weight(own, next_w, next_i, period, backward_depth)
-            if waiting_w[d] >= backlog or now + patience * stages[oldest, WEIGHT] <= soon:
+            if waiting_w[d] >= backlog or now + patience * scales[next_w[oldest]] * stages[oldest, WEIGHT] <= soon:
                 chosen, kind = oldest, W
 
         if kind < 0:
@@ -415,12 +419,12 @@ def place(
         if kind == F:
             j = next_f[s]
             next_f[s] += 1
-            end = now + stages[s, FORWARD]
-            used[d] += stages[s, KEPT]
+            end = now + scales[j] * stages[s, FORWARD]
+            used[d] += scales[j] * stages[s, KEPT]
             in_flight[d] += 1
             started[j] = max(started[j], s + 1)
             if s + 1 < S:
-                arrival = max(end + stages[s, SEND], loaded[s + 1])
+                arrival = max(end + scales[j] * stages[s, SEND], loaded[s + 1])
                 data[s + 1, j] = arrival
                 there = device_of[s + 1]
             else:
@@ -432,11 +436,11 @@ def place(
         elif kind == I:
             j = next_i[s]
             next_i[s] += 1
-            end = now + stages[s, INPUT]
-            used[d] += stages[s, WORKSPACE] - stages[s, FREED]
+            end = now + scales[j] * stages[s, INPUT]
+            used[d] += scales[j] * (stages[s, WORKSPACE] - stages[s, FREED])
             if j < next_r[s]:
-                end -= stages[s, AGAIN]
-                used[d] -= stages[s, DROPPED]
+                end -= scales[j] * stages[s, AGAIN]
+                used[d] -= scales[j] * stages[s, DROPPED]
                 early[d] -= 1
             else:
                 next_r[s] = j + 1
@@ -446,7 +450,7 @@ def place(
             if stages[s, MOVED] > 0:
                 under_way[d] -= 1
             if s > 0:
-                arrival = end + stages[s - 1, SEND]
+                arrival = end + scales[j] * stages[s - 1, SEND]
                 gradient[s - 1, j] = arrival
                 there = device_of[s - 1]
             else:
@@ -456,15 +460,15 @@ def place(
             j = next_r[s]
             next_r[s] += 1
             early[d] += 1
-            end = now + stages[s, AGAIN]
-            used[d] += stages[s, DROPPED]
+            end = now + scales[j] * stages[s, AGAIN]
+            used[d] += scales[j] * stages[s, DROPPED]
             arrival = end
             there = d
         else:
             j = next_w[s]
             next_w[s] += 1
-            end = now + stages[s, WEIGHT]
-            used[d] -= stages[s, AFTER]
+            end = now + scales[j] * stages[s, WEIGHT]
+            used[d] -= scales[j] * stages[s, AFTER]
             waiting_w[d] -= 1
             arrival = end
             there = d

@@ -53,8 +53,6 @@ def joint_at_first(problem: Problem) -> Solution:
 def _plan(problem: Problem, *, at_first: bool) -> Solution:
     if not isinstance(problem.workload, ModelUnits):
         raise InfeasibleError("Stages that are given leave the order to choose alone, which `optpipe` searches.")
-    if problem.workload.units.micro_batch_scale is not None:
-        raise InfeasibleError("Micro-batches of different lengths are not searched jointly.")
     units = problem.workload.units
     stages = problem.devices * (problem.chunks or min(MOST_CHUNKS, len(units.units) // problem.devices))
     if stages * problem.micro_batches > MOST_PAIRS:
@@ -75,8 +73,8 @@ def _of_large_job(problem: Problem, units: Units) -> Solution:
     if not _may_deal(problem, units):
         raise InfeasibleError(
             f"More than {MOST_PAIRS:,} pairs of a stage and a micro-batch are too many for its walks: `portfolio` plans"
-            " such jobs, and `joint` deals units freely where several devices hold whole parameters and neither a"
-            " number of chunks nor a target is given."
+            " such jobs, and `joint` deals units freely where several devices hold whole parameters, micro-batches are"
+            " alike and neither a number of chunks nor a target is given."
         )
     return deal(problem, units)
 
@@ -98,8 +96,11 @@ def _faster(problem: Problem, units: Units, search: Callable[[Problem, Units], S
 
 
 def _may_deal(problem: Problem, units: Units) -> bool:
-    """Tell whether devices may have unlike numbers of stages; ones that gather parameters do so for every stage."""
-    return problem.devices > 1 and deals_freely(problem) and not units.gathers
+    """Tell whether devices may have unlike numbers of stages, as a search of deals has them.
+
+    Devices that gather parameters do so for every stage, and a deal is judged by micro-batches that are alike.
+    """
+    return problem.devices > 1 and problem.equally_long and deals_freely(problem) and not units.gathers
 
 
 def _is_uneven(problem: Problem) -> bool:

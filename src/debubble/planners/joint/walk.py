@@ -59,7 +59,7 @@ class Space(NamedTuple):
         up: Per device, its lane from the host.
         choices: Per entry of a policy, what it may be.
         options: Per entry of a policy, how many these are.
-        micro_batches: Their number.
+        scales: Per micro-batch, its length.
         static: Bytes on every device.
         communication: Time of a message.
         pace: Time to move a byte to the host; infinite if nothing can be moved.
@@ -77,7 +77,7 @@ class Space(NamedTuple):
     up: Ints
     choices: Floats
     options: Ints
-    micro_batches: int
+    scales: Floats
     static: float
     communication: float
     pace: float
@@ -159,11 +159,11 @@ def score(
         return beyond
     tail = tail_of(a, point)
     _, time, left = place(
-        stages, a.device_of, room, a.down, a.up, a.micro_batches, policy, point[MOST], threshold - tail, np.inf,
+        stages, a.device_of, room, a.down, a.up, a.scales, policy, point[MOST], threshold - tail, np.inf,
         operations, keys,
     )  # fmt: skip
     if left > 0:
-        return a.longest * (2 + left / (3 * len(stages) * a.micro_batches))
+        return a.longest * (2 + left / (3 * len(stages) * len(a.scales)))
     return min(time + tail, REFUSED)
 
 
