@@ -21,7 +21,7 @@ MOVE, MOVE_PER_PAIR = 1e-6, 20e-9
 """Seconds of a move of the local search, and in addition for every pair of a stage and a micro-batch."""
 MOVE_RECOMPUTING = 1.5
 """Factor of that time where recomputation is a choice: lists are longer, and a change of it begins at a forward."""
-MOVE_BY_ARRIVAL = 1.6
+MOVE_BY_ARRIVAL = 1.3
 """Factor of that time where devices share links to the host, whose turns go by arrival."""
 START = 250e-6
 """Seconds, per pair, to construct a list schedule and to simulate it."""

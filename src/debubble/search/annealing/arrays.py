@@ -162,6 +162,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
     queued, size = problem.micro_batches * problem.placement.chunks, problem.stages * problem.micro_batches
     times, causes = (len(KINDS) + 2) * size + 3, len(KINDS) * size + problem.devices * queued
     noted = problem.devices * (6 * queued // NOTED + 2) if costs.link_groups else 0
+    lanes = _lanes(problem)
     fixed_floats, scale = _costs(problem)
     state_floats, state_ints = _state(problem)
     device_floats, device_ints = (sum(map(len, state.values())) for state in (state_floats, state_ints))
@@ -181,7 +182,8 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
     }
     ints: dict[str, Ints] = {
         "device_of": np.array(problem.placement.device_of),
-        "lane": _lanes(problem),
+        "lane": lanes,
+        "peer": _peers(lanes),
         # What an evaluation finds: `causes` numbers.
         "cause": _zeros(len(KINDS) * size),
         "queue": _zeros(problem.devices * queued),
@@ -302,6 +304,15 @@ def _lanes(problem: OrderProblem) -> Ints:
     for members in problem.costs.link_groups:
         lane[list(members)] = min(members)
     return lane
+
+
+def _peers(lanes: Ints) -> Ints:
+    """Find the next device on the same link as each; -1 behind the last."""
+    peers = np.full(len(lanes), -1)
+    for lane in set(lanes.tolist()):
+        members = np.flatnonzero(lanes == lane)
+        peers[members[:-1]] = members[1:]
+    return peers
 
 
 def _common_denominator(values: Iterable[Any]) -> int:

@@ -130,6 +130,8 @@ class KernelLayout(NamedTuple):
     """[stage]"""
     lane: int
     """[d]: the host link's lane, which a link group shares."""
+    peer: int
+    """[d]: the next device that shares its link to the host, -1 behind the last."""
     cause: int
     """[op]: the one whose start or end it waited for, -1 for none."""
     facts: int

@@ -243,8 +243,10 @@ def serve(a: KernelLayout, x: Floats, n: Ints, link: int, lane: int) -> int:
     count = 0
     while True:
         first, least, sure = -1, INFINITY, INFINITY
-        for d in range(a.devices):
-            if n[a.lane + d] != link or n[a.next + 3 * d + lane] < 0:
+        peer = link
+        while peer >= 0:
+            d, peer = peer, n[a.peer + peer]
+            if n[a.next + 3 * d + lane] < 0:
                 continue
             look(a, x, n, d, lane)
             ready = x[a.ready + 3 * d + lane]
