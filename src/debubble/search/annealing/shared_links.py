@@ -50,8 +50,9 @@ def follow_list(
 ) -> bool:  # fmt: skip
     """Note which operation follows each of a device's list on its lane, and what it waits for to have memory.
 
-    Up to the place `begin` that is noted already; and it is from where on, at `until` or behind it, as much is noted as
-    there was.  Returns False if memory does not suffice; what follows what is noted also then.
+    What comes before the place `begin` is noted already, and from `until` on the list is the one that was noted: it is
+    left as it is from where the state of memory is the same, too.  Returns False if memory does not suffice; what
+    follows what is noted also then.
     """
     fits, fresh = True, -1
     size, limit = a.stages * a.micro_batches, x[a.limit + d]
@@ -130,7 +131,7 @@ def follow_list(
 
 @inlined
 def state_at(a: KernelLayout, d: int, index: int) -> tuple[int, int]:
-    """Where the state before a place of a device's list is noted: three floats and six whole numbers."""
+    """Find where the state before a place of a device's list is noted: three floats and six whole numbers."""
     number = d * (6 * a.queued // NOTED + 2) + index // NOTED
     return a.noted_floats + 3 * number, a.noted_ints + 6 * number
 
