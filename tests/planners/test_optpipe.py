@@ -136,7 +136,7 @@ def test_two_chunks_below_1f1bs_memory_start_near_the_bound(limit: int) -> None:
     problem = OrderProblem(placement=Placement.v_shape(8, 2), micro_batches=32, costs=stages)
     *_, best = best_starts(problem, effort=Effort(10))
     assert best.value <= {7: 2051, 6: 2162}[limit]
-    assert best.bound == 1997
+    assert best.bound == {7: 2031, 6: 2072}[limit]
 
 
 def test_what_recomputes_by_itself_has_no_published_start() -> None:

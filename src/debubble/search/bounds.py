@@ -3,7 +3,8 @@
 Three arguments per device, each from the device's own lanes and memory with everything else as delays:
 
 * *work*: all its work, the time before its first operation and behind its last, and the idle time that is forced
-  before its first backward because memory (and the link to the host) lets in only so many forwards;
+  before its first backward because memory (and the link to the host) lets in only so many forwards, and behind its last
+  forward because only so many backwards are left that memory held until then;
 * *chain*: the longest chain of data;
 * *memory*: the area under its memory curve is at most limit x time, and each activation costs at least the smaller of
   what keeping it and what moving it costs; the link's time bounds how many can be moved.
@@ -12,6 +13,7 @@ Three arguments per device, each from the device's own lanes and memory with eve
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from debubble.ir import Number
@@ -48,6 +50,8 @@ class _Delays:
     """From the end of the device's last stage's forward to the start of its backward."""
     tail: Number
     """From the end of its first stage's backward for inputs to the end of everything (its own W apart)."""
+    way_back: Number
+    """From the end of its last stage's forward to the end of everything that follows from it and counts."""
     own_chain: Number
     """From the start of its first stage's forward to the start of its first backward."""
 
@@ -87,6 +91,9 @@ def _delays(problem: OrderProblem, device: int) -> _Delays:
     device_stages = problem.placement.stages_of[device]
     low, high, top = device_stages[0], device_stages[-1], problem.stages - 1
     weight = costs.backward_weight[0] if problem.split else 0
+    last = low if problem.objective == "span" else 0
+    from_turn = _backward_chain(problem, top, last) + _backward(problem, last)
+    way_back = _forward_chain(problem, high, top) + costs.forward[top] - costs.forward[high] + from_turn
     tail: Number = 0
     if low > 0:
         tail = _communication(problem, low - 1) + _backward_chain(problem, low - 1, 0) + _backward(problem, 0) + weight
@@ -94,6 +101,7 @@ def _delays(problem: OrderProblem, device: int) -> _Delays:
         head=_forward_chain(problem, 0, low) * scale,
         round_trip=round_trip(problem, high),
         tail=tail * scale,
+        way_back=(way_back + (costs.backward_weight[last] if problem.split else 0)) * scale,
         own_chain=(_forward_chain(problem, low, top) + costs.forward[top] + _backward_chain(problem, top, high))
         * scale,
     )
@@ -119,9 +127,11 @@ def _work(problem: OrderProblem, device: int) -> Number:
         recomputation = sum(costs.recompute[s] * _whole_recomputations(problem, s) for s in fused)
         return (delays.head if problem.objective == "makespan" else 0) + work + recomputation
     idle_before = max(0, delays.own_chain - _most_before_backward(problem, device, delays.own_chain))
+    idle_behind = max(0, delays.way_back - _most_behind_forward(problem, device))
     if problem.objective == "span":
-        return work + idle_before
-    idle_behind = max(0, delays.tail - _most_behind_backward(problem, device)) if delays.tail else 0
+        return work + idle_before + idle_behind
+    if delays.tail:
+        idle_behind = max(idle_behind, delays.tail - _most_behind_backward(problem, device))
     return delays.head + work + idle_before + idle_behind
 
 
@@ -137,9 +147,22 @@ def _most_before_backward(problem: OrderProblem, device: int, window: Number) ->
     costs, m = problem.costs, problem.micro_batches
     device_stages = problem.placement.stages_of[device]
     room = costs.room_of(device)
-    if room is None or len(device_stages) > 1 or not problem.alike:
-        return min(window, sum(costs.forward[s] for s in device_stages) * _total(problem))
-    stage = device_stages[0]
+    possible = min(window, sum(costs.forward[s] for s in device_stages) * _total(problem))
+    if room is None or not problem.alike or (problem.offload and len(device_stages) > 1):
+        return possible
+    if len(device_stages) == 1:
+        done = _forwards_of_one_stage(problem, device_stages[0], room, window)
+    else:
+        done = min(possible, _most_work(room, [(_kept(problem, s), costs.forward[s], m) for s in device_stages]))
+    if problem.recompute:
+        # What is dropped lets further forwards in, and costs its recomputation later.
+        done += (possible - done) * max(_gain_of_dropping(problem, s) for s in device_stages)
+    return done
+
+
+def _forwards_of_one_stage(problem: OrderProblem, stage: int, room: Number, window: Number) -> Number:
+    """Most forward work of a device's only stage in that time, where nothing is recomputed."""
+    costs, m = problem.costs, problem.micro_batches
     forward, kept = costs.forward[stage], _kept(problem, stage)
     if not kept:
         return min(window, forward * m)
@@ -157,26 +180,59 @@ def _most_before_backward(problem: OrderProblem, device: int, window: Number) ->
         if begin >= window:
             break
         done += min(forward, window - begin)
-    if problem.recompute and forward:
-        # What is dropped lets further forwards in, and costs its recomputation later.
-        recomputation = costs.recompute[stage] * share_of(problem.recompute_fraction, stage, 0)
-        done += (min(window, forward * m) - done) * max(forward - recomputation, 0) / forward
     return done
 
 
+def _gain_of_dropping(problem: OrderProblem, stage: int) -> Number:
+    """Share of a forward's time that is won where it comes early and is recomputed later."""
+    forward = problem.costs.forward[stage]
+    recomputation = problem.costs.recompute[stage] * share_of(problem.recompute_fraction, stage, 0)
+    return max(forward - recomputation, 0) / forward if forward else 0
+
+
 def _most_behind_backward(problem: OrderProblem, device: int) -> Number:
-    """Most weight-gradient work that a device can have left after its last backward for inputs."""
-    costs = problem.costs
+    """Most weight-gradient work that a device can have left after its first stage's last backward for inputs."""
+    costs, m = problem.costs, problem.micro_batches
     device_stages = problem.placement.stages_of[device]
     if not problem.split:
         return 0
-    most = sum(costs.backward_weight[s] for s in device_stages) * _total(problem)
-    room, remains = costs.room_of(device), costs.activation_after_input[device_stages[0]]
-    if room is None or len(device_stages) > 1 or not remains or not problem.alike:
-        return most
+    room, low = costs.room_of(device), device_stages[0]
+    if room is None or not problem.alike:
+        return sum(costs.backward_weight[s] for s in device_stages) * _total(problem)
     # During the last backward its own activation is there too.
-    waiting = 1 + max(0, int((room - max(_kept(problem, device_stages[0]), remains)) / remains + 1e-9))
-    return min(most, waiting * costs.backward_weight[device_stages[0]])
+    beside = max(0, room - max(_kept(problem, low), costs.activation_after_input[low]))
+    waiting = [(costs.activation_after_input[s], costs.backward_weight[s], m - (s == low)) for s in device_stages]
+    return costs.backward_weight[low] + _most_work(beside, waiting)
+
+
+def _most_behind_forward(problem: OrderProblem, device: int) -> Number:
+    """Most work that a device can have left after its last forward, where all of it is of what memory holds then."""
+    costs, m, split = problem.costs, problem.micro_batches, problem.split
+    device_stages = problem.placement.stages_of[device]
+    room, sizes = costs.room_of(device), [_kept(problem, s) for s in device_stages]
+    if room is None or problem.offload or problem.recompute or not problem.alike or m * sum(sizes) <= room:
+        # Where all forwards may come before all backwards, what is idle between them counts as time before these.
+        return math.inf
+    backwards = [(size, costs.backward(s), m) for s, size in zip(device_stages, sizes, strict=True)]
+    weights = [(costs.activation_after_input[s], costs.backward_weight[s], m) for s in device_stages if split]
+    return _most_work(room, backwards + weights)
+
+
+def _most_work(room: Number, pieces: Sequence[tuple[Number, Number, int]]) -> Number:
+    """Most time of pieces of work that fit into `room` together: (size, time, how many) each; of one a part may fit."""
+    sizes = [size for size, *_ in pieces if size]
+    least = min(sizes, default=1)
+    if all(size % least == 0 for size in sizes):
+        room = math.floor(room / least + 1e-9) * least
+    done: Number = 0
+    for size, time, number in sorted(pieces, key=lambda piece: piece[1] / piece[0] if piece[0] else math.inf)[::-1]:
+        whole = min(number, max(0, int(room // size))) if size else number
+        done += whole * time
+        room -= whole * size
+        if whole < number and room > 0:
+            done += time * room / size
+            room = 0
+    return done
 
 
 def _memory(problem: OrderProblem, device: int) -> Number:

@@ -1,0 +1,86 @@
+"""The analytic bounds under a memory limit: no exact optimum is below them, and orders of several chunks meet them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from debubble.ir import Number, Placement, StageCosts
+from debubble.schedules import schedules
+from debubble.search.bounds import lower_bound
+from debubble.search.effort import Effort, solver_of, status_of
+from debubble.search.exact.cp_model import build
+from debubble.search.problem import OrderProblem
+from tests.strategies import stage_costs
+
+
+@st.composite
+def tight_problems(draw: st.DrawFn) -> OrderProblem:
+    """Few stages in a loop or in a V, uneven or alike, with room for one to six activations of each."""
+    devices, chunks = draw(st.sampled_from([(1, 2), (2, 1), (3, 1), (2, 2)]))
+    make = draw(st.sampled_from([Placement.looped, Placement.v_shape]))
+    costs = draw(stage_costs(stages=devices * chunks)).replace(communication_model="latency")
+    if draw(st.booleans()):
+        alike = {name: getattr(costs, name)[:1] * costs.stages for name in ("forward", "activation")}
+        costs = costs.replace(**alike)
+    share = draw(st.sampled_from([0, 1, 2]))
+    costs = costs.replace(activation_after_input=[a * share // 2 for a in costs.activation])
+    return OrderProblem(
+        placement=make(devices, chunks),
+        micro_batches=draw(st.integers(1, 4)),
+        costs=costs.with_limit(draw(st.integers(1, 3)) * sum(costs.activation[:chunks])),
+        split=draw(st.booleans()),
+        objective=draw(st.sampled_from(["makespan", "span"])),
+    )
+
+
+def optimum(problem: OrderProblem) -> Number | None:
+    """What CP-SAT proves of a model that knows no bound; None if nothing fits."""
+    costs, effort = problem.costs, Effort(20)
+    one_by_one = sum(map(costs.work, range(problem.stages))) + 2 * sum(costs.communication)
+    model = build(problem, horizon=one_by_one * problem.micro_batches)
+    solver = solver_of(effort)
+    status = status_of(solver, model.cp, effort)
+    return round(solver.objective_value) * model.unit if status == "OPTIMAL" else None
+
+
+@given(problem=tight_problems())
+@settings(max_examples=40, deadline=None)
+def test_no_optimum_is_below_the_bound(problem: OrderProblem) -> None:
+    best = optimum(problem)
+    assert best is None or lower_bound(problem) <= best
+
+
+def two_chunks(limit: int, *, remains: int = 1) -> OrderProblem:
+    """F = I = W = 10 on eight devices, where 1F1B holds eight micro-batches; I leaves `remains` of 2."""
+    costs = StageCosts.of(
+        stages=16, forward=10, backward_input=10, backward_weight=10, activation=2, activation_after_input=remains,
+        memory_limit=4 * limit,
+    )  # fmt: skip
+    return OrderProblem(placement=Placement.v_shape(8), micro_batches=32, costs=costs)
+
+
+@pytest.mark.parametrize(("limit", "least"), [(4, 2150), (5, 2090), (6, 2030), (7, 2010), (8, 1990)])
+def test_little_memory_leaves_devices_idle_in_both_ramps(limit: int, least: int) -> None:
+    assert lower_bound(two_chunks(limit)) == least
+
+
+def test_where_i_frees_all_only_the_way_to_the_first_backward_is_idle() -> None:
+    assert lower_bound(two_chunks(4, remains=0)) == 2070
+
+
+@pytest.mark.parametrize("name", ["zb-v", "v-half", "v-min"])
+def test_a_v_with_half_of_1f1bs_memory_meets_the_bound(name: str) -> None:
+    problem = two_chunks(4)
+    schedule = schedules[name](devices=8, micro_batches=32, costs=problem.costs)
+    assert problem.value(schedule) == lower_bound(problem) == 2150
+
+
+def test_activations_that_may_leave_memory_force_no_idle_time_behind_the_last_forward() -> None:
+    problem = two_chunks(4)
+    recomputed = replace(problem, recompute=True)
+    moved = replace(problem, costs=problem.costs.replace(offload=1, reload=1), offload=True)
+    assert (lower_bound(moved), lower_bound(recomputed)) == (1990, 2070)
