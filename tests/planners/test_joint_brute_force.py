@@ -170,8 +170,9 @@ def times_over_the_best(models: int) -> list[float]:
     return times
 
 
-def test_no_plan_of_40_tiny_models_is_faster_than_the_one_found() -> None:
-    assert times_over_the_best(40) == pytest.approx([1.0] * 40, rel=1e-12)
+@pytest.mark.parametrize("models", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_no_plan_of_tiny_models_is_faster_than_the_one_found(models: int) -> None:
+    assert times_over_the_best(models) == pytest.approx([1.0] * models, rel=1e-12)
 
 
 def test_units_that_are_dealt_freely_are_never_slower_than_one_stage_per_device() -> None:
@@ -182,15 +183,6 @@ def test_units_that_are_dealt_freely_are_never_slower_than_one_stage_per_device(
     assert all(found <= best for found, best in times)
     # Three units, of which the first device has two stages.
     assert any(found < best for found, best in times)
-
-
-@pytest.mark.slow
-def test_of_200_tiny_models_at_most_three_have_a_faster_plan_than_the_one_found() -> None:
-    times = times_over_the_best(200)
-    assert min(times) >= 1 - 1e-12
-    # All of them need the second best of the ways to cut and recompute, by the list scheduler's estimate.
-    assert sum(time > 1 + 1e-12 for time in times) <= 3
-    assert max(times) < 1.06
 
 
 @pytest.mark.parametrize("models", [40, pytest.param(200, marks=pytest.mark.slow)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -58,6 +59,8 @@ SIMULATED = 6
 ORDERED, BRIEFLY = 4, 0.3
 """Plans whose order is searched, more where the effort suffices for slow searches, with what part of the effort that is
 left; the best of them is searched on with the rest."""
+TINY = 16
+"""Pairs of a stage and a micro-batch up to which every way to cut and recompute is ordered, where there are few."""
 REFINING = 0.05
 """The part of the effort in which single units of each of these plans recompute less."""
 
@@ -134,7 +137,8 @@ def first_plan(problem: Problem, units: Units, effort: Effort) -> Solution:
     refining = [partial(_refined, problem, *entry) for entry in simulated]
     refined = _side_by_side(refining, effort, REFINING * problem.effort)
     improved = _improved_orders(problem, refined, effort, BRIEFLY * effort.left, BRIEF)
-    _, solution = min([*refined, *improved], key=lambda entry: entry[0])
+    everything = _every_way(problem, walks[0], effort)
+    _, solution = min([*refined, *improved, *everything], key=lambda entry: entry[0])
     return replace(solution, cut_off=effort.cut_off)
 
 
@@ -289,10 +293,29 @@ def _improve_order(
     return (time, found) if time < value else None
 
 
+def _every_way(problem: Problem, walk: Walk, effort: Effort) -> list[tuple[Number, Solution]]:
+    """Plans for all ways to cut and recompute a tiny model, whose orders are searched slowly, whatever the effort."""
+    pairs = walk.levers.placement.stages * problem.micro_batches
+    plans: list[tuple[Number, Solution]] = []
+    for point in walk.levers.partitioned_like(walk.best) if pairs <= TINY else ():
+        with suppress(DebubbleError):
+            solution = walk.levers.solution(point)
+            plans.append((_step_time(problem, solution), solution))
+    if not plans:
+        return []
+    seconds = len(plans) / CORES * _price_of_slow_search(pairs)
+    return [*plans, *_improved_orders(problem, plans, Effort(seconds, brake=effort.brake), seconds, BRIEF)]
+
+
+def _price_of_slow_search(pairs: int) -> float:
+    """Seconds of the reference machine for a brief search of an order that begins hot."""
+    return (BRIEF[0].moves + 1) * pairs * price_of_move(pairs, recompute=True, by_arrival=True)
+
+
 def _affordable(simulated: Sequence[tuple[Number, Solution]], effort: Effort) -> int:
     """The number of these plans whose orders can all be searched slowly with the effort that is left."""
     pairs = max(solution.schedule.stages * solution.schedule.micro_batches for _, solution in simulated)
-    return int(CORES * effort.left / (BRIEF[0].moves * pairs * price_of_move(pairs, recompute=True, by_arrival=True)))
+    return int(CORES * effort.left / _price_of_slow_search(pairs))
 
 
 def _cooling(orders: OrderProblem, effort: Effort, coolings: Sequence[Cooling]) -> Cooling:
