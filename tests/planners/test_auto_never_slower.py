@@ -1,18 +1,24 @@
-"""`auto` goes on from the fastest answers, and is slower than no planner."""
+"""`auto` goes on from the fastest answers, and is slower than no planner and no schedule."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import debubble as db
 from debubble.costs import Strategy, Unit, Units
+from debubble.costs.units import Partition
 from debubble.ir import DebubbleError
 from debubble.planners import planners
 from debubble.planners.joint.search import go_on
+from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
+from debubble.schedules import schedules
+from debubble.simulator import simulate
 
 
 def random_problem(seed: int) -> Problem:
@@ -44,8 +50,40 @@ def random_problem(seed: int) -> Problem:
     return Problem(workload=workload, devices=devices, micro_batches=micro_batches, effort=0.2, seed=seed)
 
 
+def times_of_schedules(problem: Problem) -> Iterator[tuple[str, int, float]]:
+    """Every schedule that fits as it is or else with all stages recomputing: its name, its chunks and its step.
+
+    The stages are those given, or hold the units evenly.
+    """
+    most = len(problem.units.units) // problem.devices if isinstance(problem.workload, ModelUnits) else 1
+    for name, entry in schedules.items():
+        for chunks in range(1, most + 1) if "chunks" in entry.options else (entry.default_chunks,):
+            for recomputing in (False, True):
+                try:
+                    yield name, chunks, time_of_schedule(problem, name, chunks, recomputing=recomputing)
+                except DebubbleError:
+                    continue
+                break
+
+
+def time_of_schedule(problem: Problem, name: str, chunks: int, *, recomputing: bool) -> float:
+    """The step of a schedule with its own defaults; raises DebubbleError if it does not fit or cannot run."""
+    entry, stages = schedules[name], problem.devices * chunks
+    build = partial(entry, devices=problem.devices, micro_batches=problem.micro_batches)
+    match problem.workload:
+        case FixedStages(costs):
+            pass
+        case ModelUnits(units):
+            placement = build(**entry.accepted_options(chunks=chunks, tries=1)).placement
+            partition = Partition.cut(units, even_counts(units, stages), strategy="full" if recomputing else "none")
+            costs = units.stage_costs(partition, placement)
+    schedule = build(costs=costs, **entry.accepted_options(chunks=chunks))
+    fused = schedule.fused_recompute | (frozenset(range(stages)) if recomputing else frozenset())
+    return float(problem.step_time(simulate(replace(schedule, fused_recompute=fused), costs)))
+
+
 def check(seed: int) -> None:
-    """No planner is faster than `auto`, and what it says of each is what that one answers."""
+    """No planner and no schedule is faster than `auto`; where it finds nothing, nothing fits."""
     problem = random_problem(seed)
     try:
         best = planners["auto"](problem)
@@ -54,6 +92,7 @@ def check(seed: int) -> None:
             if not entry.searches:
                 with pytest.raises(DebubbleError):
                     planners[name](problem)
+        assert not [*times_of_schedules(problem)]
         return
     for name in planners:
         if name != "auto":
@@ -62,16 +101,17 @@ def check(seed: int) -> None:
             except DebubbleError:
                 continue
             assert best.time <= other.time
+    assert not [found for found in times_of_schedules(problem) if found[-1] < best.time]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_planner_is_faster_than_auto(seed: int) -> None:
+def test_no_planner_and_no_schedule_is_faster_than_auto(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 500))
-def test_no_planner_is_faster_than_auto_on_many_problems(seed: int) -> None:
+def test_no_planner_and_no_schedule_is_faster_than_auto_on_many_problems(seed: int) -> None:
     check(seed)
 
 

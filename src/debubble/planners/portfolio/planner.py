@@ -11,6 +11,9 @@ where it makes the best plan faster, because less is recomputed.
 
 A step of many micro-batches is ranked and searched by a short one, to which the busiest device's time is added for
 each micro-batch that it lacks; only the best are built and simulated in full.
+
+In small steps no schedule of the library is faster than the answer: there all are tried as they are, whatever the
+effort, which takes up to a second or two.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from dataclasses import dataclass, replace
 from debubble.costs.units import Partition
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, loads, priced_stages
-from debubble.planners.portfolio.trials import TRIES, Order, Trial, lengths_of, likeness, trials_of
+from debubble.planners.portfolio.published import as_published
+from debubble.planners.portfolio.trials import TRIES, Order, Trial, lengths_of, likeness, orders_of_library, trials_of
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import planner
 from debubble.planners.restriction import as_run
@@ -37,6 +41,8 @@ RANKING = 0.5
 """Share of the effort after which no further order is tried, once one fits; until then, all of it."""
 LONG, SHORT = 4, 3
 """Micro-batches per device above which a step is ranked by a short one, and those that this has."""
+SMALL = 32
+"""Pairs of a device and a micro-batch up to which a step is small."""
 LOOKED_AT = 0.01
 """Seconds of the reference machine to build an order of a likeness and to fit it."""
 
@@ -78,9 +84,12 @@ class _Portfolio:
         self.problem, self.effort = problem, effort
         self._cuts: dict[tuple[str, Placement], tuple[tuple[int, ...], StageCosts]] = {}
         p, m = problem.devices, problem.micro_batches
+        self.small = p * m <= SMALL
         # What divides m by p divides the short step too: some schedules group micro-batches by p.
         self.short = (
-            replace(problem, micro_batches=SHORT * p + m % p) if problem.equally_long and m > LONG * p else problem
+            replace(problem, micro_batches=SHORT * p + m % p)
+            if problem.equally_long and m > LONG * p and not self.small
+            else problem
         )
 
     def ranking(self) -> list[Candidate]:
@@ -106,11 +115,22 @@ class _Portfolio:
             candidates.append(self.candidate(trial.order, found))
             if not found.schedule.fused_recompute and not found.schedule.host_steps:
                 unlimited.add(trial)
+        if self.small:
+            self._add_library(candidates)
         if not candidates:
             if self.effort.cut_off:
                 raise CutOffError("No schedule had been fitted at the deadline.")
             raise closest(reasons)
         return sorted(candidates, key=lambda candidate: candidate.time)
+
+    def _add_library(self, candidates: list[Candidate]) -> None:
+        """Add the schedules of the library as they are, those that fit and may be faster than the candidates."""
+        for order in orders_of_library(self.problem):
+            best = min((candidate.time for candidate in candidates), default=math.inf)
+            if self._work(Trial(order, "even")) < best and not self.effort.brake.bites:
+                with suppress(DebubbleError):
+                    found = _as_run(self.problem, as_published(self.problem, order))
+                    candidates.append(self.candidate(order, found))
 
     def _shortlist(self, trials: list[Trial]) -> list[Trial]:
         """All trials; where there is not the effort for all, those first that promise the shortest step.

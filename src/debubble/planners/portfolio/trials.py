@@ -150,6 +150,12 @@ def _orders(problem: Problem) -> list[Order]:
     return [order for order in (*listed, *orders) if problem.allows(order.schedule, order.placement)]
 
 
+def orders_of_library(problem: Problem) -> list[Order]:
+    """Every schedule of the library with what it makes of the memory limit by itself, short of a search of its own."""
+    unlimited = (order for order in _orders(problem) if order.schedule != LIST and not order.to_limit)
+    return [replace(order, to_limit=True) for order in unlimited]
+
+
 @cache
 def _placement_of(name: str, devices: int, chunks: int) -> Placement:
     """The placement of a schedule, read off one micro-batch of it; looped if it has none so short."""

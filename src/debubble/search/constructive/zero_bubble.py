@@ -121,6 +121,8 @@ class _CandidateTrials:
         op_costs, even_costs = OpCosts(costs=costs), StageCosts.of(stages=placement.stages)
         self.pattern = cache(lambda shape, even: pattern_of(placement, even_costs if even else costs, shape))
         self.scheduler = cache(lambda m: ListScheduler(placement, m, op_costs, room, exact_sizes=True))
+        # Many candidates are the same pattern, followed in the same manner, most of all in small steps.
+        self.followed = cache(lambda pattern, manner, m: self.scheduler(m).follow(repeated(pattern, m), manner))
 
     def ranked(self, micro_batches: int, tries: int) -> list[BlockCandidate]:
         """Try the first candidates, then neighbours of the best so far, and return those that fit, best first."""
@@ -144,9 +146,7 @@ class _CandidateTrials:
 
     def outcome(self, candidate: BlockCandidate, micro_batches: int) -> ListSchedule | None:
         pattern = self.pattern(candidate.shape, candidate.even)
-        if pattern is None:
-            return None
-        return self.scheduler(micro_batches).follow(repeated(pattern, micro_batches), candidate.manner)
+        return None if pattern is None else self.followed(pattern, candidate.manner, micro_batches)
 
 
 def room_within(placement: Placement, costs: StageCosts, activations: Number) -> list[Number]:
