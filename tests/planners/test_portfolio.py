@@ -86,6 +86,16 @@ def test_what_keeps_the_limit_by_its_own_order_is_no_slower_than_the_answer() ->
     assert planners["portfolio"](problem).time <= own == 588
 
 
+def test_a_small_step_is_as_fast_as_a_schedule_that_waits_for_its_transfers_without_any_effort() -> None:
+    costs = StageCosts.of(
+        stages=3, forward=5, backward_input=4, backward_weight=4, recompute=5, communication=2, activation=4,
+        offload=9, memory_limit=9,
+    )  # fmt: skip
+    own = simulate(schedules["pipeoffload"](devices=3, micro_batches=8, chunks=1, costs=costs), costs).makespan
+    result = planners["portfolio"](Problem(workload=FixedStages(costs), devices=3, micro_batches=8, effort=0))
+    assert result.time <= own == 146
+
+
 @given(limit=st.integers(1, 6), v=st.booleans())
 @settings(max_examples=20, deadline=None)
 def test_list_orders_keep_to_the_limit(limit: int, v: bool) -> None:
