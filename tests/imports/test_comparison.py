@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from debubble.imports.megatron import conflicts
 from debubble.ir import Plan
 from tests.imports.test_megatron import SCRIPT
 
+ROOT = Path(__file__).parents[2]
 RECOMPUTING = SCRIPT.replace(
     "EXTRA", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 )
@@ -118,3 +120,16 @@ def test_an_fsdp_job_changes_what_it_says_in_its_own_words(tmp_path: Path, json_
     )
     answer = json_of("import", "torchtitan", str(config), "--cluster", "8xH100-80GB", "--planner", "adapipe")
     assert answer["changes"] == [{"name": "activation_checkpoint.mode", "now": "full", "then": "none"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["imports.md", "jobs.md"])
+def test_the_pages_show_what_an_import_answers(run: Any, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    call, answer = re.findall(r"```\n(debubble import megatron .*?|pipeline 8, .*?)\n```", text, re.DOTALL)[:2]
+    code, out, _ = run(*call.replace("examples/", f"{ROOT}/examples/").replace(" -o plan.json", "").split()[1:])
+
+    assert code == 0
+    head, *changes = answer.split("\n\n")[0].splitlines()
+    assert " ".join(out.split()).startswith(head)
+    assert [line for line in changes if line not in out] == []

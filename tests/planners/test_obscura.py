@@ -6,16 +6,20 @@ import itertools
 import re
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from debubble.costs import Cluster
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, InputError, StageCosts
+from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, InputError, RunOptions, StageCosts
+from debubble.models import models
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.baselines import bpipe_variants
+from debubble.planners.model_problem import problem_of
 from debubble.planners.obscura.configurations import Configuration, candidates
 from debubble.planners.obscura.planner import adjustments
 from debubble.planners.obscura.step_model import Swapping, identify, step_time, swapping_cost
@@ -25,6 +29,8 @@ from debubble.planners.problem import Solution, peer_bandwidth
 from debubble.reproduce.obscura import fit as obscura_fit
 from debubble.schedules import schedules
 from debubble.simulator import simulate
+
+PAGE = (Path(__file__).parents[2] / "docs/obscura.md").read_text()
 
 
 @st.composite
@@ -364,6 +370,13 @@ def test_the_planner_says_how_much_recomputation_is_hidden_and_how_good_its_esti
     remark = planners["obscura"].find(obscura_fit.problem("Llama-2", "28B", 16)).remark
     assert remark is not None
     assert re.search(r"; \d+% of the recomputation is hidden; its step model is off by -?\d+\.\d%$", remark)
+
+
+def test_the_page_quotes_what_the_planner_says_of_23b() -> None:
+    problem = problem_of(
+        models["llama2-23b"], Cluster.parse("8xA100-80GB"), RunOptions(sequence_length=4096), micro_batches=32
+    )
+    assert f"\n> {planners['obscura'].find(problem).remark}\n" in PAGE
 
 
 def swapping_problem() -> Problem:

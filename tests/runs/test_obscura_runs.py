@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.formatting import listed
 from debubble.ir import Kind
 from debubble.views.comparison import as_dict, compare
 from tests.support.run_cases import (
@@ -18,6 +19,8 @@ from tests.support.run_cases import (
     plan_for,
     run,
 )
+
+PAGE = " ".join((Path(__file__).parents[2] / "docs/obscura.md").read_text().split())
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,13 @@ def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> 
     for stage, (peak, elsewhere, _) in enumerate(run(plan)):
         assert 0.9 * plan.costs.activation_recomputed[stage] < peak <= limit
         assert (elsewhere > 0) == (stage in swapping)
+
+
+def test_the_page_has_the_limit_and_the_counted_peaks(plan: Any, limit: Any, peak_of_1f1b: Any) -> None:
+    peaks = [f"{peak:,}" for peak, _, _ in run(plan)]
+    assert f"1F1B keeps {peak_of_1f1b:,} bytes" in PAGE
+    assert f"under half of that ({limit:,})" in PAGE
+    assert f"The counted peaks are {listed(peaks)} bytes" in PAGE
 
 
 def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any) -> None:

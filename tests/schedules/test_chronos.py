@@ -24,6 +24,7 @@ from debubble.schedules.chronos.offload import (
 from debubble.schedules.chronos.schedule import delay_rounds, periodic, reduce_gradients, rhythm_of
 from debubble.schedules.chronos.timetable import timetables
 
+PAGE = (Path(__file__).parents[2] / "docs/chronospipe.md").read_text()
 RATIOS = [(1, 2), (1, 1), (1, Fraction(3, 2)), (1, Fraction(5, 2)), (1, 3), (3, 5)]
 """(f, b) of one chunk on one device."""
 
@@ -208,6 +209,16 @@ def test_split_backwards_shorten_the_step_and_hold_no_more(
         runs = [simulated(name, p, 64, v, split_backward=apart) for apart in (False, True)]
         assert [run.makespan for run in runs] == [before, after]
         assert runs[0].peak_memory == runs[1].peak_memory
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-recomp", "chronos-zero2", "zb-v", "v-half", "v-min"])
+def test_the_page_has_the_times_and_peaks_beside_those_of_v_shapes(name: str) -> None:
+    halves = [{}, {"split_backward": True}] if name.startswith("chronos") else [{}]
+    costs = {p: unit_costs(p, activation=Fraction(1, 2 * p)) for p in (4, 8, 16)}
+    runs = {p: [simulated(name, p, 64, costs=costs[p], **options) for options in halves] for p in costs}
+    peak = math.floor(100 * max(runs[8][0].peak_memory) + Fraction(1, 2))
+    cells = [", ".join(str(run.makespan) for run in runs[p]) for p in runs]
+    assert f"`{name}` | {' | '.join(cells)} | {peak}% |" in PAGE
 
 
 @settings(max_examples=60, deadline=None)

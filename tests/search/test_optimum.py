@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from ortools.math_opt.python import mathopt
@@ -20,10 +21,12 @@ from debubble.search.exact.cp_model import build
 from debubble.search.exact.cp_sat import device_bound, solve
 from debubble.search.exact.milp import milp_incumbents, solve_milp
 from debubble.search.exact.milp_model import MilpModel, Reductions
+from debubble.search.optimize import optimize
 from debubble.search.problem import Incumbent, Objective, OrderProblem
 from debubble.simulator import simulate
 
 HALF = Fraction(1, 2)
+PAGE = (Path(__file__).parents[2] / "docs/optpipe.md").read_text()
 
 
 def instance(
@@ -97,6 +100,25 @@ def test_without_offload_every_limit_is_proven_optimal(p: int, m: int, optima: l
         if m < 8:
             best = proven(instance(p, m, ONE, 0, None, limit, objective="span"))
             assert (best.value, best.optimal) == (span, True)
+
+
+@pytest.mark.parametrize(
+    ("m", "time", "communication", "limit", "offload", "host_link", "exact", "found"),
+    [
+        (4, 2, 0, 2, 1, "full-duplex", 28, 28),
+        (3, 5, 1, 3 * HALF, 5, "full-duplex", 77, 78),
+        (3, 5, 1, 3 * HALF, 5, "half-duplex", 77, 81),
+    ],
+)
+def test_devices_behind_one_switch_take_what_the_page_says(
+    m: int, time: int, communication: int, limit: Number, offload: int, host_link: HostLink, exact: int, found: int
+) -> None:
+    alone = instance(3, m, (time, time, time), communication, offload, limit, host_link=host_link)
+    shared = replace(alone, costs=alone.costs.replace(link_groups=((0, 1, 2),)))
+    *_, best = optimize(shared, effort=6.0)
+    link = host_link.replace("-", " ")
+    assert (best.bound, best.value) == (exact, found)
+    assert f"| 3, {m} | {time}, {communication} | {float(limit):g} | {offload} | {link} | {exact} | {found} |" in PAGE
 
 
 def linear_extensions(chains: list[list[Op]]) -> Iterator[tuple[Op, ...]]:
