@@ -278,6 +278,7 @@ def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> Non
             {"model_type": "mamba", "state_size": 16},
             "model_type 'mamba' with 'state_size', but debubble prices",
         ),
+        ({"model_type": "qwen2_vl", "vision_config": {"depth": 32}}, "'qwen2_vl' with 'vision_config', but"),
         ({"model_type": "lfm2", "layer_types": ["conv"] * 3}, "'lfm2' with 'conv', but"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "'bert' with 'BertForMaskedLM', but"),
         ({"model_type": "olmo2", "num_attention_heads": None}, "has no `num_attention_heads`, which a olmo2 model"),

@@ -166,3 +166,12 @@ def test_scope_says_how_far_its_program_is_solved() -> None:
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
     answer = plan(asked(units, devices=2, micro_batches=6, chunks=1), polish=False)
     assert answer.remark == "its integer program is solved to within 0.00% with 1 chunk"
+
+
+def test_scope_says_that_its_program_has_no_answer() -> None:
+    units = replace(Units(units=(layer("dense", 1),) * 8), memory_limit=(20,))
+    answer = plan(asked(units, devices=2, micro_batches=4, effort=0.0))
+    assert answer.remark == (
+        "its integer program has no answer.  No assignment of layers to stages was found with that effort; raise"
+        " --effort."
+    )

@@ -56,12 +56,24 @@ def test_show_tells_a_models_pace_and_memory_and_where_its_step_goes(tmp_path: P
         "tokens/s",
         "MFU",
         "Device 0 is fullest: weights",
-        "GiB at the peak",
+        "MiB at the peak",
         "Where the step goes",
         "compute",
     ):
         assert said in words
     assert "-0.0%" not in words
+
+
+def test_memory_of_a_tiny_model_is_shown_in_mib(tmp_path: Path) -> None:
+    plan = model_plan(micro_batches=4)
+    plan.save(tmp_path / "plan.json")
+    words = " ".join(run("show", tmp_path / "plan.json").stdout.split())
+
+    largest = max(map(float, plan.simulate().peak_memory)) / 2**20
+    table = words.split("MiB at the peak, per device")[1]
+    assert largest < 1024
+    assert f" {largest:.1f} " in table or f" {largest:.0f} " in table
+    assert "MiB, beside a reserve of 8.00 GiB" in words
 
 
 def test_show_says_which_model_and_cluster_a_plan_is_of(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ def text_entries(config: Entries) -> Entries | None:
 
     Raises InputError if what is beside it is unknown.
     """
+    for part in ("audio_config", "vision_config"):
+        if config.entries.get(part) and (part != "vision_config" or config.family not in _TOWERS):
+            raise unpriced_error(config, part)
     inner = config.entries.get("text_config")
     if not isinstance(inner, dict) and config.family not in _TEXT:
         return None
@@ -43,9 +46,6 @@ def text_entries(config: Entries) -> Entries | None:
     own = {**_TEXT.get(config.family, {}), **inner, **tied}
     if own.get("model_type") == "qwen2_5_vl_text":
         own["model_type"] = "qwen2"
-    for part in ("audio_config", "vision_config"):
-        if config.entries.get(part) and (part != "vision_config" or config.family not in _TOWERS):
-            raise unpriced_error(config, part)
     return Entries(own, config.name)
 
 

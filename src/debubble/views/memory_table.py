@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -23,6 +23,9 @@ HEADERS = {
     "workspace": "work-\nspace", "recomputed": "recom-\nputed",
 }  # fmt: skip
 """Headers in two lines, so that the table fits into 80 characters."""
+UNITS = {"GiB": 2**30, "MiB": 2**20}
+WITHOUT_DECIMALS = 100
+"""From here on sizes are shown without decimals."""
 SHORT = {"with recomputation": "full"}
 STYLES = {"yes": "green", "with recomputation": "yellow", "no": "red"}
 
@@ -36,15 +39,16 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
         left_out: How many choices are not shown.
     """
     limit = size_words(min(each.limit for each in footprints))
+    unit = _unit(each.kept.total for each in footprints)
     names = [name for name in DEGREES if name in MAIN or any(getattr(f.degrees, name) > 1 for f in footprints)]
-    title = f"GiB on the fullest device, of {limit} beside a reserve of {size_words(reserve)}"
+    title = f"{unit} on the fullest device, of {limit} beside a reserve of {size_words(reserve)}"
     columns = ("x".join(name[0] for name in names), "ZeRO", *PARTS, "total", "recomputed", "fits")
     table = titled_table(title, [HEADERS.get(name, name) for name in columns], texts=("fits",), no_wrap=True)
     table.padding = (0, 0, 0, 1)
     for each in sorted(footprints, key=lambda f: list(STYLES).index(f.fits)):
         degrees = "x".join(str(getattr(each.degrees, name)) for name in names)
-        sizes = (_gib(getattr(each.kept, part)) for part in PARTS)
-        totals = _gib(each.kept.total), _gib(each.recomputed.total)
+        sizes = (_in_unit(getattr(each.kept, part), unit) for part in PARTS)
+        totals = _in_unit(each.kept.total, unit), _in_unit(each.recomputed.total, unit)
         fits = Text(SHORT.get(each.fits, each.fits), style=STYLES[each.fits])
         table.add_row(degrees, str(each.degrees.zero), *sizes, *totals, fits)
     fitting = sum(each.fits != "no" for each in footprints)
@@ -62,21 +66,29 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
 
 
 def memory_table(scene: Scene) -> Table:
-    """GiB of every device of a model's plan at its peak, by part."""
-    columns = ("device", *PARTS, "peak", "limit")
-    table = titled_table("GiB at the peak, per device", [HEADERS.get(name, name) for name in columns], no_wrap=True)
+    """The memory of every device of a model's plan at its peak, by part."""
+    columns, unit = ("device", *PARTS, "peak", "limit"), _unit(map(float, scene.peak_memory))
+    table = titled_table(f"{unit} at the peak, per device", [HEADERS.get(name, name) for name in columns], no_wrap=True)
     for device, each in enumerate(scene.parts_at_the_peak):
         limit = scene.limits[device]
         sizes = [*(each[part] for part in PARTS), float(scene.peak_memory[device])]
-        table.add_row(str(device), *map(_gib, sizes), "-" if limit is None else _gib(float(limit)))
+        cells = (_in_unit(size, unit) for size in sizes)
+        table.add_row(str(device), *cells, "-" if limit is None else _in_unit(float(limit), unit))
     return table
 
 
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f}" if size < 100 * 2**30 else f"{size / 2**30:.0f}"
+def _unit(sizes: Iterable[float]) -> str:
+    """GiB if the largest size has one, else MiB."""
+    return "GiB" if max(sizes) >= UNITS["GiB"] else "MiB"
+
+
+def _in_unit(size: float, unit: str) -> str:
+    value = size / UNITS[unit]
+    return f"{value:.1f}" if value < WITHOUT_DECIMALS else f"{value:.0f}"
 
 
 def memory_words(parts: MemoryParts, *, reserve: float | None = None) -> str:
     """The parts of one device's memory in one line."""
-    words = [f"{part} {_gib(getattr(parts, part))}" for part in PARTS]
-    return ", ".join([*words, *([f"reserve {_gib(reserve)}"] if reserve is not None else [])]) + " GiB"
+    unit = _unit([parts.total])
+    words = ", ".join(f"{part} {_in_unit(getattr(parts, part), unit)}" for part in PARTS)
+    return f"{words} {unit}" if reserve is None else f"{words} {unit}, beside a reserve of {size_words(reserve)}"

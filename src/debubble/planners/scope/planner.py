@@ -65,8 +65,14 @@ def plan(problem: Problem, *, strategies: Sequence[str] | None = None, polish: b
         for left, candidate in zip(range(len(finalists), 0, -1), finalists, strict=True):
             again = improve(problem, candidate, effort=effort.part(effort.left / left), strategies=strategies)
             best = min(best, again, key=lambda c: c.time)
-    remark = f"its integer program is solved to within {', '.join(gaps)}" if gaps else None
-    return replace(best.solution, remark=remark, cut_off=effort.cut_off)
+    return replace(best.solution, remark=_remark(gaps, reasons), cut_off=effort.cut_off)
+
+
+def _remark(gaps: Sequence[str], reasons: Sequence[str]) -> str | None:
+    """How far the integer program was solved, or why it has no answer; None where there are no units to assign."""
+    if gaps:
+        return f"its integer program is solved to within {', '.join(gaps)}"
+    return f"its integer program has no answer.  {reasons[0]}" if reasons else None
 
 
 BASELINES = ("megatron-even", "pipedream", "merak", "adapipe")
