@@ -14,12 +14,12 @@ The best few cuts are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from debubble.costs.units import Units
+from debubble.costs.units import Unit, Units
 from debubble.ir import InfeasibleError, Number
 from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
 from debubble.planners.partitioning.pareto import Front, StageRecomputation, blocks, front
@@ -108,12 +108,20 @@ class DynamicPrograms:
         """Time of one micro-batch on stage s with those units; None if they do not fit."""
         key = self._run(begin, end)
         if (s, key) not in self._times:
-            units, work = self.units.on(s), self._work[s]
-            if (id(units), key) not in self._fronts:
-                self._fronts[id(units), key] = front(units[begin:end])
-            best = self._fronts[id(units), key].cheapest(alive=self.alive[s], budget=self._budget(s, begin, end))
-            self._times[s, key] = None if best is None else work[end] - work[begin] + best.recompute
+            recompute = self._recompute(s, begin, end, key)
+            work = self._work[s]
+            self._times[s, key] = None if recompute is None else work[end] - work[begin] + recompute
         return self._times[s, key]
+
+    def _recompute(self, s: int, begin: int, end: int, key: _Run) -> float | None:
+        """The least recompute time with which those units fit on stage s; None if there is none."""
+        units, kept, budget = self.units.on(s), self._kept[s], self._budget(s, begin, end)
+        if self.alive[s] * (kept[end] - kept[begin]) <= budget:
+            return 0.0
+        if (id(units), key) not in self._fronts:
+            self._fronts[id(units), key] = front(units[begin:end])
+        best = self._fronts[id(units), key].cheapest(alive=self.alive[s], budget=budget)
+        return None if best is None else best.recompute
 
     def _run(self, begin: int, end: int) -> _Run:
         counts = tuple(b - a for a, b in zip(self._kinds[begin], self._kinds[end], strict=True))
@@ -127,9 +135,17 @@ class DynamicPrograms:
     @cached_property
     def _work(self) -> list[list[float]]:
         """Work of the units before each, for every device."""
+        return self._before(lambda unit: float(unit.work))
+
+    @cached_property
+    def _kept(self) -> list[list[float]]:
+        """Bytes that the units before each keep if they do not recompute, for every device."""
+        return self._before(lambda unit: float(unit.activation))
+
+    def _before(self, number: Callable[[Unit], float]) -> list[list[float]]:
         tables = [self.units.on(device) for device in range(self.problem.devices)]
-        works = {id(table): [*accumulate((float(unit.work) for unit in table), initial=0.0)] for table in tables}
-        return [works[id(table)] for table in tables]
+        sums = {id(table): [*accumulate(map(number, table), initial=0.0)] for table in tables}
+        return [sums[id(table)] for table in tables]
 
     @cached_property
     def _inside(self) -> frozenset[int]:
