@@ -47,7 +47,7 @@ def test_figure_9a_predicts_the_papers_other_sizes(figure_9a: Table) -> None:
     assert ratios[ALL.name] == pytest.approx(0.646, abs=0.002)
 
 
-@pytest.mark.parametrize("place", ["Figure 6", "Figure 8"])
+@pytest.mark.parametrize("place", ["Figure 8"])
 def test_tables_that_are_called_exact_have_the_papers_figures(place: str) -> None:
     table = table_of(place)
     assert table.basis == "exact"

@@ -108,7 +108,7 @@ def test_a_plan_that_needs_more_than_the_device_has_says_so_in_its_row() -> None
     costs = StageCosts.of(stages=1, activation=183 * 2**30)
     timeline = simulate(schedules["1f1b"](devices=1, micro_batches=1), costs)
     table = advantage((Row(SMALL[0], {}, {"OptPipe": timeline, "PipeOffload": timeline}),))
-    assert table.rows[0][-1] == "183.0, the device has 80"
+    assert table.rows[0][-1] == "183.0, for the room is fitted: the device has 80"
     assert "in 1 rows the plan needs more memory" in table.note
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from debubble.reproduce.registry import reproduced
 PAGE = (Path(__file__).parents[2] / "docs/papers.md").read_text()
 FIGURES = {"obscura": range(1, 17), "chronospipe": range(1, 17), "optpipe": range(1, 7)}
 TABLES = {"obscura": (1,), "optpipe": (1, 2)}
+ALGORITHMS = ("obscura", "optpipe", "scope")
+EQUATIONS = {"obscura": range(1, 7), "chronospipe": range(1, 9), "optpipe": range(2, 20)}
 ENTRIES = [
     pytest.param(paper, entry.place, marks=[pytest.mark.slow] if entry.slow else [], id=f"{paper}: {entry.place}")
     for paper in papers
@@ -28,14 +31,30 @@ ENTRIES = [
 @pytest.mark.parametrize(("paper", "place"), ENTRIES)
 def test_an_entry_gives_what_the_page_says(paper: str, place: str) -> None:
     result = reproduced(papers[paper].entry(place), draw=False)
-    for row in pages.rows(result):
-        assert row in PAGE.splitlines()
+    assert pages.rows(result) == rows_of(paper, place)
+
+
+def rows_of(paper: str, place: str) -> list[str]:
+    """The page's rows of an entry: the one that names its place, and those below that name none."""
+    lines = section_of(paper).splitlines()
+    first, *below = lines[next(at for at, line in enumerate(lines) if line.startswith(f"| **{place}**")) :]
+    return [first, *itertools.takewhile(lambda line: line.startswith("|  |"), below)]
+
+
+def section_of(paper: str) -> str:
+    """The page's section of a paper."""
+    return PAGE.split(f"## {papers[paper].title}\n")[1].split("\n## ")[0]
+
+
+def test_the_page_counts_its_rows() -> None:
+    verdicts = re.findall(r"\| (same|differs because|cannot be had because)[^|]* \|$", PAGE, re.MULTILINE)
+    same, differ, missing = map(verdicts.count, ("same", "differs because", "cannot be had because"))
+    assert f"{same} of {len(verdicts)} claims are the same, {differ} differ, {missing} cannot be had." in PAGE
 
 
 @pytest.mark.parametrize("paper", papers)
 def test_the_page_has_the_entries_of_the_registry_in_their_order(paper: str) -> None:
-    section = PAGE.split(f"## {papers[paper].title}\n")[1].split("\n## ")[0]
-    places = re.findall(r"^\| \*\*(.*?)\*\*: (.*?) \|", section, re.MULTILINE)
+    places = re.findall(r"^\| \*\*(.*?)\*\*: (.*?) \|", section_of(paper), re.MULTILINE)
     assert places == [(entry.place, entry.what) for entry in papers[paper].entries]
 
 
@@ -51,6 +70,20 @@ def test_every_figure_and_table_of_a_paper_has_an_entry(paper: str) -> None:
     figures = {int(number) for place in places if (number := place.removeprefix("Figure ").rstrip("ab")).isdigit()}
     assert figures == set(FIGURES[paper])
     assert {f"Table {number}" for number in TABLES.get(paper, ())} <= places
+
+
+@pytest.mark.parametrize("paper", ALGORITHMS)
+def test_the_algorithm_of_a_paper_has_an_entry(paper: str) -> None:
+    assert "Algorithm 1" in {entry.place for entry in papers[paper].entries}
+
+
+@pytest.mark.parametrize("paper", EQUATIONS)
+def test_every_equation_of_a_paper_is_named(paper: str) -> None:
+    named: set[int] = set()
+    for text in re.findall(r"[Ee]quations? ([^:;,|]*)", section_of(paper)):
+        first, *more = map(int, re.findall(r"\((\d+)\)", text))
+        named |= set(range(first, more[-1] + 1)) if " to " in text else {first, *more}
+    assert set(EQUATIONS[paper]) <= named
 
 
 def made(*claims: str) -> PaperReport:

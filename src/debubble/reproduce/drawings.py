@@ -122,7 +122,8 @@ def svg(drawing: Drawing) -> bytes:
             label = f"{drawing.limit:g} {drawing.unit}"
             axes.axhline(drawing.limit, color=LIMIT, linewidth=1, linestyle=(0, (5, 4)), label=label)
         axes.set_ylabel(drawing.unit)
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        if isinstance(drawing, Bars):
+            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.spines[["top", "right"]].set_visible(False)
         _, labels = axes.get_legend_handles_labels()
         if len(labels) > 1:

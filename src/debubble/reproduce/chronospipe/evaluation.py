@@ -156,7 +156,7 @@ def figure_9b() -> Iterator[Exhibit]:
         ours=list(largest.values()),
     )
     yield compared(
-        "ALL's over 1F1B's, and over 1F1B + R = 50%'s",
+        "ALL's over 1F1B's, and over 1F1B + R = 50%'s (the abstract's claim)",
         paper=("2.4", "1.5"),
         ours=[largest[ALL] / largest[each] for each in (PLAIN, HALF)],
     )

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from debubble.ir import StageCosts
+from debubble.costs import Cluster, model_units
+from debubble.formatting import listed
+from debubble.ir import Kind, RunOptions, StageCosts
 from debubble.ir.stage_costs import CommunicationModel
+from debubble.models import models
 from debubble.reproduce.chronospipe.memory_model import (
     ALL,
     CHRONOS,
     GB,
     HALF,
     INTERLEAVED,
-    LIMIT,
     LLAMA2_70B,
     PLAIN,
     RECOMP,
     Method,
     percent,
 )
-from debubble.reproduce.claims import compared
+from debubble.reproduce.claims import compared, stated
 from debubble.reproduce.drawings import Bars, Timelines
 from debubble.reproduce.registry import Exhibit, Table, number
 from debubble.schedules import schedules
@@ -33,7 +35,10 @@ from debubble.schedules.chronos.offload import (
     upload_window,
 )
 from debubble.schedules.chronos.schedule import delay_rounds
-from debubble.simulator import simulate
+from debubble.simulator import Timeline, simulate
+
+A100 = 80
+"""GB of the device of Figure 1."""
 
 
 def figure_1() -> Iterator[Exhibit]:
@@ -65,6 +70,10 @@ def figure_1() -> Iterator[Exhibit]:
     yield compared(
         "(a) GB of model states, the same", paper=("19.69", "19.69", "39.38"), ours=[row[4] for row in table.rows]
     )
+    large = [row[0] for row in table.rows if row[6] > A100]
+    yield stated(
+        f"(a) what exceeds the {A100} GB of an A100, of these three", paper="70B, 16K and 140B, 4K", ours=listed(large)
+    )
     yield compared(
         "(b) peak of the first and of the last stage, in shares of m_a, p = 4",
         paper=("1.00", "0.25"),
@@ -77,7 +86,7 @@ def figure_1() -> Iterator[Exhibit]:
         series={"activations": [row[2] for row in table.rows], "model states": [row[4] for row in table.rows]},
         unit="GB",
         stacked=True,
-        limit=LIMIT,
+        limit=A100,
     )
     yield _drawn(("1F1B, p = 4", "1f1b", STAGES))
 
@@ -90,10 +99,49 @@ def figure_2() -> Iterator[Exhibit]:
         paper=("1.375", "1.438", "1.469"),
         ours=peaks,
     )
+    runs = {p: INTERLEAVED.run(p, 4 * p) for p in (4, 8)}
+    yield compared(
+        "section 2.4: blocks of shallow and of deep layers at the peak of stage 0, p = 4, 8: 2p - 1 to p",
+        paper=("7", "4", "15", "8"),
+        ours=[count for run in runs.values() for count in _at_the_peak(run)],
+    )
+    yield compared(
+        "section 2.1: bubble with two chunks, of 1F1B's, at p = 4, 8: 1 / v",
+        paper=("0.50", "0.50"),
+        ours=[_bubble(run) / _bubble(PLAIN.run(p, 4 * p)) for p, run in runs.items()],
+    )
+    yield compared(
+        "section 2.1: traffic of ZeRO-3 over that of ZeRO-2, gradients in 32 bits and weights in 16: at least",
+        paper=("1.5",),
+        ours=[_reduced_and_gathered()],
+    )
     yield _drawn(
         ("Interleaved 1F1B, v = 2 (Figure 2a)", "interleaved", CHUNKS),
         ("Breadth-first, v = 2 (Figure 2b)", "breadth-first", CHUNKS),
     )
+
+
+def _at_the_peak(run: Timeline) -> list[int]:
+    """The activations of each of device 0's stages when it holds most."""
+    schedule = run.program.schedule
+    stages = schedule.placement.stages_of[0]
+    alive, held = dict.fromkeys(stages, 0), []
+    for op in schedule.orders[0]:
+        alive[op.stage] += {Kind.F: 1, Kind.B: -1}[op.kind]
+        held.append(list(alive.values()))
+    return max(held, key=sum)
+
+
+def _bubble(run: Timeline) -> float:
+    return float(run.makespan - run.busy[0])
+
+
+def _reduced_and_gathered() -> float:
+    """Time to sum a unit's gradients and to gather its weights, over the first alone, by the cost model."""
+    cluster = Cluster.parse("64xH100-80GB")
+    options = RunOptions(sequence_length=4096, tensor=8, data=8, zero=3)
+    unit = model_units(models["llama2-70b"], cluster, options, pipeline=1).units[2]
+    return float((unit.gradient_reduce + unit.parameter_gather) / unit.gradient_reduce)
 
 
 def times_and_peaks() -> Table:
@@ -183,7 +231,7 @@ def figure_6() -> Iterator[Exhibit]:
         title="Appendix A: rounds k by which Chronos-Recomp delays chunk 2",
         columns=("p", "its text", "its equation (8)"),
         rows=tuple((p, 1 if 8 <= p <= 40 else 0, k) for p, k in delays.items()),
-        basis="exact",
+        basis="modelled",
         note="The timetable needs what the equation says; the text ('k = 1 for 8 <= p <= 40') contradicts it.",
     )
     yield _drawn(
@@ -224,6 +272,11 @@ def figure_8() -> Iterator[Exhibit]:
         ours=[row[4] for row in table.rows],
     )
     yield compared(
+        f"equations (5) and (7): idle backwards and forwards over p for large p, 2 / 3 and 5 / 6; ours at p = {LARGE}",
+        paper=("0.67", "0.83"),
+        ours=[available_offload(LARGE) / LARGE, available_upload(LARGE) / LARGE],
+    )
+    yield compared(
         "share of the model states that gradients and weights are",
         paper=("33",),
         ours=[100 * (1 - (1 - ALL.states) * 2)],
@@ -231,6 +284,10 @@ def figure_8() -> Iterator[Exhibit]:
     )
     yield table
     yield _offload()
+
+
+LARGE = 1000
+"""Stages that are many."""
 
 
 def _windows(p: int) -> tuple[int, ...]:

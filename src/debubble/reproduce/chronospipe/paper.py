@@ -12,7 +12,7 @@ papers.add(
         title="ChronosPipe: Temporal Locality in Pipeline Parallelism (arXiv)",
         entries=(
             Entry("Figure 1", "memory under 1F1B, and its first and last stage", method.figure_1),
-            Entry("Figure 2", "interleaved 1F1B and orders in groups", method.figure_2),
+            Entry("Figure 2", "interleaved 1F1B and orders in groups; sections 2.1 and 2.4", method.figure_2),
             Entry.diagram(
                 "Figure 3",
                 "forward and backward pass",

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from debubble.ir import StageCosts
 from debubble.planners.obscura.planner import Counts, adjustments
 from debubble.planners.obscura.step_model import identify, step_time, warm_ups
+from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.reproduce.claims import compared, stated
-from debubble.reproduce.obscura.fit import LAYERS, LLAMA, problem
+from debubble.reproduce.obscura.fit import DEVICES, LAYERS, LLAMA, problem, units
 from debubble.reproduce.obscura.runs import on_demand
 from debubble.reproduce.registry import Exhibit
 from debubble.schedules.obscura import most_migrated
@@ -39,6 +40,12 @@ def closed_forms() -> Iterator[Exhibit]:
         f"section 5.3: stage k hides min(m - 1, 3(p - k - 1)) recomputations, in {len(hidden)} pipelines",
         paper=(str(len(hidden)),),
         ours=[sum(hidden)],
+    )
+    uneven = [(p, m, k) for p in (2, 4, 6, 8) for m in (7, 33) for k in range(p)]
+    yield compared(
+        f"equation (6): memory of every stage of {len(uneven)} pipelines of uneven stages",
+        paper=(str(len(uneven)),),
+        ours=[sum(_memory(p, m, k) for p, m, k in uneven)],
     )
     yield stated(
         "equation (2), second term: what loading adds in the ending phase",
@@ -80,6 +87,18 @@ def _step_model(p: int, m: int, k: int, r: float) -> float:
     return step_time(StageCosts.of(stages=p), times, micro_batches=m, warm_ups=mu)
 
 
+def _memory(p: int, m: int, k: int) -> bool:
+    """Whether a stage holds W_s + A_s, with a_s of its own: what the warm-up leaves, of less where it recomputes."""
+    costs = StageCosts.of(
+        stages=p, activation=[10 + 2 * s for s in range(p)], activation_recomputed=[5 + s for s in range(p)],
+        recompute_workspace=0, static=[100 - s for s in range(p)],
+    )  # fmt: skip
+    run = simulate(on_demand("obscura", devices=p, micro_batches=m, stages=k + 1), costs)
+    mu = warm_ups(p, m, adjusted=k + 1, migrated=most_migrated(p, k + 1))
+    kept = [costs.activation_recomputed[s] if s <= k else costs.activation[s] for s in range(p)]
+    return list(run.peak_memory) == [costs.static[s] + mu[s] * kept[s] for s in range(p)]
+
+
 def _hidden(p: int, m: int, k: int) -> int:
     """Recomputations of stage k, r = f, that do not lengthen the step; the last ones of all stages always do."""
     return int(m - (_simulated(p, m, k, 1) - 3 * (m + p - 1) - k))
@@ -100,6 +119,13 @@ def algorithm_1() -> Iterator[Exhibit]:
 
     trace = [(18,) * 8, *adjustments((18,) * 8, adjusted=3, micro_batches=128, times=times)]
     best, printed = max(map(speed_up, trace)), speed_up(trace[-2])
+    given = units("Llama-2", "23B")
+    first, second, *_, last = even_counts(given, DEVICES)
+    yield compared(
+        "section 7.2: units of Llama-2 23B, 2 L + 2, and of its first, inner and last stage: 2 L / p + 1, 2 L / p",
+        paper=("146", "19", "18", "19"),
+        ours=[len(given.units), first, second, last],
+    )
     yield compared(
         "speed-up by Algorithm 1 at p = 8, k = 2, m = 128, r = 0.39 f (Figure 16 has 1.24 for 23B)",
         paper=("1.24",),

@@ -12,6 +12,7 @@ papers.add(
         title="Obscura: Concealing Recomputation Overhead in Training of Large Language Models (USENIX ATC 2025)",
         entries=(
             Entry("Abstract", "the largest speed-up", evaluation.abstract, slow=True),
+            Entry("Section 1", "what training Llama-2 13B takes", motivation.section_1),
             Entry("Figure 1", "the transformation", timelines.figure_1),
             Entry("Figure 2", "1F1B and its bubbles", timelines.figure_2),
             Entry("Figure 3", "memory under 1F1B", motivation.figure_3),
@@ -27,7 +28,7 @@ papers.add(
             ),
             Entry("Figure 8", "adjacent stages in the steady phase", timelines.figure_8),
             Entry("Figure 9", "from the strawman to Obscura", timelines.figure_9),
-            Entry("Equations (2) to (5)", "time of a step", formulas.closed_forms),
+            Entry("Equations (2) to (6)", "time and memory of a step", formulas.closed_forms),
             Entry("Figure 10", "activation swapping, equation (1)", timelines.figure_10),
             Entry("Figure 11", "recomputation against swapping", timelines.figure_11),
             Entry("Algorithm 1", "partition adjustment", formulas.algorithm_1),

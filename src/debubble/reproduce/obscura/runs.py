@@ -125,6 +125,16 @@ def timeline_of(solution: Solution) -> Timeline:
         return unlimited(solution)
 
 
+def fits(given: Problem, build: Callable[[Problem], Solution]) -> bool:
+    """Tell whether a method's plan is within the limit."""
+    try:
+        solution = build(given)
+        simulate(solution.schedule, solution.costs)
+    except InfeasibleError:
+        return False
+    return True
+
+
 def fitting_speed_up(given: Problem, build: Callable[[Problem], Solution]) -> float | None:
     """Speed-up of a method over DAPPLE+ if it fits, or None."""
     solution = build(given)

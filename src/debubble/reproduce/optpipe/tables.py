@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
-from debubble.ir import Schedule, StageCosts
+from debubble.ir import Kind, Schedule, StageCosts
 from debubble.reproduce.optpipe.runs import (
     BASELINES,
     LIMITED,
@@ -204,7 +204,8 @@ def _peak(row: Row) -> str | None:
     if "OptPipe" not in row.timelines:
         return None
     needed, there = _needed(row), row.setting.device_memory
-    return f"{needed / GIB:.1f}" + (f", the device has {there / GIB:.0f}" if needed > there else "")
+    why = f", for the room is fitted: the device has {there / GIB:.0f}" if needed > there else ""
+    return f"{needed / GIB:.1f}{why}"
 
 
 def _toy_problem(micro_batches: int, schedule: str) -> OrderProblem:
@@ -221,21 +222,30 @@ def _toy_problem(micro_batches: int, schedule: str) -> OrderProblem:
 def toy(micro_batches: int) -> dict[str, Timeline]:
     """Figure 4's methods."""
     problem, v_shape = (_toy_problem(micro_batches, name) for name in ("1f1b", "zb-v"))
-    printed = {
-        name: schedules[entry](
-            devices=TOY, micro_batches=micro_batches, chunks=1, costs=problem.costs, variant="paper"
-        )
-        for name, entry in (("PipeOffload", "pipeoffload"), ("AdaOffload", "adaoffload"))
-    }  # fmt: skip
     limited = {method: _fastest(names, micro_batches) for method, names in LIMITED.items()}
     in_v = limited.pop(V_SHAPE)
     return {
-        **{f"{name} as printed": simulate(schedule, problem.costs) for name, schedule in printed.items()},
+        **{f"{name} as printed": simulate(each, problem.costs) for name, each in printed_rules(micro_batches).items()},
         **limited,
         **_optimized("OptPipe", problem, [timeline.program.schedule for timeline in limited.values()]),
         V_SHAPE: in_v,
         **_optimized("OptPipe in a V", v_shape, [in_v.program.schedule]),
     }
+
+
+def printed_rules(micro_batches: int) -> dict[str, Schedule]:
+    """The rules of PipeOffload and AdaOffload as printed."""
+    entries, costs = ("PipeOffload", "AdaOffload"), _toy_problem(micro_batches, "1f1b").costs
+    return {
+        name: schedules[name.lower()](devices=TOY, micro_batches=micro_batches, chunks=1, costs=costs, variant="paper")
+        for name in entries
+    }
+
+
+def forwards_first(schedule: Schedule) -> list[int]:
+    """Per device, the forwards before its first backward."""
+    kinds = ([op.kind for op in order if op.kind in (Kind.F, Kind.I, Kind.B)] for order in schedule.orders)
+    return [next(at for at, kind in enumerate(each) if kind is not Kind.F) for each in kinds]
 
 
 def _fastest(names: Sequence[str], micro_batches: int) -> Timeline:
@@ -304,7 +314,7 @@ def memory_use(rows: Sequence[Row]) -> Table:
             for method in LIMITED_AND_OPTPIPE
         )
         there = row.setting.device_memory
-        over = f"more than the device's {there / GIB:.0f}" if _needed(row) > there else "yes"
+        over = f"no, the room is fitted: the device has {there / GIB:.0f}" if _needed(row) > there else "yes"
         cells.append((*_named(row), *figures, over))
         more += peaks(row, "OptPipe")[1] > peaks(row, "PipeOffload")[1]
     return Table(

@@ -13,12 +13,17 @@ from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Number, StageCosts
 from debubble.planners import planners
 from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.scope.layer_types import LayerRun, layer_runs
+from debubble.planners.scope.monolithic import ProgramAnswer, solve
 from debubble.reproduce.drawings import Bars, Timelines
 from debubble.reproduce.registry import Cell, Table
 from debubble.schedules import schedules
+from debubble.search.effort import Effort
 from debubble.simulator import Timeline, simulate
 
 DEVICES, MICRO_BATCHES = 4, 8
+LIMIT = 80
+"""Memory of a device."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ def units() -> Units:
             *(_unit("layer", 1, layer, number) for number in range(14)),
             _unit("head", 1.5, ends),
         ),
-        memory_limit=(80,),
+        memory_limit=(LIMIT,),
     )
 
 
@@ -86,6 +91,13 @@ def _unit(kind: str, time: Number, strategies: dict[str, Strategy], layer: int |
 def runs() -> dict[str, Timeline]:
     """The running example, simulated."""
     return {name: simulate(solution.schedule, solution.costs) for name, solution in solutions().items()}
+
+
+def program() -> tuple[list[LayerRun], ProgramAnswer]:
+    """The running example's layer types with their strategies, and the answer of its integer program."""
+    runs, schedule = layer_runs(units()), schedules["1f1b"](devices=DEVICES, micro_batches=MICRO_BATCHES)
+    answers = solve(runs, schedule, limits=[LIMIT] * DEVICES, static=0.0, effort=Effort(2.0), seed=0)
+    return runs, next(answers)
 
 
 def bubbles_table() -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from debubble.planners.partitioning.balance import even_counts
+from debubble.planners.scope.layer_types import partition_of_layers
 from debubble.reproduce.claims import Claim, compared, holds, stated
 from debubble.reproduce.drawings import Bars
 from debubble.reproduce.registry import Entry, Exhibit, Paper, number, papers
@@ -46,6 +47,30 @@ def motivation() -> Iterator[Exhibit]:
     )
     yield table
     yield example.bubbles_drawn()
+
+
+def algorithm_1() -> Iterator[Exhibit]:
+    """The planner's four phases, on the running example."""
+    runs, answer = example.program()
+    placed = [sum(map(sum, options)) for options in answer.layers]
+    partition = partition_of_layers(runs, answer.layers)
+    order = [index for stage in partition for index, _ in stage]
+    yield compared(
+        "phase 1: strategies r of each layer type t, embedding, layer and head of the running example",
+        paper=("1", "3", "1"),
+        ours=[len(run.options) for run in runs],
+    )
+    yield compared(
+        "phase 2, C_1: layers placed once, of each type", paper=[str(run.count) for run in runs], ours=placed
+    )
+    yield holds("phase 3: the integer program is solved to its optimum", answer.gap < PROVEN)
+    yield holds(
+        "phase 4, C_3: stages have all units in the model's order", order == list(range(len(example.units().units)))
+    )
+
+
+PROVEN = 1e-6
+"""Gap below which an optimum is proven."""
 
 
 def running_example() -> Iterator[Exhibit]:
@@ -196,6 +221,7 @@ papers.add(
         entries=(
             Entry("Background", "GPipe, 1F1B and interleaved 1F1B", background),
             Entry("Motivation", "three kinds of bubbles", motivation),
+            Entry("Algorithm 1", "the planner", algorithm_1),
             Entry("Running example", "uneven stages with strategies of their own", running_example),
             Entry("End-to-end performance", "LLaMA-175B on 16,384 devices", end_to_end, slow=True),
             Entry("Scalability", "1,024 to 16,384 devices", scalability, slow=True),
