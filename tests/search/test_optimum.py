@@ -105,7 +105,6 @@ def test_without_offload_every_limit_is_proven_optimal(p: int, m: int, optima: l
 @pytest.mark.parametrize(
     ("m", "time", "communication", "limit", "offload", "host_link", "exact", "found"),
     [
-        (4, 2, 0, 2, 1, "full-duplex", 28, 28),
         (3, 5, 1, 3 * HALF, 5, "full-duplex", 77, 78),
         (3, 5, 1, 3 * HALF, 5, "half-duplex", 77, 81),
     ],
