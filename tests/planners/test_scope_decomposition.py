@@ -291,10 +291,10 @@ def test_layers_are_not_dealt_within_times_of_chunks_that_no_assignment_keeps() 
 
 def test_layers_keep_as_little_as_they_can_only_in_all_but_a_thousandth_of_their_time() -> None:
     inst = asked(Units(units=halves() * 9), devices=2, chunks=2, micro_batches=4, limit=60)
-    curve = ChunkCurves(inst, Effort(math.inf), 1.0 * inst.most).of((0,), math.inf, 1.0 * inst.most)
+    curve = ChunkCurves(inst, Effort(math.inf), 1.0 * inst.most).of((0,), (math.inf,), 1.0 * inst.most)
     for time, size in zip(inst.times[0], inst.activations[0], strict=True):
-        assert curve.within(5 * time)[5] == 5 * size
-        assert curve.within(math.floor(0.999 * 5 * time))[5] > 5 * size
+        assert curve.within(5 * time)[0][0, 5] == 5 * size
+        assert curve.within(math.floor(0.999 * 5 * time))[0][0, 5] > 5 * size
 
 
 def test_the_parts_of_some_ends_have_all_of_their_choices_between_them() -> None:

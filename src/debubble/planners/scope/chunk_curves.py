@@ -35,16 +35,18 @@ CELL, SAMPLE = 2e-9, 1e-9
 
 @dataclass(frozen=True)
 class Curve:
-    """The least bytes of a micro-batch's activations, by layers of each run and by time.
+    """The least bytes of a micro-batch's activations, by what recomputation may bring back, layers and time.
 
     Attributes:
         unit: Unit of the times.
-        kept: `kept[layers...][time]`: the least bytes within this time.
-        priced: `priced[layers...][time // COARSE][price]`: the least sum of bytes and the price of the time they need,
-            within the longest time of this number.
+        shape: One more than the most layers of each run; numbers of layers are rows in that order.
+        kept: `kept[level][row][time]`: the least bytes within this time.
+        priced: `priced[level][row][time // COARSE][price]`: the least sum of bytes and the price of the time they
+            need, within the longest time of this number.
     """
 
     unit: int
+    shape: tuple[int, ...]
     kept: Any
     priced: Any
 
@@ -53,18 +55,23 @@ class Curve:
         """The time beyond which it says nothing."""
         return int(self.unit * self.kept.shape[-1])
 
-    def within(self, time: int) -> Any:
-        """By layers of each run; infinite where they do not fit into the time."""
-        return self.kept[..., min(time // self.unit, self.kept.shape[-1] - 1)]
+    def within(self, time: int) -> tuple[Any, Any]:
+        """Bytes by level and row, infinite where the layers do not fit into the time; and by price too."""
+        cell = min(time // self.unit, self.kept.shape[-1] - 1)
+        return self.kept[..., cell], self.priced[:, :, cell // COARSE]
 
-    def priced_within(self, time: int) -> Any:
-        """By layers of each run and by price."""
-        return self.priced[..., min(time // self.unit, self.kept.shape[-1] - 1) // COARSE, :]
+    def together(self, other: Curve, time: int) -> tuple[Any, Any]:
+        """The same with layers of another curve: one of them takes up to a sample of the time, the other the rest."""
+        step = time / SAMPLES
+        samples = np.arange(SAMPLES + 1)
+        # The first may take up to one step more than is taken from the second: never too strict.
+        ours, theirs = self._sampled(np.minimum(time, (samples + 1) * step)), other._sampled(time - samples * step)
+        kept = _least_sums(ours, np.ascontiguousarray(theirs.swapaxes(1, 2)))
+        priced = self.within(time)[1][:, :, None] + other.within(time)[1][:, None]
+        return kept, priced.reshape(*kept.shape, -1)
 
-    def sampled(self, times: Any) -> Any:
-        """By layers of each run, in one row, and by time."""
-        cells = np.minimum(times // self.unit, self.kept.shape[-1] - 1).astype(np.int64)
-        return self.kept.reshape(-1, self.kept.shape[-1])[:, cells]
+    def _sampled(self, times: Any) -> Any:
+        return self.kept[..., np.minimum(times // self.unit, self.kept.shape[-1] - 1).astype(np.int64)]
 
 
 class ChunkCurves:
@@ -78,7 +85,7 @@ class ChunkCurves:
 
     def __init__(self, inst: Instance, effort: Effort, most: float) -> None:
         self._inst, self._effort, self._most = inst, effort, most
-        self._curves: dict[tuple[tuple[int, ...], float], Curve] = {}
+        self._curves: dict[tuple[tuple[int, ...], tuple[float, ...]], Curve] = {}
         self.prices = _prices(inst)
 
     def layers(self, run: int, time: float | None = None) -> int:
@@ -87,8 +94,8 @@ class ChunkCurves:
             self._inst.counts[run], int((self._most if time is None else time) // max(1, self._inst.shortest[run]))
         )
 
-    def of(self, runs: tuple[int, ...], restored: float, time: float) -> Curve:
-        """The curve of some runs, which reaches the time at least."""
+    def of(self, runs: tuple[int, ...], restored: tuple[float, ...], time: float) -> Curve:
+        """The curve of some runs, with a level for all that may be brought back, which reaches the time at least."""
         known = self._curves.get((runs, restored))
         if known is None or known.longest < min(time, self._most):
             known = self._curves[runs, restored] = self._new_curve(runs, restored, min(REACH * time, self._most))
@@ -102,9 +109,19 @@ class ChunkCurves:
         lost = sum(min(FEW, inst.counts[r]) * np.max([time % units for time in inst.times[r]], axis=0) for r in runs)
         return int(units[np.argmin(lost)])
 
-    def _new_curve(self, runs: tuple[int, ...], restored: float, longest: float) -> Curve:
-        inst = self._inst
+    def _new_curve(self, runs: tuple[int, ...], restored: tuple[float, ...], longest: float) -> Curve:
         unit = self._unit(runs)
+        cells = int(longest // unit) + 1
+        kept = np.stack([self._least_bytes(runs, back, unit, longest) for back in restored])
+        rows = kept.reshape(-1, cells)
+        priced = _priced(rows, unit * np.array(self.prices)).reshape(
+            len(kept), -1, (cells - 1) // COARSE + 1, len(self.prices)
+        )
+        return Curve(unit, kept.shape[1:-1], kept.reshape(len(kept), -1, cells), priced)
+
+    def _least_bytes(self, runs: tuple[int, ...], restored: float, unit: int, longest: float) -> Any:
+        """The least bytes by layers of each run and by time, where so many bytes may be brought back at a time."""
+        inst = self._inst
         cells = int(longest // unit) + 1
         kept: Any = np.zeros(cells)
         for run in runs:
@@ -119,29 +136,29 @@ class ChunkCurves:
                 layers.append(more)
             self._effort.spend(CELL * kept.size * len(layers) * len(options))
             kept = np.stack(layers, axis=-2)
-        priced = _priced(kept.reshape(-1, cells), unit * np.array(self.prices))
-        return Curve(unit, kept, priced.reshape(*kept.shape[:-1], *priced.shape[1:]))
-
-
-def sampled(one: Curve, other: Curve, time: int) -> Any:
-    """The least bytes of both together: one of them takes up to a sample of the time, the other one the rest."""
-    step = time / SAMPLES
-    samples = np.arange(SAMPLES + 1)
-    # The first may take up to one step more than is taken from the second: never too strict.
-    least = _least_sums(one.sampled(np.minimum(time, (samples + 1) * step)), other.sampled(time - samples * step))
-    return least.reshape(*one.kept.shape[:-1], *other.kept.shape[:-1])
+        return kept
 
 
 @jit
 def _least_sums(one: Any, other: Any) -> Any:
-    """For a row of each: the least sum of what stands in the same column."""
-    least = np.full((len(one), len(other)), np.inf)
-    columns = one.shape[1]
-    for a in range(len(one)):
-        for b in range(len(other)):
-            for column in range(columns):
-                least[a, b] = min(least[a, b], one[a, column] + other[b, column])
-    return least
+    """By level and for a row of each: the least sum of what stands in the same sample.
+
+    Args:
+        one: By level, row and sample.
+        other: By level, sample and row.
+    """
+    levels, rows, samples = one.shape
+    others = other.shape[2]
+    least = np.full((levels, rows, others), np.inf)
+    for level in range(levels):
+        for row in range(rows):
+            for sample in range(samples):
+                # The innermost loop has sums of its own, so that the compiler does some at once.
+                for beside in range(others):
+                    total = one[level, row, sample] + other[level, sample, beside]
+                    before = least[level, row, beside]
+                    least[level, row, beside] = total if total < before else before
+    return least.reshape(levels, rows * others)
 
 
 @jit

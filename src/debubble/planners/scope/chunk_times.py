@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from debubble.kernels import jit
-from debubble.planners.scope.chunk_curves import SAMPLE, SAMPLES, ChunkCurves, sampled
+from debubble.planners.scope.chunk_curves import SAMPLE, SAMPLES, ChunkCurves
 from debubble.planners.scope.ends import Ends, long_runs
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.loads import Capacity, Load, dealt, largest_run
@@ -38,8 +38,8 @@ LEVEL = 4.0
 """Factor between the bytes that recomputation brings back on one level at most."""
 TRIED_AT_MOST = 2**23
 """Combinations of loads of a device's chunks, on all devices that are alike, beyond which all are taken to fit."""
-CALL, LEVEL_CALL, TRIED = 6e-5, 6e-5, 1e-8
-"""Seconds to ask what can be dealt, of that for one level of some devices, and of a combination that is tried."""
+CALL, GROUP_CALL, TRIED = 6e-5, 6e-5, 1e-8
+"""Seconds to ask what can be dealt, of that for some devices that are alike, and of a combination that is tried."""
 
 Choice = tuple[tuple[int, int], ...]
 """The runs that a chunk may hold, each with the least number of its layers there."""
@@ -59,10 +59,14 @@ class _Group:
         largest: The run with the most layers among these; -1 if they may not hold that.
         sizes: The most layers of each run that matter.
         strides: Per run, what a layer of it adds to a place in `Capacity.most`; 0 for the largest.
-        alive: `alive[device][row][chunk]`: micro-batches alive, in the device's unit of bytes.
+        weights: `weights[device][chunk][price][row]`: what a chunk's bytes with each price count for in a row.  Rows of
+            memory come without a price of time first, and then again with each.
+        rows: Rows without a price.
+        prices: `prices[device][row]`: bytes for a unit of time.
         static: `static[device][run]`: bytes of a layer's states.
-        levels: Bytes that recomputation may bring back at a time, at most, and the room[device][row] beside the least.
-        prices: `prices[device][row]`: bytes for a unit of time, for all rows of memory without one and then with each.
+        restored: Bytes that recomputation may bring back at a time, at most, by level.
+        room: `room[level][device][row]`: the room beside the least that is brought back.
+        needed: By run, the layers without which a chunk would be empty.
     """
 
     devices: tuple[int, ...]
@@ -71,10 +75,13 @@ class _Group:
     largest: int
     sizes: Any
     strides: Any
-    alive: Any
-    static: Any
-    levels: tuple[tuple[float, Any], ...]
+    weights: Any
+    rows: int
     prices: Any
+    static: Any
+    restored: tuple[float, ...]
+    room: Any
+    needed: dict[int, int]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,7 +103,10 @@ class ChunkDealer:
         self._inst, self._effort = inst, effort
         self._curves = ChunkCurves(inst, effort, most)
         self._works: dict[tuple[int, ...], Any] = {}
-        self._chunk: Callable[[Choice, tuple[int, ...], int, float], tuple[Any, Any]] = cache(self._new_chunk)
+        self._rows: Callable[[Choice, tuple[int, ...], tuple[int, ...]], tuple[Any, Any]] = cache(_new_rows)
+        self._chunk: Callable[[Choice, tuple[int, ...], tuple[float, ...], int], tuple[Any, Any]] = cache(
+            self._new_chunk
+        )
         self._group: Callable[[tuple[Choice, ...], tuple[int, ...]], _Group] = cache(self._new_group)
         self._groups: Callable[[Ends], list[_Group]] = cache(self._new_groups)
         self._capacity: Callable[[tuple[Choice, ...], tuple[int, ...], Times, int | None], Capacity] = cache(
@@ -162,17 +172,18 @@ class ChunkDealer:
         for at in range(len(runs) - 1, -1, -1):
             if runs[at] != largest:
                 strides[at], stride = stride, stride * (sizes[at] + 1)
+        levels = _levels(inst, runs)
         rows = max(len(each.alive) for each in those)
         alive = np.zeros((len(those), rows, inst.chunks))
-        levels = [(most, np.full((len(those), rows), np.inf)) for _, most in _levels(inst, runs)]
+        room = np.full((len(levels), len(those), rows), np.inf)
         for at, each in enumerate(those):
             alive[at, : len(each.alive)] = np.array(each.alive, dtype=float).reshape(-1, inst.chunks) / each.unit
-            for (least, _), (_, room) in zip(_levels(inst, runs), levels, strict=True):
+            for level, (least, _) in enumerate(levels):
                 left = each.room - least / each.unit
-                room[at, : len(each.alive)] = left + 1e-6 * abs(left)
-        # Rows of memory, and then again with every price of time.
+                room[level, at, : len(each.alive)] = left + 1e-6 * abs(left)
         prices = [np.zeros((len(those), rows))]
         prices += [price * alive[:, :, chunk] for chunk in range(inst.chunks) for price in self._curves.prices[:-1]]
+        every = np.concatenate(prices, axis=1)
         return _Group(
             devices=devices,
             choices=choices,
@@ -180,10 +191,13 @@ class ChunkDealer:
             largest=runs.index(largest) if largest in runs else -1,
             sizes=np.array(sizes),
             strides=np.array(strides),
-            alive=alive,
+            weights=_weights(np.tile(alive, (1, len(prices), 1)), every, np.array((0.0, *self._curves.prices))),
+            rows=rows,
+            prices=every,
             static=np.array([[each.static[r] for r in runs] for each in those], dtype=float),
-            levels=tuple(levels),
-            prices=np.concatenate(prices, axis=1),
+            restored=tuple(most for _, most in levels),
+            room=np.tile(room, (1, 1, len(prices))),
+            needed={r: sum(tuple(run for run, _ in choice) == (r,) for choice in choices) for r in runs},
         )
 
     def _new_capacity(
@@ -191,56 +205,57 @@ class ChunkDealer:
     ) -> Capacity:
         """What a group can hold in the times of its chunks."""
         group = self._group(choices, devices)
-        shape = group.shape
-        most = np.full((len(devices), math.prod(shape[1:])), -1)
-        rows = group.alive.shape[1]
-        price = group.prices[:, :rows] if total is None else group.prices
-        repeats = price.shape[1] // rows
-        alive = np.tile(group.alive, (1, repeats, 1))
-        for restored, room in group.levels:
-            chunks = [
-                self._chunk(choice, group.runs, time, restored) for choice, time in zip(choices, times, strict=True)
-            ]
-            lengths = [len(kept) for _, kept in chunks]
-            self._effort.spend(LEVEL_CALL)
-            if not all(lengths):
-                continue
-            if math.prod(lengths) * len(devices) > TRIED_AT_MOST:
-                most[:] = group.sizes[group.largest] if group.largest >= 0 else 0
-                break
-            numbers, kept = (np.concatenate(some) for some in zip(*chunks, strict=True))
-            starts = np.cumsum([0, *lengths])
-            room = np.tile(room, (1, repeats)) + price * (total or 0)
-            sizes = _sizes(starts, numbers, kept, np.array((0.0, *self._curves.prices)), alive, price, group.static)
-            tried = _fill(most, group.largest, group.sizes, group.strides, starts, numbers, sizes, room)
-            self._effort.spend(TRIED * tried)
-        most = most.reshape(shape)
-        for axis in range(1, most.ndim):  # with fewer layers too
-            most = np.flip(np.maximum.accumulate(np.flip(most, axis), axis=axis), axis)
-        needed = {r: sum(tuple(run for run, _ in choice) == (r,) for choice in choices) for r in group.runs}
-        return Capacity(devices, group.runs, most, needed)
+        chunks = [
+            self._chunk(choice, group.runs, group.restored, time) for choice, time in zip(choices, times, strict=True)
+        ]
+        starts = np.cumsum([0, *(len(numbers) for numbers, _ in chunks)])
+        numbers = np.concatenate([numbers for numbers, _ in chunks])
+        kept = np.concatenate([kept for _, kept in chunks], axis=1)
+        weights, room = group.weights, group.room
+        if total is None:
+            weights, room = (np.ascontiguousarray(each[..., : group.rows]) for each in (weights, room))
+        else:
+            room = room + total * group.prices
+        most = np.full((len(devices), math.prod(group.shape[1:])), -1)
+        tried = _fill_levels(
+            most, group.largest, group.sizes, group.strides, starts, numbers, kept, weights, group.static, room
+        )
+        self._effort.spend(GROUP_CALL + TRIED * tried)
+        return Capacity(devices, group.runs, most.reshape(group.shape), group.needed)
 
-    def _new_chunk(self, choice: Choice, every: tuple[int, ...], time: int, restored: float) -> tuple[Any, Any]:
-        """Layers of a device's runs that a chunk can hold within the time, a row each, and their bytes by price."""
-        runs, least = (tuple(each) for each in zip(*choice, strict=True))
+    def _new_chunk(
+        self, choice: Choice, every: tuple[int, ...], restored: tuple[float, ...], time: int
+    ) -> tuple[Any, Any]:
+        """Layers of a device's runs that a chunk can hold within the time, a row each, and their bytes.
+
+        Bytes are those of each level, first themselves, and then with each price of time.
+        """
+        runs = tuple(run for run, _ in choice)
         long = set(long_runs(self._inst))
         # A curve of all runs would be too large where two of them are long.
         at = next((i + 1 for i, run in enumerate(runs) if run in long), len(runs))
         first = self._curves.of(runs[:at], restored, time)
+        shape = first.shape
         if at < len(runs):
             other = self._curves.of(runs[at:], restored, time)
-            kept = sampled(first, other, time)
+            kept, priced = first.together(other, time)
+            shape += other.shape
             self._effort.spend(SAMPLE * SAMPLES * kept.size)
-            one, two = first.priced_within(time), other.priced_within(time)
-            priced = one.reshape(*one.shape[:-1], *(1,) * (two.ndim - 1), -1) + two
         else:
-            kept = first.within(time)
-            priced = first.priced_within(time)
-        some = np.stack(np.nonzero(kept < np.inf), axis=-1)
-        some = some[(some.sum(axis=1) > 0) & (some >= least).all(axis=1)]
-        numbers = np.zeros((len(some), len(every)), dtype=np.int64)
-        numbers[:, [every.index(run) for run in runs]] = some
-        return numbers, np.concatenate((kept[tuple(some.T)][:, None], priced[tuple(some.T)]), axis=1)
+            kept, priced = first.within(time)
+        numbers, filled = self._rows(choice, every, shape)
+        some = np.flatnonzero((kept[-1] < np.inf) & filled)
+        return numbers[some], np.concatenate((kept[:, some, None], priced[:, some]), axis=2)
+
+
+def _new_rows(choice: Choice, every: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """Layers of a device's runs in the rows of a chunk's curve, and whether they fill it as they have to."""
+    numbers = np.zeros((math.prod(shape), len(every)), dtype=np.int64)
+    least = np.zeros(len(every), dtype=np.int64)
+    for (run, some), layers in zip(choice, np.indices(shape), strict=True):
+        numbers[:, every.index(run)] = layers.ravel()
+        least[every.index(run)] = some
+    return numbers, (numbers.sum(axis=1) > 0) & (numbers >= least).all(axis=1)
 
 
 def _levels(inst: Instance, runs: Sequence[int]) -> list[tuple[float, float]]:
@@ -255,38 +270,97 @@ def _levels(inst: Instance, runs: Sequence[int]) -> list[tuple[float, float]]:
     return levels
 
 
-@jit
-def _sizes(starts: Any, numbers: Any, kept: Any, prices: Any, alive: Any, price: Any, static: Any) -> Any:
-    """The bytes and the price of the time, at least: by device, row of a chunk and row of memory.
+def _weights(alive: Any, each: Any, prices: Any) -> Any:
+    """The `weights` of a `_Group`: the least in between two prices is at least what a straight line says.
 
     Args:
-        starts: Where the rows of each chunk begin, and in the end where they end.
-        numbers: Per row, layers of each run.
-        kept: Per row, a micro-batch's bytes and price of the time, for each of the prices.
-        prices: These prices, the first of which is 0.
         alive: Micro-batches alive: by device, row of memory and chunk.
-        price: The price of time: by device and row of memory.
-        static: Bytes of a layer's states: by device and run.
+        each: The price of time: by device and row of memory.
+        prices: The prices of the curves, the first of which is 0.
     """
-    devices, memories, chunks = alive.shape
+    weights = np.zeros((*alive.shape, len(prices)))
+    for place in zip(*np.nonzero(alive), strict=True):
+        price = each[place[:2]] / alive[place]
+        above = min(int(np.searchsorted(prices, price, side="right")), len(prices) - 1)
+        share = min(1.0, (price - prices[above - 1]) / (prices[above] - prices[above - 1]))
+        weights[place][above - 1 : above + 1] = alive[place] * (1 - share), alive[place] * share
+    return np.ascontiguousarray(weights.transpose(0, 2, 3, 1))
+
+
+@jit
+def _fill_levels(
+    most: Any,
+    largest: int,
+    sizes: Any,
+    strides: Any,
+    starts: Any,
+    numbers: Any,
+    kept: Any,
+    weights: Any,
+    static: Any,
+    room: Any,
+) -> int:
+    """Raise `most[device][place]` to what the chunks of each device can hold together, whatever is brought back.
+
+    Args:
+        most: By layers of each run but the largest: the most layers of that.
+        largest: Which run that is; -1 if none of them.
+        sizes: The most layers of each run that matter.
+        strides: Per run, what a layer adds to the place.
+        starts: Where the rows of each chunk begin, and in the end where they end.
+        numbers: Per row, layers of each run, with more of the last one in later rows.
+        kept: By level, row and price: a micro-batch's bytes and price of the time; infinite where they do not fit.
+        weights: What these count for: by device, chunk, price and row of memory.
+        static: Bytes of a layer's states: by device and run.
+        room: Bytes: by level, device and row of memory.
+
+    Returns:
+        The number of rows that were tried.
+    """
+    devices, chunks, tried = len(room[0]), len(starts) - 1, 0
+    begins = np.zeros_like(starts)
+    for level in range(len(kept)):
+        finite = np.flatnonzero(kept[level, :, 0] < np.inf)
+        combinations = float(devices)
+        for chunk in range(chunks):
+            begins[chunk + 1] = np.searchsorted(finite, starts[chunk + 1])
+            combinations *= begins[chunk + 1] - begins[chunk]
+        if combinations == 0:
+            continue
+        if combinations > TRIED_AT_MOST:
+            most[:] = sizes[largest] if largest >= 0 else 0
+            break
+        some = numbers[finite]
+        size = _sizes(begins, some, kept[level][finite], weights, static)
+        tried += _fill(most, largest, sizes, strides, begins, some, size, room[level])
+    for run in range(len(sizes)):  # with fewer layers too
+        if run != largest:
+            for place in range(most.shape[1] - 1, -1, -1):
+                if place // strides[run] % (sizes[run] + 1) < sizes[run]:
+                    for device in range(devices):
+                        most[device, place] = max(most[device, place], most[device, place + strides[run]])
+    return tried
+
+
+@jit
+def _sizes(starts: Any, numbers: Any, kept: Any, weights: Any, static: Any) -> Any:
+    """The bytes and the price of the time, at least: by device, row of a chunk and row of memory.
+
+    The arguments are those of `_fill_levels`, at one level.
+    """
+    devices, chunks, prices, memories = weights.shape
     sizes = np.empty((devices, len(kept), memories))
     for device in range(devices):
         for chunk in range(chunks):
-            for memory in range(memories):
-                many = alive[device, memory, chunk]
-                at, share = 0, 0.0
-                if many > 0:
-                    each = price[device, memory] / many
-                    while at < len(prices) - 2 and prices[at + 1] <= each:
-                        at += 1
-                    share = min(1.0, (each - prices[at]) / (prices[at + 1] - prices[at]))
-                for row in range(starts[chunk], starts[chunk + 1]):
-                    size = 0.0
-                    if many > 0:
-                        size = many * ((1 - share) * kept[row, at] + share * kept[row, at + 1])
-                    for run in range(numbers.shape[1]):
-                        size += static[device, run] * numbers[row, run]
-                    sizes[device, row, memory] = size
+            for row in range(starts[chunk], starts[chunk + 1]):
+                states = 0.0
+                for run in range(numbers.shape[1]):
+                    states += static[device, run] * numbers[row, run]
+                size = sizes[device, row]
+                size[:] = states
+                for price in range(prices):
+                    for memory in range(memories):
+                        size[memory] += weights[device, chunk, price, memory] * kept[row, price]
     return sizes
 
 
@@ -301,24 +375,14 @@ def _fill(
     size: Any,
     room: Any,
 ) -> int:
-    """Raise `most[device][place]` to what the chunks of each device can hold together in its room.
-
-    Args:
-        most: By layers of each run but the largest: the most layers of that.
-        largest: Which run that is; -1 if none of them.
-        sizes: The most layers of each run that matter.
-        strides: Per run, what a layer adds to the place.
-        starts: Where the rows of each chunk begin, and in the end where they end.
-        numbers: Per row, layers of each run, with more of the last one in later rows.
-        size: Bytes: by device, row and row of memory.
-        room: Bytes: by device and row of memory.
+    """The same as `_fill_levels` for one level, by the bytes of device, row and row of memory.
 
     Returns:
         The number of rows that were tried.
     """
     devices, memories = room.shape
     chunks, runs = len(starts) - 1, len(sizes)
-    rest = np.empty((chunks, memories))
+    left = np.empty((chunks, memories))
     used = np.zeros((chunks + 1, memories))
     total = np.zeros((chunks + 1, runs), np.int64)
     row = np.zeros(chunks, np.int64)
@@ -327,14 +391,15 @@ def _fill(
     for chunk in range(chunks - 2, -1, -1):
         later[chunk] = later[chunk + 1] + numbers[starts[chunk + 1] : starts[chunk + 2], 0].max()
     for device in range(devices):
-        rest[:] = 0.0
+        for chunk in range(chunks):
+            left[chunk] = room[device]
         for chunk in range(chunks):
             for memory in range(memories):
                 least = np.inf
                 for at in range(starts[chunk], starts[chunk + 1]):
                     least = min(least, size[device, at, memory])
                 for before in range(chunk):
-                    rest[before, memory] += least
+                    left[before, memory] -= least
         chunk, row[0] = 0, starts[1]
         while chunk >= 0:
             row[chunk] -= 1
@@ -354,14 +419,16 @@ def _fill(
             elif runs == 1 and strides[0] == 0 and total[chunk + 1, 0] + later[chunk] <= most[device, 0]:
                 continue  # of one run alone only the largest number matters
             tried += 1
-            fits = True
-            for step in range(memories):
-                memory = (full + step) % memories
+            if used[chunk, full] + size[device, at, full] > left[chunk, full]:
+                continue
+            over = 0
+            for memory in range(memories):
                 used[chunk + 1, memory] = used[chunk, memory] + size[device, at, memory]
-                if used[chunk + 1, memory] > room[device, memory] - rest[chunk, memory]:
-                    fits, full = False, memory  # which will be the first to be full the next time too
-                    break
-            if not fits:
+                over += used[chunk + 1, memory] > left[chunk, memory]
+            if over > 0:
+                full = 0  # which will be the first to be asked the next time too
+                while used[chunk + 1, full] <= left[chunk, full]:
+                    full += 1
                 continue
             if chunk < chunks - 1:
                 chunk += 1
