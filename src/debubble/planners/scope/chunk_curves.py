@@ -29,7 +29,7 @@ PRICES, HIGH = 4, 64.0
 """Prices of time at most, and the highest one over the largest that saves bytes."""
 REACH = 1.5
 """A curve reaches so much further than the time that is asked for."""
-CELL, SAMPLE = 2e-9, 1e-9
+CELL, SAMPLE = 2e-9, 3e-10
 """Seconds of a number in a curve and of a sample."""
 
 
@@ -100,6 +100,11 @@ class ChunkCurves:
         if known is None or known.longest < min(time, self._most):
             known = self._curves[runs, restored] = self._new_curve(runs, restored, min(REACH * time, self._most))
         return known
+
+    def step(self, run: int) -> int:
+        """The shortest time of a layer, as the curve of this run alone has it."""
+        unit = self._unit((run,))
+        return max(1, self._inst.shortest[run] // unit) * unit
 
     def _unit(self, runs: tuple[int, ...]) -> int:
         """The unit of time in which the layers of these runs lose least when their times are rounded down."""

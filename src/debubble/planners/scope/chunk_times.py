@@ -38,8 +38,8 @@ LEVEL = 4.0
 """Factor between the bytes that recomputation brings back on one level at most."""
 TRIED_AT_MOST = 2**23
 """Combinations of loads of a device's chunks, on all devices that are alike, beyond which all are taken to fit."""
-CALL, GROUP_CALL, TRIED = 6e-5, 6e-5, 1e-8
-"""Seconds to ask what can be dealt, of that for some devices that are alike, and of a combination that is tried."""
+CALL, GROUP_CALL, CHUNK_CALL, TRIED = 1.2e-4, 5e-5, 4e-5, 1.5e-8
+"""Seconds to ask what can be dealt; of that for devices that are alike, for a chunk of theirs, and a combination."""
 
 Choice = tuple[tuple[int, int], ...]
 """The runs that a chunk may hold, each with the least number of its layers there."""
@@ -136,6 +136,10 @@ class ChunkDealer:
             return None
         return dealt(self._inst.counts, capacities, self._effort)
 
+    def step(self, run: int) -> int:
+        """The time from which on a chunk of this run alone is taken to hold one layer, and so on."""
+        return self._curves.step(run)
+
     def _most_work(self, group: _Group, capacity: Capacity) -> int:
         """The most work that its devices can hold, without recomputation; -1 if one of them cannot hold anything."""
         others = [run for at, run in enumerate(group.runs) if at != group.largest]
@@ -230,6 +234,7 @@ class ChunkDealer:
 
         Bytes are those of each level, first themselves, and then with each price of time.
         """
+        self._effort.spend(CHUNK_CALL)
         runs = tuple(run for run, _ in choice)
         long = set(long_runs(self._inst))
         # A curve of all runs would be too large where two of them are long.

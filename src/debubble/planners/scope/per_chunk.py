@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from debubble.planners.scope.benders import Decomposition
 from debubble.planners.scope.chunk_times import ChunkDealer, Times
-from debubble.planners.scope.ends import Ends
+from debubble.planners.scope.ends import Ends, long_runs
 from debubble.planners.scope.instance import Instance
 from debubble.planners.scope.loads import Load, dealable, largest_run
 from debubble.planners.scope.master import LayerCounts, merged
@@ -36,8 +36,10 @@ CLOSE, SMALLEST = 1e-3, 5e-4
 """Shares of the sum of times: to which one of them is shortened, and below which a box is not halved."""
 SEARCH = 0.95
 """Share of the effort; the program in one piece has the rest."""
-STARTS, WALK = 0.1, 0.1
+STARTS, WALK = 0.1, 0.15
 """Shares of the effort for the relaxations' corners, and of the rest for what is near the best."""
+FIRST_WALK, NEAR = 0.7, 1.02
+"""Share of the walks' effort for all corners whose sum of times is close to the best one's, and how close that is."""
 LOOK = 0.07
 """Share of the rest for answers in small boxes, before a bound is proven."""
 STEPS = (0.4, 1.0, 0.15, 2.0, 0.05, 0.7, 1.4, 3.0)
@@ -49,8 +51,9 @@ SLACKS = (0.0098, 0.004, 0.002, TOLERANCE)
 PART, LAST_PART = 0.02, 5e-3
 """Shares of the sum of times below which boxes are divided by the ends of the short runs: for answers, which need
 them, and for a bound, which mostly does not."""
-USEFUL = 0.9
-"""Share of a box's widths that the linear program has to leave at most; else twice as many halves go by without it."""
+USEFUL = 0.7
+"""Share of a box's widths that the linear program has to leave at most; else twice as many halves go by without it, and
+at least as many as there are chunks."""
 FIRST_STEP = 0.01
 """Share by which times are made longer first, and then by twice as much each time, until layers can be dealt."""
 
@@ -110,6 +113,7 @@ class _Search:
         self._grid = max(1, int(SMALLEST * self._total / 2))
         self._assigned: set[tuple[Ends | Load, ...]] = set()
         self._programs: dict[Ends, LinearRelaxation] = {}
+        self._layer_times: dict[Ends, list[list[tuple[int, float]]]] = {}
 
     def descend(self) -> None:
         """Shorten the times of the relaxations' corners, the most promising first."""
@@ -164,7 +168,14 @@ class _Search:
 
     def walk(self) -> None:
         """Go on from the best corners, as long as one time longer makes the sum shorter; then assign strategies."""
-        until = self._effort.spent + WALK * self._effort.left
+        start, share = self._effort.spent, WALK * self._effort.left
+        near = [corner for corner in self._corners if corner[0] <= NEAR * self._corners[0][0]]
+        self._corners = []
+        for at, (_, times, ends) in enumerate(near, start=1):
+            times = self._walked(times, ends, start + FIRST_WALK * share * at / len(near))
+            self._corners.append((sum(times), times, ends))
+        self._corners.sort(key=lambda corner: corner[0])
+        until = start + share
         for total, times, ends in self._corners:
             if total > self._total or self._effort.spent > until or self._effort.over:
                 break
@@ -239,7 +250,7 @@ class _Search:
                         return
                     ends, box = boxes.pop()
                     if self._dealer.loads(box.high, ends, box.total) is not None:
-                        smaller = self._parts(ends, box, PART)
+                        smaller = self._parts(ends, box, PART, by_layers=False)
                         boxes += smaller
                         if not smaller:
                             self._assign(box.high, ends)
@@ -248,12 +259,26 @@ class _Search:
         shortest = min(self._inst.shortest)
         return Box((shortest,) * self._inst.chunks, (total,) * self._inst.chunks, total).clipped()
 
-    def _parts(self, ends: Ends, box: Box, part: float) -> list[tuple[Ends, Box]]:
+    def _parts(self, ends: Ends, box: Box, part: float, *, by_layers: bool) -> list[tuple[Ends, Box]]:
         """Smaller boxes that hold the same together, the most promising last; none if this one is small."""
         width = box.width(box.widest)
         if ends.members and width < part * box.total:
             return [(part, box) for part in ends.parts]
-        return [(ends, half) for half in box.halves(self._grid)] if width >= SMALLEST * box.total else []
+        if width < SMALLEST * box.total:
+            return []
+        steps = self._steps(ends) if by_layers else [[]] * self._inst.chunks
+        return [(ends, half) for half in box.divided(self._grid, steps)]
+
+    def _steps(self, ends: Ends) -> list[list[tuple[int, float]]]:
+        """Per chunk, the times of a layer of the long runs that it may hold, and the shares of devices where it may."""
+        if ends not in self._layer_times:
+            opened = ends.opened(self._inst)
+            self._layer_times[ends] = [
+                [(self._dealer.step(run), share) for run in long_runs(self._inst)
+                 if (share := sum(run in each[chunk] for each in opened) / len(opened))]
+                for chunk in range(self._inst.chunks)
+            ]  # fmt: skip
+        return self._layer_times[ends]
 
     def bound(self) -> float:
         """A value that no answer is below."""
@@ -277,7 +302,7 @@ class _Search:
         least = goal
         # The most promising ends come last, and are the first to be taken.
         boxes = [
-            (ends, self._every(int(goal / self._inst.weight)), 0, 1)
+            (ends, self._every(int(goal / self._inst.weight)), 0, self._inst.chunks)
             for relaxation, ends in self._relaxations[::-1]
             if relaxation.bound < goal
         ]
@@ -289,11 +314,11 @@ class _Search:
                 smaller = self._program(ends).ranges(box, least)
                 if smaller is None:
                     continue
-                patience = 1 if smaller.size <= USEFUL * box.size else 2 * patience
+                patience = self._inst.chunks if smaller.size <= USEFUL * box.size else 2 * patience
                 box, unasked = smaller.rounded(self._grid, box).clipped(), patience
             if self._dealer.loads(box.high, ends, box.total) is None:
                 continue
-            parts = self._parts(ends, box, LAST_PART)
+            parts = self._parts(ends, box, LAST_PART, by_layers=True)
             boxes += [(part, half, 0 if part is not ends else unasked - 1, patience) for part, half in parts]
             if not parts and (value := self._program(ends).value(box)) < least:
                 if self._assign(box.high, ends):

@@ -20,6 +20,9 @@ RESOLVED = 0.15
 ROUNDING = 1e-6
 """Share of the optimum by which the solver's arithmetic may be wrong."""
 
+WHOLE = 4.0
+"""How much more it is worth to divide times where another layer fits on every device than somewhere else."""
+
 
 @dataclass(frozen=True)
 class Relaxation:
@@ -57,18 +60,28 @@ class Box:
         left = max(0, self.total - sum(self.low))
         return replace(self, high=tuple(min(b, a + left) for a, b in zip(self.low, self.high, strict=True)))
 
-    def halves(self, grid: int) -> tuple[Box, Box]:
-        """The longer and the shorter times of the widest chunk, divided at a multiple of the grid if there is one."""
+    def divided(self, grid: int, steps: Sequence[Sequence[tuple[int, float]]]) -> tuple[Box, Box]:
+        """The longer and the shorter times of a chunk, divided where one more layer fits or in the middle.
+
+        Args:
+            grid: What the middle is a multiple of, if there is one.
+            steps: Per chunk, the times of layers that it may hold, and the shares of the devices where it may.
+        """
         chunk = self.widest
         middle = (self.low[chunk] + self.high[chunk]) // 2
-        rounded = middle - middle % grid
-        if rounded > self.low[chunk]:
-            middle = rounded
+        at = middle - middle % grid if middle - middle % grid > self.low[chunk] else middle
+        lower, best = at, self.width(chunk) / 2
+        for other, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
+            for step, share in steps[other]:
+                for time in range(low - low % step + step, high + 1, step):
+                    if (worth := WHOLE * share * min(time - low, high - time)) > best:
+                        chunk, at, lower, best = other, time, time - 1, worth
 
-        def at(times: tuple[int, ...]) -> tuple[int, ...]:
-            return (*times[:chunk], middle, *times[chunk + 1 :])
+        def with_time(times: tuple[int, ...], time: int) -> tuple[int, ...]:
+            return (*times[:chunk], time, *times[chunk + 1 :])
 
-        return replace(self, low=at(self.low)).clipped(), replace(self, high=at(self.high)).clipped()
+        longer, shorter = replace(self, low=with_time(self.low, at)), replace(self, high=with_time(self.high, lower))
+        return longer.clipped(), shorter.clipped()
 
     def rounded(self, grid: int, outer: Box) -> Box:
         """With times on a grid, which fewer are known for, as far as it stays within the outer box."""
