@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ LEVEL = 4.0
 """Factor between the bytes that recomputation brings back on one level at most."""
 TRIED_AT_MOST = 2**23
 """Combinations of loads of a device's chunks, on all devices that are alike, beyond which all are taken to fit."""
-CALL, GROUP_CALL, CHUNK_CALL, TRIED = 1.2e-4, 5e-5, 4e-5, 1.5e-8
+CALL, GROUP_CALL, CHUNK_CALL, TRIED = 1e-4, 4e-5, 3e-5, 1.2e-8
 """Seconds to ask what can be dealt; of that for devices that are alike, for a chunk of theirs, and a combination."""
 
 Choice = tuple[tuple[int, int], ...]
@@ -48,7 +48,7 @@ Times = tuple[int, ...]
 """The time of every chunk that no device exceeds."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Group:
     """Devices whose chunks may hold the same runs, and their numbers.
 
@@ -83,7 +83,7 @@ class _Group:
     room: Any
     needed: dict[int, int]
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of `Capacity.most`."""
         others = (size + 1 for at, size in enumerate(self.sizes.tolist()) if at != self.largest)
@@ -283,12 +283,12 @@ def _weights(alive: Any, each: Any, prices: Any) -> Any:
         each: The price of time: by device and row of memory.
         prices: The prices of the curves, the first of which is 0.
     """
+    price = np.divide(each[..., None], alive, out=np.zeros_like(alive), where=alive > 0)
+    above = np.searchsorted(prices, price, side="right").clip(1, len(prices) - 1)
+    share = np.minimum(1.0, (price - prices[above - 1]) / (prices[above] - prices[above - 1]))
     weights = np.zeros((*alive.shape, len(prices)))
-    for place in zip(*np.nonzero(alive), strict=True):
-        price = each[place[:2]] / alive[place]
-        above = min(int(np.searchsorted(prices, price, side="right")), len(prices) - 1)
-        share = min(1.0, (price - prices[above - 1]) / (prices[above] - prices[above - 1]))
-        weights[place][above - 1 : above + 1] = alive[place] * (1 - share), alive[place] * share
+    np.put_along_axis(weights, above[..., None] - 1, (alive * (1 - share))[..., None], axis=-1)
+    np.put_along_axis(weights, above[..., None], (alive * share)[..., None], axis=-1)
     return np.ascontiguousarray(weights.transpose(0, 2, 3, 1))
 
 
