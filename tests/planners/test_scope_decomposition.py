@@ -352,6 +352,39 @@ def test_the_times_of_chunks_of_good_answers_lie_in_the_ranges_of_the_relaxation
     assert all(sum(box.low) > 0 and sum(box.high) < inst.chunks * inst.most for box in boxes)
 
 
+@given(
+    low=st.lists(st.integers(0, 9), min_size=2, max_size=2),
+    widths=st.lists(st.integers(4, 9), min_size=2, max_size=2),
+    left=st.integers(4, 18),
+    step=st.integers(1, 5),
+    share=st.sampled_from([0.25, 1.0]),
+)
+@settings(max_examples=50, deadline=None)
+def test_a_divided_box_holds_in_its_two_parts_all_times_that_it_held(
+    low: list[int], widths: list[int], left: int, step: int, share: float
+) -> None:
+    high = [a + b for a, b in zip(low, widths, strict=True)]
+    box = Box((low[0], low[1]), (high[0], high[1]), sum(low) + left).clipped()
+    parts = box.divided(2, [[(step, share)], []])
+    assert held_by(box) == held_by(parts[0]) | held_by(parts[1])
+    assert all(part.size < box.size for part in parts)
+
+
+def held_by(box: Box) -> set[tuple[int, ...]]:
+    ranges = (range(a, b + 1) for a, b in zip(box.low, box.high, strict=True))
+    return {times for times in itertools.product(*ranges) if sum(times) <= box.total}
+
+
+def test_a_box_is_divided_where_one_more_layer_fits_on_every_device() -> None:
+    longer, shorter = Box((10, 10), (40, 45), 85).divided(1, [[(12, 1.0)], []])
+    assert (longer.low, shorter.high) == ((24, 10), (23, 45))
+
+
+def test_a_box_is_halved_where_one_more_layer_fits_on_few_devices() -> None:
+    longer, shorter = Box((10, 10), (40, 46), 86).divided(1, [[(12, 1 / 16)], []])
+    assert (longer.low, shorter.high) == ((10, 28), (40, 28))
+
+
 def _within(some: Sequence[int], others: Sequence[int]) -> bool:
     return all(a <= b for a, b in zip(some, others, strict=True))
 

@@ -32,7 +32,7 @@ from debubble.search.effort import Effort
 
 TOLERANCE = 1e-3
 """Share of the sum of times by which an answer is worth improving, and a bound."""
-CLOSE, SMALLEST = 1e-3, 5e-4
+CLOSE, SMALLEST = 1e-3, 4e-4
 """Shares of the sum of times: to which one of them is shortened, and below which a box is not halved."""
 SEARCH = 0.95
 """Share of the effort; the program in one piece has the rest."""
