@@ -15,7 +15,7 @@ times = st.integers(min_value=1, max_value=9)
 
 
 @st.composite
-def stage_costs(draw: st.DrawFn, *, stages: int, offload: bool = False) -> StageCosts:
+def stage_costs(draw: st.DrawFn, *, stages: int, offload: bool = False, deeper: bool = False) -> StageCosts:
     """Uneven integer costs of `stages` stages, with any communication model but `blocking`."""
 
     def each(minimum: int = 1) -> list[int]:
@@ -29,6 +29,8 @@ def stage_costs(draw: st.DrawFn, *, stages: int, offload: bool = False) -> Stage
         recompute=each(),
         activation=[2 * a for a in each()],
         activation_recomputed=draw(st.integers(0, 1)),
+        recompute_deeper=each() if deeper else None,
+        activation_deeper=[a - 1 for a in each()] if deeper else None,
         communication=draw(st.integers(0, 4)),
         communication_model=draw(st.sampled_from(["latency", "exclusive"])),
         offload=each() if offload else None,
@@ -47,13 +49,20 @@ def placements(draw: st.DrawFn, *, max_stages: int = 6) -> Placement:
 
 @st.composite
 def random_schedules(
-    draw: st.DrawFn, *, offload: bool = True, max_micro_batches: int = 4, deadlocks: bool = False, shares: bool = False
+    draw: st.DrawFn,
+    *,
+    offload: bool = True,
+    max_micro_batches: int = 4,
+    deadlocks: bool = False,
+    shares: bool = False,
+    deeper: bool = False,
 ) -> Schedule:
     """Correct schedules of any order: a random linear extension of the dependencies, so that nothing deadlocks.
 
     Backwards are split or not per operation; activations may be recomputed (fused or explicit) and offloaded.  With
     `deadlocks` the dependencies between stages are left out, and most schedules deadlock.  With `shares` parts are
-    recomputed and moved, for all micro-batches alike or for each of them apart.
+    recomputed and moved, for all micro-batches alike or for each of them apart; with `deeper` some R are deeper, which
+    `stage_costs(deeper=True)` price.
     """
     placement = draw(placements())
     micro_batches = draw(st.integers(1, max_micro_batches))
@@ -75,12 +84,14 @@ def random_schedules(
         for before in pending.values():
             before.discard(op)
         orders[placement.device_of[op.stage]].append(op)
+    again = sorted(op[1:] for chain in chains for op in chain if op.kind is Kind.R)
     return Schedule(
         name="random",
         placement=placement,
         micro_batches=micro_batches,
         orders=tuple(map(tuple, orders)),
         fused_recompute=fused,
+        deeper=draw(st.frozensets(st.sampled_from(again))) if deeper and again else frozenset(),
         recompute_fraction=draw(_shares(placement.stages, micro_batches)) if shares else {},
         offload_fraction=draw(_shares(placement.stages, micro_batches)) if shares else {},
     )

@@ -31,6 +31,7 @@ UNITS = {
 COSTS = {
     "stages": 2, "forward": [1, 2], "backward_input": 1, "backward_weight": 1, "recompute": 1, "activation": [4, 3],
     "activation_after_input": 2, "activation_recomputed": 1, "recompute_workspace": 3, "communication": 0.25,
+    "recompute_deeper": 2, "activation_deeper": 0,
     "communication_model": "blocking", "offload": 2, "reload": 2, "host_link": "full-duplex", "link_groups": [[0, 1]],
     "static": [1, 2], "memory_limit": [30, 30], "micro_batch_scale": [1, 0.5, 2, 1], "optimizer_step": 1,
 }  # fmt: skip
@@ -143,6 +144,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "0F0 0O0 0F1 0L0 0B0 0F2 0I1 0W1 0F3 0B2 0B3", "1F0 1R0 1B0 1F1 1B1 1F2 1B2 1F3 1B3",
         ],
         "recompute_fraction": {"0": 0.5}, "offload_fraction": {"0": 0.5}, "peers": {"0": 1}, "asynchronous": [0],
+        "deeper": [[1, 0]],
     }  # fmt: skip
     plans = {**content, "schedule": schedule, "costs": COSTS}
     (folder / "plan.json").write_text(json.dumps(plans))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -119,6 +119,12 @@ def blocking(plan: Plan) -> Plan:
     return replace(plan, costs=plan.costs.replace(communication_model="blocking"))
 
 
+def recomputing_deeper(pairs: Collection[tuple[int, int]] = ()) -> Plan:
+    plan = KINDS[Kind.R]()
+    schedule = replace(plan.schedule, deeper=frozenset(pairs))
+    return replace(plan, schedule=schedule, costs=plan.costs.replace(recompute_deeper=1, activation_deeper=0))
+
+
 SCHEDULE: Mapping[str, tuple[Plan, Plan]] = {
     "placement": (
         priced(schedule=db.schedules["interleaved"](devices=2, micro_batches=8), layers=(1, 1, 1, 1)),
@@ -132,6 +138,7 @@ SCHEDULE: Mapping[str, tuple[Plan, Plan]] = {
         priced(full(0, 1), schedule=replace(ONE_F_ONE_B, recompute_fraction={0: 0.5})),
     ),
     "offload_fraction": (priced(), offloading(offload_fraction={0: 0.5})),
+    "deeper": (recomputing_deeper(), recomputing_deeper({(0, 0)})),
     "peers": (offloading(), offloading(peers={0: 1})),
     "asynchronous": (blocking(priced()), blocking(priced(schedule=replace(ONE_F_ONE_B, asynchronous=frozenset({0}))))),
 }

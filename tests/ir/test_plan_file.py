@@ -36,6 +36,7 @@ def content(tmp_path: Path) -> dict[str, Any]:
         ({"recompute_fraction": {"0": 7}}, "'recompute_fraction' of stage 0 must be between 0 and 1, not 7"),
         ({"recompute_fraction": {"0": [1, 0]}}, "'recompute_fraction' of stage 0 has 2 shares for 1 micro-batches"),
         ({"offload_fraction": {"0": -0.5}}, "'offload_fraction' of stage 0 must be between 0 and 1, not -0.5"),
+        ({"deeper": [[2, 0]]}, "'deeper' names micro-batch 0 of stage 2, but the schedule has 2 stages and 1 micro"),
         ({"fused_recompute": [55]}, "'fused_recompute' names stage 55, but the schedule has 2 stages"),
         ({"peers": {"0": 9}}, "'peers' names device 9, but the schedule has 2 devices"),
         ({"asynchronous": [-1]}, "'asynchronous' names the boundary after stage -1"),

@@ -65,6 +65,10 @@ def test_an_operation_on_another_device_than_its_stage_is_refused() -> None:
         ({"offload_fraction": {1: float("nan")}}, "'offload_fraction' of stage 1 must be between 0 and 1, not nan"),
         ({"recompute_fraction": {0: (1, 0.5)}}, "'recompute_fraction' of stage 0 has 2 shares for 1 micro-batches"),
         ({"offload_fraction": {1: (2,)}}, "'offload_fraction' of stage 1 must be between 0 and 1, not 2"),
+        (
+            {"deeper": frozenset({(1, 1)})},
+            "'deeper' names micro-batch 1 of stage 1, but the schedule has 2 stages",
+        ),
         ({"peers": {0: 9}}, "'peers' names device 9, but the schedule has 2 devices"),
         ({"peers": {1: 1}}, "'peers' lets device 1 offload to itself"),
         ({"asynchronous": frozenset({1})}, "'asynchronous' names the boundary after stage 1"),

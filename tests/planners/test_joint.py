@@ -248,3 +248,28 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 
 def test_a_device_alone_has_one_stage() -> None:
     assert planners["joint"](problem_of(devices=1, limit=90)).solution.schedule.stages == 1
+
+
+def test_a_search_of_the_order_recomputes_single_micro_batches_deeper_where_that_is_faster() -> None:
+    problem = replace(problem_of(limit=70, micro_batches=8, bandwidth=None), chunks=2, deadline=1e6)
+    assert isinstance(problem.workload, ModelUnits)
+    units = problem.workload.units
+    solution = planners["joint"](problem).solution
+    schedule, partition, deeper = solution.schedule, solution.partition, solution.deeper
+    assert partition is not None
+    assert deeper is not None
+    assert schedule.deeper
+    assert solution.costs == units.stage_costs(partition, schedule.placement, deeper=deeper)
+    planned = units.planned(partition, deeper)
+    strategies = [[[unit.strategies[level] for unit in stage] for stage in planned] for level in range(2)]
+    assert strategies == [[[name for _, name in stage] for stage in stages] for stages in (partition, deeper)]
+
+
+def test_a_deeper_level_keeps_less_where_there_is_one() -> None:
+    levers = levers_of(problem_of(bandwidth=None), Placement.linear(3))
+    point = drawn(levers, 0).best
+    shallow, deep = (levers.partition(replace(point, levels=(level,) * 3)) for level in (0, levers.levels - 1))
+    kept = [levers.units.stage_costs(each, levers.placement).activation_recomputed for each in (shallow, deep)]
+    deeper = levers.units.stage_costs(levers.deeper(shallow), levers.placement).activation_recomputed
+    assert all(a < b for a, b in zip(deeper, kept[0], strict=True))
+    assert levers.deeper(deep) == deep

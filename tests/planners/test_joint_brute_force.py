@@ -172,7 +172,8 @@ def times_over_the_best(models: int) -> list[float]:
 
 @pytest.mark.parametrize("models", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_no_plan_of_tiny_models_is_faster_than_the_one_found(models: int) -> None:
-    assert times_over_the_best(models) == pytest.approx([1.0] * models, rel=1e-12)
+    """A plan whose micro-batches recompute by two levels, which are no part of these, may be faster."""
+    assert max(times_over_the_best(models)) <= 1 + 1e-12
 
 
 def test_units_that_are_dealt_freely_are_never_slower_than_one_stage_per_device() -> None:

@@ -30,15 +30,18 @@ def expected(micro_batches: Any) -> Any:
 
 @st.composite
 def plans(draw: Any) -> Any:
-    schedule = draw(random_schedules(shares=True))
+    schedule = draw(random_schedules(shares=True, deeper=True))
     units = 2 * CONFIG["num_hidden_layers"] + 2
     cuts = sorted(draw(st.lists(st.integers(1, units - 1), min_size=schedule.stages - 1, max_size=schedule.stages - 1)))
     counts = [b - a for a, b in zip([0, *cuts], [*cuts, units], strict=True)]
     if schedule.devices > 1 and draw(st.booleans()):
         schedule = replace(schedule, peers={0: schedule.devices - 1})
-    costs = draw(stage_costs(stages=schedule.stages, offload=True))
+    costs = draw(stage_costs(stages=schedule.stages, offload=True, deeper=True))
     plan = plan_of(schedule, CONFIG, counts=counts, costs=costs)
-    partition = tuple(tuple(replace(unit, strategy=draw(WORDS)) for unit in stage) for stage in plan.partition)
+    partition = tuple(
+        tuple(replace(unit, strategy=draw(WORDS), deeper=draw(WORDS | st.none())) for unit in stage)
+        for stage in plan.partition
+    )
     return replace(plan, partition=partition)
 
 

@@ -36,8 +36,8 @@ def simulated(schedule: Schedule, costs: StageCosts, objective: Objective) -> Nu
 @given(data=st.data(), objective=st.sampled_from(["makespan", "span"]))
 @settings(max_examples=120, deadline=None)
 def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, objective: Objective) -> None:
-    schedule = data.draw(random_schedules(shares=True))
-    costs = data.draw(stage_costs(stages=schedule.stages, offload=True))
+    schedule = data.draw(random_schedules(shares=True, deeper=True))
+    costs = data.draw(stage_costs(stages=schedule.stages, offload=True, deeper=True))
     if data.draw(st.booleans()):
         costs = costs.replace(communication=Fraction(1, 3), forward=[Fraction(f) / 7 for f in costs.forward])
     costs = costs.with_limit(data.draw(st.none() | st.integers(5, 60)))
@@ -91,8 +91,9 @@ def test_evaluator_knows_steps_on_the_host(data: st.DataObject) -> None:
     assert evaluated(problem, schedule) == pytest.approx(float(problem.value(schedule)), rel=1e-12)
 
 
-@given(schedule=random_schedules())
+@given(schedule=random_schedules(deeper=True))
 @settings(max_examples=30, deadline=None)
 def test_encoding_and_decoding_return_the_schedule(schedule: Schedule) -> None:
     problem = OrderProblem.of(schedule, StageCosts.of(stages=schedule.stages, offload=1))
-    assert decode(problem, *encode(problem, schedule), name=schedule.name).orders == schedule.orders
+    decoded = decode(problem, *encode(problem, schedule), name=schedule.name)
+    assert (decoded.orders, decoded.deeper) == (schedule.orders, schedule.deeper)

@@ -12,8 +12,8 @@ from tests.strategies import random_schedules, stage_costs
 
 @st.composite
 def cases(draw: st.DrawFn, *, offload: bool) -> tuple[Schedule, StageCosts]:
-    schedule = draw(random_schedules(offload=offload, shares=not offload))
-    return schedule, draw(stage_costs(stages=schedule.stages, offload=offload))
+    schedule = draw(random_schedules(offload=offload, shares=not offload, deeper=True))
+    return schedule, draw(stage_costs(stages=schedule.stages, offload=offload, deeper=True))
 
 
 def agrees(price: Price, timeline: Timeline) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.ir import Kind, Lane, Moment, Number, Op, Placement, Program, Schedule, StageCosts
+from debubble.ir import InputError, Kind, Lane, Moment, Number, Op, Placement, Program, Schedule, StageCosts
 from debubble.simulator import Timeline
 from tests.strategies import random_schedules, stage_costs
 
@@ -47,6 +47,25 @@ def test_a_micro_batch_recomputes_and_moves_the_share_that_is_its_own() -> None:
     assert [took[f"0O{j}"] for j in range(3)] == [0, 6, 8]
     assert [schedule.kept_bytes(costs, 0, j) for j in range(3)] == [4, 6, 8]
     assert timeline.recompute == (3,)
+
+
+def test_an_r_that_is_deeper_takes_and_brings_back_what_the_costs_say_of_that_level() -> None:
+    schedule = Schedule.of("test", Placement.linear(1), 2, [["0F0", "0R0", "0B0", "0F1", "0R1", "0B1"]])
+    schedule = replace(schedule, deeper=frozenset({(0, 1)}))
+    costs = StageCosts.of(
+        stages=1, activation=8, activation_recomputed=4, recompute=2, activation_deeper=1, recompute_deeper=5
+    )
+    timeline = db.simulate(schedule, costs)
+    took = {o.op.name: o.duration for o in timeline.operations}
+    assert (took["0R0"], took["0R1"]) == (2, 5)
+    assert [schedule.kept_bytes(costs, 0, j) for j in range(2)] == [4, 1]
+    assert timeline.recompute == (7,)
+
+
+def test_a_schedule_that_recomputes_deeper_needs_costs_of_that_level() -> None:
+    schedule = Schedule.of("test", Placement.linear(1), 1, [["0F0", "0R0", "0B0"]])
+    with pytest.raises(InputError, match="the costs have no 'recompute_deeper'"):
+        db.simulate(replace(schedule, deeper=frozenset({(0, 0)})), StageCosts.of(stages=1))
 
 
 def test_latency_delays_a_message_and_lets_messages_overlap() -> None:

@@ -241,10 +241,16 @@ class Units:
         return self.divides_gradients and bool(entry or any(unit.gradient_reduce for unit in self.units))
 
     def stage_costs(
-        self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement, *, on_host: Collection[int] = ()
+        self,
+        partition: Sequence[Sequence[tuple[int, str]]],
+        placement: Placement,
+        *,
+        on_host: Collection[int] = (),
+        deeper: Partition | None = None,
     ) -> StageCosts:
         """Costs of the stages that a partition makes; the optimizer states of the stages `on_host` are the host's.
 
+        `deeper` has the same units with the strategies of micro-batches that recompute deeper.
         `recompute`, `activation_recomputed` and the workspace follow each unit's strategy; a stage where some unit's
         is not `none` belongs in the schedule's `fused_recompute` (or gets R operations).
         """
@@ -268,6 +274,10 @@ class Units:
             micro_batch_scale=self.micro_batch_scale,
         )
         others = {name: value for name, value in self.stage_entries.items() if name not in _ADDED}
+        if deeper is not None:
+            deep = [self.stage_sums(stage, d) for stage, d in zip(deeper, placement.device_of, strict=True)]
+            others["recompute_deeper"] = [stage.recompute for stage in deep]
+            others["activation_deeper"] = [stage.activation_recomputed for stage in deep]
         entries = {**others, **(self._host_entries(partition, on_host) if on_host else {})}
         return costs.replace(**entries) if entries else costs
 
@@ -275,11 +285,21 @@ class Units:
         """The units with a link for the inputs of their modules."""
         return replace(self, offload_bandwidth=self.module_bandwidth)
 
-    def planned(self, partition: Sequence[Sequence[tuple[int, str]]]) -> tuple[tuple[PlannedUnit, ...], ...]:
-        """The partition as a plan lists it."""
+    def planned(
+        self, partition: Sequence[Sequence[tuple[int, str]]], deeper: Partition | None = None
+    ) -> tuple[tuple[PlannedUnit, ...], ...]:
+        """The partition as a plan lists it, with the strategies of micro-batches that recompute deeper if there are."""
+
+        def planned(index: int, strategy: str, deep: str | None) -> PlannedUnit:
+            unit = self.units[index]
+            names = [name and (unit.strategies[name].operators or name) for name in (strategy, deep)]
+            return PlannedUnit(unit.type, unit.layer, names[0] or strategy, names[1])
+
+        if deeper is None:
+            return tuple(tuple(planned(*unit, None) for unit in stage) for stage in partition)
         return tuple(
-            tuple(PlannedUnit(u.type, u.layer, u.strategies[s].operators or s) for u, s in stage)
-            for stage in ([(self.units[index], strategy) for index, strategy in stage] for stage in partition)
+            tuple(planned(*unit, None if deep == unit[1] else deep) for unit, (_, deep) in zip(*stages, strict=True))
+            for stages in zip(partition, deeper, strict=True)
         )
 
     @cached_property

@@ -65,6 +65,8 @@ def _schedule_losses(plan: Plan) -> list[str]:
         )
     if s.explicit_recompute:
         losses.append("Recomputation that the plan places in bubbles happens right before the backward.")
+    if s.deeper & s.explicit_recompute:
+        losses.append("Micro-batches that the plan recomputes deeper recompute as the others.")
     if any(share != 1 for _, each in all_shares(s.recompute_fraction) for share in each):
         losses.append("Stages of which the plan recomputes a share recompute all that they can.")
     if any(op.kind in (Kind.S, Kind.G) and op.stage not in s.host_steps for op in s.operations):

@@ -20,6 +20,13 @@ class PlannedUnit:
     strategy: str = "none"
     """`none`, `full`, or the operators that it recomputes, joined by `+`: norm, activation, multiply, core,
     projections, mlp."""
+    deeper: str | None = None
+    """The same for micro-batches that the schedule recomputes deeper; None: as the others."""
+
+    @property
+    def strategies(self) -> tuple[str, str]:
+        """Its strategy, and that of micro-batches that recompute deeper."""
+        return self.strategy, self.deeper or self.strategy
 
 
 def recomputation_of(partition: Sequence[Sequence[PlannedUnit]]) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
     fused_recompute: list[int] = []
     recompute_fraction: dict[int, float | list[float]] = {}
     offload_fraction: dict[int, float | list[float]] = {}
+    deeper: list[tuple[int, int]] = []
     peers: dict[int, int] = {}
     asynchronous: list[int] = []
 
@@ -44,6 +45,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             fused_recompute=sorted(s.fused_recompute),
             recompute_fraction=_written(s.recompute_fraction),
             offload_fraction=_written(s.offload_fraction),
+            deeper=sorted(s.deeper),
             peers=dict(s.peers),
             asynchronous=sorted(s.asynchronous),
         )
@@ -58,6 +60,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             fused_recompute=frozenset(self.fused_recompute),
             recompute_fraction=_read(self.recompute_fraction),
             offload_fraction=_read(self.offload_fraction),
+            deeper=frozenset(self.deeper),
             peers=self.peers,
             asynchronous=frozenset(self.asynchronous),
         )

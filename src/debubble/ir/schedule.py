@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.errors import ScheduleError
-from debubble.ir.arrays import Ints
+from debubble.ir.arrays import Bools, Ints
 from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, HOST_STEP, KINDS, SCHEDULED, Kind, Op
 from debubble.ir.placement import Placement
 from debubble.ir.stage_costs import Number, StageCosts
@@ -78,6 +78,7 @@ class Schedule:
         recompute_fraction: Stage -> share of what it could recompute that it does (absent: all); or a tuple of them,
             one for each micro-batch.
         offload_fraction: Stage -> share of the activation that O moves (absent: all), or one for each micro-batch.
+        deeper: Stages and micro-batches whose R recomputes by the stage's second, deeper level.
         peers: Device -> the device that holds what it offloads (absent: the host).
         asynchronous: Boundaries (the stage before each) whose messages overlap compute even where the costs say
             `blocking`.
@@ -94,6 +95,7 @@ class Schedule:
     fused_recompute: frozenset[int] = frozenset()
     recompute_fraction: Shares = field(default_factory=dict, hash=False)
     offload_fraction: Shares = field(default_factory=dict, hash=False)
+    deeper: frozenset[tuple[int, int]] = frozenset()
     peers: Mapping[int, int] = field(default_factory=dict, hash=False)
     asynchronous: frozenset[int] = frozenset()
 
@@ -167,16 +169,36 @@ class Schedule:
         """Tell whether a stage recomputes for a micro-batch, fused or explicitly."""
         return stage in self.fused_recompute or (stage, micro_batch) in self.explicit_recompute
 
+    def recomputes_deeper(self, stage: int, micro_batch: int) -> bool:
+        """Tell whether a stage recomputes for a micro-batch by its deeper level."""
+        return (stage, micro_batch) in self.deeper and (stage, micro_batch) in self.explicit_recompute
+
+    def levels(self, explicit: Bools, stage: Ints, micro_batch: Ints) -> Ints:
+        """Per operation of a pair that an R recomputes (`explicit`) or not: 0 without, 1 with one, 2 with a deeper."""
+        deeper = np.zeros((self.stages, self.micro_batches), dtype=np.int64)
+        for pair in self.deeper:
+            deeper[pair] = 1
+        result: Ints = explicit * (1 + deeper[stage, micro_batch])
+        return result
+
     def recompute_time(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
         """Time that the recomputation of a stage takes for a micro-batch, before `micro_batch_scale`."""
-        return costs.recompute[stage] * share_of(self.recompute_fraction, stage, micro_batch)
+        times = costs.recompute
+        if self.recomputes_deeper(stage, micro_batch):
+            assert costs.recompute_deeper is not None
+            times = costs.recompute_deeper
+        return times[stage] * share_of(self.recompute_fraction, stage, micro_batch)
 
     def kept_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
         """Bytes that F of this stage and micro-batch leaves, before `micro_batch_scale`."""
         if not self.recomputes(stage, micro_batch):
             return costs.activation[stage]
+        left = costs.activation_recomputed
+        if self.recomputes_deeper(stage, micro_batch):
+            assert costs.activation_deeper is not None
+            left = costs.activation_deeper
         share = share_of(self.recompute_fraction, stage, micro_batch)
-        return costs.activation[stage] - costs.dropped_bytes(stage) * share
+        return costs.activation[stage] - (costs.activation[stage] - left[stage]) * share
 
     def moved_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
         """Bytes that O of this stage and micro-batch moves, before `micro_batch_scale`."""
@@ -282,6 +304,12 @@ def _check_stages(schedule: Schedule) -> None:
             for share in each:
                 if not 0 <= share <= 1:
                     raise ScheduleError(f"'{name}' of stage {stage} must be between 0 and 1, not {share}.")
+    for stage, j in schedule.deeper:
+        if stage not in range(schedule.stages) or j not in range(schedule.micro_batches):
+            raise ScheduleError(
+                f"'deeper' names micro-batch {j} of stage {stage}, but the schedule has {schedule.stages} stages and"
+                f" {schedule.micro_batches} micro-batches."
+            )
     for stage in schedule.asynchronous:
         if stage not in range(schedule.stages - 1):
             raise ScheduleError(

@@ -62,6 +62,10 @@ class StageCosts:
     """Bytes of them that remain between I and W; more than `activation` if I allocates what W needs."""
     activation_recomputed: PerStage
     """Bytes that F leaves when the stage recomputes."""
+    recompute_deeper: PerStage | None = None
+    """Time of an R of a micro-batch that the schedule recomputes deeper; None: no stage has such a level."""
+    activation_deeper: PerStage | None = None
+    """Bytes that F leaves for it."""
     recompute_workspace: PerStage | None = None
     """Bytes that a fused recomputation brings back at a time before B; None: all that was dropped.  Stages of several
     units recompute unit by unit, and what lies behind a unit is already free."""
@@ -126,6 +130,8 @@ class StageCosts:
         activation: Number | Sequence[Number] = 1,
         activation_after_input: Number | Sequence[Number] | None = None,
         activation_recomputed: Number | Sequence[Number] = 0,
+        recompute_deeper: Number | Sequence[Number] | None = None,
+        activation_deeper: Number | Sequence[Number] | None = None,
         recompute_workspace: Number | Sequence[Number] | None = None,
         recompute_workspace_input: Number | Sequence[Number] | None = None,
         communication: Number | Sequence[Number] = 0,
@@ -165,6 +171,8 @@ class StageCosts:
             each.setdefault("reload", each["offload"])
         elif "reload" in each:
             raise InputError("'reload' has no meaning without 'offload'.")
+        if ("recompute_deeper" in each) != ("activation_deeper" in each):
+            raise InputError("'recompute_deeper' and 'activation_deeper' go together: what R takes, and what F leaves.")
         if communication_model not in get_args(CommunicationModel):
             raise InputError(
                 f"communication_model is '{communication_model}'; it must be latency, exclusive, receiver or blocking."
@@ -262,13 +270,15 @@ class StageCosts:
 
 PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
-    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "communication",
+    "activation_recomputed", "recompute_deeper", "activation_deeper", "recompute_workspace",
+    "recompute_workspace_input", "communication",
     "offload", "reload", "optimizer_step", "host_step",
     "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered",
 )  # fmt: skip
 """Entries that have a number for each stage."""
 _OPTIONAL = (
-    "recompute", "activation_after_input", "recompute_workspace", "recompute_workspace_input", "offload", "reload",
+    "recompute", "activation_after_input", "recompute_deeper", "activation_deeper", "recompute_workspace",
+    "recompute_workspace_input", "offload", "reload",
 )  # fmt: skip
 """Entries per stage that may be left out, or None."""
 

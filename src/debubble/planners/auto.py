@@ -78,6 +78,7 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
         schedule=best.solution.schedule,
         costs=best.solution.costs,
         partition=best.solution.partition,
+        deeper=best.solution.deeper,
         lower_bound=max(result.pipeline_bound for result in results),
         candidates=tuple(
             sorted(

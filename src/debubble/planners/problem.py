@@ -230,6 +230,7 @@ class Solution:
         schedule: The order of operations.
         costs: The stage costs that it was made for.
         partition: The partition, if it was open.
+        deeper: The same units, as they recompute for the micro-batches that the schedule recomputes deeper.
         lower_bound: Of the pipeline's part of a step, as far as the planner knows; the generic bound is added to it.
         candidates: What else was tried, if the planner compares others.
         remark: What the planner says of its search, in its own terms.
@@ -239,6 +240,7 @@ class Solution:
     schedule: Schedule
     costs: StageCosts
     partition: Partition | None = None
+    deeper: Partition | None = None
     lower_bound: Number = 0
     candidates: tuple[CandidateSummary, ...] = ()
     remark: str | None = None

@@ -173,7 +173,7 @@ def _planned_units(problem: Problem, solution: Solution) -> tuple[tuple[PlannedU
     """The partition as a plan lists it; a fixed stage is one unit of type `stage`."""
     if isinstance(problem.workload, ModelUnits):
         assert solution.partition is not None
-        return problem.workload.units.planned(solution.partition)
+        return problem.workload.units.planned(solution.partition, solution.deeper)
     schedule = solution.schedule
     recomputing = schedule.fused_recompute | {stage for stage, _ in schedule.explicit_recompute}
     return tuple((PlannedUnit("stage", s, "full" if s in recomputing else "none"),) for s in range(schedule.stages))

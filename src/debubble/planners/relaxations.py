@@ -137,6 +137,9 @@ def pieces_of_stages(costs: StageCosts, *, rooms: Sequence[float], micro_batches
     if transfers is not None:
         each = zip(costs.activation, transfers.offload, transfers.reload, strict=True)
         pace = max((float(a) / float(t) if t else math.inf for a, *times in each for t in times if a), default=0.0)
+    levels = [(costs.activation_recomputed, costs.recompute)]
+    if costs.activation_deeper is not None and costs.recompute_deeper is not None:
+        levels.append((costs.activation_deeper, costs.recompute_deeper))
     return Pieces(
         pieces=tuple(
             Piece(
@@ -149,7 +152,7 @@ def pieces_of_stages(costs: StageCosts, *, rooms: Sequence[float], micro_batches
                 after_input=float(costs.activation_after_input[s]),
                 strategies=(
                     (float(costs.activation[s]), 0.0),
-                    (float(costs.activation_recomputed[s]), float(costs.recompute[s])),
+                    *((float(kept[s]), float(again[s])) for kept, again in levels),
                 ),
             )
             for s in range(costs.stages)

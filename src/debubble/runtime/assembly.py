@@ -131,7 +131,7 @@ def check_follows(plan: Plan, before: Plan, *, moves_units: bool) -> None:
             )
         check_runnable(plan, plan.ranks)
     whole = plan.model is None or ModelConfig.from_hf(plan.model).whole_layers
-    odd = {unit.strategy for stage in plan.partition for unit in stage} - {"none", "full"}
+    odd = {name for stage in plan.partition for unit in stage for name in unit.strategies} - {"none", "full"}
     if whole and odd:
         raise InputError(f"Modules that are called whole recompute in full or not at all, not '{min(odd)}'.")
 

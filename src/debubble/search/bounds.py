@@ -186,7 +186,9 @@ def _forwards_of_one_stage(problem: OrderProblem, stage: int, room: Number, wind
 def _gain_of_dropping(problem: OrderProblem, stage: int) -> Number:
     """Share of a forward's time that is won where it comes early and is recomputed later."""
     forward = problem.costs.forward[stage]
-    recomputation = problem.costs.recompute[stage] * share_of(problem.recompute_fraction, stage, 0)
+    costs = problem.costs
+    least = min(times[stage] for times in (costs.recompute, costs.recompute_deeper) if times is not None)
+    recomputation = least * share_of(problem.recompute_fraction, stage, 0)
     return max(forward - recomputation, 0) / forward if forward else 0
 
 

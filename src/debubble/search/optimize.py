@@ -101,6 +101,11 @@ class _Optimizer:
         return self.problem.offload or self.problem.recompute
 
     @property
+    def is_modelled(self) -> bool:
+        """True if CP-SAT's models have all choices: they know one level of recomputation."""
+        return self.problem.levels < 2
+
+    @property
     def first_search(self) -> float:
         """Effort of local search before CP-SAT gets its turn: little where that can prove the optimum."""
         return min(self.left * 0.1, 2.0 if self.pairs <= PROVABLE else math.inf)
@@ -131,10 +136,10 @@ class _Optimizer:
             yield from self.repeat_pattern()
         start = self.best
         yield from self.anneal(self.first_search, turn=0)
-        if self.pairs <= PROVABLE:
+        if self.pairs <= PROVABLE and self.is_modelled:
             yield from self.solve_exactly(self.left)
             return
-        if self.best.gap > WIDE:
+        if self.best.gap > WIDE and self.is_modelled:
             yield from self.bound_by_relaxation()
         if self.frees_memory and not self.best.optimal:
             yield from self.anneal_slowly(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
@@ -143,7 +148,7 @@ class _Optimizer:
             yield from self.anneal(max(min(2.0, whole / 5), whole / 10), turn=turn)
             if self.left < min(1.0, whole / 20) or self.effort.over:
                 return
-            if fruitless < FRUITLESS:
+            if fruitless < FRUITLESS and self.is_modelled:
                 before = self.best.value
                 yield from self.solve_exactly(min(3.0, whole / 5), turn=turn)
                 fruitless = 0 if self.best.value < before else fruitless + 1

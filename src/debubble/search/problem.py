@@ -86,6 +86,11 @@ class OrderProblem:
         return self.placement.stages
 
     @property
+    def levels(self) -> int:
+        """The number of levels by which an R may recompute a stage; 0 if none may."""
+        return (1 if self.costs.recompute_deeper is None else 2) if self.recompute else 0
+
+    @property
     def alike(self) -> bool:
         """True if an operation takes the same time and memory for every micro-batch."""
         shares = (*self.recompute_fraction.values(), *self.offload_fraction.values())
@@ -101,8 +106,14 @@ class OrderProblem:
             offload_fraction=self.offload_fraction,
         )
 
-    def schedule(self, orders: Iterable[Iterable[Op]], *, name: str = "searched") -> Schedule:
-        """Make a schedule of this problem, of the operations of each device in order."""
+    def schedule(
+        self,
+        orders: Iterable[Iterable[Op]],
+        *,
+        name: str = "searched",
+        deeper: frozenset[tuple[int, int]] = frozenset(),
+    ) -> Schedule:
+        """Make a schedule of this problem, of the operations of each device in order, and what recomputes deeper."""
         return Schedule(
             name=name,
             placement=self.placement,
@@ -111,6 +122,7 @@ class OrderProblem:
             fused_recompute=self.fused_recompute,
             recompute_fraction=self.recompute_fraction,
             offload_fraction=self.offload_fraction,
+            deeper=deeper,
             asynchronous=self.asynchronous,
         )
 

@@ -93,7 +93,7 @@ class Repricer:
         if key not in self._structures:
             costs = StageCosts.of(
                 stages=self.schedule.stages, offload=1, communication_model=communication, host_link=host_link,
-                parameter_gather=int(gathers),
+                parameter_gather=int(gathers), recompute_deeper=1, activation_deeper=0,
             )  # fmt: skip
             self._structures[key] = _Structure(lower(self.schedule, costs))
         return self._structures[key]
@@ -111,7 +111,8 @@ class _Structure:
         if len(order) < len(program.kind):
             raise program.deadlock(order.tolist())
         schedule = program.schedule
-        self.explicit = schedule.positions[CODE[Kind.R], program.stage, program.micro_batch] >= 0
+        explicit = schedule.positions[CODE[Kind.R], program.stage, program.micro_batch] >= 0
+        self.level = schedule.levels(explicit, program.stage, program.micro_batch)
         lanes = np.flatnonzero(program.lane == LANE_CODE[Lane.COMPUTE])
         self.lanes = lanes[np.argsort(program.device[lanes], kind="stable")]
         """The instructions of the compute lanes, device by device."""
@@ -120,8 +121,8 @@ class _Structure:
 
     def entries(self, costs: OpCosts) -> Tables:
         """Time and memory effect of each instruction."""
-        program, tables = self.program, costs.tables(dtype=np.float64, explicit=bool(self.explicit.any()))
-        at = tables.at(self.explicit, program.kind, program.stage, program.micro_batch)
+        program, tables = self.program, costs.tables(dtype=np.float64, explicit=bool(self.level.any()))
+        at = tables.at(self.level, program.kind, program.stage, program.micro_batch)
         return Tables(*(table.ravel()[at] for table in tables))
 
     def times(self, entries: Tables) -> tuple[Floats, Floats]:

@@ -87,6 +87,7 @@ def without_transfers(schedule: Schedule) -> Schedule:
         fused_recompute=schedule.fused_recompute | {stage for stage, _ in schedule.explicit_recompute},
         recompute_fraction={},
         offload_fraction={},
+        deeper=frozenset(),
         peers={},
         asynchronous=frozenset(),
     )

@@ -173,6 +173,9 @@ def _partition_words(plan: Plan) -> str:
     total = sum(strategies.values())
     again = [f"{name} in {count} of {total}" for name, count in strategies.most_common() if name != "none"]
     recompute = f"recomputing {', '.join(again)}" if again else "no recomputation"
+    if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
+        pairs = plan.schedule.stages * plan.schedule.micro_batches
+        recompute += f", and deeper for {deeper} of {pairs} pairs of a stage and a micro-batch"
     offloaded = sum(op.kind is Kind.O for op in plan.schedule.operations)
     offload = f", {offloaded} activations offloaded" if offloaded else ""
     stages, stepped = len(plan.partition), len(plan.schedule.host_steps)

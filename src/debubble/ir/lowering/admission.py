@@ -57,7 +57,8 @@ class Admission:
     def __post_init__(self) -> None:
         kind, stage, micro_batch, _ = OpArrays.of([self._order])
         pair = stage * self.schedule.micro_batches + micro_batch
-        at = self.tables.at(np.isin(pair, pair[kind == CODE[Kind.R]]), kind, stage, micro_batch)
+        explicit = np.isin(pair, pair[kind == CODE[Kind.R]])
+        at = self.tables.at(self.schedule.levels(explicit, stage, micro_batch), kind, stage, micro_batch)
         self.allocated, self.freed = entries(self.tables.allocated, at), entries(self.tables.freed, at)
         # Static bytes have room for gathered parameters.
         gathers = np.isin(kind, [CODE[k] for k in (*UNSHARDS, *RESHARDS)])

@@ -151,7 +151,8 @@ class _Lowering:
         """Times and bytes of all instructions; a blocking message takes both ends the same time."""
         explicit = self.index[R, self.stage, self.micro_batch] != NONE
         self.tables = OpCosts.of(self.schedule, self.costs).tables(explicit=bool(explicit.any()))
-        at = self.tables.at(explicit, self.kind, self.stage, self.micro_batch)
+        levels = self.schedule.levels(explicit, self.stage, self.micro_batch)
+        at = self.tables.at(levels, self.kind, self.stage, self.micro_batch)
         at[self.receive[self.blocking]] = at[self.send[self.blocking]]
         self.duration, self.allocated, self.freed = (entries(table, at) for table in self.tables)
 
@@ -387,5 +388,10 @@ def check_costs(schedule: Schedule, costs: StageCosts) -> None:
                 f"'static' of device {device} is {costs.static_of(device)}, which has no room for the parameters that"
                 f" it gathers, those of two stages at a time ({room}): add them to it."
             )
+    if schedule.deeper and costs.recompute_deeper is None:
+        raise InputError(
+            f"The schedule '{schedule.name}' recomputes deeper for some micro-batches, but the costs have no"
+            " 'recompute_deeper'."
+        )
     if schedule.offloaded and costs.offload is None:
         raise InputError(f"The schedule '{schedule.name}' offloads, but the costs have no 'offload' time.")

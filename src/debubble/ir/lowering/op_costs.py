@@ -21,7 +21,7 @@ from debubble.ir.stage_costs import Number, PerStage, StageCosts
 class Tables(NamedTuple):
     """Costs by [R in list, kind, stage, micro-batch]; the last axis has one entry if all micro-batches are alike.
 
-    `R in list` is 1 for the operations of a stage and micro-batch that an R recomputes.
+    `R in list` is 1 for the operations of a stage and micro-batch that an R recomputes, and 2 where that is deeper.
     """
 
     time: Numbers
@@ -30,11 +30,11 @@ class Tables(NamedTuple):
     freed: Numbers
     """Bytes at its end."""
 
-    def at(self, explicit: Bools, kind: Ints, stage: Ints, micro_batch: Ints) -> Ints:
+    def at(self, level: Ints, kind: Ints, stage: Ints, micro_batch: Ints) -> Ints:
         """Return the places of operations in the raveled tables."""
         _, kinds, stages, scales = self.time.shape
         column = micro_batch if scales > 1 else 0
-        where: Ints = ((explicit * kinds + kind) * stages + stage) * scales + column
+        where: Ints = ((level * kinds + kind) * stages + stage) * scales + column
         return where
 
 
@@ -55,6 +55,7 @@ class OpCosts:
     fused_recompute: frozenset[int] = frozenset()
     recompute_fraction: Shares = field(default_factory=dict)
     offload_fraction: Shares = field(default_factory=dict)
+    deeper: frozenset[tuple[int, int]] = frozenset()
     host_steps: frozenset[int] = frozenset()
 
     @staticmethod
@@ -65,6 +66,7 @@ class OpCosts:
             fused_recompute=schedule.fused_recompute,
             recompute_fraction=schedule.recompute_fraction,
             offload_fraction=schedule.offload_fraction,
+            deeper=schedule.deeper,
             host_steps=schedule.host_steps,
         )
 
@@ -82,11 +84,9 @@ class OpCosts:
 
     def tables(self, *, dtype: Any = object, explicit: bool = True) -> Tables:
         """All costs; exact with dtype object.  Without `explicit` they hold no entries for what an R recomputes."""
-        kept = _TableBuilder(self, dtype, explicit=False).tables()
-        if not explicit:
-            return Tables(*(table[None] for table in kept))
-        recomputed = _TableBuilder(self, dtype, explicit=True).tables()
-        return Tables(*(np.stack(both) for both in zip(kept, recomputed, strict=True)))
+        levels = range((1 if self.costs.recompute_deeper is None else 2) + 1 if explicit else 1)
+        each = [_TableBuilder(self, dtype, level=level).tables() for level in levels]
+        return Tables(*(np.stack(tables) for tables in zip(*each, strict=True)))
 
     @cached_property
     def _exact(self) -> Tables:
@@ -94,24 +94,31 @@ class OpCosts:
 
     def _entry(self, table: Numbers, op: Op, explicit: bool) -> Number:
         column = op.micro_batch if table.shape[-1] > 1 else 0
-        number: Number = table[int(explicit), CODE[op.kind], op.stage, column]
+        level = int(explicit) * (2 if op[1:] in self.deeper else 1)
+        number: Number = table[level, CODE[op.kind], op.stage, column]
         return number
 
 
 class _TableBuilder:
-    """Builds the tables by [kind, stage, micro-batch], for what an R recomputes (`explicit`) or for all else.
+    """Builds the tables by [kind, stage, micro-batch], for what an R recomputes (1, or 2: deeper) or for all else (0).
 
     Its arrays have a row per stage, and a column per micro-batch, or one where all are alike.
     """
 
-    def __init__(self, op_costs: OpCosts, dtype: Any, *, explicit: bool) -> None:
-        self.op_costs, self.costs, self.dtype, self.explicit = op_costs, op_costs.costs, dtype, explicit
+    def __init__(self, op_costs: OpCosts, dtype: Any, *, level: int) -> None:
+        self.op_costs, self.costs, self.dtype, self.explicit = op_costs, op_costs.costs, dtype, level > 0
         self.scale = np.array([self.costs.micro_batch_scale or (1,)], dtype=dtype)
         self.recomputed_fraction = self._fractions(op_costs.recompute_fraction)
-        self.fused = self._mask(() if explicit else op_costs.fused_recompute)
+        self.fused = self._mask(() if self.explicit else op_costs.fused_recompute)
         self.whole = self._column(self.costs.activation)
-        dropped = (self.whole - self._column(self.costs.activation_recomputed)) * self.recomputed_fraction
-        self.remaining = np.where(self.fused | explicit, self.whole - dropped, self.whole)
+        again, left = self.costs.recompute, self.costs.activation_recomputed
+        if level == 2:
+            assert self.costs.recompute_deeper is not None
+            assert self.costs.activation_deeper is not None
+            again, left = self.costs.recompute_deeper, self.costs.activation_deeper
+        self.recompute = self._column(again) * self.recomputed_fraction
+        dropped = (self.whole - self._column(left)) * self.recomputed_fraction
+        self.remaining = np.where(self.fused | self.explicit, self.whole - dropped, self.whole)
         """Bytes that F leaves."""
 
     def tables(self) -> Tables:
@@ -157,7 +164,7 @@ class _TableBuilder:
     def _times(self) -> dict[Kind, Numbers]:
         """Times of the kinds."""
         costs, scale, column = self.costs, self.scale, self._column
-        recompute = column(costs.recompute) * self.recomputed_fraction
+        recompute = self.recompute
         backward_input, backward_weight = column(costs.backward_input), column(costs.backward_weight)
         backward, communication = backward_input + backward_weight, column(costs.communication)
         host_steps = self._mask(self.op_costs.host_steps)

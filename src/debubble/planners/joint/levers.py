@@ -77,6 +77,8 @@ def policy_choices(stages: int) -> tuple[Sequence[float], ...]:
     return BACKLOGS, PATIENCES, [float(operations) for operations in range(1, 2 * stages)], PREFETCHES, AGES, AHEADS
 
 
+LESS = 0.85
+"""The part of what a stage keeps, below which a level is a deeper one for some of its micro-batches."""
 SPARE = 0.95
 """The part of a device's room that states may take in the partitions that a search begins with."""
 
@@ -237,6 +239,18 @@ class Levers:
         return Partition(
             self._stage(begin, end, level) for (begin, end), level in zip(pairwise(ends), point.levels, strict=True)
         )
+
+    def deeper(self, partition: Partition) -> Partition:
+        """The units of a partition, each stage at the first level that keeps well less than it does, else the last."""
+        return Partition(self._deeper(stage, d) for stage, d in zip(partition, self.placement.device_of, strict=True))
+
+    def _deeper(self, stage: tuple[tuple[int, str], ...], device: int) -> tuple[tuple[int, str], ...]:
+        most = LESS * self.units.stage_sums(stage, device).activation_recomputed
+        for level in range(self.levels):
+            deeper = self._stage(stage[0][0], stage[-1][0] + 1, level)
+            if self.units.stage_sums(deeper, device).activation_recomputed < most:
+                break
+        return deeper
 
     def _stage(self, begin: int, end: int, level: int) -> tuple[tuple[int, str], ...]:
         """The units from one index to another, with their strategies at a level."""

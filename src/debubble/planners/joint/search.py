@@ -264,6 +264,7 @@ def _improve_order(
         return None
     hosted = solution.schedule.host_steps
     start = solution.schedule.without_host_steps()
+    solution = _with_deeper_level(problem, solution)
     try:
         best: Incumbent | None = None
         split = start.with_split_backwards()
@@ -286,6 +287,8 @@ def _improve_order(
         ):  # fmt: skip
             best = better
         found = replace(solution, schedule=best.schedule.with_host_steps(hosted))
+        if not found.schedule.deeper:
+            found = _without_deeper_level(found)
         time = _step_time(problem, found)
     except DebubbleError:
         # The order search does not know gradient reduction, nor messages that block, nor peers.
@@ -310,6 +313,23 @@ def _every_way(problem: Problem, walk: Walk, effort: Effort) -> list[tuple[Numbe
 def _price_of_slow_search(pairs: int) -> float:
     """Seconds of the reference machine for a brief search of an order that begins hot."""
     return (BRIEF[0].moves + 1) * pairs * price_of_move(pairs, recompute=True, by_arrival=True)
+
+
+def _with_deeper_level(problem: Problem, solution: Solution) -> Solution:
+    """The solution, whose costs know how its stages may recompute deeper, for some of their micro-batches."""
+    if solution.deeper is not None or solution.partition is None or problem.levers is not None:
+        return solution
+    placement = solution.schedule.placement
+    deeper = Levers(problem, problem.units, placement).deeper(solution.partition)
+    deep = problem.units.stage_costs(deeper, placement)
+    costs = solution.costs.replace(recompute_deeper=deep.recompute, activation_deeper=deep.activation_recomputed)
+    return replace(solution, costs=costs, deeper=deeper)
+
+
+def _without_deeper_level(solution: Solution) -> Solution:
+    """The solution of a schedule that recomputes every stage by one level."""
+    costs = solution.costs.replace(recompute_deeper=None, activation_deeper=None)
+    return replace(solution, costs=costs, deeper=None)
 
 
 def _affordable(simulated: Sequence[tuple[Number, Solution]], effort: Effort) -> int:

@@ -184,10 +184,11 @@ class TensorOperations(Operations):
         stage, j = op.stage, op.micro_batch
         x = self.take_input(op, state) if stage else state.tokens[j]
         recomputing = self._recomputed_units(stage, j)
+        deeper = self.program.schedule.recomputes_deeper(stage, j)
         if self.evaluating:
             y = self.stages[stage].evaluate(x, state.micro_batches[j])
         else:
-            y = self.stages[stage].forward(j, x, state.micro_batches[j], recomputing=recomputing)
+            y = self.stages[stage].forward(j, x, state.micro_batches[j], recomputing=recomputing, deeper=deeper)
         if stage + 1 == self.program.schedule.stages:
             state.losses[j] = y
         else:

@@ -206,7 +206,7 @@ def sequence_of(model: nn.Module | None, plan: Plan) -> Modules:
         raise InputError(f"The model has {len(modules)} modules, but the plan's stages have {len(planned)} units.")
     if plan.options.tensor > 1 or plan.options.lora:
         raise InputError("Modules of your own have neither tensor parallelism nor LoRA: make the plan without.")
-    odd = next((unit.strategy for unit in planned if unit.strategy not in ("none", "full")), None)
+    odd = next((name for unit in planned for name in unit.strategies if name not in ("none", "full")), None)
     if odd is not None:
         raise InputError(f"Modules of your own recompute in full or not at all, not '{odd}'.")
     sequence = Modules(modules, plan)

@@ -81,13 +81,19 @@ class Stage:
 
     def follow(self, planned: Sequence[PlannedUnit]) -> None:
         """Recompute from now on by the strategies of these units, which are the stage's."""
-        self._planned = planned
-        self._recomputed = [recomputed_operators(unit.strategy) for unit in planned]
+        self._strategies = [[unit.strategies[level] for unit in planned] for level in range(2)]
+        """Of all units, the strategies and the deeper ones."""
+        self._recomputed = [[*map(recomputed_operators, names)] for names in self._strategies]
 
-    def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
-        """F: the stage's output, detached.  The first `recomputing` units keep what their strategy says, others all."""
+    def forward(
+        self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0, deeper: bool = False
+    ) -> Tensor:
+        """F: the stage's output, detached.
+
+        The first `recomputing` units keep what their strategy says, or their deeper one, others all.
+        """
         state = self._states[j] = _MicroBatchState()
-        for units, recomputed in self._segments(recomputing):
+        for units, recomputed in self._segments(recomputing, int(deeper)):
             tape, entry = Tape(self._ledger, recomputed), _SegmentInput()
             with tape.watch():
                 y = entry.connect(x)
@@ -104,11 +110,11 @@ class Stage:
             x = unit(x, micro_batch, directly)
         return x
 
-    def _segments(self, recomputing: int) -> Iterator[tuple[Sequence[UnitModule], Callable[[str], bool]]]:
+    def _segments(self, recomputing: int, level: int) -> Iterator[tuple[Sequence[UnitModule], Callable[[str], bool]]]:
         """The units that recompute together, and the runs of units between them, which keep everything."""
 
         def shared(index: int) -> tuple[str, int | None]:
-            strategy = self._planned[index].strategy
+            strategy = self._strategies[level][index]
             if index >= recomputing or strategy == "none":
                 return "none", None
             layer = self.units[index].half_of
@@ -116,7 +122,7 @@ class Stage:
 
         for (kind, _), indices in groupby(range(len(self.units)), shared):
             first, *others = indices
-            recomputed = recomputed_operators("none") if kind == "none" else self._recomputed[first]
+            recomputed = recomputed_operators("none") if kind == "none" else self._recomputed[level][first]
             yield self.units[first : first + 1 + len(others)], recomputed
 
     def recompute(self, j: int) -> None:
@@ -257,11 +263,13 @@ class MoeStage(Stage):
         self._balance, self._first, self._last = balance, first, last
         self._routings: dict[int, Routing] = {}
 
-    def forward(self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0) -> Tensor:
+    def forward(
+        self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0, deeper: bool = False
+    ) -> Tensor:
         """F: the message to the next stage, or the loss with the auxiliary one behind the last stage."""
         routing, x = self._unpack(x, micro_batch)
         self._routings[j] = routing
-        y = super().forward(j, x, replace(micro_batch, routing=routing), recomputing=recomputing)
+        y = super().forward(j, x, replace(micro_batch, routing=routing), recomputing=recomputing, deeper=deeper)
         return self._pack(y, routing)
 
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:

@@ -19,6 +19,7 @@ import numpy as np
 from debubble.ir import InputError, Kind, Number, Op, Schedule, StageCosts
 from debubble.ir.ops import CODE
 from debubble.search.annealing.layout import (
+    DEEPER,
     KIND_INDEX,
     KINDS,
     MARKS,
@@ -94,7 +95,8 @@ def encode(problem: OrderProblem, schedule: Schedule) -> tuple[Ints, Ints]:
         for index, op in enumerate(order):
             if op.kind not in KIND_INDEX:
                 raise InputError(f"The search orders F, B, I, W, R, O and L only; the schedule has {op.name}.")
-            orders[device, index] = (KIND_INDEX[op.kind] * S + op.stage) * m + op.micro_batch
+            kind = DEEPER if op.kind is Kind.R and op[1:] in schedule.deeper else KIND_INDEX[op.kind]
+            orders[device, index] = (kind * S + op.stage) * m + op.micro_batch
         lengths[device] = len(order)
     return orders, lengths
 
@@ -106,7 +108,10 @@ def decode(problem: OrderProblem, orders: Ints, lengths: Ints, *, name: str) -> 
         [Op(KINDS[code // (S * m)], code // m % S, code % m) for code in order[:length].tolist()]
         for order, length in zip(orders, lengths, strict=True)
     )
-    return problem.schedule(lists, name=name)
+    chosen = np.concatenate([order[:length] for order, length in zip(orders, lengths, strict=True)])
+    pairs = chosen[chosen // (S * m) == DEEPER] % (S * m)
+    deeper = frozenset(zip((pairs // m).tolist(), (pairs % m).tolist(), strict=True))
+    return problem.schedule(lists, name=name, deeper=deeper)
 
 
 class PeriodicBlock(NamedTuple):
@@ -224,6 +229,7 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         span=int(problem.objective == "span"),
         by_arrival=int(bool(costs.link_groups)),
         hosted=int(bool(problem.host_steps)),
+        levels=problem.levels,
         periods=block.periods if block else 0,
         step=block.step if block else 0,
         **_begins(floats),
@@ -237,7 +243,8 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
     """(what the kernel only reads, the number that times are multiplied by)."""
     costs, devices = problem.costs, range(problem.devices)
     kinds, tables = [CODE[kind] for kind in KINDS], problem.op_costs.tables()
-    # By kind, stage and micro-batch, first as without, then as with an R in the list.
+    # By kind, stage and micro-batch, first as without, then as with an R in the list, of each level.
+    levels = len(tables.time)
     durations, allocated, freed = (table[:, kinds].ravel().tolist() for table in tables)
     message = message_rows(problem)
     time_scale = _common_denominator([*durations, *message, *problem.behind_weights])
@@ -249,8 +256,8 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
         "time": time,
         "allocated": _floats(allocated, size_scale),
         "freed": _floats(freed, size_scale),
-        "message": np.tile(sent, 2),
-        "tail": np.tile(tail_rows(problem, time.reshape(2, -1).min(axis=0), sent, behind), 2),
+        "message": np.tile(sent, levels),
+        "tail": np.tile(tail_rows(problem, time.reshape(levels, -1).min(axis=0), sent, behind), levels),
         "behind_weights": behind,
         "static": _floats(statics, size_scale),
         "limit": np.array([math.inf if x is None else float(x * size_scale) for x in limits]),
@@ -284,7 +291,7 @@ def _facts(a: KernelLayout) -> Ints:
     for kind in (I, B):
         facts[kind, :-m, NEEDED] = a.arrival + size + pair[m:]
         facts[kind, :, SENT] = a.arrival + size + pair
-    for kind in (I, B, R):
+    for kind in (I, B, R, DEEPER):
         facts[kind, :, RELOADED] = a.end + L * size + pair
     facts[O, :, NEEDED] = a.end + pair
     facts[L, :, NEEDED] = a.end + O * size + pair

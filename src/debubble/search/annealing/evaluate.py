@@ -14,7 +14,7 @@ import numpy as np
 
 from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.incremental import copy_numbers, delay, go_to_end, mark, met
-from debubble.search.annealing.layout import NEEDED, RELOADED, ROW, SENT, Floats, Ints, KernelLayout, L, O, R
+from debubble.search.annealing.layout import COUNT, NEEDED, RELOADED, ROW, SENT, Floats, Ints, KernelLayout, L, O, R
 from debubble.search.annealing.rules import admit_compute, admit_reload, longest, sent
 from debubble.search.annealing.shared_links import begin_by_arrival
 
@@ -33,25 +33,23 @@ def reset(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints) -> N
     n[a.compute : a.compute + a.devices] = -1
     n[a.transfer : a.transfer + 2 * a.devices] = -1
     n[a.marked + 1] = 0
-    for op in range(7 * size):
+    for op in range(COUNT * size):
         n[a.facts + 4 * op + ROW] = op // a.grain
     for d in range(a.devices):
         for index in range(lengths[d]):
             op = orders[d, index]
             if R * size <= op < O * size:
-                switch_rows(a, n, op - R * size)
+                choose_rows(a, n, op % size, op // size - R + 1)
     for d in range(a.devices):
         count_work(a, x, n, orders, lengths, d)
 
 
 @borrowing
-def switch_rows(a: KernelLayout, n: Ints, pair: int) -> None:
-    """Let a pair's operations take and free what they do with an R in the list, or without if they did with one."""
+def choose_rows(a: KernelLayout, n: Ints, pair: int, level: int) -> None:
+    """Let a pair's operations take and free what they do without an R in the list (0), with one or with a deeper."""
     size = a.stages * a.micro_batches
-    for op in range(pair, 7 * size, size):
-        without = op // a.grain
-        row = a.facts + 4 * op + ROW
-        n[row] = without + 7 * size // a.grain if n[row] == without else without
+    for op in range(pair, COUNT * size, size):
+        n[a.facts + 4 * op + ROW] = op // a.grain + level * (COUNT * size // a.grain)
 
 
 @borrowing

@@ -23,9 +23,11 @@ from numpy.typing import NDArray
 
 from debubble.ir import Kind
 
-KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.O, Kind.L)
-F, I, W, B, R, O, L = range(7)  # noqa: E741 - the order of KINDS
-KIND_INDEX = {kind: index for index, kind in enumerate(KINDS)}
+KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.R, Kind.O, Kind.L)
+F, I, W, B, R, DEEPER, O, L = range(8)  # noqa: E741 - the order of KINDS
+"""The kernel's kinds: an R by the deeper level of its stage is a kind of its own."""
+KIND_INDEX = {kind: KINDS.index(kind) for kind in KINDS}
+COUNT = len(KINDS)
 MARKS = 25
 """States of the devices that an evaluation leaves behind, at most; the first is that of its beginning."""
 NOTED = 32
@@ -70,6 +72,8 @@ class KernelLayout(NamedTuple):
     """1 if devices share links to the host, which they take in the order in which their transfers are ready."""
     hosted: int
     """1 if optimizers of some stages step on the host."""
+    levels: int
+    """By how many levels an R may recompute."""
     periods: int
     """Periods of the block; 0 if there is none."""
     step: int

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.kernels import borrowing, inlined, jit
-from debubble.search.annealing.evaluate import INFINITY, count_work, evaluate, switch_rows, walk
+from debubble.search.annealing.evaluate import INFINITY, choose_rows, count_work, evaluate, walk
 from debubble.search.annealing.incremental import SAME, START, common_mark, copy_numbers, keep, put_back, resume
-from debubble.search.annealing.layout import B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
+from debubble.search.annealing.layout import COUNT, DEEPER, B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
 from debubble.search.annealing.rules import last_of
 from debubble.search.annealing.shared_links import follow_back, go_on_by_arrival
 
@@ -151,7 +151,18 @@ def backward_at(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: int)
     for index in range(lengths[d]):
         op = orders[d, index]
         kind = op // size
-        if op % size == pair and (kind == R or kind == I or kind == B):  # noqa: SIM109 - compiles to less
+        if op % size == pair and (R <= kind < O or kind == I or kind == B):  # noqa: SIM109 - compiles to less
+            return index
+    return -1
+
+
+@borrowing
+def recomputation_at(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair: int) -> int:
+    """Find the place of the R of a (stage, micro-batch), of either level; -1 if there is none."""
+    size = a.stages * a.micro_batches
+    for index in range(lengths[d]):
+        op = orders[d, index]
+        if op % size == pair and R * size <= op < O * size:
             return index
     return -1
 
@@ -180,16 +191,20 @@ def toggle_offload(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: 
 
 @inlined
 def toggle_recompute(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
-    """Take an R out, or put it a few places before the backward, behind the reload."""
+    """Take an R out or let it be of the other level, or put one a few places before the backward, behind the reload."""
     size = a.stages * a.micro_batches
     d = n[a.device_of + pair // a.micro_batches]
-    at = find(orders, lengths, d, R * size + pair)
+    at = recomputation_at(a, orders, lengths, d, pair)
     if at >= 0:
-        remove(a, n, orders, lengths, d, at)
+        if a.levels > 1 and draw(random, 2) == 0:
+            orders[d, at] = (R + DEEPER) * size + 2 * pair - orders[d, at]
+        else:
+            remove(a, n, orders, lengths, d, at)
         return
+    kind = R + draw(random, a.levels) if a.levels > 1 else R
     behind = max(find(orders, lengths, d, F * size + pair), find(orders, lengths, d, L * size + pair))
     backward = backward_at(a, orders, lengths, d, pair)
-    insert(a, n, orders, lengths, d, max(behind + 1, backward - draw(random, 3)), R * size + pair)
+    insert(a, n, orders, lengths, d, max(behind + 1, backward - draw(random, 3)), kind * size + pair)
 
 
 @borrowing
@@ -274,7 +289,8 @@ def recompute_otherwise(
     """
     d = n[a.device_of + pair // a.micro_batches]
     for other in range(pair, pair + run):
-        switch_rows(a, n, other)
+        found = recomputation_at(a, orders, lengths, d, other)
+        choose_rows(a, n, other, 0 if found < 0 else orders[d, found] // (a.stages * a.micro_batches) - R + 1)
     count_work(a, x, n, orders, lengths, d)
     n[a.alike] = 0
     index, size = lengths[d], a.stages * a.micro_batches
@@ -361,7 +377,7 @@ def anneal(
     keep(a, x, n, n[a.marked] - 1)
     copy_numbers(n, a.begin, a.kept_begin, a.devices)
     cost = value + weight * mean_backward(a, x)
-    path = np.zeros(7 * a.stages * a.micro_batches, dtype=np.int64)
+    path = np.zeros(COUNT * a.stages * a.micro_batches, dtype=np.int64)
     count = critical_path(a, x, n, path)
     tried, tried_lengths = orders.copy(), lengths.copy()
     for step in range(steps):

@@ -19,10 +19,11 @@ FULL, NONE = "full", "none"
 def recomputation_variants(plan: Plan) -> Iterator[Plan]:
     """Plans in which stages recompute in full inside their backwards, or not at all: all of them, or one by one.
 
-    Their orders are the plan's, which may take too much memory now.
+    Their orders are the plan's, which may take too much memory now.  There are none where some micro-batches recompute
+    deeper than others.
     """
     units = units_of(plan)
-    if units is None:
+    if units is None or plan.schedule.deeper:
         return
     stages = range(plan.schedule.stages)
     for strategy in (FULL, NONE):

@@ -86,12 +86,13 @@ def _devices(plan: Plan) -> list[int]:
 
 
 def repartitioned(plan: Plan, lengths: Sequence[int], *, units: Units | None = None) -> Plan | None:
-    """The plan with so many units per stage; None if other stages would recompute then, or its units are not known.
+    """The plan with so many units per stage.
 
-    A unit that is new to a stage recomputes as the stage's others do.
+    None if other stages would recompute then, its units are not known, or some micro-batches recompute deeper.  A unit
+    that is new to a stage recomputes as the stage's others do.
     """
     units = units or units_of(plan)
-    if units is None:
+    if units is None or plan.schedule.deeper:
         return None
     placement, hosted = plan.schedule.placement, plan.schedule.host_steps
     before = partition_named(plan.partition, units)

@@ -153,8 +153,9 @@ def build_hf_stage(
 
 
 def _unit(parts: ModelParts, planned: PlannedUnit, layer_context: LayerContext) -> ModuleUnit:
-    if planned.strategy not in ("none", "full"):
-        raise InputError(f"transformers' modules recompute in full or not at all, not '{planned.strategy}'.")
+    odd = next((name for name in planned.strategies if name not in ("none", "full")), None)
+    if odd is not None:
+        raise InputError(f"transformers' modules recompute in full or not at all, not '{odd}'.")
     match planned.type, planned.layer:
         case "embedding", _:
             return HfEmbedding(parts.before)
