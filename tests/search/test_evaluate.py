@@ -50,6 +50,21 @@ def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, object
     assert found == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
 
 
+@given(data=st.data(), schedule=random_schedules())
+@settings(max_examples=200, deadline=None)
+def test_of_transfers_that_are_ready_at_once_the_first_device_has_the_first_turn_on_a_shared_link(
+    data: st.DataObject, schedule: Schedule
+) -> None:
+    # Stages that take equal times are often ready at once.
+    time = data.draw(st.integers(1, 2))
+    costs = StageCosts.of(
+        stages=schedule.stages, forward=1, backward_input=time, backward_weight=1, communication=0, offload=1, reload=1,
+        activation=1, link_groups=[range(schedule.devices)],
+    )  # fmt: skip
+    expected = simulated(schedule, costs, "makespan")
+    assert evaluated(OrderProblem.of(schedule, costs), schedule) == (np.inf if expected is None else expected)
+
+
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_evaluator_keeps_what_meets_the_threshold_and_refuses_what_does_not(data: st.DataObject) -> None:

@@ -243,7 +243,7 @@ def serve(a: KernelLayout, x: Floats, n: Ints, link: int, lane: int) -> int:
     """
     count = 0
     while True:
-        first, least, sure = -1, INFINITY, INFINITY
+        first, least, sure, sure_before = -1, INFINITY, INFINITY, INFINITY
         peer = link
         while peer >= 0:
             d, peer = peer, n[a.peer + peer]
@@ -258,8 +258,9 @@ def serve(a: KernelLayout, x: Floats, n: Ints, link: int, lane: int) -> int:
                     look(a, x, n, d, DOWN)
                     sure = min(sure, x[a.ready + 3 * d + DOWN])
             elif ready < least:
-                first, least = d, ready
-        if first < 0 or least > sure:
+                # Of two that are ready at once the device that comes first has its turn first.
+                first, least, sure_before = d, ready, sure
+        if first < 0 or least > sure or least == sure_before:
             return count
         if not transfer(a, x, n, first, lane):
             return -1
@@ -347,7 +348,9 @@ def begin_by_arrival(
         go_to_heads(a, n, d)
     if not fits:
         return INFINITY
-    return walk_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, latest)
+    value = walk_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, latest)
+    # There is no earlier mark.
+    return INFINITY if value == TOO_LATE else value
 
 
 @borrowing
