@@ -272,6 +272,16 @@ def test_layers_are_dealt_within_all_times_of_chunks_that_some_assignment_keeps(
         assert any(dealer.loads(times, ends) for ends in ends_of_long_runs(inst))
 
 
+def test_without_a_limit_of_memory_layers_are_dealt_within_times_that_hold_them_without_recomputation() -> None:
+    inst = two_long_runs(math.inf)
+    dealer = ChunkDealer(inst, Effort(math.inf), 1.0 * inst.most)
+    kept = min((tuple(map(max, zip(*map(min, devices), strict=True))) for devices in _chunk_times(inst)), key=sum)
+    every = ends_of_long_runs(inst)
+    assert any(dealer.loads(kept, ends) for ends in every)
+    assert any(dealer.loads(kept, ends, sum(kept) - 1) for ends in every)
+    assert not any(dealer.loads((inst.shortest[0], inst.shortest[0]), ends) for ends in every)
+
+
 def test_layers_are_not_dealt_within_times_of_chunks_that_no_assignment_keeps() -> None:
     inst = two_long_runs(24)
     dealer = ChunkDealer(inst, Effort(math.inf), 1.0 * inst.most)

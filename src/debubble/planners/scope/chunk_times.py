@@ -177,7 +177,7 @@ class ChunkDealer:
             if runs[at] != largest:
                 strides[at], stride = stride, stride * (sizes[at] + 1)
         levels = _levels(inst, runs)
-        rows = max(len(each.alive) for each in those)
+        rows = max(1, *(len(each.alive) for each in those))  # without a limit one that holds everything
         alive = np.zeros((len(those), rows, inst.chunks))
         room = np.full((len(levels), len(those), rows), np.inf)
         for at, each in enumerate(those):
