@@ -7,7 +7,8 @@ Weight gradients may wait for the end, where memory lets them.  So a device is d
 ramp and has done its work for all micro-batches, and those with less work may be idle for longer.  First deals go down
 the devices and up again, past those that are full: whose work, with the time until all their stages have begun, takes
 the least limit within which all units find a place.  Exchanges even the devices out, and annealing goes on from the
-best.  It scores a deal by the list schedule of the first ramp alone, which takes a fifth of that of the step.
+best.  It scores a deal by the list schedule of the first ramp alone, which takes a fifth of that of the step, and has
+the whole step ordered of those that promise most.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from debubble.planners.joint.list_scheduler import (
     FREED,
     INPUT,
     KEPT,
+    PATIENCE,
     SEND,
     WEIGHT,
     F,
@@ -46,6 +48,9 @@ from debubble.search.effort import Effort
 
 POLICY = np.array([1e9, 0.0, 1.0, 1.0, 0.0, 0.0])
 """Of the list scheduler: weight gradients wait as long as anything else can run, and deep stages go first."""
+PATIENCES = 0.0, 0.06
+"""The patience of the list scheduler with weight gradients that is tried for whole steps: with none at all the last
+micro-batches of some deals come back late."""
 MOST_STAGES = 6
 """Stages per device, on average, that a first deal has at most."""
 ROUNDS = 8
@@ -67,6 +72,10 @@ ROTATIONS, ANYWHERE, NEAR, NEIGHBOUR = 0.3, 0.4, 8.0, 2.0
 units; and the mean distance between the second and the third."""
 SHORTENED = 0.5
 """The part of its wait that a device keeps at least, whatever units it gets."""
+PROMISING = 1e-4
+"""The part of the step that the first ramp has to promise before the whole step is ordered."""
+WHOLE = 10.0
+"""What that takes, in times of the first ramp."""
 DRAWN, TRIED = 4e-5, (3e-4, 3e-8)
 """Seconds of the reference machine to draw a change; to score it, and more per pair of a stage and a micro-batch."""
 
@@ -77,15 +86,16 @@ def deal(problem: Problem, units: Units) -> Solution:
     Raises InfeasibleError if no deal that was tried fits.
     """
     deals, effort = _Deals(problem, units), problem.begun()
-    best = min(deals.first(), key=_time, default=None)
-    if best is None or math.isinf(best.time):
+    first = min(deals.first(), key=_time, default=None)
+    if first is None or math.isinf(first.time):
         raise InfeasibleError("No way to deal units to devices that was tried fits without recomputation.")
+    best = deals.whole(first)
     for part in range(PARTS):
         efforts = [Effort(CORES * problem.effort / (PARTS * WALKS), brake=effort.brake) for _ in range(WALKS)]
         seeds = [(PARTS * problem.seed + part) * WALKS + walk for walk in range(WALKS)]
         with ThreadPoolExecutor(CORES) as pool:
-            best = min(pool.map(deals.improved, [best] * WALKS, efforts, seeds), key=_time)
-    return replace(deals.solution(best.device_of), cut_off=effort.cut_off)
+            best = min(pool.map(deals.improved, [best] * WALKS, efforts, seeds), key=lambda found: found.time)
+    return replace(deals.solution(best), cut_off=effort.cut_off)
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,15 @@ class _State:
 
 def _time(state: _State) -> float:
     return state.time
+
+
+@dataclass(frozen=True)
+class _WholeStep:
+    """A deal with the time of the list schedule of its whole step, and the policy that made it."""
+
+    state: _State
+    time: float
+    policy: Floats
 
 
 @dataclass(frozen=True)
@@ -209,6 +228,19 @@ class _Deals:
         idle = ends - np.bincount(where, weights=times, minlength=devices)
         return _State(device_of, self.loads(device_of) + idle, waits)
 
+    def whole(self, state: _State, threshold: float = math.inf) -> _WholeStep:
+        """The fastest list schedule of a deal's whole step; of infinite time if all end behind a threshold."""
+        table, m = self.table(state.device_of), self.problem.micro_batches
+        most, nothing = np.full(len(table.stages), m), (np.empty((0, 3), dtype=np.int64), np.empty(0))
+        best = _WholeStep(state, math.inf, POLICY)
+        for patience in PATIENCES:
+            policy = POLICY.copy()
+            policy[PATIENCE] = patience
+            _, time, missing = place(*table, np.ones(m), policy, most, min(threshold, best.time), np.inf, *nothing)
+            if not missing and time < best.time:
+                best = _WholeStep(state, float(time), policy)
+        return best
+
     def first(self) -> Iterator[_State]:
         """First deals, in turns of some units each: every device's work and wait come out as even as can be."""
         devices, count = self.problem.devices, self.work.shape[1]
@@ -294,9 +326,13 @@ class _Deals:
                 unit += 1
         return again
 
-    def improved(self, state: _State, effort: Effort, seed: int) -> _State:
-        """Anneal by changes of two or three units' places until the effort is spent; the best deal on the way."""
-        dice, time, best = random.Random(seed), state.time, state
+    def improved(self, best: _WholeStep, effort: Effort, seed: int) -> _WholeStep:
+        """Anneal by changes of two or three units' places until the effort is spent; the best deal on the way.
+
+        What the first ramp says is held against the whole step where it promises more than the best.
+        """
+        state = best.state
+        dice, time, promised = random.Random(seed), state.time, state.time
         price = TRIED[0] + TRIED[1] * len(_begins(state.device_of)) * self.problem.micro_batches
         while not effort.over:
             effort.spend(DRAWN)
@@ -314,7 +350,13 @@ class _Deals:
             found = self.state(dealt, limit)
             if found.time < math.inf and found.unevenness(time) <= allowed:
                 state = found
-                best = min(best, state, key=_time)
+                if state.time < promised * (1 - PROMISING):
+                    effort.spend(WHOLE * price)
+                    checked = self.whole(state, best.time)
+                    if checked.time < best.time:
+                        best, promised = checked, state.time
+                    else:
+                        state = best.state
         return best
 
     def _change(self, state: _State, dice: random.Random) -> tuple[int, ...] | None:
@@ -336,13 +378,14 @@ class _Deals:
             return None
         return units if len(set(state.device_of[[*units]].tolist())) == len(units) else None
 
-    def solution(self, device_of: Ints) -> Solution:
+    def solution(self, found: _WholeStep) -> Solution:
         """The list schedule of a deal, with its stages' costs."""
+        device_of = found.state.device_of
         table, m = self.table(device_of), self.problem.micro_batches
         placement = Placement.of(table.device_of.tolist())
         cuts = [*_begins(device_of).tolist(), len(device_of)]
         partition = Partition.cut(self.units, [end - begin for begin, end in pairwise(cuts)])
-        made = schedule(table, np.ones(m), POLICY, np.full(len(table.stages), m))
+        made = schedule(table, np.ones(m), found.policy, np.full(len(table.stages), m))
         if made.missing:
             raise InfeasibleError(
                 "The fastest deal of units to devices that was found does not fit without recomputation."
