@@ -58,9 +58,18 @@ def test_the_page_has_the_entries_of_the_registry_in_their_order(paper: str) -> 
     assert places == [(entry.place, entry.what) for entry in papers[paper].entries]
 
 
-@pytest.mark.parametrize("place", ["Figure 1", "Figure 2"])
-def test_optpipes_diagrams_are_drawn(place: str) -> None:
-    result = reproduced(papers["optpipe"].entry(place), draw=True)
+@pytest.mark.parametrize(
+    ("paper", "place"),
+    [
+        ("chronospipe", "Figure 3"),
+        ("chronospipe", "Figure 4"),
+        ("obscura", "Figure 7"),
+        ("optpipe", "Figure 1"),
+        ("optpipe", "Figure 2"),
+    ],
+)
+def test_diagrams_are_drawn(paper: str, place: str) -> None:
+    result = reproduced(papers[paper].entry(place), draw=True)
     assert len(result.pictures) == 1
 
 

@@ -1,4 +1,4 @@
-"""Obscura's sections 1 to 3: what recomputation costs, where memory goes, and which bubbles hide it."""
+"""Obscura's sections 1 to 4: what recomputation costs, where memory goes, which bubbles hide it, and its parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from debubble.models import models
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import Problem
 from debubble.reproduce.claims import compared, holds
-from debubble.reproduce.drawings import Bars
+from debubble.reproduce.drawings import Bars, Boxes
 from debubble.reproduce.obscura.fit import DEVICES, LLAMA, problem
 from debubble.reproduce.obscura.runs import fits, on_demand, planned, timeline_of
 from debubble.reproduce.registry import Cell, Exhibit, Table
@@ -237,4 +237,27 @@ def table_1() -> Iterator[Exhibit]:
         series={f"stage {s}": [row[2 + 2 * s] for row in table.rows] for s in range(4)},
         paper={f"stage {s}": [row[1 + 2 * s] for row in table.rows] for s in range(4)},
         unit="GB",
+    )
+
+
+def architecture() -> Boxes:
+    """Figure 7: the planner's parts, and what runs its plan."""
+    profile, adjusted, configured, moved, plan, train = (
+        "`debubble profile`: times\nand bytes of operators",
+        "planner: stages that\n1F1B overfills",
+        "x, lambda, beta and\nrecomputation, by\nformulas and simulation",
+        "Algorithm 1:\nhalf-layers move",
+        "a plan file",
+        "`debubble train`:\nranks run the plan",
+    )
+    return Boxes(
+        title="Figure 7: Obscura's parts here",
+        boxes={profile: (0, 0), adjusted: (1, 0), configured: (2, 0), moved: (2, 1), plan: (1, 1), train: (0, 1)},
+        arrows=[
+            (profile, adjusted, "costs"),
+            (adjusted, configured, ""),
+            (configured, moved, ""),
+            (moved, plan, "the fastest"),
+            (plan, train, ""),
+        ],
     )
