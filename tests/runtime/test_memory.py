@@ -92,6 +92,18 @@ def test_halves_that_are_not_of_one_layer_keep_an_input_each() -> None:
     assert ledger.bytes == 2 * X
 
 
+def test_a_micro_batch_that_recomputes_deeper_keeps_what_the_deeper_strategy_says() -> None:
+    ledger = Ledger()
+    stage = stage_of(PlannedUnit("mlp", 0, "norm", "full"), ledger=ledger)
+    kept = []
+    for j, deeper in enumerate((False, True)):
+        before = ledger.bytes
+        x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
+        stage.forward(j, x, MicroBatch(), recomputing=1, deeper=deeper)
+        kept.append(ledger.bytes - before)
+    assert kept == [kept_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
 def test_offload_frees_its_share_to_the_byte(share: float) -> None:
     ledger = Ledger()

@@ -30,6 +30,8 @@ def compute_only(plan: Plan, *, target: Target, offloads: bool) -> tuple[Plan, t
     reduced = replace(plan, schedule=without_transfers(plan.schedule))
     losses = _schedule_losses(plan)
     needed = ["offload"] if plan.schedule.offloaded else []
+    if plan.schedule.deeper & plan.schedule.explicit_recompute:
+        needed.append("deeper recomputation for single micro-batches")
     zero = target.nearest_zero(plan.options.zero, pipeline=plan.devices)
     if plan.schedule.host_steps or plan.options.zero != zero:
         sentence, need = _states(plan, target=target.title, zero=zero)

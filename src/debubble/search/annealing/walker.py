@@ -6,7 +6,7 @@ import numpy as np
 
 from debubble.ir import Schedule
 from debubble.search.annealing.arrays import PeriodicBlock, arrays_of, decode, encode
-from debubble.search.annealing.layout import FROM_SCRATCH, Shares
+from debubble.search.annealing.layout import COUNT, DEEPER, FROM_SCRATCH, Shares
 from debubble.search.annealing.moves import anneal
 from debubble.search.problem import Incumbent, OrderProblem
 
@@ -46,7 +46,10 @@ class Walker:
         self.best = self.reported = float(start.value)
         self.random = np.array([(seed + 12345) % (PRIME - 1) + 1], dtype=np.int64)
         layout = self.arrays.layout
-        times = self.arrays.table("time", layout.allocated - layout.time)
+        rows = layout.stages * layout.micro_batches // layout.grain
+        times = self.arrays.table("time", layout.allocated - layout.time).reshape(-1, COUNT, rows)
+        # A deeper level changes no temperature.
+        times = np.delete(times[:2], DEEPER, axis=1)
         self.unit = float(times[times > 0].mean())
 
     def restart(self, best: Incumbent) -> None:
