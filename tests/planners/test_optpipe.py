@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from debubble.costs.units import Strategy, Unit, Units
-from debubble.ir import InfeasibleError, Placement, StageCosts
+from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.optpipe import initial
 from debubble.schedules import schedules
@@ -21,6 +22,7 @@ from debubble.search.effort import Effort
 from debubble.search.problem import OrderProblem
 from debubble.simulator import simulate
 from tests.search.orders import offload_problems
+from tests.strategies import stage_costs
 
 
 def costs(p: int, to: float | None, limit: int) -> StageCosts:
@@ -124,6 +126,26 @@ def test_no_schedule_of_two_chunks_is_faster(limit: int) -> None:
             except InfeasibleError:
                 continue
     assert found.lower_bound <= found.makespan
+
+
+@given(data=st.data(), limit=st.integers(2, 9), moved=st.booleans())
+@settings(max_examples=5, deadline=None)
+def test_no_schedule_of_two_chunks_that_recomputes_nothing_is_faster_for_any_costs_and_memory(
+    data: st.DataObject, limit: int, moved: bool
+) -> None:
+    stages = data.draw(stage_costs(stages=4, offload=moved))
+    stages = stages.with_limit(limit * max(stages.activation))
+    problem = Problem(devices=2, micro_batches=4, chunks=2, workload=FixedStages(stages), effort=0)
+    times: dict[str, Number] = {}
+    for name, entry in schedules.items():
+        if entry.default_chunks == 2 or "chunks" in entry.options:
+            options = entry.accepted_options(chunks=2)
+            with contextlib.suppress(DebubbleError):
+                schedule = entry(devices=2, micro_batches=4, costs=stages, **options)
+                if schedule.stages == 4 and not schedule.fused_recompute:
+                    times[name] = simulate(schedule, stages).makespan
+    if times:
+        assert planners["optpipe"](problem).makespan <= min(times.values()), min(times, key=lambda name: times[name])
 
 
 @pytest.mark.parametrize("limit", [7, 6])

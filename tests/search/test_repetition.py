@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.ir import Kind
+from debubble.ir import Kind, Placement
 from debubble.search.annealing.walker import Walker
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
@@ -61,3 +61,11 @@ def test_uneven_micro_batches_have_no_pattern() -> None:
     problem = uniform(4, 64, offload=10, limit=6)
     uneven = replace(problem, costs=problem.costs.replace(micro_batch_scale=[1, *([2] * 63)]))
     assert periodic_schedule(uneven, effort=Effort(5)) is None
+
+
+def test_little_memory_for_several_chunks_has_a_pattern_that_is_improved_at_both_ends() -> None:
+    problem = replace(uniform(16, 32, limit=16, activation_after_input=0), placement=Placement.v_shape(8))
+    schedule = periodic_schedule(problem, effort=Effort(2))
+    assert schedule is not None
+    # The fastest of zb-v, v-half and v-min takes 2230.
+    assert problem.value(schedule) < 2230

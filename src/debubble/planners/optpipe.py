@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,16 +24,17 @@ from debubble.planners.problem import FixedStages, Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules import schedules
 from debubble.search.bounds import lower_bound
-from debubble.search.effort import SEARCHED, START, Effort
+from debubble.search.effort import BUILT, DISPATCHED, SEARCHED, START, Effort
 from debubble.search.problem import Incumbent, OrderProblem
 
 TRIED = 12
-"""Schedules that are built and simulated for the starts, at most about."""
-OF_CHUNKS = (
-    "zb-v", "v-half", "v-min", "dualpipe-v",
-    "interleaved", "interleaved-less-memory", "group-interleaved", "breadth-first",
-)  # fmt: skip
-"""Schedules of several chunks that move and recompute nothing; each answers the problems of its own placement."""
+"""Schedules that are built and simulated for the starts of one stage per device, at most about."""
+IN_LOOP = ("interleaved", "interleaved-less-memory", "group-interleaved", "breadth-first")
+IN_V = ("zb-v", "v-half", "v-min", "dualpipe-v")
+"""Schedules of several chunks that move and recompute nothing, by their placement."""
+FAR = 0.05
+"""Share of time that the fastest start on some stages may take more than that on others: where nothing is moved no
+search makes up for more, and its effort is better spent on the others."""
 
 
 @planner("optpipe", paper="OptPipe", searches=True)
@@ -43,61 +44,94 @@ def optpipe(problem: Problem) -> Solution:
     chunks = problem.chunks or 1
     placements = dict.fromkeys(make(problem.devices, chunks) for make in (Placement.looped, Placement.v_shape))
     choices = [stages for placement in placements for stages in placed_stages(problem, placement)]
+    beginnings: list[_Beginning] = []
     bounds: list[Number] = []
-    best: tuple[Incumbent, PlacedStages] | None = None
     reason: DebubbleError | None = None
     for rank, stages in enumerate(choices):
         try:
-            candidate, from_cache = _best_order(problem, stages, effort.part(effort.left / (len(choices) - rank)))
+            beginnings.append(_Beginning.of(problem, stages, effort.part(effort.left / (len(choices) - rank))))
         except InfeasibleError as error:
             reason = error
             bounds.append(0)
-            continue
-        cached = cached or from_cache
-        bounds.append(candidate.bound)
-        if best is None or candidate.value < best[0].value:
-            best = candidate, stages
-    if best is None:
+    if not beginnings:
         raise InfeasibleError(str(reason))
-    incumbent, stages = best
+    beginnings.sort(key=lambda each: each.start.value)
+    searched = [each for each in beginnings if each.may_be_best(beginnings[0].start.value)]
+    bounds.extend(each.start.bound for each in beginnings if each not in searched)
+    best, chosen = beginnings[0].start, beginnings[0].stages
+    for rank, beginning in enumerate(searched):
+        if rank and beginning.start.bound >= best.value:
+            bounds.append(beginning.start.bound)
+            continue
+        candidate = beginning.search(problem, effort.part(effort.left / (len(searched) - rank)))
+        cached = cached or beginning.cached
+        bounds.append(candidate.bound)
+        if candidate.value < best.value or not rank:
+            best, chosen = candidate, beginning.stages
     # Another partition, or another number of chunks, may beat these bounds.
     bound = min(bounds) if isinstance(problem.workload, FixedStages) else 0
     remark = "its search began with a schedule from this machine's cache" if cached else None
     return replace(
-        stages.solution(incumbent.schedule, lower_bound=bound), remark=remark, cut_off=effort.cut_off
+        chosen.solution(best.schedule, lower_bound=bound), remark=remark, cut_off=effort.cut_off
     )  # fmt: skip
 
 
-def _best_order(problem: Problem, stages: PlacedStages, effort: Effort) -> tuple[Incumbent, bool]:
-    """The best order on these stages, and whether the cache had a start for it."""
-    from debubble.search import cache
-    from debubble.search.optimize import optimize
+@dataclass(frozen=True, eq=False)
+class _Beginning:
+    """Stages with the fastest start on them."""
 
-    orders = stages.order_problem(problem.micro_batches)
-    cached = cache.nearest_of_any_length(orders, cache.folder(), effort=effort) if problem.cache else None
-    published = initial(orders, effort)
-    starts = published if cached is None else _fastest_first(orders, [*published, cached])
-    effort.spend(START * orders.stages * orders.micro_batches * len(starts))
-    *_, last = optimize(orders, starts=starts, effort=effort, seed=problem.seed)
-    if problem.cache:
-        cache.keep(orders, last)
-    return last, cached is not None
+    stages: PlacedStages
+    orders: OrderProblem
+    start: Incumbent
+    cached: bool
+    """This machine's cache had a start for them."""
+
+    @staticmethod
+    def of(problem: Problem, stages: PlacedStages, effort: Effort) -> _Beginning:
+        """Try the published schedules, the constructed ones and the cache's; raises InfeasibleError if none fits."""
+        from debubble.search import cache
+        from debubble.search.optimize import fastest_start
+
+        orders = stages.order_problem(problem.micro_batches)
+        cached = cache.nearest_of_any_length(orders, cache.folder(), effort=effort) if problem.cache else None
+        published = initial(orders, effort)
+        starts = published if cached is None else _fastest_first(orders, [*published, cached])
+        effort.spend(START * orders.stages * orders.micro_batches * len(starts))
+        start = fastest_start(orders, starts=starts, effort=effort.part(effort.left / 4))
+        return _Beginning(stages, orders, start, cached is not None)
+
+    def may_be_best(self, fastest: Number) -> bool:
+        """Tell whether a search may end before one that begins at `fastest`."""
+        return self.orders.offload or self.start.value <= (1 + FAR) * fastest
+
+    def search(self, problem: Problem, effort: Effort) -> Incumbent:
+        """Search the best order on these stages."""
+        from debubble.search import cache
+        from debubble.search.optimize import improve_start
+
+        *_, last = improve_start(self.orders, self.start, effort=effort, seed=problem.seed)
+        if problem.cache:
+            cache.keep(self.orders, last)
+        return last
 
 
 def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
     """The published schedules that answer the problem, fastest first: no search from them ends behind one of them.
 
     With a link to the host they are PipeOffload and, for one stage per device, AdaOffload; with or without a link, `zb`
-    for one stage per device and those in OF_CHUNKS for several, which move nothing.  None of them recomputes or moves
-    parts of activations.  Where more effort is left than that takes, `zb` searches its own order too, as that schedule
-    does by default, unless the bound of orders that move nothing says that it cannot be the fastest start.
+    for one stage per device and those in IN_LOOP and IN_V for several, which move nothing.  None of them recomputes or
+    moves parts of activations.  Where more effort is left than that takes, `zb` searches its own order too, as that
+    schedule does by default, unless the bound of orders that move nothing says that it cannot be the fastest start.
     """
     if problem.fused_recompute or problem.offload_fraction or problem.asynchronous:
         return []
     linear = problem.placement == Placement.linear(problem.devices)
     build = partial(_built, problem)
-    effort.spend(START * problem.stages * problem.micro_batches * TRIED)
     schedules_built: list[Schedule | None] = []
+    names = IN_LOOP if problem.placement == Placement.looped(problem.devices, problem.placement.chunks) else IN_V
+    effort.spend(
+        START * problem.stages * problem.micro_batches * TRIED if linear else sum(_price(problem, n) for n in names)
+    )
     if problem.offload and problem.placement == Placement.looped(problem.devices, problem.placement.chunks):
         schedules_built.append(build("pipeoffload", chunks=problem.placement.chunks))
     if problem.offload and linear:
@@ -105,7 +139,7 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
     if linear:
         schedules_built.append(build("zb", steps=0))
     else:
-        published = (build(name, chunks=problem.placement.chunks) for name in OF_CHUNKS)
+        published = (build(name, chunks=problem.placement.chunks) for name in names)
         schedules_built.extend(made for made in published if made is not None and made.placement == problem.placement)
     starts = _fastest_first(problem, filter(None, schedules_built))
     moves_nothing = lower_bound(replace(problem, offload=False, recompute=False))
@@ -113,6 +147,12 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
         effort.spend(SEARCHED)
         starts = _fastest_first(problem, filter(None, (*starts, build("zb"))))
     return starts
+
+
+def _price(problem: OrderProblem, name: str) -> float:
+    """Effort of building a schedule of the library."""
+    once, per_pair = DISPATCHED if "tries" in schedules[name].options else BUILT
+    return once + per_pair * problem.stages * problem.micro_batches
 
 
 def _fastest_first(problem: OrderProblem, candidates: Iterable[Schedule]) -> list[Schedule]:

@@ -66,9 +66,24 @@ def optimize(
         InfeasibleError: Nothing fits the memory limit.
     """
     effort = effort if isinstance(effort, Effort) else Effort(effort)
+    best = fastest_start(problem, starts=starts, effort=effort.part(effort.left / 4))
+    yield from improve_start(problem, best, effort=effort, seed=seed, workers=workers)
+
+
+def fastest_start(problem: OrderProblem, *, starts: Iterable[Schedule] = (), effort: Effort) -> Incumbent:
+    """Find the fastest of these schedules, the constructed ones and what is shipped for such a problem.
+
+    Raises InfeasibleError if nothing fits the memory limit.
+    """
     shipped = cache.nearest(problem, cache.SHIPPED)
-    candidates = [*starts, *(() if shipped is None else (shipped,))]
-    *_, best = best_starts(problem, starts=candidates, effort=effort.part(effort.left / 4))
+    *_, best = best_starts(problem, starts=[*starts, *(() if shipped is None else (shipped,))], effort=effort)
+    return best
+
+
+def improve_start(
+    problem: OrderProblem, best: Incumbent, *, effort: Effort, seed: int = 0, workers: int = 1
+) -> Iterator[Incumbent]:
+    """Go on from a start as `optimize` does, which is the first of the stream."""
     for incumbent in _Optimizer(problem, best, effort, seed, workers).run():
         yield replace(incumbent, seconds=effort.spent)
         if incumbent.optimal:
@@ -102,8 +117,12 @@ class _Optimizer:
 
     @property
     def is_modelled(self) -> bool:
-        """True if CP-SAT's models have all choices: they know one level of recomputation."""
-        return self.problem.levels < 2
+        """True if CP-SAT's models have all choices, and are not too large: of several chunks they see areas of memory.
+
+        They know one level of recomputation.
+        """
+        areas = self.problem.placement.chunks > 1 and not self.frees_memory
+        return self.problem.levels < 2 and not (areas and self.pairs >= LARGE)
 
     @property
     def first_search(self) -> float:
@@ -114,6 +133,9 @@ class _Optimizer:
     def tries_patterns(self) -> bool:
         """True if a periodic middle may be a better start than the constructed ones."""
         many = self.problem.micro_batches > LONG * self.problem.stages
+        if self.problem.placement.chunks > 1:
+            # Building blocks are patterns too, and are followed more closely.
+            return self.pairs >= LARGE and self.best.gap > WIDE and not self.problem.offload
         return self.pairs >= LARGE and (many or not self.problem.offload)
 
     def run(self) -> Iterator[Incumbent]:

@@ -14,20 +14,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from debubble.ir import Kind, Number, Op, Schedule
 from debubble.search.effort import Effort, solver_of, status_of
 from debubble.search.exact.cp_model import grid
+from debubble.search.exact.tight_memory import with_late_release
 from debubble.search.problem import OrderProblem
 
 STRETCH = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
 """Periods that are tried, as multiples of the least possible one."""
+STRETCH_OF_CHUNKS = (1.1, 32 / 30, 31 / 30, 1.0)
+"""Those that are tried with several chunks per device, as long as there is a pattern."""
 STEPS = (1, 3, 2)
 """Micro-batches of a period that are tried where one takes longer than its work."""
 TRIES = 4
 """Periods that are tried for each."""
+EVEN = 10
+"""Steps of every F, I and W where a pattern of several chunks is sought."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,30 @@ def find_patterns(problem: OrderProblem, number: int, *, effort: Effort, seed: i
         return
 
 
+def find_pattern_of_chunks(problem: OrderProblem, *, effort: Effort, seed: int = 0) -> Pattern | None:
+    """Find a pattern of several chunks per device, of a short period if every F, I and W took equally long.
+
+    What it repeats fits the memory of the problem, whatever the times are, and recomputes nothing.  None if none was
+    found, where micro-batches differ, and where activations may go to the host.
+    """
+    costs = problem.costs
+    if not problem.split or problem.offload or not problem.alike:
+        return None
+    mean = sum(map(costs.work, range(problem.stages))) / (3 * problem.stages)
+    message = [round(EVEN * time / mean) for time in costs.communication]
+    even = costs.replace(forward=EVEN, backward_input=EVEN, backward_weight=EVEN, communication=message)
+    # Room for a W that comes late is room for moves: the search makes more of such patterns.
+    coarse = with_late_release(replace(problem, costs=even))
+    times, best = StageTimes.of(coarse), None
+    for period in (math.ceil(times.work * stretch - 1e-9) for stretch in STRETCH_OF_CHUNKS):
+        model = ModuloModel(coarse, times, period)
+        found = model.solve(effort.part(effort.left / 2), seed, shortest=False)
+        if found is None:
+            break
+        best = found
+    return best
+
+
 def _faster(problem: OrderProblem, times: StageTimes, than: Pattern, *, effort: Effort, seed: int) -> Pattern | None:
     """Find a pattern whose micro-batches take less time than those of another."""
     best, tries = None, len(STEPS) * TRIES
@@ -128,6 +157,8 @@ class StageTimes:
     time: dict[tuple[Kind, int], int]
     """Durations by kind and stage."""
     message: tuple[int, ...]
+    work: int
+    """Work of the busiest device: no period is shorter."""
 
     @staticmethod
     def of(problem: OrderProblem) -> StageTimes:
@@ -138,13 +169,13 @@ class StageTimes:
         exact = {(kind, s): problem.op_costs.time(Op(kind, s, 0)) for kind in (*compute, *transfers) for s in stages}
         unit = grid([*exact.values(), *costs.communication])
         steps = {key: math.ceil(time / unit - 1e-9) for key, time in exact.items()}
-        message = tuple(math.ceil(time / unit - 1e-9) for time in costs.communication)
-        return StageTimes(compute, transfers, unit, steps, message)
-
-    @property
-    def work(self) -> int:
-        """Work of the busiest stage: no period is shorter."""
-        return max(sum(self.time[kind, s] for kind in self.compute) for s in {stage for _, stage in self.time})
+        within = [a == b for a, b in itertools.pairwise(problem.placement.device_of)]
+        message = tuple(
+            0 if s < len(within) and within[s] else math.ceil(time / unit - 1e-9)
+            for s, time in enumerate(costs.communication)
+        )
+        work = max(sum(steps[kind, s] for kind in compute for s in own) for own in problem.placement.stages_of)
+        return StageTimes(compute, transfers, unit, steps, message, work)
 
 
 class ModuloModel:
@@ -168,19 +199,21 @@ class ModuloModel:
         }
         self.away = {(s, j): self.cp.new_bool_var("") for s in stages for j in self.own}
 
-    def solve(self, effort: Effort, seed: int) -> Pattern | None:
-        """Find the pattern with the shortest way of a micro-batch; None if none was found."""
-        for stage in range(self.problem.stages):
-            for j in self.own:
-                self._data(stage, j)
+    def solve(self, effort: Effort, seed: int, *, shortest: bool = True) -> Pattern | None:
+        """Find the pattern with the shortest way of a micro-batch, or just any; None if none was found."""
+        for device, own in enumerate(self.problem.placement.stages_of):
+            for stage in own:
+                for j in self.own:
+                    self._data(stage, j)
             for kinds in (self.compute, *((kind,) for kind in self.transfers)):
-                self._lane(stage, kinds)
-            self._in_turn(stage)
-            self._memory(stage)
+                self._lane(device, kinds)
+            for stage in own:
+                self._in_turn(stage)
+            self._memory(device)
         self.cp.add(self.at[Op(Kind.F, 0, 0)] == 0)
         ways = [self.at[Op(self.compute[1], 0, j)] - self.at[Op(Kind.F, 0, j)] for j in self.own]
         self.cp.add(ways[0] >= self.least)
-        if len(ways) == 1:
+        if len(ways) == 1 and shortest:
             self.cp.minimize(ways[0])
         solver = solver_of(effort, seed=seed)
         # Relaxations say little of lanes modulo a period, and probing takes longer than the search.
@@ -226,10 +259,10 @@ class ModuloModel:
                 self.cp.add(self.at[Op(kind, s, j)] >= self._end(kind, s, j - 1))
             self.cp.add(self.at[Op(kind, s, 0)] + self.period >= self._end(kind, s, self.own[-1]))
 
-    def _lane(self, s: int, kinds: tuple[Kind, ...]) -> None:
+    def _lane(self, device: int, kinds: tuple[Kind, ...]) -> None:
         """Require that no two operations of a lane run at the same time, modulo the period."""
         intervals = []
-        for kind, j in itertools.product(kinds, self.own):
+        for s, kind, j in itertools.product(self.problem.placement.stages_of[device], kinds, self.own):
             phase, _ = self._modulo(self.at[Op(kind, s, j)])
             length = self.time[kind, s]
             # Twice, for those that end in the next period.
@@ -241,28 +274,38 @@ class ModuloModel:
                     intervals.append(self.cp.new_fixed_size_interval_var(start, length, ""))
         self.cp.add_no_overlap(intervals)
 
-    def _memory(self, s: int) -> None:
+    def _memory(self, device: int) -> None:
         """Limit what is resident whenever memory is taken: a change counts once for every period up to that moment."""
-        costs, device = self.problem.costs, self.problem.placement.device_of[s]
-        free = costs.room_of(device)
+        free, own = self.problem.costs.room_of(device), self.problem.placement.stages_of[device]
         if free is None:
             return
-        ops = {kind: Op(kind, s, 0) for kind in (*self.compute, *self.transfers)}
-        changes = {kind: (self.op_costs.allocates(op), self.op_costs.frees(op)) for kind, op in ops.items()}
+        ops = [Op(kind, s, 0) for s in own for kind in (*self.compute, *self.transfers)]
+        changes = {op: (self.op_costs.allocates(op), self.op_costs.frees(op)) for op in ops}
         unit = grid([size for pair in changes.values() for size in pair])
         room = math.floor(free / unit + 1e-9)
         for (taker, (taken, _)), j in itertools.product(changes.items(), self.own):
             if not taken:
                 continue
+            now = self.at[taker._replace(micro_batch=j)]
             resident = [
-                round(size / unit) * self._count(self.at[Op(taker, s, j)] - when, kind, s, other)
-                for (kind, (allocated, freed)), other in itertools.product(changes.items(), self.own)
-                for size, when in ((allocated, self.at[Op(kind, s, other)]), (-freed, self._end(kind, s, other)))
+                round(size / unit) * self._count(now - when, op.kind, op.stage, other)
+                for (op, (allocated, freed)), other in itertools.product(changes.items(), self.own)
+                for size, when in (
+                    (allocated, self.at[op._replace(micro_batch=other)]),
+                    (-freed, self._end(op.kind, op.stage, other)),
+                )
                 if size
             ]
             fits = self.cp.add(sum(resident) <= room)
-            if taker in self.transfers:
-                fits.only_enforce_if(self.away[s, j])
+            if taker.kind in self.transfers:
+                fits.only_enforce_if(self.away[taker.stage, j])
+        if len(own) > 1 and not self.transfers:
+            # What follows from these, and what the solver does not see: the area under the memory of a period.
+            area = [
+                -round(allocated / unit) * self.at[op] + round(freed / unit) * self._end(op.kind, op.stage, 0)
+                for op, (allocated, freed) in changes.items()
+            ]
+            self.cp.add(sum(area) <= room * self.period)
 
     def _count(self, since: Any, kind: Kind, s: int, j: int) -> Any:
         """Count how often something has happened that first did so `since` ago; 0 for a transfer that is not there."""

@@ -19,7 +19,7 @@ from debubble.search.annealing.arrays import PeriodicBlock, later
 from debubble.search.annealing.search import improve
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
-from debubble.search.periodic.modulo import Pattern, find_patterns, unroll
+from debubble.search.periodic.modulo import Pattern, find_pattern_of_chunks, find_patterns, unroll
 from debubble.search.problem import Incumbent, OrderProblem
 
 PERIODS = 6
@@ -33,8 +33,11 @@ AHEAD = 5
 def periodic_schedule(problem: OrderProblem, *, effort: Effort, seed: int = 0, workers: int = 1) -> Schedule | None:
     """Search a schedule with a periodic middle; a third of the effort finds patterns, the rest improves them.
 
-    The best schedule found; with too few micro-batches the shortest pattern unrolled; None without any pattern.
+    The best schedule found; with too few micro-batches the shortest pattern unrolled; None without any pattern.  With
+    several chunks per device the pattern is one for equal times, and all of what it unrolls to is improved.
     """
+    if problem.placement.chunks > 1:
+        return _schedule_of_chunks(problem, effort=effort, seed=seed, workers=workers)
     patterns = find_patterns(problem, AHEAD, effort=effort.part(effort.left / 3), seed=seed)
     first = next(patterns, None)
     if first is None:
@@ -50,6 +53,19 @@ def periodic_schedule(problem: OrderProblem, *, effort: Effort, seed: int = 0, w
         if len(cores) == 1 or effort.over:
             return cores[0].extend(problem)
         cores = cores[: (len(cores) + 1) // 2]
+
+
+def _schedule_of_chunks(problem: OrderProblem, *, effort: Effort, seed: int, workers: int) -> Schedule | None:
+    """Unroll a pattern of several chunks per device, whose way up and down is long, and improve all of it."""
+    pattern = find_pattern_of_chunks(problem, effort=effort.part(effort.left / 2), seed=seed)
+    if pattern is None:
+        return None
+    schedule = unroll(problem, pattern)
+    start = Incumbent(
+        schedule=schedule, value=problem.value(schedule), bound=lower_bound(problem), source="pattern"
+    )  # fmt: skip
+    *_, best = start, *improve(problem, start, effort=effort, seed=seed, workers=workers)
+    return best.schedule
 
 
 def _core_size(pattern: Pattern) -> int:
