@@ -32,8 +32,8 @@ from debubble.search.effort import Effort
 
 TOLERANCE = 1e-3
 """Share of the sum of times by which an answer is worth improving, and a bound."""
-CLOSE, SMALLEST = 1e-3, 4e-4
-"""Shares of the sum of times: to which one of them is shortened, and below which a box is not halved."""
+CLOSE = 1e-3
+"""Share of the sum of times to which one of them is shortened."""
 SEARCH = 0.95
 """Share of the effort; the program in one piece has the rest."""
 STARTS, WALK = 0.1, 0.15
@@ -51,6 +51,8 @@ SLACKS = (0.0098, 0.004, 0.002, TOLERANCE)
 PART, LAST_PART = 0.02, 5e-3
 """Shares of the sum of times below which boxes are divided by the ends of the short runs: for answers, which need
 them, and for a bound, which mostly does not."""
+SMALLEST, LAST_SMALLEST = 5e-4, 4e-4
+"""Shares of it below which boxes are not divided, for answers and for a bound."""
 USEFUL = 0.7
 """Share of a box's widths that the linear program has to leave at most; else twice as many halves go by without it, and
 at least as many as there are chunks."""
@@ -250,7 +252,7 @@ class _Search:
                         return
                     ends, box = boxes.pop()
                     if self._dealer.loads(box.high, ends, box.total) is not None:
-                        smaller = self._parts(ends, box, PART, by_layers=False)
+                        smaller = self._parts(ends, box, proving=False)
                         boxes += smaller
                         if not smaller:
                             self._assign(box.high, ends)
@@ -259,14 +261,15 @@ class _Search:
         shortest = min(self._inst.shortest)
         return Box((shortest,) * self._inst.chunks, (total,) * self._inst.chunks, total).clipped()
 
-    def _parts(self, ends: Ends, box: Box, part: float, *, by_layers: bool) -> list[tuple[Ends, Box]]:
+    def _parts(self, ends: Ends, box: Box, *, proving: bool) -> list[tuple[Ends, Box]]:
         """Smaller boxes that hold the same together, the most promising last; none if this one is small."""
+        part, smallest = (LAST_PART, LAST_SMALLEST) if proving else (PART, SMALLEST)
         width = box.width(box.widest)
         if ends.members and width < part * box.total:
-            return [(part, box) for part in ends.parts]
-        if width < SMALLEST * box.total:
+            return [(each, box) for each in ends.parts]
+        if width < smallest * box.total:
             return []
-        steps = self._steps(ends) if by_layers else [[]] * self._inst.chunks
+        steps = self._steps(ends) if proving else [[]] * self._inst.chunks
         return [(ends, half) for half in box.divided(self._grid, steps)]
 
     def _steps(self, ends: Ends) -> list[list[tuple[int, float]]]:
@@ -318,7 +321,7 @@ class _Search:
                 box, unasked = smaller.rounded(self._grid, box).clipped(), patience
             if self._dealer.loads(box.high, ends, box.total) is None:
                 continue
-            parts = self._parts(ends, box, LAST_PART, by_layers=True)
+            parts = self._parts(ends, box, proving=True)
             boxes += [(part, half, 0 if part is not ends else unasked - 1, patience) for part, half in parts]
             if not parts and (value := self._program(ends).value(box)) < least:
                 if self._assign(box.high, ends):
