@@ -23,14 +23,11 @@ from debubble.planners.problem import ModelUnits, Problem, Solution, closest
 from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, side_by_side
 from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
-from debubble.search.effort import Effort
 from debubble.targets.orders import OwnOrders
 
 FIRST, CLOSE = 0.25, 1.02
 """The part of the effort with which others than `joint` begin, and how much longer than the fastest answer's step
 theirs may take for them to have the whole."""
-LAST_SEARCH = 1.05
-"""The part of the effort with which `joint` searches the order of the fastest answer in the end."""
 
 
 @planner("auto", paper="debubble's own", searches=True)
@@ -63,11 +60,10 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
     # A target has orders of its own.
     if "joint" in names and results[0].gap > 0 and problem.levers is None:
         # It loads the compiler.
-        from debubble.planners.joint.search import go_on
+        from debubble.planners.joint.search import search_last
 
         begin = time.perf_counter()
-        effort = Effort.starting(LAST_SEARCH * problem.effort, problem.deadline)
-        further = go_on(problem, results[0].solution, effort)
+        further = search_last(problem, results[0].solution)
         if further is not None:
             result = verify("joint", problem, further, time.perf_counter() - begin)
             if result.score < results[0].score:

@@ -84,6 +84,9 @@ BRIEF = (Cooling(3500, (0.5,), COOLINGS), MILD)
 """The coolings of brief searches: mild ones keep what a start is worth, and a slow one begins hot."""
 AT_LENGTH = (Cooling(900, (0.5, 0.15), (0.0, 1.0)), Cooling(270, (0.15,), (0.0, 1.0)), MILD)
 """The coolings of long searches, those for most moves first: one, as long as can be, where there are moves for it."""
+LAST_SLOWLY, LAST_MILDLY = 1.5, 1.05
+"""The parts of the effort in which the order of the fastest answer of all planners is searched: where that is one slow
+cooling, whose length counts, and where it has too few moves for one."""
 WORTHWHILE = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
 CORES = 2
@@ -225,6 +228,16 @@ def _evaluated(problem: Problem, solution: Solution) -> float:
     layout, floats, ints, scale = arrays_of(orders)
     time = evaluate(layout, floats, ints, *encode(orders, schedule), math.inf) / scale
     return time + (0 if problem.tail is None else float(problem.tail.of(solution.schedule, solution.costs)))
+
+
+def search_last(problem: Problem, answer: Solution) -> Solution | None:
+    """Search the order of the fastest answer of all planners at length; None if none is found that is faster."""
+    pairs = answer.schedule.stages * answer.schedule.micro_batches
+    price = price_of_move(pairs, recompute=True, by_arrival=bool(answer.costs.link_groups))
+    effort = Effort.starting(LAST_SLOWLY * problem.effort, problem.deadline)
+    if effort.moves(price) <= AT_LENGTH[-2].moves * pairs:
+        effort = Effort.starting(LAST_MILDLY * problem.effort, problem.deadline)
+    return go_on(problem, answer, effort)
 
 
 def go_on(problem: Problem, answer: Solution, effort: Effort) -> Solution | None:
