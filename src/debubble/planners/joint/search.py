@@ -85,8 +85,8 @@ BRIEF = (Cooling(3500, (0.5,), COOLINGS), MILD)
 AT_LENGTH = (Cooling(900, (0.5, 0.15), (0.0, 1.0)), Cooling(270, (0.15,), (0.0, 1.0)), MILD)
 """The coolings of long searches, those for most moves first: one, as long as can be, where there are moves for it."""
 LAST_SLOWLY, LAST_MILDLY = 1.5, 1.05
-"""The parts of the effort in which the order of the fastest answer of all planners is searched: where that is one slow
-cooling, whose length counts, and where it has too few moves for one."""
+"""The parts of the effort in which the order of the fastest answer of all planners is searched: where there are moves
+for the slowest of these coolings, whose length counts, and where there are fewer."""
 WORTHWHILE = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
 CORES = 2
@@ -235,7 +235,7 @@ def search_last(problem: Problem, answer: Solution) -> Solution | None:
     pairs = answer.schedule.stages * answer.schedule.micro_batches
     price = price_of_move(pairs, recompute=True, by_arrival=bool(answer.costs.link_groups))
     effort = Effort.starting(LAST_SLOWLY * problem.effort, problem.deadline)
-    if effort.moves(price) <= AT_LENGTH[-2].moves * pairs:
+    if effort.moves(price) <= AT_LENGTH[0].moves * pairs:
         effort = Effort.starting(LAST_MILDLY * problem.effort, problem.deadline)
     return go_on(problem, answer, effort)
 
