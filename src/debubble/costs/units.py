@@ -12,6 +12,8 @@ from functools import cached_property
 from itertools import accumulate, count, pairwise
 from typing import Any, NamedTuple, Self, TypeVar
 
+from msgspec import UNSET
+
 from debubble.ir import Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
 from debubble.ir.stage_costs import CommunicationModel, HostLink, check_counts
@@ -293,7 +295,7 @@ class Units:
         def planned(index: int, strategy: str, deep: str | None) -> PlannedUnit:
             unit = self.units[index]
             names = [name and (unit.strategies[name].operators or name) for name in (strategy, deep)]
-            return PlannedUnit(unit.type, unit.layer, names[0] or strategy, names[1])
+            return PlannedUnit(unit.type, unit.layer, names[0] or strategy, names[1] or UNSET)
 
         if deeper is None:
             return tuple(tuple(planned(*unit, None) for unit in stage) for stage in partition)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 
 @dataclass(frozen=True)
 class PlannedUnit:
@@ -20,13 +22,13 @@ class PlannedUnit:
     strategy: str = "none"
     """`none`, `full`, or the operators that it recomputes, joined by `+`: norm, activation, multiply, core,
     projections, mlp."""
-    deeper: str | None = None
-    """The same for micro-batches that the schedule recomputes deeper; None: as the others."""
+    deeper: str | UnsetType = UNSET
+    """The same for micro-batches that the schedule recomputes deeper; UNSET, and absent in files: as the others."""
 
     @property
     def strategies(self) -> tuple[str, str]:
         """Its strategy, and that of micro-batches that recompute deeper."""
-        return self.strategy, self.deeper or self.strategy
+        return self.strategy, self.strategy if self.deeper is UNSET else self.deeper
 
 
 def recomputation_of(partition: Sequence[Sequence[PlannedUnit]]) -> tuple[str, ...]:
