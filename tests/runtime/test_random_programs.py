@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from tests.strategies import random_schedules, stage_costs
 from tests.support.runtime_cases import (
@@ -39,7 +40,7 @@ def plans(draw: Any) -> Any:
     costs = draw(stage_costs(stages=schedule.stages, offload=True, deeper=True))
     plan = plan_of(schedule, CONFIG, counts=counts, costs=costs)
     partition = tuple(
-        tuple(replace(unit, strategy=draw(WORDS), deeper=draw(WORDS | st.none())) for unit in stage)
+        tuple(replace(unit, strategy=draw(WORDS), deeper=draw(WORDS | st.just(UNSET))) for unit in stage)
         for stage in plan.partition
     )
     return replace(plan, partition=partition)
