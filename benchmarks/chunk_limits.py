@@ -20,6 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from marks import write_between
 from provenance import commit, measured_by
 from zb_limits import LIMITS, PAGE, REMAINS
 
@@ -80,20 +81,13 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", f"{said} are left ({where}).  {in_v} of the plans are in a V."])
 
 
-def write_docs(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put the table into the page, between its marks."""
-    text = PAGE.read_text()
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    PAGE.write_text(f"{before}\n{page(rows)}\n{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "chunk_limits.json")
     parser.add_argument("--docs", action="store_true", help="write the table of docs/optpipe.md from the file")
     given = parser.parse_args()
     if given.docs:
-        write_docs(json.loads(given.output.read_text())["rows"])
+        write_between(PAGE, BEGIN, END, page(json.loads(given.output.read_text())["rows"]))
         return
     measured = known(given.output)
     for cell in list(product(TIMES, REMAINS, LIMITS))[len(measured) :]:

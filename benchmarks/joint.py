@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from marks import write_between
 from provenance import commit, provenance
 
 import debubble as db
@@ -296,16 +297,13 @@ def main() -> None:
     if chosen.docs:
         if not content["rows"]:
             parser.error("--docs needs --json FILE, and rows in that file.")
-        text = PAGE.read_text()
         for begin, end, table in (
             (BEGIN, END, page(content["rows"])),
             (STUDY, END_STUDY, study_page(content.get("study", []))),
             (PAPERS, END_PAPERS, papers_page(content.get("papers", []))),
         ):
-            if begin in text:
-                before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
-                text = f"{before}\n{table}\n{after}"
-        PAGE.write_text(text)
+            if begin in PAGE.read_text():
+                write_between(PAGE, begin, end, table)
         return
     # The kernels' compilation is kept on disk; it is no part of a search.
     db.planners["joint"](replace(SETTINGS["E"].problem(effort=0.5, seed=0)))

@@ -34,6 +34,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from marks import write_between
 from provenance import commit, provenance
 from rich.console import Console
 from rich.table import Table
@@ -165,13 +166,6 @@ def _cell(value: float | str | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def write_docs(rows: Sequence[dict[str, Any]]) -> None:
-    """Put the table into the page, between its marks."""
-    text = PAGE.read_text()
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    PAGE.write_text(f"{before}\n{page(rows)}\n{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -189,7 +183,7 @@ def main() -> None:
     kept = json.loads(place.read_text()) if place and place.exists() else {"runs": {}, "rows": []}
     runs, rows = kept["runs"], kept["rows"]
     if arguments.docs:
-        write_docs(rows)
+        write_between(PAGE, BEGIN, END, page(rows))
         return
 
     def wanted(cell: Sequence[float]) -> bool:

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from marks import write_between
 from provenance import commit, provenance
 
 from debubble.costs.units import Partition, Strategy, Unit, Units
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="write the table of docs/scope.md from the file")
     arguments = parser.parse_args()
     if arguments.docs:
-        write_docs(json.loads(Path(arguments.json).read_text())["rows"])
+        write_between(PAGE, BEGIN, END, page(json.loads(Path(arguments.json).read_text())["rows"]))
         return
     base = problem_of(Case("LLaMA-175B"))
     import ortools.linear_solver.pywraplp
@@ -213,13 +214,6 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
             )
     commits = ", ".join(f"{many // 2} of {name[:7]}" for name, many in Counter(r["commit"] for r in rows).most_common())
     return "\n".join([*lines, "", *said, f"Rows by commit: {commits}."])
-
-
-def write_docs(rows: Sequence[dict[str, Any]]) -> None:
-    """Put the table into the page, between its marks."""
-    text = PAGE.read_text()
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    PAGE.write_text(f"{before}\n{page(rows)}\n{after}")
 
 
 if __name__ == "__main__":

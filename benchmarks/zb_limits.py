@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from marks import write_between
 from provenance import commit, measured_by
 
 import debubble as db
@@ -94,13 +95,6 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, "", f"{summary}  A schedule takes {middle:.0f} seconds of a core in the median."])
 
 
-def write_docs(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put the table into the page, between its marks."""
-    text = PAGE.read_text()
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    PAGE.write_text(f"{before}\n{page(rows)}\n{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
@@ -108,7 +102,7 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="write the table of docs/optpipe.md from the file")
     given = parser.parse_args()
     if given.docs:
-        write_docs(json.loads(given.output.read_text())["rows"])
+        write_between(PAGE, BEGIN, END, page(json.loads(given.output.read_text())["rows"]))
         return
     measured = known(given.output, given.seconds)
     for cell in list(product(TIMES, REMAINS, LIMITS))[len(measured) :]:

@@ -259,7 +259,10 @@ def test_a_search_of_the_order_recomputes_single_micro_batches_deeper_where_that
     assert partition is not None
     assert deeper is not None
     assert schedule.deeper
-    assert solution.costs == units.stage_costs(partition, schedule.placement, deeper=deeper)
+    costs, deep = (units.stage_costs(stages, schedule.placement) for stages in (partition, deeper))
+    assert solution.costs == costs.replace(
+        recompute_deeper=deep.recompute, activation_deeper=deep.activation_recomputed
+    )
     planned = units.planned(partition, deeper)
     strategies = [[[unit.strategies[level] for unit in stage] for stage in planned] for level in range(2)]
     assert strategies == [[[name for _, name in stage] for stage in stages] for stages in (partition, deeper)]

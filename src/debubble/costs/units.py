@@ -243,16 +243,10 @@ class Units:
         return self.divides_gradients and bool(entry or any(unit.gradient_reduce for unit in self.units))
 
     def stage_costs(
-        self,
-        partition: Sequence[Sequence[tuple[int, str]]],
-        placement: Placement,
-        *,
-        on_host: Collection[int] = (),
-        deeper: Partition | None = None,
+        self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement, *, on_host: Collection[int] = ()
     ) -> StageCosts:
         """Costs of the stages that a partition makes; the optimizer states of the stages `on_host` are the host's.
 
-        `deeper` has the same units with the strategies of micro-batches that recompute deeper.
         `recompute`, `activation_recomputed` and the workspace follow each unit's strategy; a stage where some unit's
         is not `none` belongs in the schedule's `fused_recompute` (or gets R operations).
         """
@@ -276,10 +270,6 @@ class Units:
             micro_batch_scale=self.micro_batch_scale,
         )
         others = {name: value for name, value in self.stage_entries.items() if name not in _ADDED}
-        if deeper is not None:
-            deep = [self.stage_sums(stage, d) for stage, d in zip(deeper, placement.device_of, strict=True)]
-            others["recompute_deeper"] = [stage.recompute for stage in deep]
-            others["activation_deeper"] = [stage.activation_recomputed for stage in deep]
         entries = {**others, **(self._host_entries(partition, on_host) if on_host else {})}
         return costs.replace(**entries) if entries else costs
 

@@ -94,7 +94,7 @@ def deal(problem: Problem, units: Units) -> Solution:
         efforts = [Effort(CORES * problem.effort / (PARTS * WALKS), brake=effort.brake) for _ in range(WALKS)]
         seeds = [(PARTS * problem.seed + part) * WALKS + walk for walk in range(WALKS)]
         with ThreadPoolExecutor(CORES) as pool:
-            best = min(pool.map(deals.improved, [best] * WALKS, efforts, seeds), key=lambda found: found.time)
+            best = min(pool.map(deals.improved, [best] * WALKS, efforts, seeds), key=_time)
     return replace(deals.solution(best), cut_off=effort.cut_off)
 
 
@@ -122,8 +122,8 @@ class _State:
         return math.log(float(np.exp(SHARP * (self.ends / time - 1)).sum()))
 
 
-def _time(state: _State) -> float:
-    return state.time
+def _time(found: _State | _WholeStep) -> float:
+    return found.time
 
 
 @dataclass(frozen=True)
