@@ -18,7 +18,8 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     report = figures.folder / "tests.xml"
     chosen = ["tests/cuda/test_lanes.py"] if settings.dry else ["tests/cuda", "-m", "cuda"]
     command = [
-        sys.executable, "-m", "pytest", *chosen, "-q", "-p", "no:cacheprovider", "--timeout", "60", "-W", "default",
+        sys.executable, "-m", "pytest", *chosen, "-q", "-p", "no:cacheprovider", "-n", "6", "--dist", "worksteal",
+        "--timeout", "60", "-W", "default",
         f"--junit-xml={report}",
     ]  # fmt: skip
     try:

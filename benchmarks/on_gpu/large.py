@@ -25,11 +25,18 @@ from on_gpu.settings import Settings
 STAGES = 4
 
 
+BYTES_OF_A_ROW = 16e9
+"""Of the device's memory, for each sequence: activations and logits of one are as much where all is kept."""
+
+
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
+    if settings.device == "cuda":
+        memory = torch.cuda.get_device_properties(0).total_memory
+        settings = replace(settings, large_rows=round(memory / BYTES_OF_A_ROW))
     config, rows, length = settings.large, settings.large_rows, settings.large_length
     figures.add("model", figures={"config": config, "rows": rows, "sequence_length": length, "dtype": settings.dtype})
     for name in ("kept", "recomputed", "offloaded"):
-        needs = 10 if settings.dry else 60
+        needs = 10 if settings.dry else 20
         figures.measure(partial(train, name, settings), name, needs=needs)
         gc.collect()
         if settings.device == "cuda":

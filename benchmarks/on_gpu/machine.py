@@ -12,16 +12,20 @@ from threading import Thread
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 
 from debubble.costs import hardware
+from debubble.costs.known_hardware import Hardware
 from debubble.costs.speed import Speed
 from debubble.ir import Lane
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, lanes_of
 from on_gpu.figures import Figures, pair
 from on_gpu.settings import Settings
 
-HARDWARE = "H200-141GB"
-"""What measurements are compared with."""
+SIDES = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Smallest sides of matrix products; the others have 8192."""
+ATTENTION_TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
+"""Lengths of the sequences whose attention cores are timed, with 32 heads of 128 numbers."""
 
 Lanes = CpuLanes | CudaLanes
 
@@ -30,8 +34,17 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     lanes = lanes_of(torch.device(settings.device))
     figures.add("machine", figures=machine(lanes.device))
     figures.measure(partial(compute, lanes, settings), "compute")
+    figures.measure(partial(products, lanes, settings), "products")
+    figures.measure(partial(attention_cores, lanes, settings), "attention")
     figures.measure(partial(launch, lanes, settings), "launch")
     figures.measure(partial(host_link, lanes, settings), "host_link")
+
+
+def compared_hardware(settings: Settings) -> Hardware:
+    """The costs' own entry for this device; a dry run takes any."""
+    names = {"H100": "H100-80GB", "H200": "H200-141GB"}
+    device = "H100" if settings.dry else torch.cuda.get_device_name()
+    return hardware[next(name for part, name in names.items() if part in device)]
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -63,7 +76,7 @@ def seconds_of(lanes: Lanes, work: Callable[[], object], *, repetitions: int, wa
 
 def compute(lanes: Lanes, settings: Settings) -> dict[str, Any]:
     """Operations and bytes per second, beside what the costs take them to be."""
-    speed = Speed(hardware[HARDWARE], 2)
+    speed = Speed(compared_hardware(settings), 2)
     size = 128 if settings.dry else 8192
     dtype = torch.float32 if settings.dry else torch.bfloat16
     a, b = (torch.randn(size, size, device=lanes.device, dtype=dtype) for _ in range(2))
@@ -76,6 +89,53 @@ def compute(lanes: Lanes, settings: Settings) -> dict[str, Any]:
         "flops_per_second": 2 * size**3 / product,
         "memory_bytes_per_second": pair(speed.traffic, 2 * source.nbytes / copy),
     }  # fmt: skip
+
+
+def products(lanes: Lanes, settings: Settings) -> dict[str, Any]:
+    """Seconds of products by their smallest side: of rows (few tokens), or of what is summed over (few weights)."""
+    speed, large = Speed(compared_hardware(settings), 2), 128 if settings.dry else 8192
+    dtype = torch.float32 if settings.dry else torch.bfloat16
+    found: dict[str, Any] = {}
+    for side in SIDES[:1] if settings.dry else SIDES:
+        for name, (m, k) in {"rows": (side, large), "inner": (large, side)}.items():
+            a, b = (torch.randn(*of, device=lanes.device, dtype=dtype) for of in ((m, k), (k, large)))
+            seconds = seconds_of(lanes, partial(repeated_product, a, b), repetitions=settings.repetitions) / REPEATED
+            found[f"{side} {name}"] = pair(speed.matmul(m, k, large), seconds)
+    return found
+
+
+REPEATED = 10
+"""Products between two marks, so that those of the smallest are not lost in the marks' own time."""
+
+
+def repeated_product(a: torch.Tensor, b: torch.Tensor) -> None:
+    for _ in range(REPEATED):
+        _ = a @ b
+
+
+def attention_cores(lanes: Lanes, settings: Settings) -> dict[str, Any]:
+    """Seconds of a causal attention core, forward and backward, by the length of the one sequence."""
+    speed, heads, width = Speed(compared_hardware(settings), 2), 4 if settings.dry else 32, 128
+    dtype = torch.float32 if settings.dry else torch.bfloat16
+    found: dict[str, Any] = {}
+    for length in (64,) if settings.dry else ATTENTION_TOKENS:
+        q, k, v = (
+            torch.randn(1, heads, length, width, device=lanes.device, dtype=dtype, requires_grad=True) for _ in range(3)
+        )
+        core = partial(functional.scaled_dot_product_attention, q, k, v, is_causal=True)
+        forward = seconds_of(lanes, core, repetitions=settings.repetitions)
+        result = core()
+        gradient = torch.randn_like(result)
+        backward = seconds_of(
+            lanes, partial(torch.autograd.grad, result, (q, k, v), gradient, retain_graph=True),
+            repetitions=settings.repetitions,
+        )  # fmt: skip
+        flops = 2 * heads * length * length * width  # two products, half of each
+        found[f"{length}"] = {
+            "forward": pair(speed.attention(flops, rows=length * heads), forward),
+            "backward": pair(speed.attention(2.5 * flops, rows=length * heads, backward=True), backward),
+        }
+    return found
 
 
 def launch(lanes: Lanes, settings: Settings) -> dict[str, Any]:
@@ -93,7 +153,7 @@ def launch(lanes: Lanes, settings: Settings) -> dict[str, Any]:
     many()
     host = (time.perf_counter() - start) / count
     lanes.catch_up()
-    return {"seconds": pair(hardware[HARDWARE].efficiency.launch, on_device), "host_seconds": host}
+    return {"seconds": pair(compared_hardware(settings).efficiency.launch, on_device), "host_seconds": host}
 
 
 def host_link(lanes: Lanes, settings: Settings) -> dict[str, Any]:
@@ -124,7 +184,7 @@ def host_link(lanes: Lanes, settings: Settings) -> dict[str, Any]:
 
     computing = seconds_of(lanes, products, repetitions=settings.repetitions)
     under = beside(lanes, {Lane.D2H: d2h, Lane.COMPUTE: products}, settings.repetitions)
-    figures = hardware[HARDWARE]
+    figures = compared_hardware(settings)
     expected = figures.host_bandwidth * figures.efficiency.host
     return {
         "bytes": size,

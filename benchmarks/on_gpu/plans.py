@@ -28,11 +28,11 @@ from debubble.runtime.distributed.single_rank import SingleRankTransport
 from debubble.views import Scene, views
 from debubble.views.comparison import as_dict, compare
 from on_gpu.figures import Figures, pair
-from on_gpu.machine import HARDWARE
+from on_gpu.machine import compared_hardware
 from on_gpu.profiles import DTYPES
 from on_gpu.settings import Config, Settings
 
-WARM_UP = 2
+WARM_UP = 1
 TRANSFERS = (Lane.D2H, Lane.H2D)
 
 
@@ -72,7 +72,7 @@ class Many:
         split = db.schedules["zb-h1"](devices=self.devices, micro_batches=self.micro_batches)
         plans = {"1f1b": self.plan(whole), "zb-h1": self.plan(split), "offloaded": self.offloaded(whole)}
         steps: dict[str, list[TraceStep]] = defaultdict(list)
-        for device in range(self.devices):
+        for device in self.settings.measured_devices.get(self.devices, range(self.devices)):
             if self.figures.left < 15:
                 self.figures.add(self.name, f"device-{device}", figures={"left_out": "no time was left"})
                 break
@@ -88,8 +88,9 @@ class Many:
         whole = self.plan(db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches))
         states = sum(float(unit.static) for unit in read_units(self.profile).units) / self.devices
         limit = 1.2 * states + 0.6 * float(max(whole.simulate().peak_memory))
+        cluster = Cluster.parse(f"{self.devices}x{compared_hardware(self.settings).name}")
         plan = db.plan(
-            Model.from_hf(self.config), Cluster.parse(f"{self.devices}x{HARDWARE}"), micro_batches=self.micro_batches,
+            Model.from_hf(self.config), cluster, micro_batches=self.micro_batches,
             memory_limit=limit, effort=2, profile=self.profile, dtype=self.settings.dtype, sequence_length=self.length,
         )  # fmt: skip
         busy = [sum(float(o.duration) for o in operations_of(plan, d, Lane.COMPUTE)) for d in range(plan.devices)]

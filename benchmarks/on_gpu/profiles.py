@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from debubble.costs import MEGATRON, Cluster, hardware, load_profile, model_units
+from debubble.costs import MEGATRON, Cluster, load_profile, model_units
 from debubble.costs.half_layers import attention, mlp
 from debubble.costs.operators import Shapes
 from debubble.costs.speed import Speed, element_bytes
@@ -26,7 +26,7 @@ from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, lanes_of
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.units import MicroBatch, UnitModule
 from on_gpu.figures import Figures, pair
-from on_gpu.machine import HARDWARE, seconds_of
+from on_gpu.machine import compared_hardware, seconds_of
 from on_gpu.settings import Config, Settings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -61,7 +61,9 @@ def units(config: Config, length: int, settings: Settings, figures: Figures, nam
         measured = load_profile(output)
         figures.add(name, "profile", figures=json.loads(output.read_text()))
     options = RunOptions(dtype=settings.dtype, sequence_length=length)
-    computed = model_units(Model.from_hf(config), Cluster.parse(f"1x{HARDWARE}"), options, framework=RUNTIME)
+    computed = model_units(
+        Model.from_hf(config), Cluster.parse(f"1x{compared_hardware(settings).name}"), options, framework=RUNTIME
+    )
     figures.add(name, "units", figures=beside(computed, measured))
     predicted = computed.offload_bandwidth or 0
     figures.add(name, "offload_bandwidth", figures=pair(predicted, measured.offload_bandwidth or 0))
@@ -94,7 +96,7 @@ def operators(config: Config, length: int, settings: Settings) -> dict[str, Any]
     """Of each half of a layer: every operator's forward and backward, predicted and measured."""
     lanes = lanes_of(torch.device(settings.device))
     options = RunOptions(dtype=settings.dtype, sequence_length=length)
-    speed = Speed(hardware[HARDWARE], element_bytes(settings.dtype))
+    speed = Speed(compared_hardware(settings), element_bytes(settings.dtype))
     shapes = Shapes(model=Model.from_hf(config), options=options, framework=RUNTIME, speed=speed)
     found = {}
     for kind, costs in (("attention", attention), ("mlp", mlp)):

@@ -38,16 +38,19 @@ class Settings:
     """Tokens of a sequence: the first is that of the plans for 4 devices, the last of those for 8."""
     micro_batches: tuple[int, ...]
     """Of the plans for 4 and for 8 devices."""
+    measured_devices: dict[int, tuple[int, ...]]
+    """Of plans for so many devices, those whose programs run; all where it does not say."""
     compiler: str
     """Backend of torch.compile."""
     repetitions: int
     steps: int
-    """Measured steps of a program, after two."""
+    """Measured steps of a program, after the first."""
     copied: int
     """Bytes of a copy over the host link."""
     large: Config
     """The model that does not fit."""
     large_rows: int
+    """In a dry run; a GPU has as many as do not fit in its memory when they are kept."""
     large_length: int
     large_limit: float | None
     """Bytes at which a dry run says that it does not fit; a GPU says so itself."""
@@ -58,9 +61,9 @@ class Settings:
 
 FULL = Settings(
     dry=False, device="cuda", dtype="bf16", dense=LLAMA3_8B, mixture=MIXTRAL, lengths=(4096, 8192),
-    micro_batches=(8, 16), compiler="inductor", repetitions=10, steps=3, copied=2**28,
-    large={**LLAMA3_8B, "num_hidden_layers": 8, "vocab_size": 32000}, large_rows=10, large_length=8192,
-    large_limit=None, large_steps=8,
+    micro_batches=(8, 16), measured_devices={8: (0, 4, 7)}, compiler="inductor", repetitions=6, steps=3, copied=2**28,
+    large={**LLAMA3_8B, "num_hidden_layers": 8, "vocab_size": 32000}, large_rows=0, large_length=8192,
+    large_limit=None, large_steps=4,
     overhead=(
         ("small", {**LLAMA3_8B, "hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8,
                    "num_hidden_layers": 8, "vocab_size": 1024}, 128),
@@ -70,8 +73,9 @@ FULL = Settings(
 
 DRY = Settings(
     dry=True, device="cpu", dtype="fp32", dense=TINY, mixture=TINY_MIXTURE, lengths=(32, 32), micro_batches=(4, 8),
-    compiler="aot_eager", repetitions=1, steps=1, copied=2**18, large={**TINY, "num_hidden_layers": 4}, large_rows=8,
-    large_length=64, large_limit=9e6, large_steps=3, overhead=(("small", {**TINY, "num_hidden_layers": 4}, 32),),
+    measured_devices={8: (0, 7)}, compiler="aot_eager", repetitions=1, steps=1, copied=2**18,
+    large={**TINY, "num_hidden_layers": 4}, large_rows=8, large_length=64, large_limit=9e6, large_steps=3,
+    overhead=(("small", {**TINY, "num_hidden_layers": 4}, 32),),
 )  # fmt: skip
 
 
