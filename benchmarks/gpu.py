@@ -62,7 +62,7 @@ def everything(given: argparse.Namespace, parser: argparse.ArgumentParser) -> No
     given.output.mkdir(parents=True, exist_ok=True)
     path, end = given.output / "gpu.json", time.monotonic() + given.seconds
     before = path if path.exists() else RESULTS
-    result = {"sections": {}} if given.dry_run else report.read(before)
+    result = {"sections": {}} if given.dry_run and before == RESULTS else report.read(before)
     result |= {"dry_run": given.dry_run, "commit": given.commit or commit(), "command": " ".join(sys.argv)}
     result["at"] = datetime.now(UTC).isoformat(timespec="seconds")
     for name in names:

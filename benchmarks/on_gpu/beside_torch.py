@@ -14,6 +14,7 @@ import random
 import statistics
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -59,7 +60,9 @@ class Block(nn.Module):
 
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
+        # torch 2.11's pipelines send to their own rank, which Gloo refuses
+        backend = "gloo" if settings.dry else "nccl"
+        dist.init_process_group(backend, init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
         for name, config, length in settings.overhead:
             for way, compiler in (("eager", None), ("compiled", settings.compiler)):
                 work = partial(overheads, config, length, settings, compiler=compiler)
@@ -87,11 +90,12 @@ def overheads(config: Config, length: int, settings: Settings, *, compiler: str 
         "torch Interleaved1F1B": torchs("Interleaved1F1B", fresh(chunks, compiler), tokens, device),
         "debubble interleaved": ours("interleaved", fresh(chunks, compiler), tokens, settings, length),
     }
-    losses = {name: float(step()) for name, step in made.items()}  # compiles, too
+    losses, failed = first_losses(made)
+    made = {name: made[name] for name in losses}
     times = rounds(made, device, 3 + settings.repetitions)
     plain = statistics.median(times["autograd"])
     counts = {name: 2 * MICRO_BATCHES * (STAGES if "nterleaved" in name else 1) for name in made}
-    return {
+    measured = {
         name: {
             "step_seconds": statistics.median(taken),
             "best_seconds": min(taken),
@@ -100,6 +104,18 @@ def overheads(config: Config, length: int, settings: Settings, *, compiler: str 
         }
         for name, taken in times.items()
     }
+    return measured | failed
+
+
+def first_losses(made: dict[str, Step]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The loss of each way's first step, which compiles; of the ways that fail, why."""
+    losses, failed = {}, {}
+    for name, step in made.items():
+        try:
+            losses[name] = float(step())
+        except Exception:
+            failed[name] = {"failed": traceback.format_exc()}
+    return losses, failed
 
 
 def fresh(chunks: Sequence[nn.Module], compiler: str | None) -> list[nn.Module]:

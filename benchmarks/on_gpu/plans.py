@@ -12,6 +12,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class Many:
         )  # fmt: skip
         busy = [sum(float(o.duration) for o in operations_of(plan, d, Lane.COMPUTE)) for d in range(plan.devices)]
         device = busy.index(max(busy))
-        ((found, _),) = run_device({"auto": plan}, device, self.settings).values()
+        ((found, _),) = run_device({"auto": plan}, device, self.settings, trains=True).values()
         self.figures.add(
             self.name,
             "auto",
@@ -177,14 +178,20 @@ def supply_of(settings: Settings, hidden: int, length: int) -> Any:
     return supply
 
 
-def run_device(plans: dict[str, Plan], device: int, settings: Settings) -> dict[str, tuple[dict[str, Any], TraceStep]]:
-    """One device's part of several plans that are orders of the same stages: figures, and the typical step's trace."""
+def run_device(
+    plans: dict[str, Plan], device: int, settings: Settings, *, trains: bool = False
+) -> dict[str, tuple[dict[str, Any], TraceStep]]:
+    """One device's part of several plans that are orders of the same stages: figures, and the typical step's trace.
+
+    Where it `trains`, AdamW steps the parameters after every step, or inside it where the plan says so.
+    """
     first = next(iter(plans.values()))
     length, config = first.options.sequence_length, first.model
     assert config is not None
     supply = supply_of(settings, config["hidden_size"], length)
     transport = SingleRankTransport(lower(first.schedule, first.costs), device, supply)
-    pipeline = Pipeline(None, first, transport=transport, device=torch.device(settings.device))
+    optimizer = partial(torch.optim.AdamW, lr=1e-5, fused=True) if trains else None
+    pipeline = Pipeline(None, first, transport=transport, device=torch.device(settings.device), optimizer=optimizer)
     tokens = torch.randint(
         config["vocab_size"], (first.micro_batches, length + 1), generator=torch.Generator().manual_seed(0)
     )
@@ -195,7 +202,7 @@ def run_device(plans: dict[str, Plan], device: int, settings: Settings) -> dict[
         pipeline.switch_plan(plan)
         steps, memory = [], {}
         for number in range(WARM_UP + settings.steps):
-            memory = step_of(pipeline, tokens, settings)
+            memory = step_of(pipeline, tokens, settings, trains=trains)
             if number >= WARM_UP:
                 steps.append(replace(pipeline.trace().steps[0], step=1))
         typical = sorted(steps, key=lambda step: step.makespan)[len(steps) // 2]
@@ -209,30 +216,28 @@ def run_device(plans: dict[str, Plan], device: int, settings: Settings) -> dict[
     return found
 
 
-def step_of(pipeline: Pipeline, tokens: torch.Tensor, settings: Settings) -> dict[str, float]:
+def step_of(pipeline: Pipeline, tokens: torch.Tensor, settings: Settings, *, trains: bool) -> dict[str, float]:
     """One step, and what torch's allocator says of it."""
-    if settings.device != "cuda":
-        pipeline.step(tokens)
-        _clear(pipeline)
-        return {}
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+    on_gpu = settings.device == "cuda"
+    if on_gpu:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
     pipeline.step(tokens)
-    torch.cuda.synchronize()
-    stats = torch.cuda.memory_stats()
-    _clear(pipeline)
-    return {
-        "allocated_before": before,
-        "allocated_in_step": torch.cuda.max_memory_allocated() - before,
-        "reserved": torch.cuda.max_memory_reserved(),
-        "retries": stats["num_alloc_retries"],
-        "pinned": getattr(pipeline._lanes.host, "bytes", 0),
-    }
-
-
-def _clear(pipeline: Pipeline) -> None:
+    memory: dict[str, float] = {}
+    if on_gpu:
+        torch.cuda.synchronize()
+        memory = {
+            "allocated_before": before,
+            "allocated_in_step": torch.cuda.max_memory_allocated() - before,
+            "reserved": torch.cuda.max_memory_reserved(),
+            "retries": torch.cuda.memory_stats()["num_alloc_retries"],
+            "pinned": getattr(pipeline._lanes.host, "bytes", 0),
+        }
+    if trains:
+        pipeline.optimizer_step()
     for parameter in pipeline.parameters():
         parameter.grad = None
+    return memory
 
 
 def peaks(plan: Plan, device: int, pipeline: Pipeline) -> dict[str, Any]:

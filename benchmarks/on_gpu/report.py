@@ -123,6 +123,9 @@ def _overheads(figures: dict[str, Any]) -> Iterator[str]:
                 yield f"| {model} | {way} | {_last(found)} | | | |"
                 continue
             for name, one in found.items():
+                if "failed" in one:
+                    yield f"| {model} | {way} | {name} {_last(one)} | | | |"
+                    continue
                 beyond = "" if name == "autograd" else f"{1e6 * one['per_operation']:.1f}"
                 yield f"| {model} | {way} | {name} | {1e3 * one['step_seconds']:.2f} | {beyond} | {one['loss']:.6f} |"
 
