@@ -19,7 +19,7 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     chosen = ["tests/cuda/test_lanes.py"] if settings.dry else ["tests/cuda", "-m", "cuda"]
     command = [
         sys.executable, "-m", "pytest", *chosen, "-q", "-p", "no:cacheprovider", "-n", "6", "--dist", "worksteal",
-        "--timeout", "60", "-W", "default",
+        "--timeout", "30", "-W", "default",
         f"--junit-xml={report}",
     ]  # fmt: skip
     try:

@@ -34,7 +34,11 @@ class Figures:
         for name in path[:-1]:
             place = place.setdefault(name, {})
         place[path[-1]] = figures
-        print(f"{'/'.join(path)}: {json.dumps(finite(figures))[:400]}", file=sys.stderr, flush=True)
+        print(
+            f"{self.left:.0f} s left, {'/'.join(path)}: {json.dumps(finite(figures))[:400]}",
+            file=sys.stderr,
+            flush=True,
+        )
         self._write()
 
     def run(self, work: Callable[[], None], *path: str, needs: float = 0.0) -> None:

@@ -36,6 +36,8 @@ def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     figures.measure(partial(compute, lanes, settings), "compute")
     figures.measure(partial(products, lanes, settings), "products")
     figures.measure(partial(attention_cores, lanes, settings), "attention")
+    if not settings.dry:  # products of bf16 in fp32 are CUDA's
+        figures.measure(partial(gradient_sums, lanes, settings), "gradient_sums")
     figures.measure(partial(launch, lanes, settings), "launch")
     figures.measure(partial(host_link, lanes, settings), "host_link")
 
@@ -111,6 +113,32 @@ REPEATED = 10
 def repeated_product(a: torch.Tensor, b: torch.Tensor) -> None:
     for _ in range(REPEATED):
         _ = a @ b
+
+
+def gradient_sums(lanes: Lanes, settings: Settings) -> dict[str, Any]:
+    """Seconds of a weight's gradient that is added to a sum in fp32: by a product and a sum, and by one kernel."""
+    rows, inner, outer = 4096, 4096, 14336
+    gy = torch.randn(rows, outer, device=lanes.device, dtype=torch.bfloat16)
+    x = torch.randn(rows, inner, device=lanes.device, dtype=torch.bfloat16)
+    total = torch.randn(outer, inner, device=lanes.device)
+
+    def apart() -> None:
+        total.add_(gy.t() @ x)
+
+    def widened() -> None:
+        total.add_((gy.t() @ x).float())
+
+    def together() -> None:
+        torch.ops.aten.addmm.dtype_out(total, gy.t(), x, torch.float32, out=total)
+
+    seconds = {
+        work.__name__: seconds_of(lanes, work, repetitions=settings.repetitions) for work in (apart, widened, together)
+    }
+    start = torch.randn_like(total)
+    expected, total = start + (gy.t().float() @ x.float()), start.clone()
+    together()
+    error = float((total - expected).abs().max() / expected.abs().max())
+    return {"seconds": seconds, "error": error}
 
 
 def attention_cores(lanes: Lanes, settings: Settings) -> dict[str, Any]:

@@ -242,8 +242,9 @@ def step_of(pipeline: Pipeline, tokens: torch.Tensor, settings: Settings, *, tra
 
 def peaks(plan: Plan, device: int, pipeline: Pipeline) -> dict[str, Any]:
     limit = None if plan.costs.memory_limit is None else float(plan.costs.memory_limit[0])
+    states = plan.costs.static_of(device)
     return {
-        "activations": pair(plan.simulate().peak_memory[device], pipeline.peak_activation), "limit": limit,
+        "activations": pair(plan.simulate().peak_memory[device] - states, pipeline.peak_activation), "limit": limit,
         "messages": pipeline.peak_messages, "offloaded": pipeline.peak_offloaded, "static": pipeline.static_bytes,
     }  # fmt: skip
 

@@ -38,7 +38,7 @@ RUNTIME = replace(MEGATRON, whole_layers=False)
 
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     for name, config, length in cases(settings):
-        figures.run(partial(units, config, length, settings, figures, name), name, needs=25)
+        figures.run(partial(units, config, length, settings, figures, name), name, needs=20)
         figures.measure(partial(operators, config, length, settings), name, "operators", needs=10)
 
 

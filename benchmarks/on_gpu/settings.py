@@ -61,7 +61,7 @@ class Settings:
 
 FULL = Settings(
     dry=False, device="cuda", dtype="bf16", dense=LLAMA3_8B, mixture=MIXTRAL, lengths=(4096, 8192),
-    micro_batches=(8, 16), measured_devices={8: (0, 4, 7)}, compiler="inductor", repetitions=6, steps=3, copied=2**28,
+    micro_batches=(8, 16), measured_devices={8: (0, 7)}, compiler="inductor", repetitions=4, steps=2, copied=2**28,
     large={**LLAMA3_8B, "num_hidden_layers": 8, "vocab_size": 32000}, large_rows=0, large_length=8192,
     large_limit=None, large_steps=4,
     overhead=(

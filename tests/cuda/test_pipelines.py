@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.ir import Kind, Op, StageCosts
+from debubble.ir import DebubbleError, Kind, Op, StageCosts
 from tests.support.cuda_cases import assert_same, on_threads, step_of
 from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, reference_gradients, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
@@ -57,7 +57,7 @@ def test_recomputation_and_offload_under_the_tightest_limit_change_no_gradient(
     )
 
 
-@pytest.mark.parametrize("zero", [0, 2])
+@pytest.mark.parametrize("zero", [0, 1])
 def test_replicas_on_one_device_sum_their_gradients(device: Any, zero: int) -> None:
     plan = plan_of(schedule_of("1f1b", devices=2), LLAMA, data=2, zero=zero)
     tokens = tokens_of(LLAMA, rows=8)
@@ -72,6 +72,14 @@ def test_replicas_on_one_device_sum_their_gradients(device: Any, zero: int) -> N
     alone = states(on_threads(undivided, _whole(tokens), device))
     for name, parameter in states(on_threads(plan, train, device)).items():
         torch.testing.assert_close(parameter, alone[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.cuda
+def test_threads_whose_backwards_would_wait_for_one_another_on_a_gpu_are_refused(gpu: Any) -> None:
+    plan = plan_of(schedule_of("1f1b", devices=2), LLAMA, data=2, zero=2)
+    rows = tokens_of(LLAMA, rows=8).chunk(2)
+    with pytest.raises(DebubbleError, match=r"(run them as processes|Rank . has stopped)"):
+        on_threads(plan, lambda pipeline: pipeline.step(rows[pipeline.ranks.replica]), gpu)
 
 
 def states(answers: Any) -> Any:
@@ -116,7 +124,8 @@ def test_steps_inside_the_step_train_as_on_the_cpu(device: Any, where: str) -> N
     make = partial(torch.optim.AdamW, lr=1e-2)
     found = on_threads(plan, train, device, optimizer=make)
     expected = on_threads(plan, train, torch.device("cpu"), optimizer=make)
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-8, atol=0)
+    found, expected = (torch.tensor(losses, dtype=torch.float64) for losses in (found, expected))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)  # they are summed in fp32
     assert found[0][-1] < found[0][0]
 
 

@@ -10,7 +10,7 @@ from debubble.ir import Plan
 from debubble.runtime import Pipeline
 from tests.support.cuda_cases import assert_same
 from tests.support.gloo_ranks import spawn
-from tests.support.runtime_cases import LLAMA_TIED, plan_of, reference_gradients, tokens_of
+from tests.support.runtime_cases import LLAMA, LLAMA_TIED, plan_of, reference_gradients, tokens_of
 from tests.support.schedule_cases import schedule_of
 
 
@@ -34,3 +34,31 @@ def test_a_step_has_the_gradients_of_one_process(
     found = told[0][0], {n: g for _, gradients in told[:devices] for n, g in gradients.items()}
     expected = reference_gradients(LLAMA_TIED, tokens, device=device, micro_batches=plan.micro_batches * data)
     assert_same(found, expected, tolerance=1e-11)
+
+
+def train(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> None:
+    """Losses of three steps, and the parameters after them, saved."""
+    pipeline = Pipeline(None, Plan.load(path), device=torch.device(device))
+    optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.5)
+    rows = tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica]
+    losses = []
+    for _ in range(3):
+        losses.append(pipeline.step(rows).cpu())
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save((losses, {n: p.cpu() for n, p in pipeline.state_dict().items()}), folder / f"rank{rank}.pt")
+
+
+@pytest.mark.parametrize("options", [{"data": 2, "zero": 2}, {"tensor": 2}, {"context": 2}], ids=str)
+def test_ranks_whose_backwards_meet_train_as_one_process(device: Any, options: Any, tmp_path: Path) -> None:
+    schedule, tokens = schedule_of("1f1b", devices=1, micro_batches=2), tokens_of(LLAMA, rows=4)
+    told = []
+    for name, given in {"divided": options, "alone": {}}.items():
+        plan_of(schedule, LLAMA, **given).save(tmp_path / name)
+        folder = spawn(2 if given else 1, train, tmp_path / name, tokens, str(device))
+        told.append(torch.load(folder / "rank0.pt"))
+    (losses, parameters), (expected_losses, expected) = told
+    torch.testing.assert_close(losses, expected_losses, rtol=1e-6, atol=0)
+    assert parameters.keys() == expected.keys()
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-9, atol=1e-11)

@@ -35,6 +35,7 @@ from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.lora import new_adapters
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
+from debubble.runtime.parameters.stage_parameters import sum_in
 
 IN_FLIGHT = 2
 """Micro-batches between whose forwards and backwards others run."""
@@ -116,6 +117,8 @@ class ModelSlice:
         self.units = [unit.to(device) for unit in built]
         for unit in self.units:
             unit.attach_ledger(self.ledger)
+        self._sums: dict[Tensor, Tensor] = {}
+        """Gradients in fp32 where the units compute in another dtype, as a run sums them."""
         size = (options.micro_batch_size, options.sequence_length + 1)
         tokens = torch.randint(256, size, generator=torch.Generator().manual_seed(0)).to(device)
         self.tokens, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -185,6 +188,7 @@ class ModelSlice:
                 for stage, sample in zip(stages, samples, strict=True):
                     with self._time(sample, "weight"):
                         stage.weights(j)
+                        self._sum_gradients(stage)
         moments = self._lanes.seconds([mark for _, *marks in self._timings for mark in marks])
         for (times, _, _), start, end in zip(self._timings, moments[::2], moments[1::2], strict=True):
             times.append(end - start)
@@ -208,7 +212,14 @@ class ModelSlice:
             assert gradient is not None
             with self._time(sample, "backward"):
                 gradient = stage.backward(j, gradient, split=split)
+                self._sum_gradients(stage)
             sample.kept_after_input = sample.kept + self.ledger.bytes - before
+
+    def _sum_gradients(self, stage: Stage) -> None:
+        for parameter in (p for unit in stage.units for p in unit.parameters()):
+            if parameter.grad is not None and parameter.dtype not in (torch.float32, torch.float64):
+                self._sums[parameter] = sum_in(torch.float32, self._sums.get(parameter), parameter.grad)
+                parameter.grad = None
 
     @contextmanager
     def _time(self, sample: UnitSamples, what: str) -> Iterator[None]:

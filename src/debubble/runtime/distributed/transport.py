@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from debubble.ir import DebubbleError, Lane
+from debubble.ir import DebubbleError, InputError, Lane
 from debubble.runtime.streams import StreamHandoff
 
 if TYPE_CHECKING:
@@ -287,6 +287,9 @@ class Threads(Transport):
     """The ranks of one process, each on a thread: for tests, and for looking at a plan without a launcher.
 
     `Threads.run(n, work)` calls `work(transport)` for every rank and returns their answers.
+
+    On a GPU, torch runs all backwards of a process in one thread: ranks whose backwards wait for one another (tensor
+    parallelism, ZeRO-2, rings of context parallelism) must be processes there.
     """
 
     def __init__(self, hub: _Hub, rank: int) -> None:
@@ -325,18 +328,21 @@ class Threads(Transport):
 
     def all_gather(self, tensor: Tensor, ranks: tuple[int, ...]) -> list[Tensor]:
         """Collect the tensors of these ranks on each of them.  Raises PeerError if a rank has failed."""
+        _check_can_wait(tensor)
         return [sent.receive() for sent in self._hub.exchange(ranks, self.rank, StreamHandoff.of(tensor.clone()))]
 
     def all_to_all(
         self, tensor: Tensor, ranks: tuple[int, ...], *, sent: Sequence[int], received: Sequence[int]
     ) -> Tensor:
         """Exchange rows with these ranks.  Raises PeerError if a rank has failed."""
+        _check_can_wait(tensor)
         own = [StreamHandoff.of(rows) for rows in tensor.clone().split(list(sent))]
         arrived = self._hub.exchange(ranks, self.rank, own)
         return torch.cat([parts[ranks.index(self.rank)].receive() for parts in arrived])
 
     def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
         """Put the tensor, not a copy, into the next rank's mailbox.  The answer raises PeerError if one has failed."""
+        _check_can_wait(tensor)
         before, behind = _neighbours(self.rank, ranks)
         self.send(tensor, behind, Channel.RING)
         return lambda: self.receive(tensor, before, Channel.RING)
@@ -367,6 +373,14 @@ class Threads(Transport):
         if errors:
             raise errors[0]
         return answers
+
+
+def _check_can_wait(tensor: Tensor) -> None:
+    if tensor.is_cuda and torch._C._current_graph_task_id() != -1:
+        raise InputError(
+            "Ranks that are threads cannot meet in a backward on a GPU, as torch runs one after another there: run them"
+            " as processes, under torchrun."
+        )
 
 
 def _neighbours(rank: int, ranks: tuple[int, ...]) -> tuple[int, int]:

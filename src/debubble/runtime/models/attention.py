@@ -35,12 +35,12 @@ class _Rotate(Function):
 
 
 def _turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Compute x cos + (-high, low) sin of halves (low, high), with no tensor of x's size but the result."""
+    """Compute x cos + (-high, low) sin of halves (low, high), in three passes and with no tensor but the result."""
     (low, high), (sine_low, sine_high) = x.chunk(2, dim=-1), sine.chunk(2, dim=-1)
     result = x * cosine
     result_low, result_high = result.chunk(2, dim=-1)
-    result_low.sub_(high * sine_low)
-    result_high.add_(low * sine_high)
+    result_low.addcmul_(high, sine_low, value=-1)
+    result_high.addcmul_(low, sine_high)
     return result
 
 

@@ -293,7 +293,7 @@ class StageWeights:
         """Sum, after a backward, what it gave to working copies, in the masters' dtype."""
         for index, (working, master, *_) in enumerate(self._pairs):
             if working.dtype != master.dtype and working.grad is not None:
-                self._sums[index] = _plus(self._sums[index], working.grad.to(master.dtype))
+                self._sums[index] = sum_in(master.dtype, self._sums[index], working.grad)
                 working.grad = None
 
     def set_aside(self, op: Op) -> None:
@@ -359,6 +359,11 @@ def _on_device_of_master(gradient: Tensor, device: torch.device) -> Tensor:
     if not gradient.is_cuda or device.type != "cpu":
         return gradient.to(device)
     return torch.empty_like(gradient, device=device, pin_memory=True).copy_(gradient)
+
+
+def sum_in(dtype: torch.dtype, total: Tensor | None, gradient: Tensor) -> Tensor:
+    """Add a gradient to the sum of others, which is in that dtype, in one pass."""
+    return gradient.to(dtype) if total is None else total.add_(gradient)
 
 
 def _plus(total: Tensor | None, gradient: Tensor) -> Tensor:
