@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py --output FOLDER                  # on a machine with a CUDA device: under ten minutes
     python benchmarks/gpu.py --dry-run --output FOLDER        # the same code with tiny sizes on a CPU
+    python benchmarks/gpu.py --take FILE --sections NAMES     # into benchmarks/results/gpu.json, and the page from it
     python benchmarks/gpu.py --report                         # docs/gpu.md from benchmarks/results/gpu.json
 
 Every section is a process of its own with a budget of seconds: one that hangs or loses the device ends alone.
@@ -42,10 +43,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=570, help="for all sections together")
     parser.add_argument("--commit", help="of this tree, where there is no git")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU")
+    parser.add_argument("--take", type=Path, metavar="FILE", help="a gpu.json that a machine with a GPU has made")
+    parser.add_argument("--note", help="what a reader has to know of the sections that are taken")
     parser.add_argument("--report", action="store_true", help="write docs/gpu.md from benchmarks/results/gpu.json")
     parser.add_argument("--section", help=argparse.SUPPRESS)  # one section, here
     given = parser.parse_args()
-    if given.report:
+    if given.take:
+        take(given)
+    if given.take or given.report:
         (ROOT / "docs" / "gpu.md").write_text(report.page(report.read(RESULTS)))
     elif given.section:
         here(given)
@@ -68,10 +73,20 @@ def everything(given: argparse.Namespace, parser: argparse.ArgumentParser) -> No
     for name in names:
         save(path, result)  # a section reads the figures of those before it
         left = min(SECTIONS[name], end - time.monotonic())
-        result["sections"][name] = {"commit": result["commit"], **run(name, left, given)}
+        result["sections"][name] = {"commit": result["commit"], "at": result["at"], **run(name, left, given)}
         save(path, result)
         print(f"{name}: {result['sections'][name]['status']}", flush=True)
     print(f"Wrote {path}.")
+
+
+def take(given: argparse.Namespace) -> None:
+    """Take sections of another machine's file over; each says when it ran, at which commit."""
+    taken, result = report.read(given.take), report.read(RESULTS)
+    for name in given.sections.split(","):
+        section = {**taken["sections"][name], "at": taken["at"], "commit": given.commit or taken["commit"]}
+        result["sections"][name] = section | ({"note": given.note} if given.note else {})
+    result["sections"] = {name: result["sections"][name] for name in SECTIONS if name in result["sections"]}
+    save(RESULTS, {"dry_run": taken["dry_run"], **result})
 
 
 def run(name: str, seconds: float, given: argparse.Namespace) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ WHAT = {
     "tests": "Streams, pinned buffers, offload, the ledger beside torch's allocator, gradients of whole pipelines.",
     "machine": "Matrix products, memory, kernel launches, the link to the host in each direction, alone and together.",
     "profile": "`debubble profile` of Llama-3 8B's layers in bf16 at 4096 and 8192 tokens and of one mixture of"
-    " experts' (Mixtral), and every operator by itself, beside the costs of `H200-141GB`.",
+    " experts' (Mixtral), and every operator by itself, beside the costs that are computed for the card.",
     "plans": "1F1B, ZB-H1 (split backwards) and 1F1B with offload, planned with the measured costs; each device's"
     " program runs alone with its real memory, and the others' messages come at their predicted times.",
     "large": "Llama-3's layers on one device with a micro-batch that it cannot keep: with everything kept, with all"
@@ -54,26 +54,85 @@ def page(result: Result) -> str:
 
 
 def _standing(result: Result) -> Iterator[str]:
-    ran = [name for name in SECTIONS if result["sections"].get(name, {}).get("status") == "ran"]
     if not result["sections"]:
         yield "**No CUDA path of debubble has run yet.** Everything below waits for a machine with a GPU."
         return
     if result.get("dry_run"):
         yield "**These are figures of a dry run on a CPU with tiny sizes: they say nothing about a GPU.**"
         return
-    yield f"{len(ran)} of {len(SECTIONS)} sections have run to their end; those that have not are named."
     machine = _figures(result, "machine").get("machine")
     if machine:
-        yield f"Measured on one {machine['device']} with torch {machine['torch']}, at {result['at']}."
+        yield (
+            f"Measured on one {machine['device']} with torch {machine['torch']} and driver"
+            f" {machine['driver_and_clocks'].split(',')[0]}."
+        )
+    ran = [name for name in SECTIONS if result["sections"].get(name, {}).get("status") == "ran"]
+    yield f"{len(ran)} of {len(SECTIONS)} sections have run to their end; the table says which have not."
+    yield ""
+    yield from headlines(result)
+
+
+def headlines(result: Result) -> Iterator[str]:
+    """What came of it in a few lines, each computed from the figures."""
+    tests = _figures(result, "tests")
+    if "passed" in tests:
+        yield f"* **Tests**: {tests['passed']} passed, {len(tests.get('failed', {}))} failed."
+    profile = _figures(result, "profile")
+    for case, figures in profile.items():
+        if "units" in figures:
+            layer = [figures["units"][kind] for kind in ("attention", "mlp")]
+            ratios = ", ".join(
+                f"{way} {_sum(layer, way, 'measured') / _sum(layer, way, 'predicted'):.2f}"
+                for way in ("forward", "backward")
+            )
+            yield f"* **A layer without a profile** ({case}), measured / computed: {ratios}."
+    kept = [error for _, error in _kept_errors(profile)]
+    if kept:
+        within = sum(error <= 0.02 for error in kept)
+        yield f"* **Bytes that a unit keeps**: {within} of {len(kept)} computed figures are within 2% of what it kept."
+    spans = {
+        (devices, name): told["makespan"]["ratio"]
+        for devices, found in _figures(result, "plans").items()
+        if isinstance(found, dict)
+        for name, told in found.get("together", {}).items()
+    }
+    if spans:
+        told = ", ".join(
+            f"{name} on {devices.replace('-', ' ')} {ratio:.3f}" for (devices, name), ratio in spans.items()
+        )
+        yield f"* **A whole step with a profile**, measured / predicted: {told}."
+    large = _figures(result, "large")
+    if large:
+        ways = ", ".join(
+            f"{way} {'trains' if large[way]['fits'] else 'does not fit'}"
+            for way in ("kept", "recomputed", "offloaded")
+            if "fits" in large.get(way, {})
+        )
+        yield f"* **A model that does not fit**: {ways}."
+
+
+def _sum(units: Sequence[dict[str, Any]], way: str, what: str) -> float:
+    return sum(float(unit[way][what]) for unit in units)
+
+
+def _kept_errors(profile: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Of every figure of bytes that a unit keeps, how far the computed one is off."""
+    for case, figures in profile.items():
+        for kind, unit in figures.get("units", {}).items():
+            kept = {"activation": unit["activation"]} | {n: s["kept"] for n, s in unit["strategies"].items()}
+            for name, figure in kept.items():
+                if figure["ratio"] is not None:
+                    yield f"{case}, {kind}, {name}", abs(figure["ratio"] - 1)
 
 
 def _table(result: Result) -> Iterator[str]:
-    yield "| section | what | status | commit |"
-    yield "| --- | --- | --- | --- |"
+    yield "| section | what | status | at | commit |"
+    yield "| --- | --- | --- | --- | --- |"
     for name, what in WHAT.items():
         section = result["sections"].get(name)
         status = "**has not run**" if section is None else section["status"]
-        yield f"| {SECTIONS[name]} | {what} | {status} | {'' if section is None else section['commit']} |"
+        when = "" if section is None else section.get("at", "").partition("T")[0]
+        yield f"| {SECTIONS[name]} | {what} | {status} | {when} | {'' if section is None else section['commit']} |"
 
 
 def _figures(result: Result, name: str) -> dict[str, Any]:
@@ -83,6 +142,9 @@ def _figures(result: Result, name: str) -> dict[str, Any]:
 
 def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
     figures = section.get("figures", {})
+    if "note" in section:
+        yield section["note"]
+        yield ""
     if section["status"] != "ran":
         why = section.get("traceback", section.get("why", "")).strip().split("\n")[-1]
         yield f"This section {section['status'].replace('ran', 'has run')} after {section.get('seconds', 0)} s. {why}"
@@ -92,6 +154,11 @@ def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
         return
     if name == "torch":
         yield from _overheads(figures)
+        return
+    if name == "profile":
+        yield from _profile(figures)
+        yield ""
+        yield from _told("", figures)
         return
     if name == "plans":
         yield from _programs(figures)
@@ -105,6 +172,30 @@ def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
     if told:
         yield ""
         yield from told
+
+
+def _profile(figures: dict[str, Any]) -> Iterator[str]:
+    """A row for every type of unit, and one for every operator of a half-layer."""
+    yield "| tokens | unit or operator | forward, ms | computed | ratio | backward, ms | computed | ratio |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for case, found in figures.items():
+        for kind, unit in found.get("units", {}).items():
+            yield f"| {case} | **{kind}** | {' | '.join(_both_ways(unit))} |"
+        for half, operators in found.get("operators", {}).items():
+            if isinstance(operators, dict):
+                for name, operator in operators.items():
+                    yield f"| {case} | {half}: {name} | {' | '.join(_both_ways(operator))} |"
+    yield ""
+    off = [f"{place} ({100 * error:.0f}%)" for place, error in _kept_errors(figures) if error > 0.02]
+    yield f"Bytes kept that are off by more than 2%: {', '.join(off) or 'none'}."
+
+
+def _both_ways(tree: dict[str, Any]) -> Iterator[str]:
+    for way in ("forward", "backward"):
+        figure = tree[way]
+        yield f"{1e3 * figure['measured']:.3f}"
+        yield f"{1e3 * figure['predicted']:.3f}"
+        yield _ratio(figure)
 
 
 def _tests(figures: dict[str, Any]) -> Iterator[str]:
@@ -160,7 +251,7 @@ def _cells(one: dict[str, Any]) -> Iterator[str]:
 
 
 def _ratio(found: dict[str, Any] | None) -> str:
-    return "" if found is None or found["ratio"] is None else f"{found['ratio']:.3f}"
+    return "" if found is None or found.get("ratio") is None else f"{found['ratio']:.3f}"
 
 
 def _rows(path: str, tree: Any) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The GPU's command on a CPU with tiny sizes: the same code; and the page that its figures make."""
 
 import json
+import re
 import subprocess
 import sys
 from math import inf
@@ -83,6 +84,23 @@ def test_the_page_has_a_row_for_every_program_of_a_device() -> None:
 
 def test_the_page_says_that_nothing_has_run_while_nothing_has() -> None:
     assert "**No CUDA path of debubble has run yet.**" in report.page({"sections": {}})
+
+
+def test_a_section_that_is_taken_over_says_when_and_at_which_commit_it_ran(dry: Any) -> None:
+    section = dry[1]["sections"]["machine"]
+    assert section["commit"] == "abc"
+    assert section["at"] == dry[1]["at"]
+
+
+def test_the_readme_says_what_the_figures_say() -> None:
+    figures = report.read(ROOT / "benchmarks/results/gpu.json")
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    told = "\n".join(report.headlines(figures))
+    forward, backward = re.findall(r"forward (\d\.\d+), backward (\d\.\d+)", told)[0]
+    assert f"a layer takes {forward} (forward) and {backward} (backward)" in readme
+    passed = figures["sections"]["tests"]["figures"]["passed"]
+    assert f"the {passed} tests of CUDA paths pass" in readme
+    assert "recomputed trains, offloaded trains" in told
 
 
 def test_the_page_in_the_documentation_is_what_the_figures_make() -> None:

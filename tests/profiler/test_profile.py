@@ -101,7 +101,7 @@ def test_every_measured_time_is_positive_where_there_is_work(units: Any) -> None
 
 def test_names_that_planners_use_say_which_operators_they_mean(units: Any) -> None:
     named = {u.type: (u.strategies["cmb"].operators, u.strategies["selective"].operators) for u in units[1:3]}
-    assert named == {"attention": ("norm", "norm+core"), "mlp": ("norm+multiply",) * 2}
+    assert named == {"attention": ("norm", "norm"), "mlp": ("norm+multiply",) * 2}
 
 
 def test_every_set_of_operators_that_the_formulas_recompute_is_measured(units: Any) -> None:
