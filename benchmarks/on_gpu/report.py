@@ -30,6 +30,9 @@ WHAT = {
     " without `torch.compile`; what a step takes beyond the loop is divided by its forwards and backwards.",
 }  # fmt: skip
 
+PICTURE = "pictures/gpu-plan-4-devices.png"
+"""The timelines of the page `plan-4-devices.html` that the section of plans leaves, as Chromium draws them."""
+
 
 def read(path: Path) -> Result:
     """The figures so far; none if there is no file."""
@@ -161,6 +164,10 @@ def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
         yield from _told("", figures)
         return
     if name == "plans":
+        yield f"![Predicted and measured]({PICTURE})"
+        yield ""
+        yield "*1F1B with offload for 4 devices, predicted and measured; the measured memory counts the states, too.*"
+        yield ""
         yield from _programs(figures)
         yield ""
         yield from _told("", figures)
