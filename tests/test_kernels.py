@@ -36,6 +36,24 @@ def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Pa
         assert done.stdout == "42\n", done.stderr
 
 
+@pytest.mark.parametrize("decorator", ["jit", "inlined"])
+def test_a_kernel_that_calls_another_is_compiled_anew_when_that_one_changes(tmp_path: Path, decorator: str) -> None:
+    """In a process of its own for each version of the other one and of a constant."""
+    head = f"from debubble.kernels import {decorator}\n"
+    (tmp_path / "kernel.py").write_text(
+        "from debubble.kernels import jit\nfrom other import OFFSET, grow\n\n@jit\ndef twice(x):\n"
+        "    return 2 * grow(x) + OFFSET\n\nprint(twice(7))\n"
+    )
+    answers = []
+    for factor, offset in ((3, 0), (30, 0), (30, 1000)):
+        (tmp_path / "other.py").write_text(
+            f"{head}OFFSET = {offset}\n@{decorator}\ndef grow(x):\n    return {factor} * x\n"
+        )
+        done = subprocess.run([sys.executable, "kernel.py"], cwd=tmp_path, capture_output=True, text=True)
+        answers.append(done.stdout)
+    assert answers == ["42\n", "420\n", "1420\n"]
+
+
 def test_that_a_kernel_is_compiled_is_logged_once(tmp_path: Path) -> None:
     """In a process of its own, twice: the second one finds the machine code."""
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")

@@ -30,6 +30,7 @@ def jit(function: C, *, inline: Literal["never", "always"] = "never", counting: 
     options["no_cfunc_wrapper"] = True
     options["_nrt"] = counting
     kernel: Any = njit(**options)(function)
+    _stamp(kernel)
     _compile_in_one_process(kernel)
     return cast("C", kernel)
 
@@ -81,6 +82,22 @@ def _announce() -> None:
     logging.getLogger("debubble").info(
         "Compiling the search's kernels, which takes up to a minute and is done once on a machine ..."
     )
+
+
+def _stamp(kernel: Any) -> None:
+    """Let the machine code on the disk be that of the kernels and the constants that are compiled into this one, too.
+
+    numba looks at the source of the kernel alone, and takes code with an older version of another's.
+    """
+    scope, names = kernel.py_func.__globals__, kernel.py_func.__code__.co_names
+    used = [(name, scope[name]) for name in names if name in scope]
+    file = kernel._cache._cache_file
+    stamps = {kernel.py_func.__code__.co_filename: file._source_stamp}
+    for _, value in used:
+        stamps |= getattr(value, "source_stamps", {})
+    constants = [(name, value) for name, value in used if isinstance(value, bool | int | float | str | tuple)]
+    kernel.source_stamps = stamps
+    file._source_stamp = sorted(stamps.items()), repr(constants)
 
 
 def _compile_in_one_process(kernel: Any) -> None:

@@ -23,13 +23,13 @@ LINK = (
 @cache
 def rows() -> tuple[Row, ...]:
     """All rows of Table 1."""
-    return tuple(map(tables.row, PRINTED))
+    return tables.rows_of(PRINTED)
 
 
 @cache
 def many() -> tuple[Row, ...]:
     """All rows of Figure 6."""
-    return tuple(map(tables.row, tables.FIGURE_6))
+    return tables.rows_of(tables.FIGURE_6)
 
 
 @cache

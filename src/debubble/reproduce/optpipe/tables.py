@@ -8,12 +8,15 @@ Every sentence that compares is computed from the rows beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from multiprocessing import get_context
 
 from debubble.ir import Kind, Schedule, StageCosts
+from debubble.processes import available_cores
 from debubble.reproduce.optpipe.runs import (
     BASELINES,
     LIMITED,
@@ -75,6 +78,12 @@ def row(setting: Setting) -> Row:
     if result is not None:
         timelines["OptPipe"] = result
     return Row(setting, PRINTED.get(setting, {}), timelines)
+
+
+def rows_of(settings: Iterable[Setting]) -> tuple[Row, ...]:
+    """The rows of several settings, which take minutes of one core: every core computes some."""
+    with ProcessPoolExecutor(max_workers=available_cores(), mp_context=get_context("spawn")) as pool:
+        return tuple(pool.map(row, settings))
 
 
 @cache
