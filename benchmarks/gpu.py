@@ -31,7 +31,7 @@ from on_gpu.settings import settings
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
-SECTIONS = {"tests": 60, "machine": 20, "profile": 100, "plans": 170, "large": 60, "torch": 90}
+SECTIONS = {"tests": 70, "machine": 30, "profile": 130, "plans": 170, "large": 100, "torch": 90}
 """In this order, with the seconds that each may take.  `plans` needs the figures of `profile`."""
 MODULES = {"tests": "cuda_tests", "profile": "profiles", "torch": "beside_torch"}
 
