@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -49,7 +50,8 @@ def main() -> None:
     parser.add_argument("--section", help=argparse.SUPPRESS)  # one section, here
     given = parser.parse_args()
     if given.take:
-        take(given)
+        names = chosen_sections(given, parser)
+        save(RESULTS, with_sections(report.read(RESULTS), report.read(given.take), names, note=given.note))
     if given.take or given.report:
         (ROOT / "docs" / "gpu.md").write_text(report.page(report.read(RESULTS)))
     elif given.section:
@@ -60,10 +62,7 @@ def main() -> None:
 
 def everything(given: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Run the sections one after another, and save after each."""
-    names = [name for name in given.sections.split(",") if name]
-    unknown = [name for name in names if name not in SECTIONS]
-    if unknown:
-        parser.error(f"There is no section {unknown[0]}: there are {', '.join(SECTIONS)}.")
+    names = chosen_sections(given, parser)
     given.output.mkdir(parents=True, exist_ok=True)
     path, end = given.output / "gpu.json", time.monotonic() + given.seconds
     before = path if path.exists() else RESULTS
@@ -79,14 +78,24 @@ def everything(given: argparse.Namespace, parser: argparse.ArgumentParser) -> No
     print(f"Wrote {path}.")
 
 
-def take(given: argparse.Namespace) -> None:
-    """Take sections of another machine's file over; each says when it ran, at which commit."""
-    taken, result = report.read(given.take), report.read(RESULTS)
-    for name in given.sections.split(","):
-        section = {**taken["sections"][name], "at": taken["at"], "commit": given.commit or taken["commit"]}
-        result["sections"][name] = section | ({"note": given.note} if given.note else {})
-    result["sections"] = {name: result["sections"][name] for name in SECTIONS if name in result["sections"]}
-    save(RESULTS, {"dry_run": taken["dry_run"], **result})
+def chosen_sections(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """The sections that `--sections` names, all of which there are."""
+    names = [name for name in given.sections.split(",") if name]
+    known = report.read(given.take)["sections"] if given.take else SECTIONS
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        parser.error(f"There is no section {unknown[0]}: there are {', '.join(known)}.")
+    return names
+
+
+def with_sections(
+    result: dict[str, Any], taken: dict[str, Any], names: Sequence[str], *, note: str | None = None
+) -> dict[str, Any]:
+    """The result with sections of another machine's; each keeps when it ran and at which commit."""
+    more = {} if note is None else {"note": note}
+    sections = result["sections"] | {name: taken["sections"][name] | more for name in names}
+    ordered = {name: sections[name] for name in SECTIONS if name in sections}
+    return {**result, "dry_run": taken["dry_run"], "sections": ordered}
 
 
 def run(name: str, seconds: float, given: argparse.Namespace) -> dict[str, Any]:

@@ -93,17 +93,20 @@ def headlines(result: Result) -> Iterator[str]:
     if kept:
         within = sum(error <= 0.02 for error in kept)
         yield f"* **Bytes that a unit keeps**: {within} of {len(kept)} computed figures are within 2% of what it kept."
-    spans = {
-        (devices, name): told["makespan"]["ratio"]
-        for devices, found in _figures(result, "plans").items()
-        if isinstance(found, dict)
-        for name, told in found.get("together", {}).items()
-    }
+    spans = sorted(
+        program["span"]["ratio"]
+        for devices in _figures(result, "plans").values()
+        if isinstance(devices, dict)
+        for programs in devices.values()
+        for program in programs.values()
+        if isinstance(program, dict) and "span" in program
+    )
     if spans:
-        told = ", ".join(
-            f"{name} on {devices.replace('-', ' ')} {ratio:.3f}" for (devices, name), ratio in spans.items()
+        yield (
+            f"* **A device's program with a profile**, from its first operation to its last, measured / predicted:"
+            f" {spans[0]:.2f} to {spans[-1]:.2f} for {len(spans)} programs, whose messages come when predicted."
+            " What one device's delay does to the others is not in it."
         )
-        yield f"* **A whole step with a profile**, measured / predicted: {told}."
     large = _figures(result, "large")
     if large:
         ways = ", ".join(

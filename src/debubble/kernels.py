@@ -90,12 +90,12 @@ def _stamp(kernel: Any) -> None:
     numba looks at the source of the kernel alone, and takes code with an older version of another's.
     """
     scope, names = kernel.py_func.__globals__, kernel.py_func.__code__.co_names
-    used = [(name, scope[name]) for name in names if name in scope]
+    used = {name: scope[name] for name in names if name in scope}
     file = kernel._cache._cache_file
     stamps = {kernel.py_func.__code__.co_filename: file._source_stamp}
-    for _, value in used:
+    for value in used.values():
         stamps |= getattr(value, "source_stamps", {})
-    constants = [(name, value) for name, value in used if isinstance(value, bool | int | float | str | tuple)]
+    constants = [(name, value) for name, value in used.items() if isinstance(value, bool | int | float | str | tuple)]
     kernel.source_stamps = stamps
     file._source_stamp = sorted(stamps.items()), repr(constants)
 

@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import gpu
 import pytest
 from on_gpu import plans, report
 from on_gpu.figures import Figures
@@ -86,10 +87,13 @@ def test_the_page_says_that_nothing_has_run_while_nothing_has() -> None:
     assert "**No CUDA path of debubble has run yet.**" in report.page({"sections": {}})
 
 
-def test_a_section_that_is_taken_over_says_when_and_at_which_commit_it_ran(dry: Any) -> None:
-    section = dry[1]["sections"]["machine"]
-    assert section["commit"] == "abc"
-    assert section["at"] == dry[1]["at"]
+def test_a_section_that_is_taken_over_keeps_when_and_at_which_commit_it_ran(dry: Any) -> None:
+    before = {"dry_run": True, "sections": {"large": {"commit": "old"}, "tests": {"commit": "old"}}}
+    merged = gpu.with_sections(before, dry[1], ["machine", "large"], note="Why.")
+    assert list(merged["sections"]) == ["tests", "machine", "large"]
+    assert [section["commit"] for section in merged["sections"].values()] == ["old", "abc", "abc"]
+    assert merged["sections"]["large"] == {**dry[1]["sections"]["large"], "note": "Why."}
+    assert merged["sections"]["machine"]["at"] == dry[1]["at"]
 
 
 def test_the_readme_says_what_the_figures_say() -> None:
@@ -100,6 +104,8 @@ def test_the_readme_says_what_the_figures_say() -> None:
     assert f"a layer takes {forward} (forward) and {backward} (backward)" in readme
     passed = figures["sections"]["tests"]["figures"]["passed"]
     assert f"the {passed} tests of CUDA paths pass" in readme
+    within, count = re.findall(r"(\d+) of (\d+) computed figures are within 2%", told)[0]
+    assert f"{within} of {count} computed figures of the bytes that units keep are within 2%" in readme
     assert "recomputed trains, offloaded trains" in told
 
 

@@ -35,7 +35,7 @@ from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.lora import new_adapters
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
-from debubble.runtime.parameters.stage_parameters import sum_in
+from debubble.runtime.parameters.stage_parameters import accumulate
 
 IN_FLIGHT = 2
 """Micro-batches between whose forwards and backwards others run."""
@@ -218,7 +218,7 @@ class ModelSlice:
     def _sum_gradients(self, stage: Stage) -> None:
         for parameter in (p for unit in stage.units for p in unit.parameters()):
             if parameter.grad is not None and parameter.dtype not in (torch.float32, torch.float64):
-                self._sums[parameter] = sum_in(torch.float32, self._sums.get(parameter), parameter.grad)
+                self._sums[parameter] = accumulate(self._sums.get(parameter), parameter.grad, torch.float32)
                 parameter.grad = None
 
     @contextmanager

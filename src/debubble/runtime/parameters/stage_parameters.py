@@ -293,7 +293,7 @@ class StageWeights:
         """Sum, after a backward, what it gave to working copies, in the masters' dtype."""
         for index, (working, master, *_) in enumerate(self._pairs):
             if working.dtype != master.dtype and working.grad is not None:
-                self._sums[index] = sum_in(master.dtype, self._sums[index], working.grad)
+                self._sums[index] = accumulate(self._sums[index], working.grad, master.dtype)
                 working.grad = None
 
     def set_aside(self, op: Op) -> None:
@@ -340,7 +340,8 @@ class StageWeights:
                 self._reduce_one(index, gradient)
 
     def _reduce_one(self, index: int, gradient: Tensor) -> None:
-        self._reduced[index] = _plus(self._reduced[index], self._pairs[index].replicas.reduce(gradient))
+        reduced = self._pairs[index].replicas.reduce(gradient)
+        self._reduced[index] = accumulate(self._reduced[index], reduced, reduced.dtype)
 
     def _give_gradients(self) -> None:
         for index, (_, master, *_) in enumerate(self._pairs):
@@ -361,10 +362,6 @@ def _on_device_of_master(gradient: Tensor, device: torch.device) -> Tensor:
     return torch.empty_like(gradient, device=device, pin_memory=True).copy_(gradient)
 
 
-def sum_in(dtype: torch.dtype, total: Tensor | None, gradient: Tensor) -> Tensor:
-    """Add a gradient to the sum of others, which is in that dtype, in one pass."""
+def accumulate(total: Tensor | None, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """Add a gradient, in one pass, to the sum of those before it, which has that dtype; the first one begins it."""
     return gradient.to(dtype) if total is None else total.add_(gradient)
-
-
-def _plus(total: Tensor | None, gradient: Tensor) -> Tensor:
-    return gradient if total is None else total.add_(gradient)
