@@ -95,13 +95,19 @@ def test_lists_without_transfers_take_what_simulation_says_whatever_their_order(
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_evaluator_knows_steps_on_the_host(data: st.DataObject) -> None:
-    p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
-    each = st.lists(st.integers(0, 40), min_size=p, max_size=p)
-    costs = data.draw(stage_costs(stages=p)).replace(host_step=data.draw(each), gradient_offload=data.draw(each))
-    hosted = data.draw(st.frozensets(st.integers(0, p - 1)))
-    problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, host_steps=hosted)
+@settings(max_examples=120, deadline=None)
+def test_evaluator_knows_steps_on_hosts_and_their_turns_on_shared_links(data: st.DataObject) -> None:
+    p, chunks, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
+    placement = data.draw(st.sampled_from([Placement.looped(p, chunks), Placement.v_shape(p, chunks)]))
+    stages = placement.stages
+    each = st.lists(st.integers(0, 40), min_size=stages, max_size=stages)
+    costs = data.draw(stage_costs(stages=stages)).replace(
+        host_step=data.draw(each), gradient_offload=data.draw(each), parameter_load=data.draw(each),
+        link_groups=data.draw(st.sampled_from([(), (tuple(range(p)),), (tuple(range(p // 2)), tuple(range(p // 2, p)))])),
+        host_link=data.draw(st.sampled_from(["full-duplex", "half-duplex"])),
+    )  # fmt: skip
+    hosted = data.draw(st.frozensets(st.integers(0, stages - 1)))
+    problem = OrderProblem(placement=placement, micro_batches=m, costs=costs, host_steps=hosted)
     schedule = one_at_a_time(problem)
     assert evaluated(problem, schedule) == pytest.approx(float(problem.value(schedule)), rel=1e-12)
 

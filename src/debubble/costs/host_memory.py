@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import numpy as np
+
 from debubble.costs.units import Partition, Units
 from debubble.formatting import size_words
 from debubble.ir import InfeasibleError, Kind, Number
+from debubble.ir.ops import CODE
 from debubble.simulator import Timeline
+
+OFFLOAD, RELOAD = CODE[Kind.O], CODE[Kind.L]
 
 
 def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[float]:
@@ -34,13 +39,12 @@ def offloaded_peaks(timeline: Timeline) -> list[Number]:
 
     An activation is there from the start of its offload to the end of its reload.
     """
-    schedule, costs = timeline.program.schedule, timeline.program.costs
-    changes: list[list[tuple[Number, Number]]] = [[] for _ in range(schedule.devices)]
-    for operation in timeline.operations if schedule.offloaded else ():
-        kind, stage, j = operation.op
-        if kind in (Kind.O, Kind.L) and operation.device not in schedule.peers:
-            moved = schedule.moved_bytes(costs, stage, j) * costs.scale_of(j)
-            changes[operation.device].append((operation.start, moved) if kind is Kind.O else (operation.end, -moved))
+    program = timeline.program
+    moves = np.isin(program.kind, [OFFLOAD, RELOAD]) & ~np.isin(program.device, [*program.schedule.peers])
+    changes: list[list[tuple[Number, Number]]] = [[] for _ in range(program.devices)]
+    columns = (program.kind, program.device, timeline.start, timeline.end, program.freed, program.allocated)
+    for kind, device, start, end, leaves, returns in zip(*(column[moves].tolist() for column in columns), strict=True):
+        changes[device].append((start, leaves) if kind == OFFLOAD else (end, -returns))
     # At one instant, frees come before allocations.
     return [max(accumulate((size for _, size in sorted(of)), initial=0)) for of in changes]
 

@@ -129,10 +129,17 @@ class OrderProblem:
     @property
     def behind_weights(self) -> list[Number]:
         """Per stage, the time from its last weight gradient to the end of a step on the host; 0 if it is not there."""
-        costs = self.costs
-        return [
-            costs.gradient_offload[s] + costs.host_step[s] if s in self.host_steps else 0 for s in range(self.stages)
-        ]
+        return [gone + step for gone, step in zip(self.gradient_offloads, self.steps_on_hosts, strict=True)]
+
+    @property
+    def gradient_offloads(self) -> list[Number]:
+        """Per stage, the time in which its gradients go to the host that steps its optimizer; 0 if none does."""
+        return [self.costs.gradient_offload[s] if s in self.host_steps else 0 for s in range(self.stages)]
+
+    @property
+    def steps_on_hosts(self) -> list[Number]:
+        """Per stage, the time of its optimizer's step on the host; 0 if it is not there."""
+        return [self.costs.host_step[s] if s in self.host_steps else 0 for s in range(self.stages)]
 
     @property
     def halves_cover_wholes(self) -> bool:

@@ -224,10 +224,14 @@ def _evaluated(problem: Problem, solution: Solution) -> float:
     """The time of the step, as the order search evaluates it; infinite if it does not fit."""
     schedule = solution.schedule.without_host_steps()
     orders = OrderProblem.of(schedule, solution.costs, objective=problem.objective)
-    orders = replace(orders, host_steps=solution.schedule.host_steps)
-    layout, floats, ints, scale = arrays_of(orders)
-    time = evaluate(layout, floats, ints, *encode(orders, schedule), math.inf) / scale
+    time = _evaluated_order(replace(orders, host_steps=solution.schedule.host_steps), schedule)
     return time + (0 if problem.tail is None else float(problem.tail.of(solution.schedule, solution.costs)))
+
+
+def _evaluated_order(orders: OrderProblem, schedule: Schedule) -> float:
+    """The objective of a schedule, as the order search evaluates it; infinite if it does not fit."""
+    layout, floats, ints, scale = arrays_of(orders)
+    return evaluate(layout, floats, ints, *encode(orders, schedule), math.inf) / scale
 
 
 def search_last(problem: Problem, answer: Solution) -> Solution | None:
@@ -279,19 +283,14 @@ def _improve_order(
     start = solution.schedule.without_host_steps()
     solution = _with_deeper_level(problem, solution)
     try:
-        best: Incumbent | None = None
         split = start.with_split_backwards()
-        for begun in (start, split, _recomputing_apart(split, solution.costs)):
-            orders = replace(OrderProblem.of(begun, solution.costs, objective=problem.objective), host_steps=hosted)
-            try:
-                time = orders.value(begun)
-            except OutOfMemoryError:
-                continue
-            if best is None or time <= best.value:
-                best = Incumbent(schedule=begun, value=time, bound=lower_bound(orders), source="start")
-                searched = orders
-        if best is None:
-            return None
+        variants = [
+            (replace(OrderProblem.of(each, solution.costs, objective=problem.objective), host_steps=hosted), each)
+            for each in (start, split, _recomputing_apart(split, solution.costs))
+        ]
+        searched, begun = min(reversed(variants), key=lambda variant: _evaluated_order(*variant))
+        time = searched.value(begun)
+        best = Incumbent(schedule=begun, value=time, bound=lower_bound(searched), source="start")
         effort.brake.delay(compile_kernel(searched, best))
         cooling = _cooling(searched, effort, coolings)
         for better in improve(

@@ -183,6 +183,8 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "kept_times": np.zeros(times),
         "work": np.zeros(problem.devices),
         "ready": np.zeros(3 * problem.devices if costs.link_groups else 0),
+        **{name: np.zeros(problem.devices) for name in ("gone", "link_gone", "host_free")},
+        "stepped": np.full(problem.stages, -1.0),
         "noted_floats": np.zeros(3 * noted),
     }
     ints: dict[str, Ints] = {
@@ -205,6 +207,8 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "begin": _zeros(problem.devices),
         "window": np.array(block.windows if block else (0,) * problem.devices, dtype=np.int64),
         "kept_begin": _zeros(problem.devices),
+        **{name: _zeros(problem.devices) for name in ("gone_why", "link_why", "host_why")},
+        "stepped_why": _zeros(problem.stages),
         "stale": _zeros(problem.devices),
         **{name: _zeros(problem.devices) for name in ("noted_from", "noted_to")},
         "noted_ints": _zeros(6 * noted),
@@ -247,7 +251,8 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
     levels = len(tables.time)
     durations, allocated, freed = (table[:, kinds].ravel().tolist() for table in tables)
     message = message_rows(problem)
-    time_scale = _common_denominator([*durations, *message, *problem.behind_weights])
+    gradients, host_step = problem.gradient_offloads, problem.steps_on_hosts
+    time_scale = _common_denominator([*durations, *message, *gradients, *host_step, *_parameters_loaded(problem)])
     statics, limits = [costs.static_of(d) for d in devices], [costs.limit_of(d) for d in devices]
     size_scale = _common_denominator([*allocated, *freed, *statics, *(x for x in limits if x is not None)])
     time, sent = _floats(durations, time_scale), _floats(message, time_scale)
@@ -259,9 +264,31 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
         "message": np.tile(sent, levels),
         "tail": np.tile(tail_rows(problem, time.reshape(levels, -1).min(axis=0), sent, behind), levels),
         "behind_weights": behind,
+        "gradients": _floats(gradients, time_scale),
+        "host_step": _floats(host_step, time_scale),
+        # Before the ends, so that what waits for it has no operation as its cause.
+        "loaded": _floats(_parameters_loaded(problem), time_scale),
         "static": _floats(statics, size_scale),
         "limit": np.array([math.inf if x is None else float(x * size_scale) for x in limits]),
     }, time_scale
+
+
+def _parameters_loaded(problem: OrderProblem) -> list[Number]:
+    """Per stage, when its parameters have come from the host that has stepped its optimizer; 0 if none has.
+
+    Each device asks for them stage by stage, before its first forward, and takes a shared link by arrival.
+    """
+    costs, lanes = problem.costs, _lanes(problem).tolist()
+    loaded: list[Number] = [0] * problem.stages
+    pending = [[s for s in own if s in problem.host_steps] for own in problem.placement.stages_of]
+    device_free: list[Number] = [0] * problem.devices
+    link_free: list[Number] = [0] * problem.devices
+    while any(pending):
+        d = min((d for d in range(problem.devices) if pending[d]), key=device_free.__getitem__)
+        stage = pending[d].pop(0)
+        end = max(device_free[d], link_free[lanes[d]]) + costs.parameter_load[stage]
+        loaded[stage] = device_free[d] = link_free[lanes[d]] = end
+    return loaded
 
 
 def _state(problem: OrderProblem) -> tuple[dict[str, Floats], dict[str, Ints]]:
@@ -293,6 +320,7 @@ def _facts(a: KernelLayout) -> Ints:
         facts[kind, :, SENT] = a.arrival + size + pair
     for kind in (I, B, R, DEEPER):
         facts[kind, :, RELOADED] = a.end + L * size + pair
+    facts[F, ::m, RELOADED] = a.loaded + np.arange(a.stages)
     facts[O, :, NEEDED] = a.end + pair
     facts[L, :, NEEDED] = a.end + O * size + pair
     facts[:, :, ROW] = np.arange(len(KINDS) * size).reshape(len(KINDS), size) // a.grain

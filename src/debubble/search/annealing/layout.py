@@ -90,7 +90,14 @@ class KernelLayout(NamedTuple):
     tail: int
     """[R in list, row]: least time from its end to the end of everything."""
     behind_weights: int
-    """[stage]: time from the last weight gradient to the end of a step on the host; 0 if it is not there."""
+    """[stage]: time from the last weight gradient to the end of a step on the host, on a free link; 0 if it is not
+    there."""
+    gradients: int
+    """[stage]: the part of it in which gradients go to the host."""
+    host_step: int
+    """[stage]: the part in which the host steps."""
+    loaded: int
+    """[stage]: when its parameters have come from the host, before its first forward."""
     static: int
     """[d]"""
     limit: int
@@ -127,6 +134,14 @@ class KernelLayout(NamedTuple):
     """[d]: compute time of the whole list."""
     ready: int
     """[d, lane], with link groups: when the lane's next transfer can start but for the link; infinite if not known."""
+    gone: int
+    """[d]: when what it last gave to its link has left."""
+    link_gone: int
+    """[lane]: when what a link last took has left."""
+    host_free: int
+    """[d]: when the host has stepped for it."""
+    stepped: int
+    """[stage]: when its step on the host is done; negative if it is not there."""
     noted_floats: int
     """[d, place / NOTED], with link groups: what admission counts as reserved and as freed before that place."""
     # In the block of whole numbers.
@@ -188,6 +203,14 @@ class KernelLayout(NamedTuple):
     kept_causes: int
     """Its causes and queues."""
     kept_begin: int
+    gone_why: int
+    """[d]: the operation that this hangs on, -1 for none."""
+    link_why: int
+    """[lane]: likewise."""
+    host_why: int
+    """[d]: likewise."""
+    stepped_why: int
+    """[stage]: likewise."""
     # What walks by arrival need beside (shared_links.py); without link groups all but `stale` are empty.
     stale: int
     """[d]: 1 if the tables below are those of another list than the accepted one."""

@@ -12,7 +12,7 @@ from debubble.kernels import borrowing, inlined, jit
 from debubble.search.annealing.evaluate import INFINITY, choose_rows, count_work, evaluate, walk
 from debubble.search.annealing.incremental import SAME, START, common_mark, copy_numbers, keep, put_back, resume
 from debubble.search.annealing.layout import COUNT, DEEPER, B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
-from debubble.search.annealing.rules import last_of
+from debubble.search.annealing.rules import last_of, step_on_hosts
 from debubble.search.annealing.shared_links import follow_back, go_on_by_arrival
 
 
@@ -317,6 +317,8 @@ def undo(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, pair:
 @borrowing
 def critical_path(a: KernelLayout, x: Floats, n: Ints, path: Ints) -> int:
     """Write the operations that the objective hangs on into `path`, last first; returns their number."""
+    if a.hosted:
+        step_on_hosts(a, x, n)
     longest, last = -1.0, -1
     for d in range(a.devices):
         length, op = last_of(a, x, n, d)

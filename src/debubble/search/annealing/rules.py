@@ -5,8 +5,12 @@ Admission is static: the rules are those of ir/lowering/admission.py, and know n
 
 from __future__ import annotations
 
+import numpy as np
+
 from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.layout import ROW, B, Floats, Ints, KernelLayout, W
+
+INFINITY = np.inf
 
 
 @inlined
@@ -72,31 +76,83 @@ def sent(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: float, mess
 
 
 @borrowing
+def step_on_hosts(a: KernelLayout, x: Floats, n: Ints) -> None:
+    """Time the steps on hosts, once everything else is timed.
+
+    A stage's gradients leave behind its last weight gradient and, as transfers do, ask for the link one after the other
+    on each device; they take it by arrival.  A device's host steps one stage at a time.
+    """
+    for d in range(a.devices):
+        lane = a.transfer + n[a.lane + d]
+        own = n[a.previous + 3 * d + 1] if a.by_arrival else n[lane]
+        x[a.gone + d] = x[a.end + own] if own >= 0 else 0.0
+        n[a.gone_why + d] = own
+        x[a.link_gone + n[a.lane + d]] = x[a.end + n[lane]] if n[lane] >= 0 else 0.0
+        n[a.link_why + n[a.lane + d]] = n[lane]
+        x[a.host_free + d], n[a.host_why + d] = 0.0, -1
+    for stage in range(a.stages):
+        x[a.stepped + stage] = -1.0
+    while True:
+        stage, ready, why = _next_gradients(a, x, n)
+        if stage < 0:
+            return
+        d = n[a.device_of + stage]
+        link = n[a.lane + d]
+        if x[a.link_gone + link] > ready:
+            ready, why = x[a.link_gone + link], n[a.link_why + link]
+        gone = ready + x[a.gradients + stage]
+        x[a.gone + d] = x[a.link_gone + link] = gone
+        n[a.gone_why + d] = n[a.link_why + link] = why
+        if x[a.host_free + d] > gone:
+            gone, why = x[a.host_free + d], n[a.host_why + d]
+        x[a.stepped + stage] = x[a.host_free + d] = gone + x[a.host_step + stage]
+        n[a.stepped_why + stage] = n[a.host_why + d] = why
+
+
+@inlined
+def _next_gradients(a: KernelLayout, x: Floats, n: Ints) -> tuple[int, float, int]:
+    """The stage whose gradients ask for a link next, when, and the operation that this hangs on; -1 if all have gone.
+
+    A device's go in the order of its list; of two that ask at once the device that comes first has its turn first.
+    """
+    first, least, hangs_on, first_device, first_end = -1, INFINITY, -1, -1, INFINITY
+    m, size = a.micro_batches, a.stages * a.micro_batches
+    for stage in range(a.stages):
+        if x[a.behind_weights + stage] <= 0 or x[a.stepped + stage] >= 0:
+            continue
+        d, why = n[a.device_of + stage], W * size + stage * m + m - 1
+        if x[a.end + why] < 0:
+            why += (B - W) * size
+        ready = end = x[a.end + why]
+        if x[a.gone + d] > ready:
+            ready, why = x[a.gone + d], n[a.gone_why + d]
+        if ready > least or ready == least and (d > first_device or d == first_device and end > first_end):
+            continue
+        first, least, hangs_on, first_device, first_end = stage, ready, why, d, end
+    return first, least, hangs_on
+
+
+@borrowing
 def last_of(a: KernelLayout, x: Floats, n: Ints, d: int) -> tuple[float, int]:
     """A device's part in the objective, and the operation that it hangs on.
 
-    That is the last one, from the first one's start on where the span counts; or the last weight gradient of a stage
-    whose optimizer steps on the host.
+    That is the last one, from the first one's start on where the span counts; or what a step on the host hangs on.
     """
     length, last = x[a.free + d], n[a.compute + d]
     if a.span:
         return length - x[a.first + d], last
     if a.hosted:
-        m, size = a.micro_batches, a.stages * a.micro_batches
         for stage in range(a.stages):
-            if n[a.device_of + stage] == d and x[a.behind_weights + stage] > 0:
-                op = W * size + stage * m + m - 1
-                if x[a.end + op] < 0:
-                    op += (B - W) * size
-                stepped = x[a.end + op] + x[a.behind_weights + stage]
-                if stepped > length:
-                    length, last = stepped, op
+            if n[a.device_of + stage] == d and x[a.stepped + stage] > length:
+                length, last = x[a.stepped + stage], n[a.stepped_why + stage]
     return length, last
 
 
 @borrowing
 def longest(a: KernelLayout, x: Floats, n: Ints) -> float:
     """The objective, once everything is timed."""
+    if a.hosted:
+        step_on_hosts(a, x, n)
     result = 0.0
     for d in range(a.devices):
         result = max(result, last_of(a, x, n, d)[0])

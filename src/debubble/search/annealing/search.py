@@ -30,7 +30,7 @@ COOLING_STEPS = 16
 """Temperatures of a cooling, at least."""
 SELDOM = 10
 """Where simulation agrees with the walk it is asked for improvements once in the work of so many simulations, and where
-a cooling ends."""
+the search ends; of walkers side by side also where a cooling ends."""
 RESTART_RATIO = 1.005
 """A walker restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may
 get stuck."""
@@ -171,7 +171,9 @@ def improve(
                 moves = [walk.result() for walk in walks]
                 done += max(moves)
                 effort.spend(max(moves) * price)
-                goes_on = done / steps < end and min(moves) == count and not effort.brake.bites
+                # Walkers side by side exchange their best where a cooling ends.
+                until = end if workers > 1 else 1
+                goes_on = done / steps < until and min(moves) == count and not effort.brake.bites
                 if goes_on and agrees and done - simulated < between:
                     continue
                 simulated = done
