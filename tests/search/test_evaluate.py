@@ -103,7 +103,7 @@ def test_evaluator_knows_steps_on_hosts_and_their_turns_on_shared_links(data: st
     each = st.lists(st.integers(0, 40), min_size=stages, max_size=stages)
     costs = data.draw(stage_costs(stages=stages)).replace(
         host_step=data.draw(each), gradient_offload=data.draw(each), parameter_load=data.draw(each),
-        link_groups=data.draw(st.sampled_from([(), (tuple(range(p)),), (tuple(range(p // 2)), tuple(range(p // 2, p)))])),
+        link_groups=data.draw(st.sampled_from([(), (range(p),), (range(p // 2), range(p // 2, p))])),
         host_link=data.draw(st.sampled_from(["full-duplex", "half-duplex"])),
     )  # fmt: skip
     hosted = data.draw(st.frozensets(st.integers(0, stages - 1)))

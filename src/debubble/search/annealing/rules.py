@@ -126,7 +126,8 @@ def _next_gradients(a: KernelLayout, x: Floats, n: Ints) -> tuple[int, float, in
         ready = end = x[a.end + why]
         if x[a.gone + d] > ready:
             ready, why = x[a.gone + d], n[a.gone_why + d]
-        if ready > least or ready == least and (d > first_device or d == first_device and end > first_end):
+        later_end = d == first_device and end > first_end
+        if ready > least or (ready == least and (d > first_device or later_end)):
             continue
         first, least, hangs_on, first_device, first_end = stage, ready, why, d, end
     return first, least, hangs_on
