@@ -1,12 +1,15 @@
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from debubble.ir import InfeasibleError, StageCosts
 from debubble.planners import FixedStages, Problem
-from debubble.planners.process_pool import Answer, side_by_side
+from debubble.planners.problem import Solution
+from debubble.planners.process_pool import Answer, Task, side_by_side
 from debubble.processes import PYTHON
 from tests.support.processes import children, wait_for_end
 
@@ -33,6 +36,18 @@ def test_searches_that_nobody_waits_for_any_more_are_ended() -> None:
         Problem(devices=8, micro_batches=64, workload=FixedStages(StageCosts.of(stages=8, memory_limit=3)), effort=120)
     )
     assert future.cancelled() or isinstance(future.exception(), InfeasibleError)
+
+
+def test_tasks_behind_one_that_fails_are_answered() -> None:
+    fails = cast("Callable[[Problem], Solution]", len)
+    problem = Problem(devices=2, micro_batches=2, workload=FixedStages(StageCosts.of(stages=2)))
+    tasks: dict[str, Task] = {f"fails {i}": (fails, problem) for i in range(4)}
+    with side_by_side(tasks | {"optpipe": ("optpipe", problem)}) as futures:
+        for i in range(4):
+            with pytest.raises(InfeasibleError, match="It failed: TypeError"):
+                futures[f"fails {i}"].result()
+        solution, _ = futures["optpipe"].result()
+        assert solution.schedule.devices == 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are listed on Linux alone")

@@ -1,8 +1,9 @@
 """Planners that search, side by side in processes of their own, where that is worth a process.
 
-Each worker is a fresh interpreter that reads a pickled (planner, problem) and writes a pickled (Solution, seconds) or
-error.  Nothing of the caller's process is inherited, so it does not matter whether it has threads, torch or no main
-guard, which the processes of `concurrent.futures` would import again.  A worker ends when its parent is gone.
+Each worker is a fresh interpreter that reads one pickled (planner, problem) after the other, and writes a pickled
+(Solution, seconds) or error for each.  Nothing of the caller's process is inherited, so it does not matter whether it
+has threads, torch or no main guard, which the processes of `concurrent.futures` would import again.  A worker ends when
+its parent is gone.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, BinaryIO, TypeVar
 
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError
 from debubble.planners.problem import Problem, Solution
@@ -24,8 +26,6 @@ from debubble.processes import PYTHON
 
 Answer = tuple[Solution, float]
 """A planner's solution, and the seconds that it took."""
-
-Worker = subprocess.Popen[bytes]
 
 PATIENCE = 60.0
 """Seconds beyond its deadline, and to start, after which a worker is given up."""
@@ -42,22 +42,22 @@ WORKER = 0.5
 
 @contextmanager
 def side_by_side(tasks: Mapping[Key, Task]) -> Iterator[dict[Key, Future[Answer]]]:
-    """Start a worker for each task that is worth one, as many at a time as there are cores.
+    """Give each task that is worth a worker to one, as many at a time as there are cores.
 
     Each future is the task's answer or error; what is not worth a worker is worked out here when it is asked for.
     Workers that still search at the end, as after a Ctrl-C, are ended.
     """
-    running: set[Worker] = set()
+    workers = _Workers()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        workers = {key: pool.submit(_ask, task, running) for key, task in tasks.items() if _is_worth_a_worker(*task)}
+        asked = {key: pool.submit(workers.ask, task) for key, task in tasks.items() if _is_worth_a_worker(*task)}
         try:
-            yield {key: workers[key] if key in workers else _LocalAnswer(task) for key, task in tasks.items()}
+            yield {key: asked[key] if key in asked else _LocalAnswer(task) for key, task in tasks.items()}
         finally:
-            for future in workers.values():
+            for future in asked.values():
                 future.cancel()
-            while wait(workers.values(), timeout=0.05).not_done:
-                for worker in tuple(running):
-                    worker.kill()
+            while wait(asked.values(), timeout=0.05).not_done:
+                workers.end()
+            workers.close()
 
 
 def by_completion(futures: Mapping[Key, Future[Answer]]) -> Iterator[Key]:
@@ -95,44 +95,121 @@ def _answer(asked: str | Callable[[Problem], Solution], problem: Problem) -> Ans
     return find(problem), time.perf_counter() - start
 
 
-def _ask(task: Task, running: set[Worker]) -> Answer:
-    """Run one worker to its end, among those `running`; raises the DebubbleError that it ended with."""
-    _, problem = task
-    command, pipe = [*PYTHON, "-m", "debubble.planners.process_pool", str(os.getpid())], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as worker:
-        running.add(worker)
+class _Workers:
+    """The workers of some tasks; one that has answered is asked the next task, as its imports take a while."""
+
+    def __init__(self) -> None:
+        self._all: list[_Worker] = []
+        self._idle: list[_Worker] = []
+
+    def ask(self, task: Task) -> Answer:
+        """Have a task answered; raises the DebubbleError that it ended with."""
         try:
-            patience = problem.begun().brake.left + PATIENCE
-            output, errors = worker.communicate(pickle.dumps(task), timeout=patience)
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            raise CutOffError(
-                f"It had not answered {PATIENCE:.0f} s after its deadline; give it more time with --deadline."
-            ) from None
+            worker = self._idle.pop()
+        except IndexError:
+            worker = _Worker()
+            self._all.append(worker)
+        answer = worker.ask(task)
+        self._idle.append(worker)
+        if isinstance(answer, DebubbleError):
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        """End all of them, whatever they do."""
+        for worker in tuple(self._all):
+            worker.end()
+
+    def close(self) -> None:
+        """Close their pipes, once none of them is asked anything."""
+        for worker in self._all:
+            worker.close()
+
+
+class _Worker:
+    """A process that answers one task after the other."""
+
+    def __init__(self) -> None:
+        command = [*PYTHON, "-m", "debubble.planners.process_pool", str(os.getpid())]
+        pipe, self._open = subprocess.PIPE, ExitStack()
+        # A pipe that nobody reads meanwhile would stop a process that says much.
+        self._said = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `close` closes it
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said)
+        self._process = self._open.enter_context(process)
+
+    def ask(self, task: Task) -> Answer | DebubbleError:
+        """What the process answers; raises a DebubbleError if it has ended, or after its patience."""
+        assert self._process.stdin
+        assert self._process.stdout
+        late = threading.Event()
+        patience = threading.Timer(task[1].begun().brake.left + PATIENCE, self._give_up, [late])
+        patience.daemon = True
+        patience.start()
+        try:
+            pickle.dump(task, self._process.stdin)
+            self._process.stdin.flush()
+            answer: Answer | DebubbleError = pickle.load(self._process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self._process.wait()
+            if late.is_set():
+                raise CutOffError(
+                    f"It had not answered {PATIENCE:.0f} s after its deadline; give it more time with --deadline."
+                ) from None
+            raise InfeasibleError(f"It failed: {self._last_words()}") from None
         finally:
-            running.discard(worker)
-    if worker.returncode:
-        last = errors.decode(errors="replace").strip().splitlines()[-1:]
-        raise InfeasibleError(f"It failed: {' '.join(last)}")
-    answer = pickle.loads(output)
-    if isinstance(answer, DebubbleError):
-        raise answer
-    solution, seconds = answer
-    return solution, seconds
+            patience.cancel()
+        return answer
+
+    def end(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Close its pipes, and end it."""
+        self.end()
+        # What it was asked may not have reached it.
+        with suppress(OSError):
+            self._open.close()
+
+    def _give_up(self, late: threading.Event) -> None:
+        late.set()
+        self.end()
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        return " ".join(self._said.read().decode(errors="replace").strip().splitlines()[-1:])
 
 
 def _work() -> None:
     # The caller says who it is: it may be gone before this process can ask.
     threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
-    asked, problem = pickle.load(sys.stdin.buffer)
-    answer: Answer | DebubbleError
+    with _answers() as answers:
+        while (task := _next_task()) is not None:
+            answer: Answer | DebubbleError
+            try:
+                answer = _answer(*task)
+            except DebubbleError as error:
+                # Errors with arguments of their own do not survive pickling; their sentence does.
+                kind = CutOffError if isinstance(error, CutOffError) else InfeasibleError
+                answer = kind(str(error), missing=getattr(error, "missing", None))
+            pickle.dump(answer, answers)
+            answers.flush()
+
+
+def _answers() -> BinaryIO:
+    """The pipe for answers; what planners print goes where errors go."""
+    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return pipe
+
+
+def _next_task() -> Any:
+    """The next task that is asked, None once there are no more."""
     try:
-        answer = _answer(asked, problem)
-    except DebubbleError as error:
-        # Errors with arguments of their own do not survive pickling; their sentence does.
-        kind = CutOffError if isinstance(error, CutOffError) else InfeasibleError
-        answer = kind(str(error), missing=getattr(error, "missing", None))
-    sys.stdout.buffer.write(pickle.dumps(answer))
+        return pickle.load(sys.stdin.buffer)
+    except EOFError:
+        return None
 
 
 def _end_with(parent: int) -> None:
