@@ -25,7 +25,7 @@ from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
 from debubble.targets.orders import OwnOrders
 
-FIRST, CLOSE = 0.25, 1.02
+FIRST, CLOSE = 0.1, 1.02
 """The part of the effort with which others than `joint` begin, and how much longer than the fastest answer's step
 theirs may take for them to have the whole."""
 

@@ -93,34 +93,36 @@ def plan(
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
     if run.expert_overlap and (target is None or targets[target].overlapping is None):
         raise InputError("--expert-overlap is Megatron-LM's and Primus's combined 1F1B; plan --for megatron or primus.")
+    search: dict[str, Any] = {"effort": effort, "deadline": deadline, "cache": cache, "seed": seed, "target": target}
     if global_batch is not None:
         _refuse_of_given_degrees(profile=profile, swap=swap, robust=robust, lengths=lengths)
         given = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
-        job = Job(
-            model=model, cluster=cluster, global_batch=global_batch, options=run,
-            fixed={name: degree for name, degree in given.items() if name in DEGREES and degree is not None},
-            effort=effort, deadline=deadline, cache=cache, seed=seed, target=target,
-        )  # fmt: skip
-        with progress_listener(progress):
-            best = search_degrees(job, planner=planner, progress=tell)
-        made = _model_plan(best.result, best.problem, model, cluster, job.run_options(best.degrees))
-        return replace(made, degree_search=best.search)
+        fixed = {name: degree for name, degree in given.items() if name in DEGREES and degree is not None}
+        job = Job(model=model, cluster=cluster, global_batch=global_batch, options=run, fixed=fixed, **search)
+        return _plan_of_job(job, planner, progress)
     if target is not None and swap != "host":
         raise InputError("Where activations go follows from the target; leave out the swap or the target.")
     if target is not None and lengths is not None:
         raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
+    count = MICRO_BATCHES if micro_batches is None else micro_batches
     problem = problem_of(
-        model, cluster, run, micro_batches=MICRO_BATCHES if micro_batches is None else micro_batches,
-        pipeline=pipeline, chunks=chunks, effort=effort, seed=seed, deadline=deadline, cache=cache, profile=measured,
-        target=target,
-    )  # fmt: skip
+        model, cluster, run, micro_batches=count, pipeline=pipeline, chunks=chunks, profile=measured, **search
+    )
     problem = replace(problem.swapping(swap), robust=robust)
     if lengths is not None:
         problem = with_lengths(problem, _micro_batch_sizes(lengths, run, problem.micro_batches))
     with progress_listener(progress):
         result = planners[planner](problem)
     return replace(_model_plan(result, problem, model, cluster, run, measured), profile=measured)
+
+
+def _plan_of_job(job: Job, planner: str, progress: Listener | None) -> Plan:
+    """The plan of a job whose degrees are searched."""
+    with progress_listener(progress):
+        best = search_degrees(job, planner=planner, progress=tell)
+    made = _model_plan(best.result, best.problem, job.model, job.cluster, job.run_options(best.degrees))
+    return replace(made, degree_search=best.search)
 
 
 MICRO_BATCHES = 32
