@@ -245,9 +245,9 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
     kinds, tables = [CODE[kind] for kind in KINDS], problem.op_costs.tables()
     # By kind, stage and micro-batch, first as without, then as with an R in the list, of each level.
     levels = len(tables.time)
-    durations, allocated, freed = (table[:, kinds].ravel().tolist() for table in tables)
+    durations, allocated, freed, leads = (table[:, kinds].ravel().tolist() for table in tables)
     message = message_rows(problem)
-    time_scale = _common_denominator([*durations, *message, *problem.behind_weights])
+    time_scale = _common_denominator([*durations, *leads, *message, *problem.behind_weights])
     statics, limits = [costs.static_of(d) for d in devices], [costs.limit_of(d) for d in devices]
     size_scale = _common_denominator([*allocated, *freed, *statics, *(x for x in limits if x is not None)])
     time, sent = _floats(durations, time_scale), _floats(message, time_scale)
@@ -256,6 +256,7 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
         "time": time,
         "allocated": _floats(allocated, size_scale),
         "freed": _floats(freed, size_scale),
+        "lead": _floats(leads, time_scale),
         "message": np.tile(sent, levels),
         "tail": np.tile(tail_rows(problem, time.reshape(levels, -1).min(axis=0), sent, behind), levels),
         "behind_weights": behind,
