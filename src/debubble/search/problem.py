@@ -134,11 +134,21 @@ class OrderProblem:
             costs.gradient_offload[s] + costs.host_step[s] if s in self.host_steps else 0 for s in range(self.stages)
         ]
 
+    def longest_lead(self, op: Op) -> Number:
+        """How long before the end of its forward an O may start, or before that of its reload a backward, at most.
+
+        Whatever recomputes, and where an I may stand for a B, whichever of both may start earlier.
+        """
+        kinds = (Kind.B, Kind.I) if self.split and op.kind is Kind.I else (op.kind,)
+        levels = (False, True) if self.recompute else (False,)
+        return max(self.op_costs.lead(op._replace(kind=kind), explicit=again) for kind in kinds for again in levels)
+
     @property
     def halves_cover_wholes(self) -> bool:
         """True if an I with its W behind it can stand for every B, so that what holds for all I and W holds for B too.
 
         It cannot where the I needs more memory: its recomputation may bring back more at a time, or leave the W more.
+        Where a B may start earlier before the end of its reload, see `longest_lead`.
         """
         op_costs = self.op_costs
         return not self.split or all(

@@ -22,6 +22,8 @@ from debubble.search.problem import OrderProblem
 
 LAST = (Kind.W, Kind.B)
 """Kinds that end a micro-batch on its stage."""
+LEADING = (Kind.O, Kind.I, Kind.B)
+"""Kinds that may start before the end of what they stream with."""
 GRID = 2**20
 """Steps that the longest time or the largest size is divided into where numbers are no fractions."""
 
@@ -55,7 +57,8 @@ def build(
     if not problem.split:
         whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
     times = [_time(problem, Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
-    unit = grid([*times, *costs.communication], steps)
+    leads = [problem.longest_lead(Op(k, s, 0)) for s in range(problem.stages) for k in LEADING if problem.offload]
+    unit = grid([*times, *leads, *costs.communication], steps)
     model = ScheduleModel(
         problem=problem,
         cp=cp_model.CpModel(),
@@ -129,9 +132,10 @@ class ScheduleModel(Variables):
         self._operation(out, recomputed=again, optional=True)
         away = self.present[back] = self.present[out]
         self._operation(back, recomputed=again, optional=True)
-        self.cp.add(self.starts[out] >= self.ends[forward])
+        early, late = (math.ceil(self.problem.longest_lead(op) / self.unit - 1e-9) for op in (out, backward))
+        self.cp.add(self.starts[out] >= self.ends[forward] - early)
         self.cp.add(self.starts[back] >= self.ends[out]).only_enforce_if(away)
-        self.cp.add(self.starts[backward] >= self.ends[back]).only_enforce_if(away)
+        self.cp.add(self.starts[backward] >= self.ends[back] - late).only_enforce_if(away)
 
     def _operation(self, op: Op, *, recomputed: bool = False, optional: bool = False) -> None:
         """Start, end and (on a lane that counts) interval of an operation."""
