@@ -266,7 +266,7 @@ def _time_of_area(problem: OrderProblem, stage: int, room: Number, round_trip: N
     size, moved, out, back = _kept(problem, stage), *_moved(problem, stage)
     present = size * (costs.forward[stage] + _backward(problem, stage))
     kept = present + size * round_trip
-    leads = sum(problem.longest_lead(Op(kind, stage, 0)) for kind in (Kind.O, Kind.I))
+    leads = problem.longest_lead(Op(Kind.O, stage, 0)) + problem.backward_lead(stage)
     saved = moved * (round_trip + leads - out - back)
     if saved <= 0:
         return (m * kept + lost) / room

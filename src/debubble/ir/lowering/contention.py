@@ -148,10 +148,11 @@ def share_links(program: Program) -> Program:
     last: dict[tuple[int, int], tuple[int, Number]] = {}
     waits: list[tuple[int, int]] = []
     ready: list[Number] = [0] * len(device)
-    heap: list[tuple[Number, int]] = [(0, i) for i, count in enumerate(missing) if not count]
+    # Of transfers that are ready at once the first device's goes first, also if it is ready with what starts then.
+    heap: list[tuple[Number, bool, int]] = [(0, link[i] is not None, i) for i, c in enumerate(missing) if not c]
     heapq.heapify(heap)
     while heap:
-        start, index = heapq.heappop(heap)
+        start, _, index = heapq.heappop(heap)
         shared = link[index]
         if shared is not None:
             if shared in last:
@@ -168,7 +169,7 @@ def share_links(program: Program) -> Program:
             ready[follower] = max(ready[follower], at)
             missing[follower] -= 1
             if not missing[follower]:
-                heapq.heappush(heap, (ready[follower], follower))
+                heapq.heappush(heap, (ready[follower], link[follower] is not None, follower))
     return replace(program, waits=_with(program.waits, waits))
 
 

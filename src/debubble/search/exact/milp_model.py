@@ -254,7 +254,9 @@ class MilpModel:
             self.out[x] = self.model.add_variable(lb=0, ub=self.big)
             self.back[x] = self.model.add_variable(lb=0, ub=self.big)
             backward = Op(Kind.I, i, x.micro_batch)
-            early, late = (float(self.problem.longest_lead(op)) for op in (x._replace(kind=Kind.O), backward))
+            early, late = map(
+                float, (self.problem.longest_lead(x._replace(kind=Kind.O)), self.problem.backward_lead(i))
+            )
             self._add(self.out[x] >= self.end[x] - early - self.big * (1 - away))
             self._add(self.back[x] >= self.out[x] + there - self.big * (1 - away))
             self._add(self._start(backward) >= self.back[x] + back - late - self.big * (1 - away))

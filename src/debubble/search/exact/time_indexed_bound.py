@@ -122,8 +122,13 @@ def _slot(problem: OrderProblem) -> Number | None:
     if not problem.offload or problem.fused_recompute or costs.link_groups or problem.objective == "span":
         return None
     times = [problem.op_costs.time(Op(kind, 0, 0)) for kind in KINDS]
-    times += [problem.longest_lead(Op(kind, 0, 0)) for kind in (Kind.O, Kind.I)]
+    times += _leads(problem).values()
     return None if any(isinstance(t, float) and not t.is_integer() for t in times) else grid(times)
+
+
+def _leads(problem: OrderProblem) -> dict[Kind, Number]:
+    """How long before the end of its F an O may start, and before that of its L an I, or a B in its place."""
+    return {Kind.O: problem.longest_lead(Op(Kind.O, 0, 0)), Kind.I: problem.backward_lead(0)}
 
 
 def _device(problem: OrderProblem, slot: Number) -> _FirstDevice | None:
@@ -139,7 +144,7 @@ def _device(problem: OrderProblem, slot: Number) -> _FirstDevice | None:
         micro_batches=problem.micro_batches,
         time={kind: round(op_costs.time(op) / slot) for kind, op in ops.items()},
         round_trip=math.floor(round_trip(problem, 0) / slot + 1e-9),
-        lead={k: math.ceil(problem.longest_lead(ops[k]) / slot - 1e-9) for k in (Kind.O, Kind.I)},
+        lead={kind: math.ceil(lead / slot - 1e-9) for kind, lead in _leads(problem).items()},
         allocated=allocated,
         freed=freed,
         room=math.floor(room / unit + 1e-9),
