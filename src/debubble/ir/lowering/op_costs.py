@@ -105,6 +105,25 @@ class OpCosts:
         return number
 
 
+def streaming_lead(compute: Numbers, transfer: Numbers, share: Numbers, overlap: Numbers) -> Numbers:
+    """How long before the end of a forward its offload may start, as it moves the first units' activations.
+
+    Before a unit come the shares e of the forward, the unit's own included, and c of the activation.  No unit's bytes
+    leave before it has computed if the lead is at most (1 - e) x compute + c x transfer for every unit that moves.  An
+    overlap q says that 1 - e is at least q - c everywhere; then the least of these is at c = 0 or at the last unit that
+    moves.  A backward reads what a reload brings in the opposite order, last units first: it leads the same way.
+
+    Args:
+        compute: Time of the forward, or of the backward.
+        transfer: Time of a transfer of everything that the forward leaves.
+        share: The part of it that moves.
+        overlap: The stage's, from 0 to 1.
+    """
+    moved = np.minimum(share, overlap)
+    result: Numbers = np.minimum(overlap * compute, (overlap - moved) * compute + moved * transfer)
+    return result
+
+
 class _TableBuilder:
     """Builds the tables by [kind, stage, micro-batch], for what an R recomputes (1, or 2: deeper) or for all else (0).
 
@@ -134,30 +153,18 @@ class _TableBuilder:
         return Tables(time, self._table(allocated), self._table(freed), np.broadcast_to(lead, time.shape))
 
     def _leads(self, times: Mapping[Kind, Numbers]) -> dict[Kind, Numbers]:
-        """Leads of the kinds that stream, with an offload of a share of the activation, which is its first units'.
-
-        Before a unit come the shares e of the forward, the unit's own included, and c of the activation.  If no unit's
-        bytes leave before it has computed, a lead is at most (1 - e) x forward + c x offload of everything, for each
-        unit that moves.  An overlap q says that 1 - e is at least q - c; then the least of these is at c = 0 or at the
-        last unit that moves.  A backward reads what a reload brings in the opposite order, last things first.
-        """
+        """Leads of the kinds that stream."""
         costs, scale, share = self.costs, self.scale, self._fractions(self.op_costs.offload_fraction)
         if costs.offload is None or costs.reload is None or not any((*costs.offload_overlap, *costs.reload_overlap)):
             return {}
         one = np.ones((1, 1), dtype=self.dtype)
         whole = self._share_of_whole(one) * scale
-
-        def lead(compute: Numbers, transfer: Numbers, overlap: Numbers) -> Numbers:
-            moved = np.minimum(share, overlap)
-            result: Numbers = np.minimum(overlap * compute, (overlap - moved) * compute + moved * transfer)
-            return result
-
         offload, reload = (self._column(times) * whole for times in (costs.offload, costs.reload))
         out, back = self._column(costs.offload_overlap), self._column(costs.reload_overlap)
-        leads = {Kind.O: lead(times[Kind.F], offload, out)}
+        leads = {Kind.O: streaming_lead(times[Kind.F], offload, share, out)}
         for kind in (Kind.B, Kind.I):
             # A backward begins no earlier than its reload.
-            leads[kind] = np.minimum(lead(times[kind], reload, back), times[Kind.L])
+            leads[kind] = np.minimum(streaming_lead(times[kind], reload, share, back), times[Kind.L])
         return leads
 
     def _sizes(self) -> tuple[dict[Kind, Numbers], dict[Kind, Numbers]]:
