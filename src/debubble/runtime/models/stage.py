@@ -236,7 +236,8 @@ class Stage:
                 for saved, offset in moved.pop():
                     saved.reload(buffer[offset:])
                 if unit_done is not None:
-                    arrivals.pop().set_result(unit_done())
+                    wait = unit_done()
+                    arrivals.pop().set_result(wait)
         except BaseException as error:
             # Who waits must not wait for ever.
             for arrival in arrivals:
