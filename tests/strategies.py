@@ -21,6 +21,10 @@ def stage_costs(draw: st.DrawFn, *, stages: int, offload: bool = False, deeper: 
     def each(minimum: int = 1) -> list[int]:
         return draw(st.lists(st.integers(minimum, 9), min_size=stages, max_size=stages))
 
+    def overlaps() -> list[Number]:
+        shares: st.SearchStrategy[Number] = st.sampled_from([0, Fraction(1, 4), Fraction(3, 4), 1])
+        return draw(st.lists(shares, min_size=stages, max_size=stages))
+
     return StageCosts.of(
         stages=stages,
         forward=each(),
@@ -35,6 +39,8 @@ def stage_costs(draw: st.DrawFn, *, stages: int, offload: bool = False, deeper: 
         communication_model=draw(st.sampled_from(["latency", "exclusive"])),
         offload=each() if offload else None,
         reload=each() if offload else None,
+        offload_overlap=overlaps() if offload else 0,
+        reload_overlap=overlaps() if offload else 0,
         host_link=draw(st.sampled_from(["full-duplex", "half-duplex"])),
     )
 

@@ -22,7 +22,7 @@ from tests.strategies import random_schedules, stage_costs
 def evaluated(problem: OrderProblem, schedule: Schedule, *, threshold: float = np.inf) -> float:
     layout, floats, ints, scale = arrays_of(problem)
     orders, lengths = encode(problem, schedule)
-    return evaluate(layout, floats, ints, orders, lengths, threshold) / scale
+    return evaluate(layout, floats, ints, orders, lengths, threshold * scale) / scale
 
 
 def simulated(schedule: Schedule, costs: StageCosts, objective: Objective) -> Number | None:
@@ -56,10 +56,10 @@ def test_of_transfers_that_are_ready_at_once_the_first_device_has_the_first_turn
     data: st.DataObject, schedule: Schedule
 ) -> None:
     # Stages that take equal times are often ready at once.
-    time = data.draw(st.integers(1, 2))
+    time, overlap = data.draw(st.integers(1, 2)), data.draw(st.sampled_from([Fraction(0), Fraction(1, 2), Fraction(1)]))
     costs = StageCosts.of(
         stages=schedule.stages, forward=1, backward_input=time, backward_weight=1, communication=0, offload=1, reload=1,
-        activation=1, link_groups=[range(schedule.devices)],
+        activation=1, link_groups=[range(schedule.devices)], offload_overlap=overlap, reload_overlap=overlap,
     )  # fmt: skip
     expected = simulated(schedule, costs, "makespan")
     assert evaluated(OrderProblem.of(schedule, costs), schedule) == (np.inf if expected is None else expected)

@@ -255,8 +255,10 @@ def brute_force(program: Program) -> list[Number]:
     }
     for _ in range(len(starts) + 1):
         for i, instruction in enumerate(program.instructions):
-            needs = [starts[w.instruction] if w.moment is Moment.START else _end(program, starts, w.instruction)
-                     for w in instruction.waits]  # fmt: skip
+            needs = [starts[w.instruction] for w in instruction.waits]
+            needs += [_end(program, starts, w.instruction) for w in instruction.waits if w.moment is Moment.END]
+            streams = [w.instruction for w in instruction.waits if w.moment is Moment.STREAM]
+            needs += [_end(program, starts, streamed) - instruction.lead for streamed in streams]
             if i in previous:
                 needs.append(_end(program, starts, previous[i]))
             starts[i] = max([0, *needs])

@@ -90,6 +90,8 @@ def plan_of(
 ) -> Plan:
     """A plan for a schedule: the model's units in (nearly) equal runs, or `counts` of them per stage.
 
+    Without `costs` its transfers stream.
+
     With a strategy every stage recomputes in its backwards, unless the schedule says itself which do.
     """
     if strategy != "none":
@@ -102,7 +104,7 @@ def plan_of(
     return Plan(
         planner="test",
         schedule=schedule,
-        costs=costs or StageCosts.of(stages=schedule.stages, offload=1),
+        costs=costs or StageCosts.of(stages=schedule.stages, offload=1, offload_overlap=0.5, reload_overlap=0.5),
         lower_bound=0,
         partition=tuple(tuple(units[a:b]) for a, b in itertools.pairwise(bounds)),
         model=config,

@@ -354,7 +354,8 @@ class Units:
 
 _OF_STAGES = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
-    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "gathered",
+    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "gathered", "offload_overlap",
+    "reload_overlap",
 )  # fmt: skip
 """Entries that are sums of their units'."""
 _ADDED = ("gradient_reduce", "optimizer_step", "parameter_gather")
@@ -382,6 +383,8 @@ class StageSums(NamedTuple):
     optimizer_step: Number
     parameter_gather: Number
     gathered: Number
+    offload_overlap: Number
+    reload_overlap: Number
 
 
 def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
@@ -395,6 +398,8 @@ def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
         recompute_workspace_input=_workspace(runs, left=[run.after_input for run in runs]),
         static_on_host=sum(u.on_host.static if u.on_host else u.static for u, _ in stage),
         workspace=max((u.workspace for u, _ in stage), default=0),
+        offload_overlap=0,
+        reload_overlap=0,
     )
 
 

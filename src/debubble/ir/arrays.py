@@ -24,12 +24,12 @@ class Edges(NamedTuple):
     Attributes:
         first: Where the waits of each instruction begin, and the count of all; one entry more than instructions.
         other: Per wait, the instruction that is waited for.
-        at_start: Per wait, True if it ends when the other starts, False if when the other ends.
+        moment: Per wait, the moment of the other that ends it: its place in MOMENTS.
     """
 
     first: Ints
     other: Ints
-    at_start: Bools
+    moment: Ints
 
     @property
     def after(self) -> Ints:
@@ -39,14 +39,14 @@ class Edges(NamedTuple):
     @property
     def reversed(self) -> Edges:
         """The edges turned round: per instruction, those that wait for it."""
-        return edges(len(self.first) - 1, self.other, self.after, self.at_start)
+        return edges(len(self.first) - 1, self.other, self.after, self.moment)
 
 
-def edges(count: int, after: Ints, other: Ints, at_start: Bools) -> Edges:
+def edges(count: int, after: Ints, other: Ints, moment: Ints) -> Edges:
     """The edges of `count` instructions; those of one instruction stay in the order given."""
     order = np.argsort(after, kind="stable")
     first = np.concatenate(([0], np.cumsum(np.bincount(after, minlength=count))))
-    return Edges(first, other[order], at_start[order])
+    return Edges(first, other[order], moment[order])
 
 
 def entries(table: Numbers, at: Ints) -> Numbers:

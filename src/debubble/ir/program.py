@@ -31,12 +31,21 @@ NO_PEER = -1
 
 
 class Moment(Enum):
-    """The start or the end of an operation."""
+    """A moment of an operation."""
 
     START = "start"
     END = "end"
+    STREAM = "stream"
+    """When what waits can run beside the rest of it: the `lead` of what waits before its end, but not before its start.
+
+    An O waits so for its F, and a B or I for its L, if their stage's units stream."""
 
     __hash__ = object.__hash__
+
+
+MOMENTS = tuple(Moment)
+START, END, STREAM = range(len(MOMENTS))
+"""The moments in arrays: their places in MOMENTS."""
 
 
 class Wait(NamedTuple):
@@ -48,8 +57,8 @@ class Wait(NamedTuple):
 
 def waits_of(edges: Edges) -> list[tuple[Wait, ...]]:
     """Per instruction, the moments of others that it waits for."""
-    first, other, at_start = (part.tolist() for part in edges)
-    waits = [Wait(i, Moment.START if start else Moment.END) for i, start in zip(other, at_start, strict=True)]
+    first, other, moment = (part.tolist() for part in edges)
+    waits = [*map(Wait, other, map(MOMENTS.__getitem__, moment))]
     return [tuple(waits[begin:end]) for begin, end in itertools.pairwise(first)]
 
 
@@ -72,6 +81,8 @@ class Instruction(NamedTuple):
     effects: tuple[Effect, ...] = ()
     peer: int | None = None
     """The other device of a message or swap."""
+    lead: Number = 0
+    """How long before the end of what it streams with it may start; read where it waits for a STREAM."""
 
 
 class Queue(NamedTuple):
@@ -115,6 +126,8 @@ class Program:
     lane: Ints
     peer: Ints
     duration: Numbers
+    lead: Numbers
+    """As of an Instruction."""
     allocated: Numbers
     """Bytes at the start, on the instruction's own device; L frees them on its peer at its end."""
     freed: Numbers
@@ -133,10 +146,8 @@ class Program:
         kinds, lanes = map(KINDS.__getitem__, self.kind.tolist()), map(LANES.__getitem__, self.lane.tolist())
         ops = map(Op, kinds, self.stage.tolist(), self.micro_batch.tolist())
         peers = (None if peer == NO_PEER else peer for peer in self.peer.tolist())
-        durations = self.duration.tolist()
-        return tuple(
-            map(Instruction, ops, self.device.tolist(), lanes, durations, waits_of(self.waits), self._effects(), peers)
-        )
+        columns = self.device.tolist(), lanes, self.duration.tolist(), waits_of(self.waits), self._effects(), peers
+        return tuple(map(Instruction, ops, *columns, self.lead.tolist()))
 
     @cached_property
     def queues(self) -> tuple[Queue, ...]:
@@ -182,10 +193,10 @@ class Program:
         first = np.concatenate(([0], np.cumsum(counts)))
         last = np.zeros(first[-1], dtype=np.bool_)
         last[first[after + 1] - 1] = True
-        other, at_start = np.empty(len(last), dtype=np.int64), np.zeros(len(last), dtype=np.bool_)
-        other[~last], at_start[~last] = self.waits.other, self.waits.at_start
+        other, moment = np.empty(len(last), dtype=np.int64), np.full(len(last), END)
+        other[~last], moment[~last] = self.waits.other, self.waits.moment
         other[first[after + 1] - 1] = q.instructions[np.flatnonzero(behind) - 1]
-        return Edges(first, other, at_start)
+        return Edges(first, other, moment)
 
     @cached_property
     def preceding(self) -> list[tuple[Wait, ...]]:

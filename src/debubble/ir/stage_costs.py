@@ -50,6 +50,11 @@ class StageCosts:
     Entries of type PerStage have one number per stage.  `static` and `memory_limit` have one per device, or a
     single one that holds for all.  `communication[s]` is the time of a message between stages s and s + 1, either
     way.  `offload` and `reload` move the whole kept activation; None means that there is no offload.
+
+    A stage's units compute one after the other, so transfers stream: the first ones' activations leave while the next
+    ones' forwards run, and the last one's backward begins while those of earlier units are still coming.  The overlaps
+    are the shares of the shorter of the two operations that can run beside the longer one: `n` equal units have
+    (n - 1) / n.  `OpCosts` says how early that lets an operation start.
     """
 
     forward: PerStage
@@ -75,6 +80,10 @@ class StageCosts:
     communication_model: CommunicationModel = "latency"
     offload: PerStage | None = None
     reload: PerStage | None = None
+    offload_overlap: PerStage = (0,)
+    """Share of O that can run beside its F, 0 to 1; an offload to a peer device waits for the whole F."""
+    reload_overlap: PerStage = (0,)
+    """Share of L that can run beside the B or I that reads it, 0 to 1; an R waits for the whole L."""
     host_link: HostLink = "full-duplex"
     link_groups: tuple[tuple[int, ...], ...] = ()
     """Devices behind one switch, which share the host link's lanes."""
@@ -138,6 +147,8 @@ class StageCosts:
         communication_model: CommunicationModel = "latency",
         offload: Number | Sequence[Number] | None = None,
         reload: Number | Sequence[Number] | None = None,
+        offload_overlap: Number | Sequence[Number] = 0,
+        reload_overlap: Number | Sequence[Number] = 0,
         host_link: HostLink = "full-duplex",
         link_groups: Sequence[Sequence[int]] = (),
         static: Number | Sequence[Number] = 0,
@@ -155,7 +166,7 @@ class StageCosts:
 
         `recompute` defaults to `forward`; `activation_after_input` to half of `activation`; `reload` to `offload`.
         Raises InputError if a list has another length than `stages`, a number is negative or out of all proportion,
-        or a device is in two link groups.
+        an overlap is more than 1, or a device is in two link groups.
         """
         given = locals()
         lists = {k: v for k, v in given.items() if k in PER_STAGE and isinstance(v, Sequence)}
@@ -171,6 +182,9 @@ class StageCosts:
             each.setdefault("reload", each["offload"])
         elif "reload" in each:
             raise InputError("'reload' has no meaning without 'offload'.")
+        for name in ("offload_overlap", "reload_overlap"):
+            if max(each[name]) > 1:
+                raise InputError(f"'{name}' is a share of a transfer, from 0 to 1, not {max(each[name])}.")
         if ("recompute_deeper" in each) != ("activation_deeper" in each):
             raise InputError("'recompute_deeper' and 'activation_deeper' go together: what R takes, and what F leaves.")
         if communication_model not in get_args(CommunicationModel):
@@ -272,7 +286,7 @@ PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
     "activation_recomputed", "recompute_deeper", "activation_deeper", "recompute_workspace",
     "recompute_workspace_input", "communication",
-    "offload", "reload", "optimizer_step", "host_step",
+    "offload", "reload", "offload_overlap", "reload_overlap", "optimizer_step", "host_step",
     "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered",
 )  # fmt: skip
 """Entries that have a number for each stage."""

@@ -18,7 +18,7 @@ import numpy as np
 from debubble.ir import Lane, Number, Program, Robustness
 from debubble.ir.arrays import Floats
 from debubble.ir.ops import COMPUTE
-from debubble.ir.program import LANE_CODE
+from debubble.ir.program import LANE_CODE, STREAM
 from debubble.search.problem import Objective
 from debubble.simulator.engine import Graph
 
@@ -62,6 +62,10 @@ class _Disturbed:
         self.program, self.objective = program, objective
         self.graph = Graph(program.predecessors, compiled=True)
         self.duration = np.asarray(program.duration, dtype=np.float64)
+        self.lead = np.asarray(program.lead, dtype=np.float64)
+        streams = program.waits.moment == STREAM
+        self.streaming, self.streamed = program.waits.after[streams], program.waits.other[streams]
+        """What waits for a part of another instruction, and that one."""
         chunk = np.zeros(program.schedule.stages, dtype=np.int64)
         for stages in program.schedule.placement.stages_of:
             chunk[list(stages)] = np.arange(len(stages)) % _CHUNKS
@@ -76,7 +80,10 @@ class _Disturbed:
     def time(self, causes: Sequence[Cause], seed: int, draw: int) -> float:
         """The pipeline's part of the step in one draw, disturbed by these causes."""
         factor = self._factors(causes, np.random.default_rng([seed, draw]))
-        start, end, _ = self.graph.times(self.duration * factor)
+        # A lead is in proportion to both operations: it holds with the one that takes less longer.
+        lead = self.lead.copy()
+        lead[self.streaming] *= np.minimum(factor[self.streaming], factor[self.streamed])
+        start, end, _ = self.graph.times(self.duration * factor, lead)
         if self.objective == "makespan":
             return float(end.max())
         device = self.program.device[self.compute]

@@ -50,7 +50,12 @@ class ComputeOrder:
     @cached_property
     def tables(self) -> Tables:
         """The costs of the operations."""
-        return OpCosts.of(self.schedule, self.costs).tables()
+        return self.op_costs.tables()
+
+    @cached_property
+    def op_costs(self) -> OpCosts:
+        """What the operations cost."""
+        return OpCosts.of(self.schedule, self.costs)
 
     def selective(self, offload: Offload | None = None) -> Schedule:
         """Add the O and L of the longest-lived activations to an order of split backwards.
@@ -174,7 +179,7 @@ class _DeviceTransfers:
         kind, stage, j = self.compute[-1]
         latest = self.end[CODE[kind]][stage][j]
         for needed, s, j in reversed(wanted):
-            latest = min(latest, needed) - self._reload(s, j)
+            latest = min(latest, needed + self._lead(Kind.I, s, j)) - self._reload(s, j)
             last = self.position[Op(Kind.I, s, j)] - 1
             position = last if late else min(position, last)
             while not late and position and self._start(self.compute[position]) > latest:
@@ -188,7 +193,8 @@ class _DeviceTransfers:
             return self.position[Op(Kind.I, stage, j)] > self.position[Op(Kind.F, stage, j)] + 1
         assert self.costs.offload is not None
         offload = self.costs.offload[stage] * self.costs.scale_of(j)
-        return self._life(stage, j) >= offload + self._reload(stage, j)
+        leads = self._lead(Kind.O, stage, j) + self._lead(Kind.I, stage, j)
+        return self._life(stage, j) + leads >= offload + self._reload(stage, j)
 
     def _start(self, op: Op) -> Number:
         start: Number = self.start[CODE[op.kind]][op.stage][op.micro_batch]
@@ -198,6 +204,9 @@ class _DeviceTransfers:
         """Time from the end of the forward to the start of the backward."""
         life: Number = self.start[CODE[Kind.I]][stage][j] - self.end[CODE[Kind.F]][stage][j]
         return life
+
+    def _lead(self, kind: Kind, stage: int, j: int) -> Number:
+        return self.base.op_costs.lead(Op(kind, stage, j))
 
     def _reload(self, stage: int, j: int) -> Number:
         assert self.costs.reload is not None

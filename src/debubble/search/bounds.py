@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from debubble.ir import Number
+from debubble.ir import Kind, Number, Op
 from debubble.ir.schedule import share_of
 from debubble.search.problem import OrderProblem
 
@@ -176,7 +176,7 @@ def _forwards_of_one_stage(problem: OrderProblem, stage: int, room: Number, wind
                 break
             # The (count + 1)-th forward needs that much moved away before it.
             offloads = math.ceil((((count + 1) * kept) - room) / moved - 1e-9)
-            begin = max(begin, forward + offloads * transfer)
+            begin = max(begin, forward - problem.longest_lead(Op(Kind.O, stage, 0)) + offloads * transfer)
         if begin >= window:
             break
         done += min(forward, window - begin)
@@ -266,7 +266,8 @@ def _time_of_area(problem: OrderProblem, stage: int, room: Number, round_trip: N
     size, moved, out, back = _kept(problem, stage), *_moved(problem, stage)
     present = size * (costs.forward[stage] + _backward(problem, stage))
     kept = present + size * round_trip
-    saved = moved * (round_trip - out - back)
+    leads = problem.longest_lead(Op(Kind.O, stage, 0)) + problem.backward_lead(stage)
+    saved = moved * (round_trip + leads - out - back)
     if saved <= 0:
         return (m * kept + lost) / room
     busy = out + back if costs.host_link == "half-duplex" else max(out, back)

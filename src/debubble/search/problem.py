@@ -141,11 +141,22 @@ class OrderProblem:
         """Per stage, the time of its optimizer's step on the host; 0 if it is not there."""
         return [self.costs.host_step[s] if s in self.host_steps else 0 for s in range(self.stages)]
 
+    def longest_lead(self, op: Op) -> Number:
+        """How long before the end of its forward an O may start, or before that of its reload a B or I, at most."""
+        levels = (False, True) if self.recompute else (False,)
+        return max(self.op_costs.lead(op, explicit=again) for again in levels)
+
+    def backward_lead(self, stage: int) -> Number:
+        """How long before the end of its reload a backward of a stage may start, at most: an I, or a B in its place."""
+        kinds = (Kind.B, Kind.I) if self.split else (Kind.B,)
+        return max(self.longest_lead(Op(kind, stage, 0)) for kind in kinds)
+
     @property
     def halves_cover_wholes(self) -> bool:
         """True if an I with its W behind it can stand for every B, so that what holds for all I and W holds for B too.
 
         It cannot where the I needs more memory: its recomputation may bring back more at a time, or leave the W more.
+        That a B may begin earlier before the end of its reload than an I is for `backward_lead`.
         """
         op_costs = self.op_costs
         return not self.split or all(

@@ -150,16 +150,21 @@ def _chain(timeline: Timeline, index: int, begin: Number) -> Iterator[_Piece]:
             yield _Piece(begin, at, None)
             return
         # Of equals the last, which is the one before it on its own lane: the path changes devices no more than it must.
-        index, moment = max(reversed(before[index]), key=lambda edge: _time(timeline, *edge))
-        happened = max(min(_time(timeline, index, moment), at), begin)
+        waiting = index
+        index, moment = max(reversed(before[index]), key=lambda edge: _time(timeline, waiting, *edge))
+        happened = max(min(_time(timeline, waiting, index, moment), at), begin)
         if happened < at:
             yield _Piece(happened, at, None)
         at = happened
         start = max(min(starts[index], at), begin)
-        if moment is Moment.END and start < at:
+        if moment is not Moment.START and start < at:
             yield _Piece(start, at, index)
             at = start
 
 
-def _time(timeline: Timeline, index: int, moment: Moment) -> Number:
-    return timeline.starts[index] if moment is Moment.START else timeline.ends[index]
+def _time(timeline: Timeline, waiting: int, index: int, moment: Moment) -> Number:
+    """When the moment of an instruction was that another one waits for."""
+    start, end = timeline.starts[index], timeline.ends[index]
+    if moment is Moment.STREAM:
+        return max(start, end - timeline.program.instructions[waiting].lead)
+    return start if moment is Moment.START else end

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from debubble.ir import InputError, Program, Schedule, StageCosts, lower
-from debubble.ir.arrays import Edges, Ints, Numbers
+from debubble.ir.arrays import Edges, Ints, Numbers, exact
+from debubble.ir.program import START, STREAM
 from debubble.kernels import jit
 from debubble.simulator.timeline import Timeline
 
@@ -31,26 +32,27 @@ class Graph:
         self.missing = np.diff(before.first)
         self.compiled = compiled
 
-    def times(self, duration: Numbers) -> tuple[Numbers, Numbers, Ints]:
-        """Compute start and end of every instruction, from how long each takes.
+    def times(self, duration: Numbers, lead: Numbers) -> tuple[Numbers, Numbers, Ints]:
+        """Compute start and end of every instruction, from how long each takes and its lead.
 
         Returns both, and the instructions in an order in which they can start, without those behind a cycle.
         """
         count = len(duration)
+        duration, lead = _alike(duration, lead)
         outputs = np.zeros(count, duration.dtype), np.zeros(count, duration.dtype), np.zeros(count, np.int64)
         worthwhile = count >= (_COMPILED_FROM if _compiled.cache_info().currsize else _LOADS_FROM)
         if duration.dtype != object and (self.compiled or worthwhile):
-            reached = _compiled()(*self.after, self.missing.copy(), duration, *outputs)
+            reached = _compiled()(*self.after, self.missing.copy(), duration, lead, *outputs)
             start, end, order = outputs
             return start, end, order[:reached]
-        lists = [part.tolist() for part in (*self.after, self.missing, duration, *outputs)]
+        lists = [part.tolist() for part in (*self.after, self.missing, duration, lead, *outputs)]
         reached = longest_path(*lists)
         start, end = (np.array(times, dtype=duration.dtype) for times in lists[-3:-1])
         return start, end, np.array(lists[-1][:reached], dtype=np.int64)
 
 
 def longest_path(
-    first: Any, after: Any, at_start: Any, missing: Any, duration: Any, start: Any, end: Any, order: Any
+    first: Any, after: Any, moment: Any, missing: Any, duration: Any, lead: Any, start: Any, end: Any, order: Any
 ) -> int:
     """Write every instruction's start and end and the order in which they become ready; return how many do.
 
@@ -69,7 +71,9 @@ def longest_path(
         finish = end[i] = begin + duration[i]
         for edge in range(first[i], first[i + 1]):
             follower = after[edge]
-            at = begin if at_start[edge] else finish
+            at = begin if moment[edge] == START else finish
+            if moment[edge] == STREAM:
+                at = max(begin, finish - lead[follower])
             if at > start[follower]:
                 start[follower] = at
             missing[follower] -= 1
@@ -77,6 +81,15 @@ def longest_path(
                 order[reached] = follower
                 reached += 1
     return reached
+
+
+def _alike(duration: Numbers, lead: Numbers) -> tuple[Numbers, Numbers]:
+    """Durations and leads as arrays of one type, in which both are exact."""
+    if not lead.any():
+        return duration, np.zeros(len(duration), duration.dtype)
+    if lead.dtype != duration.dtype:
+        duration, lead = np.split(exact([*duration.tolist(), *lead.tolist()]), 2)
+    return duration, lead
 
 
 @cache
@@ -112,7 +125,7 @@ def simulate(schedule: Schedule | Program, costs: StageCosts | None = None) -> T
 
 def run(program: Program) -> Timeline:
     """Compute the timeline of a program: the longest path through it.  Raises DeadlockError with a cycle."""
-    start, end, order = Graph(program.predecessors).times(program.duration)
+    start, end, order = Graph(program.predecessors).times(program.duration, program.lead)
     if len(order) < len(start):
         raise program.deadlock(order.tolist())
     return Timeline(program=program, start=start, end=end)

@@ -94,6 +94,7 @@ class Repricer:
             costs = StageCosts.of(
                 stages=self.schedule.stages, offload=1, communication_model=communication, host_link=host_link,
                 parameter_gather=int(gathers), recompute_deeper=1, activation_deeper=0,
+                offload_overlap=1, reload_overlap=1,
             )  # fmt: skip
             self._structures[key] = _Structure(lower(self.schedule, costs))
         return self._structures[key]
@@ -107,7 +108,7 @@ class _Structure:
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, Graph(program.predecessors, compiled=True)
-        _, _, order = self.graph.times(np.zeros(len(program.kind)))
+        _, _, order = self.graph.times(np.zeros(len(program.kind)), np.zeros(len(program.kind)))
         if len(order) < len(program.kind):
             raise program.deadlock(order.tolist())
         schedule = program.schedule
@@ -120,14 +121,14 @@ class _Structure:
         self.lists = np.split(np.arange(len(schedule.arrays.kind)), np.cumsum([*map(len, schedule.orders)])[:-1])
 
     def entries(self, costs: OpCosts) -> Tables:
-        """Time and memory effect of each instruction."""
+        """Time, memory effect and lead of each instruction."""
         program, tables = self.program, costs.tables(dtype=np.float64, explicit=bool(self.level.any()))
         at = tables.at(self.level, program.kind, program.stage, program.micro_batch)
         return Tables(*(table.ravel()[at] for table in tables))
 
     def times(self, entries: Tables) -> tuple[Floats, Floats]:
         """Start and end of each instruction."""
-        start, end, _ = self.graph.times(entries.time)
+        start, end, _ = self.graph.times(entries.time, entries.lead)
         return start, end
 
     def span(self, start: Floats, end: Floats) -> float:

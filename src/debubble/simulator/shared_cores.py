@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from debubble.ir import Lane, Moment, Number, Program
+from debubble.ir import Lane, Number, Program
+from debubble.ir.program import END, START, STREAM
 from debubble.simulator.timeline import Timeline
 
 MESSAGES = (Lane.SEND, Lane.RECV)
@@ -33,59 +34,73 @@ class _Machine:
     now: Number = 0
     virtual_time: Number = 0
     """CPU seconds that every lane that was busy throughout has received: the clock of processor sharing."""
-    busy: list[tuple[Number, int]] = field(default_factory=list)
-    """(End in virtual time, instruction) of what the cores share, a heap."""
+    running: int = 0
+    """How many instructions share the cores."""
+    busy: list[tuple[Number, int, int]] = field(default_factory=list)
+    """(Virtual time, moment, instruction) of the ends of what the cores share and of what streams with it, a heap."""
     others: list[tuple[Number, int]] = field(default_factory=list)
     """(End, instruction) of what runs beside the cores, a heap."""
 
     def run(self) -> Timeline:
         """Advance from event to event until nothing is running."""
         before = self.program.predecessors
-        self.first, self.after, self.at_start = (part.tolist() for part in before.reversed)
+        self.first, self.after, self.moment = (part.tolist() for part in before.reversed)
+        self.lead = self.program.lead.tolist()
         self.missing: list[int] = np.diff(before.first).tolist()
         self.starts: list[Number] = [0] * len(self.missing)
         self.ends: list[Number] = [0] * len(self.missing)
         ended: list[int] = []
         self._start([index for index, count in enumerate(self.missing) if not count])
         while self.busy or self.others:
-            index = self._next()
-            self.ends[index] = self.now
-            ended.append(index)
-            self._start(self._release(index, Moment.END))
+            moment, index = self._next()
+            if moment == END:
+                self.ends[index] = self.now
+                ended.append(index)
+            self._start(self._release(index, moment))
         if len(ended) < len(self.missing):
             raise self.program.deadlock(ended)
         return Timeline.of(self.program, self.starts, self.ends)
 
-    def _next(self) -> int:
-        """Advance to the next end and return what ends."""
-        speed = min(1, self.cores / len(self.busy)) if self.busy else 0
+    def _next(self) -> tuple[int, int]:
+        """Advance to the next end, or moment at which something may stream, and return it with its instruction."""
+        speed = min(1, self.cores / self.running) if self.running else 0
         if not self.others or (
             self.busy and self.now + (self.busy[0][0] - self.virtual_time) / speed <= self.others[0][0]
         ):
-            clock, index = heapq.heappop(self.busy)
+            clock, moment, index = heapq.heappop(self.busy)
             self.now += (clock - self.virtual_time) / speed
             self.virtual_time = clock
+            self.running -= moment == END
         else:
             at, index = heapq.heappop(self.others)
             self.virtual_time += (at - self.now) * speed
-            self.now = at
-        return index
+            self.now, moment = at, END
+        return moment, index
 
     def _start(self, ready: list[int]) -> None:
         for index in ready:
             instruction = self.program.instructions[index]
             self.starts[index] = self.now
             if instruction.lane not in MESSAGES:
-                heapq.heappush(self.busy, (self.virtual_time + instruction.duration, index))
+                end = self.virtual_time + instruction.duration
+                heapq.heappush(self.busy, (end, END, index))
+                self.running += 1
+                for at in self._streams(index):
+                    heapq.heappush(self.busy, (max(self.virtual_time, end - at), STREAM, index))
             else:
                 heapq.heappush(self.others, (self.now + instruction.duration, index))
-            ready.extend(self._release(index, Moment.START))
+            ready.extend(self._release(index, START))
 
-    def _release(self, index: int, moment: Moment) -> list[int]:
+    def _streams(self, index: int) -> list[Number]:
+        """The lead of what streams with an instruction, one at most: a forward's offload, or a reload's backward."""
+        edges = range(self.first[index], self.first[index + 1])
+        return [self.lead[self.after[edge]] for edge in edges if self.moment[edge] == STREAM]
+
+    def _release(self, index: int, moment: int) -> list[int]:
         """Count a moment of an instruction as come, and return the instructions that nothing holds back any more."""
         released: list[int] = []
         for edge in range(self.first[index], self.first[index + 1]):
-            if self.at_start[edge] is (moment is Moment.START):
+            if self.moment[edge] == moment:
                 after = self.after[edge]
                 self.missing[after] -= 1
                 if not self.missing[after]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from debubble.ir import Instruction, Kind, Op, Plan, Program, StageCosts, Trace, lower
+from debubble.ir import Instruction, Kind, Number, Op, Plan, Program, StageCosts, Trace, lower
 from debubble.ir.trace import TraceStep
 from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import DTYPES
@@ -24,6 +24,7 @@ from debubble.runtime.execution.operations import Operations, StepState
 from debubble.runtime.execution.peer_offload import message_channels
 from debubble.runtime.execution.synchronization import trace_events
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.stage import UnitDone
 
 _TIMES = (
     "forward", "backward_input", "backward_weight", "recompute", "communication", "offload", "reload",
@@ -99,7 +100,7 @@ class SleepingOperations(Operations):
             messages=Ledger(torch.device("cpu")),
         )
 
-    def perform(self, instruction: Instruction, state: StepState) -> None:
+    def perform(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
         """Sleep, take the input of a forward or backward, and hand on its output; move what goes to a peer."""
         op, stages = instruction.op, self.program.schedule.stages
         to_peer = self.peer_offload.host is not None
@@ -111,7 +112,11 @@ class SleepingOperations(Operations):
         if op.kind is Kind.L and to_peer:
             self.peer_offload.fetch(op)
             return
-        time.sleep(float(instruction.duration))
+        beside = 0 if unit_done is None else self._lead_with(op)
+        time.sleep(max(0.0, float(instruction.duration - beside)))
+        if unit_done is not None:
+            unit_done()
+            time.sleep(float(beside))
         if op.kind not in (Kind.F, Kind.B, Kind.I):
             return
         first, last = (0, stages - 1) if op.kind is Kind.F else (stages - 1, 0)
@@ -119,6 +124,12 @@ class SleepingOperations(Operations):
             self.take_input(op, state)
         if op.stage != last:
             self.hand_on(op, torch.empty(state.boundary[op.micro_batch], dtype=state.dtype), state)
+
+    def _lead_with(self, op: Op) -> Number:
+        """The time before its end from which on a forward's offload, or a reload's backward, may run beside it."""
+        _, stage, j = op
+        beside = Op(Kind.O, stage, j) if op.kind is Kind.F else self.program.schedule.backward_of(stage, j)
+        return self.program.instructions[self.program.index[beside]].lead
 
     def set_aside(self, op: Op) -> None:
         """Do nothing: there are no gradients."""

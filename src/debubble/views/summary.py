@@ -159,12 +159,15 @@ def why_not_faster(scene: Scene) -> str:
     """A sentence on the critical path: the device that computes most of it, the others, the rest."""
     compute: dict[int, Number] = {}
     other: dict[str, Number] = {}
-    for o in scene.critical_path:
+    ends = [*(o.start for o in scene.critical_path[1:]), None]
+    for o, following in zip(scene.critical_path, ends, strict=True):
+        # A transfer that streams runs beside what follows it.
+        time = o.duration if following is None else min(o.end, following) - o.start
         if o.lane is Lane.COMPUTE and o.op.kind in WORK:
-            compute[o.device] = compute.get(o.device, 0) + o.duration
+            compute[o.device] = compute.get(o.device, 0) + time
         else:
             what = Cause.HOST_OPTIMIZER.value if o.lane is Lane.HOST else KIND_WORDS[o.op.kind]
-            other[what] = other.get(what, 0) + o.duration
+            other[what] = other.get(what, 0) + time
     first = max(compute, key=compute.__getitem__)
     parts = {f"computing on device {first}": compute.pop(first), "computing on other devices": sum(compute.values())}
     makespan = scene.timeline.makespan

@@ -15,7 +15,7 @@ import numpy as np
 from debubble.errors import DeadlockError
 from debubble.ir.arrays import Edges, edges
 from debubble.ir.ops import Lane, Op
-from debubble.ir.program import LANE_CODE, NO_PEER, Program
+from debubble.ir.program import END, LANE_CODE, NO_PEER, START, STREAM, Program
 from debubble.ir.stage_costs import Number
 
 
@@ -138,20 +138,21 @@ def share_links(program: Program) -> Program:
     group_of = {device: g for g, group in enumerate(program.costs.link_groups) for device in group}
     down, up = LANE_CODE[Lane.D2H], LANE_CODE[Lane.H2D]
     direction = {down: down, up: down if program.costs.host_link == "half-duplex" else up}
-    device, duration = program.device.tolist(), program.duration.tolist()
+    device, duration, lead = program.device.tolist(), program.duration.tolist(), program.lead.tolist()
     link = [
         (group_of[d], direction[lane]) if lane in direction and peer == NO_PEER and d in group_of else None
         for d, lane, peer in zip(device, program.lane.tolist(), program.peer.tolist(), strict=True)
     ]
-    first, other, at_start = (part.tolist() for part in program.predecessors.reversed)
+    first, other, moment = (part.tolist() for part in program.predecessors.reversed)
     missing = np.diff(program.predecessors.first).tolist()
     last: dict[tuple[int, int], tuple[int, Number]] = {}
     waits: list[tuple[int, int]] = []
     ready: list[Number] = [0] * len(device)
-    heap: list[tuple[Number, int]] = [(0, i) for i, count in enumerate(missing) if not count]
+    # Of transfers that are ready at once the first device's goes first, also if it is ready with what starts then.
+    heap: list[tuple[Number, bool, int]] = [(0, link[i] is not None, i) for i, c in enumerate(missing) if not c]
     heapq.heapify(heap)
     while heap:
-        start, index = heapq.heappop(heap)
+        start, _, index = heapq.heappop(heap)
         shared = link[index]
         if shared is not None:
             if shared in last:
@@ -162,10 +163,13 @@ def share_links(program: Program) -> Program:
         end = start + duration[index]
         for edge in range(first[index], first[index + 1]):
             follower = other[edge]
-            ready[follower] = max(ready[follower], start if at_start[edge] else end)
+            at = start if moment[edge] == START else end
+            if moment[edge] == STREAM:
+                at = max(start, end - lead[follower])
+            ready[follower] = max(ready[follower], at)
             missing[follower] -= 1
             if not missing[follower]:
-                heapq.heappush(heap, (ready[follower], follower))
+                heapq.heappush(heap, (ready[follower], link[follower] is not None, follower))
     return replace(program, waits=_with(program.waits, waits))
 
 
@@ -176,5 +180,5 @@ def _with(waits: Edges, more: Iterable[tuple[int, int]]) -> Edges:
         len(waits.first) - 1,
         np.concatenate((waits.after, after)),
         np.concatenate((waits.other, other)),
-        np.concatenate((waits.at_start, np.zeros(len(other), dtype=np.bool_))),
+        np.concatenate((waits.moment, np.full(len(other), END))),
     )

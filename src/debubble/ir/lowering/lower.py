@@ -18,9 +18,9 @@ from debubble.ir.lowering.contention import Rendezvous, share_links
 from debubble.ir.lowering.gathers import with_gathers
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import KINDS, RESHARDS, UNSHARDS, Kind, Lane
-from debubble.ir.program import LANE_CODE, NO_PEER, Program, QueueArrays
+from debubble.ir.program import END, LANE_CODE, MOMENTS, NO_PEER, START, STREAM, Program, QueueArrays
 from debubble.ir.schedule import Schedule, check
-from debubble.ir.stage_costs import Number, StageCosts
+from debubble.ir.stage_costs import Number, PerStage, StageCosts
 
 _LANES = {
     Kind.F: Lane.COMPUTE, Kind.B: Lane.COMPUTE, Kind.I: Lane.COMPUTE, Kind.W: Lane.COMPUTE, Kind.R: Lane.COMPUTE,
@@ -87,7 +87,7 @@ class _Lowering:
         self.schedule, self.costs = schedule, costs
         self.operations = ops = schedule.arrays
         self.device_of = np.array(schedule.placement.device_of)
-        self.waits: list[tuple[Ints, Ints, Bools]] = []
+        self.waits: list[tuple[Ints, Ints, Ints]] = []
 
         # A message follows each F and backward whose consumer is on another device, in the producers' order.
         forward = ops.kind == F
@@ -141,6 +141,7 @@ class _Lowering:
             lane=self.lane,
             peer=self.peer,
             duration=self.duration,
+            lead=self.lead,
             allocated=self.allocated,
             freed=self.freed,
             waits=self._edges(),
@@ -154,18 +155,28 @@ class _Lowering:
         levels = self.schedule.levels(explicit, self.stage, self.micro_batch)
         at = self.tables.at(levels, self.kind, self.stage, self.micro_batch)
         at[self.receive[self.blocking]] = at[self.send[self.blocking]]
-        self.duration, self.allocated, self.freed = (entries(table, at) for table in self.tables)
+        self.duration, self.allocated, self.freed, self.lead = (entries(table, at) for table in self.tables)
 
-    def _wait(self, after: Ints, other: Ints, *, at_start: bool = False) -> None:
+    def _wait(self, after: Ints, other: Ints, *, moment: int = END) -> None:
         """Instructions wait for others, each for the one at its place."""
-        self.waits.append((after, other, np.full(len(after), at_start)))
+        self.waits.append((after, other, np.full(len(after), moment)))
+
+    def _stream(self, after: Ints, other: Ints, overlap: PerStage) -> None:
+        """Instructions wait for others, each for the one at its place: for a part of it where the stage's units stream.
+
+        What a peer device holds does not stream.
+        """
+        overlaps = np.array([share > 0 for share in overlap])[self.stage[after] if len(overlap) > 1 else 0]
+        streams = overlaps & (self.peer[after] == NO_PEER) & (self.peer[other] == NO_PEER)
+        self._wait(after[streams], other[streams], moment=STREAM)
+        self._wait(after[~streams], other[~streams])
 
     def _edges(self) -> Edges:
         """All waits, each once."""
-        after, other, at_start = (np.concatenate(parts) for parts in zip(*self.waits, strict=True))
-        _, once = np.unique((after * len(self.kind) + other) * 2 + at_start, return_index=True)
+        after, other, moment = (np.concatenate(parts) for parts in zip(*self.waits, strict=True))
+        _, once = np.unique((after * len(self.kind) + other) * len(MOMENTS) + moment, return_index=True)
         once.sort()
-        return edges(len(self.kind), after[once], other[once], at_start[once])
+        return edges(len(self.kind), after[once], other[once], moment[once])
 
     def _queues(self) -> QueueArrays:
         """Build a queue per device and lane, and for messages per direction and peer."""
@@ -220,7 +231,7 @@ class _Lowering:
         if self.blocking.any():
             # Both ends start at the same time: once both lanes are free.
             send, receive = self.send[self.blocking], self.receive[self.blocking]
-            self._wait(receive, send, at_start=True)
+            self._wait(receive, send, moment=START)
             before = np.full(len(self.kind), NONE)
             before[queues.instructions[1:]] = queues.instructions[:-1]
             before[queues.instructions[queues.first[:-1]]] = NONE
@@ -259,11 +270,13 @@ class _Lowering:
         self._wait(users, np.where(device[other] == device[users], other, received))
 
         reload, offload = self.index[L, *here], self.index[O, *here]
-        users = np.flatnonzero(_one_of(kind, B, I, R) & (reload != NONE))
-        self._wait(users, reload[users])
-        for user, source in ((O, self.index[F, *here]), (L, offload)):
-            users = np.flatnonzero(kind == user)
-            self._wait(users, source[users])
+        # Units recompute from the first on, and an R so needs what comes back last.
+        users, recomputes = (np.flatnonzero(_one_of(kind, *k) & (reload != NONE)) for k in ((B, I), (R,)))
+        self._stream(users, reload[users], self.costs.reload_overlap)
+        self._wait(recomputes, reload[recomputes])
+        offloads, reloads = np.flatnonzero(kind == O), np.flatnonzero(kind == L)
+        self._stream(offloads, self.index[F, *here][offloads], self.costs.offload_overlap)
+        self._wait(reloads, offload[reloads])
 
         # What follows a stage's gradients, in the order of the list.
         gradients = np.flatnonzero(_one_of(kind, B, W, G, D))
@@ -275,7 +288,7 @@ class _Lowering:
         self._wait(users[follows], last[follows])
 
         # A reload starts no earlier than the compute operation before it.
-        self._wait(*self._behind(kind == L, self._computes), at_start=True)
+        self._wait(*self._behind(kind == L, self._computes), moment=START)
         if self.costs.gathers:
             self._wait_for_parameters(loads)
         self._wait(*loads[loads[:, 1] > loads[:, 0]].T)
@@ -287,7 +300,7 @@ class _Lowering:
         """
         kind, stage, micro_batch, _ = self.operations
         gathers = _one_of(kind, UNSHARD_F, UNSHARD_R, UNSHARD_B)
-        self._wait(*self._behind(gathers, self._computes), at_start=True)
+        self._wait(*self._behind(gathers, self._computes), moment=START)
         for gather, *users in ((UNSHARD_F, F), (UNSHARD_R, R), (UNSHARD_B, B, I)):
             using = np.flatnonzero(_one_of(kind, *users))
             gathered = self.index[gather, stage[using], micro_batch[using]]

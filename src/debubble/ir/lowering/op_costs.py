@@ -1,4 +1,4 @@
-"""The cost of each operation: its time, and the bytes that it allocates at its start and frees at its end.
+"""The cost of each operation: its time, its lead, and the bytes that it allocates at its start and frees at its end.
 
 It is defined here alone: simulation, pricing and search read its tables.
 """
@@ -29,6 +29,8 @@ class Tables(NamedTuple):
     """Bytes at the start of an operation."""
     freed: Numbers
     """Bytes at its end."""
+    lead: Numbers
+    """How long before the end of its F an O may start, and before that of its L a B or I; 0 for all others."""
 
     def at(self, level: Ints, kind: Ints, stage: Ints, micro_batch: Ints) -> Ints:
         """Return the places of operations in the raveled tables."""
@@ -82,6 +84,10 @@ class OpCosts:
         """Bytes that it frees at its end on its own device."""
         return self._entry(self._exact.freed, op, explicit)
 
+    def lead(self, op: Op, *, explicit: bool = False) -> Number:
+        """How long before the end of its forward an O may start, or before that of its reload a B or I."""
+        return self._entry(self._exact.lead, op, explicit)
+
     def tables(self, *, dtype: Any = object, explicit: bool = True) -> Tables:
         """All costs; exact with dtype object.  Without `explicit` they hold no entries for what an R recomputes."""
         levels = range((1 if self.costs.recompute_deeper is None else 2) + 1 if explicit else 1)
@@ -97,6 +103,25 @@ class OpCosts:
         level = int(explicit) * (2 if op[1:] in self.deeper else 1)
         number: Number = table[level, CODE[op.kind], op.stage, column]
         return number
+
+
+def streaming_lead(compute: Numbers, transfer: Numbers, share: Numbers, overlap: Numbers) -> Numbers:
+    """How long before the end of a forward its offload may start, as it moves the first units' activations.
+
+    Before a unit come the shares e of the forward, the unit's own included, and c of the activation.  No unit's bytes
+    leave before it has computed if the lead is at most (1 - e) x compute + c x transfer for every unit that moves.  An
+    overlap q says that 1 - e is at least q - c everywhere; then the least of these is at c = 0 or at the last unit that
+    moves.  A backward reads what a reload brings in the opposite order, last units first: it leads the same way.
+
+    Args:
+        compute: Time of the forward, or of the backward.
+        transfer: Time of a transfer of everything that the forward leaves.
+        share: The part of it that moves.
+        overlap: The stage's, from 0 to 1.
+    """
+    moved = np.minimum(share, overlap)
+    result: Numbers = np.minimum(overlap * compute, (overlap - moved) * compute + moved * transfer)
+    return result
 
 
 class _TableBuilder:
@@ -122,9 +147,25 @@ class _TableBuilder:
         """Bytes that F leaves."""
 
     def tables(self) -> Tables:
-        """Times, bytes allocated and bytes freed of all operations."""
-        allocated, freed = self._sizes()
-        return Tables(self._table(self._times()), self._table(allocated), self._table(freed))
+        """Times, bytes allocated and freed, and leads of all operations."""
+        times, (allocated, freed) = self._times(), self._sizes()
+        time, lead = self._table(times), self._table(self._leads(times))
+        return Tables(time, self._table(allocated), self._table(freed), np.broadcast_to(lead, time.shape))
+
+    def _leads(self, times: Mapping[Kind, Numbers]) -> dict[Kind, Numbers]:
+        """Leads of the kinds that stream."""
+        costs, scale, share = self.costs, self.scale, self._fractions(self.op_costs.offload_fraction)
+        if costs.offload is None or costs.reload is None or not any((*costs.offload_overlap, *costs.reload_overlap)):
+            return {}
+        one = np.ones((1, 1), dtype=self.dtype)
+        whole = self._share_of_whole(one) * scale
+        offload, reload = (self._column(times) * whole for times in (costs.offload, costs.reload))
+        out, back = self._column(costs.offload_overlap), self._column(costs.reload_overlap)
+        leads = {Kind.O: streaming_lead(times[Kind.F], offload, share, out)}
+        for kind in (Kind.B, Kind.I):
+            # A backward begins no earlier than its reload.
+            leads[kind] = np.minimum(streaming_lead(times[kind], reload, share, back), times[Kind.L])
+        return leads
 
     def _sizes(self) -> tuple[dict[Kind, Numbers], dict[Kind, Numbers]]:
         """Bytes that the kinds allocate and free."""
@@ -189,7 +230,10 @@ class _TableBuilder:
 
     def _moved_share(self) -> Numbers:
         """Share of a whole activation's offload time that its offload takes."""
-        share = self._fractions(self.op_costs.offload_fraction)
+        return self._share_of_whole(self._fractions(self.op_costs.offload_fraction))
+
+    def _share_of_whole(self, share: Numbers) -> Numbers:
+        """The share of a whole activation that a share of what F leaves is."""
         partly = (self.remaining != self.whole) & (self.whole != 0)
         result: Numbers = np.where(partly, share * self.remaining / np.where(partly, self.whole, 1), share)
         return result
@@ -210,7 +254,7 @@ class _TableBuilder:
         return mask
 
     def _table(self, rows: Mapping[Kind, Numbers]) -> Numbers:
-        columns = max(row.shape[1] if row.ndim > 1 else 1 for row in rows.values())
+        columns = max((row.shape[1] if row.ndim > 1 else 1 for row in rows.values()), default=1)
         result: Numbers = np.zeros((len(KINDS), self.costs.stages, columns), dtype=self.dtype)
         for kind, row in rows.items():
             result[CODE[kind]] = row

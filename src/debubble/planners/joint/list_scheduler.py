@@ -2,9 +2,10 @@
 
 Devices decide in the order of time.  A device that is free takes a backward whose gradient has come, else a forward
 for which there is room, else a recomputation whose gradient is yet to come, else a weight gradient; it waits only for
-what it knows will come soon.  Offloads leave when their forward ends, first come first served on the link, and come
-back when their micro-batch is `horizon` operations away from the stage's backward.  The policy says how far it goes in
-each of these; a search over policies, partitions and levels of recomputation calls this thousands of times.
+what it knows will come soon.  Offloads leave when their forward ends, or before where units stream, first come first
+served on the link, and come back when their micro-batch is `horizon` operations away from the stage's backward.  The
+policy says how far it goes in each of these; a search over policies, partitions and levels of recomputation calls this
+thousands of times.
 
 Times and bytes are floats.  What it says of a schedule with offloads differs a little from `lower` and `simulate`,
 where a device asks for a shared link once its transfer before has ended, and a reload may start with the operation
@@ -32,14 +33,16 @@ Ints = NDArray[np.int64]
 F, I, W, O, L, R = range(6)  # noqa: E741 - the field's letters
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.O, Kind.L, Kind.R)
 
-COLUMNS = 15
+COLUMNS = 17
 (
-    FORWARD, INPUT, WEIGHT, SEND, KEPT, WORKSPACE, FREED, AFTER, MOVED, TRANSFER, LOAD, DRAIN, STEP, AGAIN, DROPPED
+    FORWARD, INPUT, WEIGHT, SEND, KEPT, WORKSPACE, FREED, AFTER, MOVED, TRANSFER, LOAD, DRAIN, STEP, AGAIN, DROPPED,
+    OUT_LEAD, BACK_LEAD
 ) = range(COLUMNS)  # fmt: skip
 """Columns of the table of stages: times of F, I and W, where I recomputes; time of a message to the next stage; bytes
 that F leaves, that I allocates, that I frees and that W frees; bytes that O moves, and the time it takes; times in
 which parameters come from the host, gradients go there, and the optimizer steps there, 0 where the optimizer's states
-are on the device; time of I's recomputation, and the bytes that R brings back where it is an operation of its own."""
+are on the device; time of I's recomputation, and the bytes that R brings back where it is an operation of its own; how
+long before the end of F its offload may start, and I before that of its reload."""
 
 BACKLOG, PATIENCE, HORIZON, PREFETCH, AGE, AHEAD = range(6)
 """Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which
@@ -231,7 +234,7 @@ def _ready_backward(
             continue
         ready = gradient[s, j]
         if stages[s, MOVED] > 0:
-            ready = max(ready, back[s, j]) if j < next_l[s] else np.inf
+            ready = max(ready, back[s, j] - scales[j] * stages[s, BACK_LEAD]) if j < next_l[s] else np.inf
         if ready > now:
             soon = min(soon, ready)
         elif j * period + depth[s] < best_key:
@@ -363,7 +366,8 @@ def place(
         if leaving[d, 0] >= 0:
             # The forward that has just ended hands its activation to the link; a reload comes after its offload.
             s, j = leaving[d]
-            back[s, j] = gone = _take_link(lanes, down[d], now, scales[j] * stages[s, TRANSFER])
+            ready = now - scales[j] * stages[s, OUT_LEAD]
+            back[s, j] = gone = _take_link(lanes, down[d], ready, scales[j] * stages[s, TRANSFER])
             queue_time[d, queue_tail[d]], queue_bytes[d, queue_tail[d]] = gone, scales[j] * stages[s, MOVED]
             queue_tail[d] += 1
             leaving[d, 0] = -1

@@ -97,7 +97,7 @@ class Interpreter:
                 step.wait(instruction)
                 start = step.begin(index)
                 with explained_shortage(partial(DeviceMemoryError, instruction)):
-                    self.operations.execute(instruction, state)
+                    self.operations.execute(instruction, state, step.unit_done(index))
                 for op in self._completed_gradients.get(index, ()):
                     self.operations.set_aside(op)
                 step.end(index, start)

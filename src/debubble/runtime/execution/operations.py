@@ -19,7 +19,7 @@ from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
 from debubble.runtime.execution.peer_offload import PeerOffload
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.stage import Stage
+from debubble.runtime.models.stage import Stage, UnitDone
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import StageWeights
 from debubble.runtime.streams import used_here
@@ -67,18 +67,21 @@ class Operations(ABC):
     def __post_init__(self) -> None:
         self.peer_offload = PeerOffload(self.program, self.device, self.transport, self.rank_of, self.lanes)
 
-    def execute(self, instruction: Instruction, state: StepState) -> None:
-        """Do what the instruction says, and return when it is done or, on a GPU, enqueued."""
+    def execute(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
+        """Do what the instruction says, and return when it is done or, on a GPU, enqueued.
+
+        With `unit_done` another instruction streams with it: it is called behind every unit.
+        """
         match instruction.op.kind:
             case Kind.SEND_F | Kind.SEND_B:
                 self._send(instruction, state)
             case Kind.RECV_F | Kind.RECV_B:
                 self._receive(instruction, state)
             case _:
-                self.perform(instruction, state)
+                self.perform(instruction, state, unit_done)
 
     @abstractmethod
-    def perform(self, instruction: Instruction, state: StepState) -> None:
+    def perform(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
         """Do what an instruction says that is no message."""
 
     @abstractmethod
@@ -138,12 +141,12 @@ class TensorOperations(Operations):
     evaluating: bool = False
     """Whether the program is forwards alone, of which nothing is kept."""
 
-    def perform(self, instruction: Instruction, state: StepState) -> None:
+    def perform(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
         """Compute, move memory, sum gradients or step, as the instruction says."""
         op, stage, j = instruction.op, instruction.op.stage, instruction.op.micro_batch
         match op.kind:
             case Kind.F:
-                self._forward(op, state)
+                self._forward(op, state, unit_done)
             case Kind.B | Kind.I:
                 self._backward(op, state)
             case Kind.W:
@@ -154,7 +157,7 @@ class TensorOperations(Operations):
             case Kind.O:
                 self._offload(op, state)
             case Kind.L:
-                self._reload(op, state)
+                self._reload(op, state, unit_done)
             case Kind.G:
                 self.weights[stage].reduce(op)
             case Kind.D:
@@ -180,7 +183,7 @@ class TensorOperations(Operations):
             weights.forget()
         super().forget()
 
-    def _forward(self, op: Op, state: StepState) -> None:
+    def _forward(self, op: Op, state: StepState, unit_done: UnitDone | None) -> None:
         stage, j = op.stage, op.micro_batch
         x = self.take_input(op, state) if stage else state.tokens[j]
         recomputing = self._recomputed_units(stage, j)
@@ -188,7 +191,9 @@ class TensorOperations(Operations):
         if self.evaluating:
             y = self.stages[stage].evaluate(x, state.micro_batches[j])
         else:
-            y = self.stages[stage].forward(j, x, state.micro_batches[j], recomputing=recomputing, deeper=deeper)
+            y = self.stages[stage].forward(
+                j, x, state.micro_batches[j], recomputing=recomputing, deeper=deeper, unit_done=unit_done
+            )
         if stage + 1 == self.program.schedule.stages:
             state.losses[j] = y
         else:
@@ -222,10 +227,10 @@ class TensorOperations(Operations):
         else:
             state.buffers[op.stage, op.micro_batch] = buffer
 
-    def _reload(self, op: Op, state: StepState) -> None:
+    def _reload(self, op: Op, state: StepState, unit_done: UnitDone | None) -> None:
         if self.peer_offload.host is not None:
             self.stages[op.stage].reload(op.micro_batch, self.peer_offload.fetch(op))
             return
         buffer = state.buffers.pop((op.stage, op.micro_batch))
-        self.stages[op.stage].reload(op.micro_batch, buffer)
+        self.stages[op.stage].reload(op.micro_batch, buffer, unit_done=unit_done)
         self.lanes.host.give_back(buffer)

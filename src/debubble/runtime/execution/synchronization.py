@@ -10,12 +10,15 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from debubble.ir import Instruction, Kind, Lane, Moment, Op, Program
 from debubble.ir.trace import TraceEvent
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, Mark
 from debubble.runtime.execution.status import RankStatus
+from debubble.runtime.memory.activations import Wait
+from debubble.runtime.models.stage import UnitDone
 
 
 class ExecutedInstruction(NamedTuple):
@@ -38,7 +41,7 @@ def trace_events(
 
 
 InstructionEvent = tuple[int, Moment]
-"""The start or the end of an instruction, by its index."""
+"""A moment of an instruction, by its index: a STREAM is here when the first of its units is done."""
 
 
 def local_waits(program: Program, device: int) -> frozenset[InstructionEvent]:
@@ -109,6 +112,23 @@ class StepSynchronizer:
         self._happens(index, Moment.START, mark)
         return mark
 
+    def unit_done(self, index: int) -> UnitDone | None:
+        """What an instruction that others stream with calls behind every unit; None: none does."""
+        if (index, Moment.STREAM) not in self._events:
+            return None
+
+        def done() -> Wait:
+            mark = self._lanes.mark()
+            self._streams(index, mark)
+            return partial(self._lanes.wait, mark, for_memory=False)
+
+        return done
+
+    def _streams(self, index: int, mark: Mark) -> None:
+        """What streams with the instruction may begin: its first unit is done, or all of it."""
+        if (index, Moment.STREAM) not in self._marks:
+            self._happens(index, Moment.STREAM, mark)
+
     def end(self, index: int, start: Mark) -> None:
         """An instruction that started then ends now, on the caller's lane."""
         mark = self._lanes.mark()
@@ -116,6 +136,7 @@ class StepSynchronizer:
         # A receive is the moment of arrival; before it, the lane only waits.
         self.executed.append(ExecutedInstruction(instruction, mark if instruction.lane is Lane.RECV else start, mark))
         self._status.ended(instruction)
+        self._streams(index, mark)
         self._happens(index, Moment.END, mark)
 
     def guard(self, task: Callable[[], None]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -140,6 +141,10 @@ class Ledger:
             self.elsewhere_peak = max(self.elsewhere_peak, self.elsewhere)
 
 
+Wait = Callable[[], None]
+"""Lets the current lane go on only behind a moment of another one."""
+
+
 class SavedStorage:
     """A storage that the backward needs, on the device or elsewhere."""
 
@@ -152,6 +157,8 @@ class SavedStorage:
     """True if recomputation makes it for the operators behind it alone: as in a forward, it is not counted."""
     roams = False
     """True if another stream than the one that uses it has made its storage."""
+    arrival: Future[Wait] | None = None
+    """While it is on its way back: the wait for it, once the copy is under way.  None: nobody has to wait."""
     _storage: torch.UntypedStorage | None = None
     _at = 0
     _geometry: Geometry | None = None
@@ -168,7 +175,10 @@ class SavedStorage:
 
     @property
     def storage(self) -> torch.UntypedStorage:
-        """The storage on the device.  Raises AssertionError while it is elsewhere."""
+        """The storage on the device, behind its arrival.  Raises AssertionError while it is elsewhere."""
+        if self.arrival is not None:
+            self.arrival.result()()
+            self.arrival = None
         assert self._storage is not None, "a saved activation is used while it is not on the device"
         return self._storage
 

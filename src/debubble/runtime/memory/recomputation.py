@@ -81,10 +81,13 @@ class Tape:
             self._records.pop().replay()
 
     @property
-    def saved(self) -> list[SavedStorage]:
-        """The storages that the backward still needs, each once."""
-        found = {id(saved): saved for ref in self._saved if (saved := ref()) is not None}
-        return list(found.values())
+    def saves(self) -> int:
+        """How many storages were saved so far, each as often as it was."""
+        return len(self._saved)
+
+    def saved(self, begin: int = 0, end: int | None = None) -> list[SavedStorage]:
+        """The storages that the backward still needs, of those saves: all, or from one number of saves to another."""
+        return [saved for ref in self._saved[begin:end] if (saved := ref()) is not None]
 
     def _input(self, tensor: Tensor) -> SavedTensor:
         """Keep what a record computes from, unless a record before it brings that back."""

@@ -9,6 +9,7 @@ routers' auxiliary loss along.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -19,7 +20,7 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.runtime.memory.activations import Ledger, SavedStorage
+from debubble.runtime.memory.activations import Ledger, SavedStorage, Wait
 from debubble.runtime.memory.recomputation import Tape, directly
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.routing import Balance, Routing
@@ -86,19 +87,46 @@ class Stage:
         self._recomputed = [[*map(recomputed_operators, names)] for names in self._strategies]
 
     def forward(
-        self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0, deeper: bool = False
+        self,
+        j: int,
+        x: Tensor,
+        micro_batch: MicroBatch,
+        *,
+        recomputing: int = 0,
+        deeper: bool = False,
+        unit_done: UnitDone | None = None,
     ) -> Tensor:
         """F: the stage's output, detached.
 
-        The first `recomputing` units keep what their strategy says, or their deeper one, others all.
+        The first `recomputing` units keep what their strategy says, or their deeper one, others all.  With `unit_done`
+        an offload may begin meanwhile: it is called behind every unit.
         """
         state = self._states[j] = _MicroBatchState()
-        for units, recomputed in self._segments(recomputing, int(deeper)):
+        try:
+            y = self._forward(state, x, micro_batch, recomputing, int(deeper), unit_done)
+        except BaseException as error:
+            state.forwarded.set_exception(error)
+            raise
+        state.forwarded.set_result(None)
+        return y
+
+    def _forward(
+        self,
+        state: _MicroBatchState,
+        x: Tensor,
+        micro_batch: MicroBatch,
+        recomputing: int,
+        level: int,
+        unit_done: UnitDone | None,
+    ) -> Tensor:
+        """The stage's output, whose segments and units it leaves in the state."""
+        for units, recomputed in self._segments(recomputing, level):
             tape, entry = Tape(self._ledger, recomputed), _SegmentInput()
             with tape.watch():
                 y = entry.connect(x)
                 for unit in units:
-                    y = unit(y, micro_batch, tape)
+                    begin, y = tape.saves, unit(y, micro_batch, tape)
+                    state.units.append(_UnitSaves(tape, begin, tape.saves, unit_done() if unit_done else None))
             tape.finish()
             state.segments.append(_Segment(tape, entry, get_gradient_edge(y) if y.requires_grad else None))
             x = y.detach()
@@ -136,6 +164,7 @@ class Stage:
         What is still dropped is recomputed unit by unit, right before the unit's backward.
         """
         state = self._states[j]
+        state.units.clear()
         if split:
             self._later.defer(self._ledger, state.deferred)
         flowing: Tensor | None = gradient
@@ -164,25 +193,60 @@ class Stage:
         self._states.clear()
 
     def offload(self, j: int, share: float, allocate: Callable[[int], Tensor]) -> Tensor:
-        """O: move that share of what is kept into one buffer of `allocate(bytes)`, and free it here."""
+        """O: move that share of what is kept, the first units', into one buffer of `allocate(bytes)`, and free it here.
+
+        Every unit's copies wait for its forward alone.  How many bytes are kept is known once the forward has returned.
+        """
         state = self._states[j]
-        storages = {id(s): s for segment in state.segments for s in segment.tape.saved if s.on_device}
-        parts = _take_share(list(storages.values()), share)
+        state.forwarded.result()
+        storages: dict[int, tuple[SavedStorage, int]] = {}
+        for number, unit in enumerate(state.units):
+            for saved in unit.tape.saved(unit.begin, unit.end):
+                if saved.on_device:
+                    storages.setdefault(id(saved), (saved, number))
+        parts = _take_share([saved for saved, _ in storages.values()], share)
         buffer = allocate(sum(size for _, size in parts))
-        offset = 0
+        offset, waited = 0, -1
         for saved, size in parts:
+            _, number = storages[id(saved)]
+            wait = state.units[number].wait
+            if number > waited and wait is not None:
+                wait()
+                waited = number
+            state.moved.setdefault(number, []).append((saved, offset))
             saved.offload(buffer[offset : offset + size])
             offset += size
-        state.moved = [saved for saved, _ in parts]
         return buffer
 
-    def reload(self, j: int, buffer: Tensor) -> None:
-        """L: bring back what O moved."""
-        state = self._states[j]
-        offset = 0
-        for saved in state.moved:
-            offset += saved.reload(buffer[offset:])
-        state.moved.clear()
+    def reload(self, j: int, buffer: Tensor, *, unit_done: UnitDone | None = None) -> None:
+        """L: bring back what O moved, the last units first.
+
+        With `unit_done` a backward may begin meanwhile: it is called behind every unit, and what uses a unit's storage
+        waits for it.
+        """
+        moved = [*self._states[j].moved.values()]
+        self._states[j].moved.clear()
+        arrivals = [Future[Wait]() for _ in moved]
+        if unit_done is not None:
+            for unit, arrival in zip(moved, arrivals, strict=True):
+                for saved, _ in unit:
+                    saved.arrival = arrival
+        try:
+            while moved:
+                for saved, offset in moved.pop():
+                    saved.reload(buffer[offset:])
+                if unit_done is not None:
+                    wait = unit_done()
+                    arrivals.pop().set_result(wait)
+        except BaseException as error:
+            # Who waits must not wait for ever.
+            for arrival in arrivals:
+                arrival.set_exception(error)
+            raise
+
+
+UnitDone = Callable[[], Wait]
+"""What is called when the current lane was given all of a unit's work; the answer waits for that on another lane."""
 
 
 @dataclass
@@ -191,7 +255,21 @@ class _MicroBatchState:
 
     segments: list[_Segment] = field(default_factory=list)
     deferred: list[Deferred] = field(default_factory=list)
-    moved: list[SavedStorage] = field(default_factory=list)
+    units: list[_UnitSaves] = field(default_factory=list)
+    forwarded: Future[None] = field(default_factory=Future)
+    """Done when the forward has returned."""
+    moved: dict[int, list[tuple[SavedStorage, int]]] = field(default_factory=dict)
+    """Per unit, in their order, the storages that O moved, and the place in its buffer at which each begins."""
+
+
+@dataclass(frozen=True)
+class _UnitSaves:
+    """A unit's part of what its segment's tape saves, from one number of saves to another, and the wait for it."""
+
+    tape: Tape
+    begin: int
+    end: int
+    wait: Wait | None
 
 
 @dataclass
@@ -264,12 +342,20 @@ class MoeStage(Stage):
         self._routings: dict[int, Routing] = {}
 
     def forward(
-        self, j: int, x: Tensor, micro_batch: MicroBatch, *, recomputing: int = 0, deeper: bool = False
+        self,
+        j: int,
+        x: Tensor,
+        micro_batch: MicroBatch,
+        *,
+        recomputing: int = 0,
+        deeper: bool = False,
+        unit_done: UnitDone | None = None,
     ) -> Tensor:
         """F: the message to the next stage, or the loss with the auxiliary one behind the last stage."""
         routing, x = self._unpack(x, micro_batch)
         self._routings[j] = routing
-        y = super().forward(j, x, replace(micro_batch, routing=routing), recomputing=recomputing, deeper=deeper)
+        micro_batch = replace(micro_batch, routing=routing)
+        y = super().forward(j, x, micro_batch, recomputing=recomputing, deeper=deeper, unit_done=unit_done)
         return self._pack(y, routing)
 
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:

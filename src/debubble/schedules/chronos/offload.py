@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from debubble.ir import InputError, Kind, Lane, Number, Op, Schedule, StageCosts
+from debubble.ir.lowering.op_costs import OpCosts
 from debubble.simulator import Timeline
 
 KEPT_BYTES, STATE_BYTES = 6, 18
@@ -37,14 +38,14 @@ def offload_activations(made: Schedule, *, chunks: Collection[int], costs: Stage
     """
     if costs.reload is None:
         raise InputError("Offloading activations needs costs with an 'offload' time.")
-    orders = []
+    orders, op_costs = [], OpCosts.of(made, costs)
     for device_stages, order in zip(made.placement.stages_of, made.orders, strict=True):
         moved = {device_stages[chunk] for chunk in chunks}
         extended: list[Op] = []
         for op in order:
             stage, j = op.stage, op.micro_batch
             if stage in moved and op.kind is (Kind.R if (stage, j) in made.explicit_recompute else Kind.B):
-                at = _ahead(extended, Op(Kind.O, stage, j), costs.reload[stage], costs)
+                at = _ahead(extended, Op(Kind.O, stage, j), costs.reload[stage] - op_costs.lead(op), costs)
                 extended.insert(at, Op(Kind.L, stage, j))
             extended.append(op)
             if stage in moved and op.kind is Kind.F:

@@ -249,10 +249,10 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
     kinds, tables = [CODE[kind] for kind in KINDS], problem.op_costs.tables()
     # By kind, stage and micro-batch, first as without, then as with an R in the list, of each level.
     levels = len(tables.time)
-    durations, allocated, freed = (table[:, kinds].ravel().tolist() for table in tables)
+    durations, allocated, freed, leads = (table[:, kinds].ravel().tolist() for table in tables)
     message = message_rows(problem)
-    gradients, host_step = problem.gradient_offloads, problem.steps_on_hosts
-    time_scale = _common_denominator([*durations, *message, *gradients, *host_step, *_parameters_loaded(problem)])
+    gradients, host_step, loaded = problem.gradient_offloads, problem.steps_on_hosts, _parameters_loaded(problem)
+    time_scale = _common_denominator([*durations, *leads, *message, *gradients, *host_step, *loaded])
     statics, limits = [costs.static_of(d) for d in devices], [costs.limit_of(d) for d in devices]
     size_scale = _common_denominator([*allocated, *freed, *statics, *(x for x in limits if x is not None)])
     time, sent = _floats(durations, time_scale), _floats(message, time_scale)
@@ -261,13 +261,14 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
         "time": time,
         "allocated": _floats(allocated, size_scale),
         "freed": _floats(freed, size_scale),
+        "lead": _floats(leads, time_scale),
         "message": np.tile(sent, levels),
         "tail": np.tile(tail_rows(problem, time.reshape(levels, -1).min(axis=0), sent, behind), levels),
         "behind_weights": behind,
         "gradients": _floats(gradients, time_scale),
         "host_step": _floats(host_step, time_scale),
         # Before the ends, so that what waits for it has no operation as its cause.
-        "loaded": _floats(_parameters_loaded(problem), time_scale),
+        "loaded": _floats(loaded, time_scale),
         "static": _floats(statics, size_scale),
         "limit": np.array([math.inf if x is None else float(x * size_scale) for x in limits]),
     }, time_scale

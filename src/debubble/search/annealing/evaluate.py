@@ -78,8 +78,8 @@ def walk_transfer(
     begin, why = 0.0, n[lane]
     if why >= 0:
         begin = x[a.end + why]
-    if x[source] > begin:
-        begin, why = x[source], source - a.end
+    if x[source] - x[a.lead + row] > begin:
+        begin, why = x[source] - x[a.lead + row], source - a.end
     fits = True
     if offload:
         n[a.queue + d * a.queued + n[a.newest + d]] = op
@@ -130,8 +130,8 @@ def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d:
             break
         if x[source] > begin:
             begin, why = x[source], source - a.arrival
-        if x[reload] > begin:
-            begin, why = x[reload], reload - a.end
+        if x[reload] - x[a.lead + row] > begin:
+            begin, why = x[reload] - x[a.lead + row], reload - a.end
         if allocated > 0 and reserved + allocated > limit:
             reserved, waited = admit_compute(a, x, n, d, reserved, limit - allocated)
             if reserved + allocated > limit:

@@ -190,7 +190,7 @@ def look(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> None:
     source = n[a.facts + 4 * op + NEEDED]
     if x[source] < 0:
         return
-    begin, why = x[source], source - a.end
+    begin, why = x[source] - x[a.lead + n[a.facts + 4 * op + ROW]], source - a.end
     before = n[a.previous + at]
     if before >= 0 and x[a.end + before] >= begin:
         begin, why = x[a.end + before], before
@@ -303,16 +303,15 @@ def compute(a: KernelLayout, x: Floats, n: Ints, d: int, threshold: float) -> tu
         if x[reload] == TO_COME or (offload >= 0 and x[a.end + offload] < 0):
             waits = True
             break
-        begin, why = free, last
+        begin, why, row = free, last, n[facts + ROW]
         if x[source] > begin:
             begin, why = x[source], source - a.arrival
-        if x[reload] > begin:
-            begin, why = x[reload], reload - a.end
+        if x[reload] - x[a.lead + row] > begin:
+            begin, why = x[reload] - x[a.lead + row], reload - a.end
         if offload >= 0 and x[a.end + offload] > begin:
             begin, why = x[a.end + offload], offload
         if last < 0:
             x[a.first + d] = begin
-        row = n[facts + ROW]
         time = x[a.time + row]
         free = begin + time
         spent += time

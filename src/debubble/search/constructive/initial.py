@@ -118,7 +118,8 @@ def _with_host(problem: OrderProblem, pace: Fraction) -> tuple[Number | None, ..
         room = costs.room_of(device)
         away: Number = 0
         for s in device_stages:
-            spare = round_trip(problem, s) - transfers.offload[s] - transfers.reload[s]
+            leads = problem.longest_lead(Op(Kind.O, s, 0)) + problem.backward_lead(s)
+            spare = round_trip(problem, s) + leads - transfers.offload[s] - transfers.reload[s]
             away += costs.activation[s] * max(0, int(spare // apart) if apart else problem.micro_batches)
         result.append(None if room is None else room + away)
     return tuple(result)

@@ -225,7 +225,7 @@ class ListScheduler:
         plain = costs.costs.replace(micro_batch_scale=None, **exact)
         tables = replace(costs, costs=plain).tables(explicit=False)
         kinds = [CODE[kind] for kind in self.kinds]
-        time, allocated, freed = (table[0, kinds, :, 0].ravel().tolist() for table in tables)
+        time, allocated, freed = (table[0, kinds, :, 0].ravel().tolist() for table in tables[:3])
         return time, allocated, freed
 
     def _run(self, rule: DispatchRule, *, reserve: bool) -> ListSchedule | None:

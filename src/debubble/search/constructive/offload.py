@@ -45,7 +45,8 @@ def movable_pairs(problem: OrderProblem, timetable: ListSchedule) -> frozenset[P
             scale = costs.scale_of(op.micro_batch)
             out, back = transfers.offload[op.stage] * scale, transfers.reload[op.stage] * scale
             busy = sharers * (out + back if transfers.half_duplex else max(out, back))
-            if op.kind is Kind.F and 2 * (free - end) <= busy and due[op[1:]] - end > out + back:
+            leads = problem.longest_lead(op._replace(kind=Kind.O)) + problem.backward_lead(op.stage)
+            if op.kind is Kind.F and 2 * (free - end) <= busy and due[op[1:]] - end + leads > out + back:
                 pairs.add(op[1:])
                 free = max(free, end) + busy
     return frozenset(pairs)
@@ -156,7 +157,7 @@ class _BeladyWalk:
         assert transfers is not None
         if transfers.half_duplex:
             return passed > transfers.busy(stage)
-        return passed >= transfers.reload[stage]
+        return passed >= transfers.reload[stage] - self.problem.backward_lead(stage)
 
     def _reload(self, pair: Pair, at: int, *, must: bool) -> bool:
         size = self.away[pair]

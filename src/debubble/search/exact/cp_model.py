@@ -22,6 +22,8 @@ from debubble.search.problem import OrderProblem
 
 LAST = (Kind.W, Kind.B)
 """Kinds that end a micro-batch on its stage."""
+LEADING = (Kind.O, Kind.I, Kind.B)
+"""Kinds that may start before the end of what they stream with."""
 GRID = 2**20
 """Steps that the longest time or the largest size is divided into where numbers are no fractions."""
 
@@ -55,7 +57,8 @@ def build(
     if not problem.split:
         whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
     times = [_time(problem, Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
-    unit = grid([*times, *costs.communication], steps)
+    leads = [problem.longest_lead(Op(k, s, 0)) for s in range(problem.stages) for k in LEADING]
+    unit = grid([*times, *leads, *costs.communication], steps)
     model = ScheduleModel(
         problem=problem,
         cp=cp_model.CpModel(),
@@ -79,6 +82,7 @@ class ScheduleModel(Variables):
         exact: The devices whose lanes and memory count.
         weights: Those of them where a W takes the lane.
         lanes: The intervals that exclude each other, by device, lane and peer.
+        joined: Per (stage, micro-batch), whether its I and W are one B.
         objective: The variable that is minimised.
     """
 
@@ -86,6 +90,7 @@ class ScheduleModel(Variables):
     exact: Collection[int]
     weights: Collection[int]
     lanes: dict[tuple[int, Lane, int], list[Any]] = field(default_factory=dict)
+    joined: dict[Pair, Any] = field(default_factory=dict)
     objective: Any = None
 
     def fill(self, *, ordered: bool) -> None:
@@ -129,9 +134,21 @@ class ScheduleModel(Variables):
         self._operation(out, recomputed=again, optional=True)
         away = self.present[back] = self.present[out]
         self._operation(back, recomputed=again, optional=True)
-        self.cp.add(self.starts[out] >= self.ends[forward])
+        whole = backward._replace(kind=Kind.B)
+        early, late, latest = (self._steps(self.problem.longest_lead(op)) for op in (out, backward, whole))
+        self.cp.add(self.starts[out] >= self.ends[forward] - early)
         self.cp.add(self.starts[back] >= self.ends[out]).only_enforce_if(away)
-        self.cp.add(self.starts[backward] >= self.ends[back]).only_enforce_if(away)
+        self.cp.add(self.starts[backward] >= self.ends[back] - max(late, latest)).only_enforce_if(away)
+        if latest > late:
+            # An I whose W follows at once may be a B, which may begin earlier.
+            pair = forward[1:]
+            joined = self.joined[pair] = self.cp.new_bool_var("")
+            self.cp.add(self.starts[self.weight(*pair)] == self.ends[backward]).only_enforce_if(joined)
+            self.cp.add(self.starts[backward] >= self.ends[back] - late).only_enforce_if(away, ~joined)
+
+    def _steps(self, lead: Number) -> int:
+        """A lead in whole steps of the grid, rounded in favour of the schedule."""
+        return math.ceil(lead / self.unit - 1e-9)
 
     def _operation(self, op: Op, *, recomputed: bool = False, optional: bool = False) -> None:
         """Start, end and (on a lane that counts) interval of an operation."""
@@ -230,12 +247,15 @@ def schedule_of(model: ScheduleModel, value: Any) -> Schedule:
     """
     problem = model.problem
     orders: list[list[tuple[int, int, int, Op]]] = [[] for _ in range(problem.devices)]
-    for op, start in model.starts.items():
+    for variable, start in model.starts.items():
+        op, end = variable, value(model.ends[variable])
         if op in model.present and not value(model.present[op]):
             continue
-        moment, rank = (value(model.ends[op]), 0) if op.kind is Kind.O else (value(start), 1)
-        if op.kind is not Kind.O and op.kind is not Kind.L:
-            rank = 2
-        orders[problem.placement.device_of[op.stage]].append((moment, rank, value(model.ends[op]), op))
+        if op[1:] in model.joined and value(model.joined[op[1:]]):
+            if op.kind is Kind.W:
+                continue
+            op = op._replace(kind=Kind.B) if op.kind is Kind.I else op
+        moment, rank = (end, 0) if op.kind is Kind.O else (value(start), 1 if op.kind is Kind.L else 2)
+        orders[problem.placement.device_of[op.stage]].append((moment, rank, end, op))
     lists = (sorted(order, key=lambda e: (e[:3], e[3].stage, e[3].micro_batch)) for order in orders)
     return problem.schedule([op for *_, op in order] for order in lists)

@@ -253,10 +253,13 @@ class MilpModel:
             away = self.away[x] = self._binary()
             self.out[x] = self.model.add_variable(lb=0, ub=self.big)
             self.back[x] = self.model.add_variable(lb=0, ub=self.big)
-            self._add(self.out[x] >= self.end[x] - self.big * (1 - away))
-            self._add(self.back[x] >= self.out[x] + there - self.big * (1 - away))
             backward = Op(Kind.I, i, x.micro_batch)
-            self._add(self._start(backward) >= self.back[x] + back - self.big * (1 - away))
+            early, late = map(
+                float, (self.problem.longest_lead(x._replace(kind=Kind.O)), self.problem.backward_lead(i))
+            )
+            self._add(self.out[x] >= self.end[x] - early - self.big * (1 - away))
+            self._add(self.back[x] >= self.out[x] + there - self.big * (1 - away))
+            self._add(self._start(backward) >= self.back[x] + back - late - self.big * (1 - away))
         for x, y in itertools.combinations(forwards, 2):
             free = self.big * (2 - self.away[x] - self.away[y])
             self._add(self.out[y] >= self.out[x] + there - free)

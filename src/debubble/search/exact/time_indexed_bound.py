@@ -38,6 +38,8 @@ class _FirstDevice:
     time: Mapping[Kind, int]
     round_trip: int
     """Slots from the end of an F to the start of its I."""
+    lead: Mapping[Kind, int]
+    """Slots before the end of its F in which an O may start, or an I before that of its L."""
     allocated: Mapping[Kind, int]
     freed: Mapping[Kind, int]
     room: int
@@ -120,7 +122,13 @@ def _slot(problem: OrderProblem) -> Number | None:
     if not problem.offload or problem.fused_recompute or costs.link_groups or problem.objective == "span":
         return None
     times = [problem.op_costs.time(Op(kind, 0, 0)) for kind in KINDS]
+    times += _leads(problem).values()
     return None if any(isinstance(t, float) and not t.is_integer() for t in times) else grid(times)
+
+
+def _leads(problem: OrderProblem) -> dict[Kind, Number]:
+    """How long before the end of its F an O may start, and before that of its L an I, or a B in its place."""
+    return {Kind.O: problem.longest_lead(Op(Kind.O, 0, 0)), Kind.I: problem.backward_lead(0)}
 
 
 def _device(problem: OrderProblem, slot: Number) -> _FirstDevice | None:
@@ -136,6 +144,7 @@ def _device(problem: OrderProblem, slot: Number) -> _FirstDevice | None:
         micro_batches=problem.micro_batches,
         time={kind: round(op_costs.time(op) / slot) for kind, op in ops.items()},
         round_trip=math.floor(round_trip(problem, 0) / slot + 1e-9),
+        lead={kind: math.ceil(lead / slot - 1e-9) for kind, lead in _leads(problem).items()},
         allocated=allocated,
         freed=freed,
         room=math.floor(room / unit + 1e-9),
@@ -175,6 +184,10 @@ class _SlotModel:
         """Count those that have ended before a slot."""
         return self._begun(kind, slot - self.device.time[kind])
 
+    def _ended_soon(self, kind: Kind, slot: int, follower: Kind) -> Any:
+        """Count those that end so soon after a slot that what follows them may start in it."""
+        return self._begun(kind, min(slot - self.device.time[kind] + self.device.lead[follower], self.slots - 1))
+
     def _lanes(self) -> None:
         transfers = [(Kind.O, Kind.L)] if self.device.half_duplex else [(Kind.O,), (Kind.L,)]
         for kinds in ((Kind.F, Kind.I, Kind.W), *transfers):
@@ -194,7 +207,7 @@ class _SlotModel:
         for slot in range(self.slots):
             self.cp.add(self._begun(Kind.I, slot) <= self._ended(Kind.F, slot - self.device.round_trip))
             self.cp.add(self._begun(Kind.W, slot) <= self._ended(Kind.I, slot))
-            self.cp.add(self._begun(Kind.O, slot) <= self._ended(Kind.F, slot))
+            self.cp.add(self._begun(Kind.O, slot) <= self._ended_soon(Kind.F, slot, Kind.O))
             self.cp.add(self._begun(Kind.L, slot) <= self._ended(Kind.O, slot))
 
     def _memory(self) -> None:
@@ -210,12 +223,12 @@ class _SlotModel:
         for j in range(self.device.micro_batches):
             before = self.away[j - 1] if j else 0
             for slot in range(self.slots):
-                left = self._reaches(self._ended(Kind.F, slot), j + 1)
+                left = self._reaches(self._ended_soon(Kind.F, slot, Kind.O), j + 1)
                 if left is not None:
                     self.cp.add(self._begun(Kind.O, slot) <= before).only_enforce_if(~left)
                 back = self._reaches(self._begun(Kind.I, slot), j + 1)
                 if back is not None:
-                    self.cp.add(self._ended(Kind.L, slot) >= self.away[j]).only_enforce_if(back)
+                    self.cp.add(self._ended_soon(Kind.L, slot, Kind.I) >= self.away[j]).only_enforce_if(back)
 
     def _reaches(self, count: Any, number: int) -> Any:
         """A literal for count >= number; None where a count is a constant."""

@@ -244,9 +244,13 @@ class ModuloModel:
             self.cp.add(self.at[Op(Kind.F, s + 1, j)] >= self._end(Kind.F, s, j) + self.message[s])
             self.cp.add(self.at[Op(backward, s, j)] >= self._end(backward, s + 1, j) + self.message[s])
         if self.transfers:
-            self.cp.add(self.at[Op(Kind.O, s, j)] >= self._end(Kind.F, s, j))
+            out, back = (
+                math.floor(self.op_costs.lead(Op(kind, s, 0)) / self.unit + 1e-9) for kind in (Kind.O, backward)
+            )
+            self.cp.add(self.at[Op(Kind.O, s, j)] >= self._end(Kind.F, s, j) - out)
             self.cp.add(self.at[Op(Kind.L, s, j)] >= self._end(Kind.O, s, j)).only_enforce_if(self.away[s, j])
-            self.cp.add(self.at[Op(backward, s, j)] >= self._end(Kind.L, s, j)).only_enforce_if(self.away[s, j])
+            read = self.cp.add(self.at[Op(backward, s, j)] >= self._end(Kind.L, s, j) - back)
+            read.only_enforce_if(self.away[s, j])
             for kind in self.transfers:
                 # One place for what is not there.
                 absent = self.cp.add(self.at[Op(kind, s, j)] == self._end(Kind.F, s, j))

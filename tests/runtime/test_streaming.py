@@ -1,0 +1,145 @@
+"""Transfers that stream: units leave behind their own forwards, and backwards wait for one unit's reload at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import Moment, StageCosts
+from debubble.models import ModelConfig
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.build import build_stage
+from debubble.runtime.models.stage import Stage
+from debubble.runtime.models.units import MicroBatch
+from tests.support.runtime_cases import LLAMA, assert_same_gradients, plan_of, tokens_of
+from tests.support.schedule_cases import explicit, fused, offloading
+
+UNITS = ModelConfig.from_hf(LLAMA).units[1:-1]
+X = (2, 16, LLAMA["hidden_size"])
+
+
+def new_stage() -> Stage:
+    built, ledger = build_stage(LLAMA, UNITS, dtype=torch.float64), Ledger()
+    ledger.exclude(p for unit in built for p in unit.parameters())
+    return Stage(built, UNITS, ledger)
+
+
+def in_memory(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
+class Waits:
+    """Stands for a lane's marks: notes which of its units another lane has waited for."""
+
+    def __init__(self) -> None:
+        self.marked = 0
+        self.waited: list[int] = []
+
+    def __call__(self) -> Callable[[], None]:
+        number, self.marked = self.marked, self.marked + 1
+        return lambda: self.waited.append(number)
+
+
+def parameters_of(stage: Stage) -> list[Any]:
+    return [parameter for unit in stage.units for parameter in unit.parameters()]
+
+
+def test_an_offload_waits_for_every_unit_before_its_copies_and_for_none_that_stays() -> None:
+    stage, waits, waited = new_stage(), Waits(), []
+    stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=waits)
+    assert waits.marked == len(UNITS)
+    stage.offload(0, 0.25, in_memory)
+    waited += waits.waited
+    assert waited == [*range(len(waited))]
+    assert 0 < len(waited) < len(UNITS)
+
+
+def test_a_reload_brings_the_last_units_back_first() -> None:
+    stage, forwards, brought = new_stage(), Waits(), []
+    stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=forwards)
+    buffer = stage.offload(0, 1.0, in_memory)
+    moved = [[saved for saved, _ in unit] for unit in stage._states[0].moved.values()]
+    assert not any(saved.on_device for unit in moved for saved in unit)
+
+    def unit_done() -> Callable[[], None]:
+        brought.append([all(saved.on_device for saved in unit) for unit in moved])
+        return lambda: None
+
+    stage.reload(0, buffer, unit_done=unit_done)
+    count = len(moved)
+    assert brought == [[False] * (count - n) + [True] * n for n in range(1, count + 1)]
+
+
+def test_a_backward_runs_beside_its_reload_and_waits_for_one_unit_at_a_time() -> None:
+    plain, moved = new_stage(), new_stage()
+    x = torch.randn(X, dtype=torch.float64)
+    y = plain.forward(0, x, MicroBatch())
+    first_is_back, last_has_run = threading.Event(), threading.Event()
+    expected, found, last = parameters_of(plain), parameters_of(moved), moved.units[-1]
+
+    def watched(y: torch.Tensor, *context: Any) -> Any:
+        y.register_hook(lambda _: last_has_run.set())
+        return last(y, *context)
+
+    moved.units[-1] = watched  # type: ignore[call-overload]
+    moved.forward(0, x, MicroBatch(), unit_done=Waits())
+    buffer = moved.offload(0, 1.0, in_memory)
+
+    def unit_done() -> Callable[[], None]:
+        if first_is_back.is_set():
+            # The units before it come back only when its backward is over.
+            assert last_has_run.wait(60)
+        first_is_back.set()
+        return lambda: None
+
+    with ThreadPoolExecutor(1) as lane:
+        reload = lane.submit(moved.reload, 0, buffer, unit_done=unit_done)
+        assert first_is_back.wait(60)
+        assert torch.equal(plain.backward(0, y, split=False), moved.backward(0, y, split=False))  # type: ignore[arg-type]
+        reload.result()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(expected, found, strict=True))
+
+
+def test_a_backward_learns_that_its_reload_has_failed() -> None:
+    stage = new_stage()
+    y = stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
+    buffer = stage.offload(0, 1.0, in_memory)
+
+    def unit_done() -> Callable[[], None]:
+        raise RuntimeError("the link is gone")
+
+    with pytest.raises(RuntimeError, match="the link is gone"):
+        stage.reload(0, buffer, unit_done=unit_done)
+    with pytest.raises(RuntimeError, match="the link is gone"):
+        stage.backward(0, torch.ones_like(y), split=False)
+
+
+def test_an_offload_learns_that_its_forward_has_failed() -> None:
+    stage = new_stage()
+
+    def unit_done() -> Callable[[], None]:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=unit_done)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        stage.offload(0, 1.0, in_memory)
+
+
+@pytest.mark.parametrize("share", [None, 0.3])
+@pytest.mark.parametrize("recompute", [lambda schedule: schedule, fused, explicit])
+def test_a_program_that_streams_has_the_same_gradients(recompute: Any, share: float | None) -> None:
+    schedule = recompute(offloading(db.schedules["zb-h1"](devices=2, micro_batches=4)))
+    if share is not None:
+        schedule = db.Schedule(**{**vars(schedule), "offload_fraction": {0: share, 1: share}})
+    costs = StageCosts.of(stages=2, offload=1, offload_overlap=0.5, reload_overlap=0.5)
+    moments = {w.moment for i in db.lower(schedule, costs).instructions for w in i.waits}
+    assert Moment.STREAM in moments
+    strategy = "none" if recompute not in (fused, explicit) else "full"
+    assert_same_gradients(plan_of(schedule, LLAMA, strategy=strategy, costs=costs), LLAMA, tokens_of(LLAMA, rows=4))
