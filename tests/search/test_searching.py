@@ -38,7 +38,8 @@ def check_independently(timeline: Timeline, problem: OrderProblem) -> None:
     for op, o in times.items():
         same = {kind: times[other] for kind in Kind if (other := op._replace(kind=kind)) in times}
         if op.kind in (Kind.I, Kind.B):
-            assert o.start >= same.get(Kind.L, same[Kind.F]).end
+            overlap = problem.costs.reload_overlap[op.stage] if Kind.L in same else 0
+            assert o.start + overlap * (o.end - o.start) >= same.get(Kind.L, same[Kind.F]).end
             if op.stage + 1 < schedule.stages:
                 assert o.start >= times[schedule.backward_of(op.stage + 1, op.micro_batch)].end
         if op.kind is Kind.F and op.stage:
@@ -46,7 +47,11 @@ def check_independently(timeline: Timeline, problem: OrderProblem) -> None:
         if op.kind is Kind.W:
             assert o.start >= same[Kind.I].end
         if op.kind is Kind.L:
-            assert o.start >= same[Kind.O].end >= same[Kind.F].end
+            assert o.start >= same[Kind.O].end
+        if op.kind is Kind.O:
+            forward = same[Kind.F]
+            overlap = problem.costs.offload_overlap[op.stage] * (forward.end - forward.start)
+            assert o.start >= forward.end - overlap
 
 
 def last(problem: OrderProblem, *, steps: int, seed: int = 0) -> Incumbent:
