@@ -16,9 +16,9 @@ from debubble.costs.units import HostStates
 from debubble.ir import DebubbleError, InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
 from debubble.planners.bounds import CONTIGUOUS, GRANULAR, RAMPS, WORK, lower_bound, proven_bound, proven_step_bound
+from debubble.planners.bounds.ramps import Piece, Pieces, ramps_bound
+from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
-from debubble.planners.relaxations import Piece, Pieces, ramps_bound
-from debubble.planners.unit_bounds import contiguous_bound, granular_bound
 
 
 @st.composite

@@ -11,9 +11,9 @@ from fractions import Fraction
 
 from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.planners.bounds.quick_plans import IN_TRANSIT, PipelineBounds
 from debubble.planners.partitioning.balance import even_and_balanced
 from debubble.planners.partitioning.recomputation import in_flight, ladder
-from debubble.planners.pipeline_bounds import IN_TRANSIT, PipelineBounds
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.schedules.chronos.offload import offload_activations, offload_states
 from debubble.schedules.chronos.schedule import periodic, reduce_gradients

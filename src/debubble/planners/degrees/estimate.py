@@ -13,11 +13,11 @@ from typing import Any
 
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.planners.bounds import lower_bound
+from debubble.planners.bounds.quick_plans import PipelineBounds
 from debubble.planners.chronos.combinations import CombinationBuilder
 from debubble.planners.chronos.planner import ChronosSearch
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule
-from debubble.planners.pipeline_bounds import PipelineBounds
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.schedules import schedules
 from debubble.search.effort import REPRICED

@@ -16,9 +16,9 @@ from debubble.costs.units import Partition, StateBytes, Unit, Units
 from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
 from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds import check_states
+from debubble.planners.bounds.quick_plans import first_forwards
 from debubble.planners.degrees.space import Job, divisors, in_order, smallest_batches
 from debubble.planners.partitioning.balance import even_counts
-from debubble.planners.pipeline_bounds import first_forwards
 from debubble.planners.problem import Problem
 
 Fit = Literal["yes", "with recomputation", "no"]

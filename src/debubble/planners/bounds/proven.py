@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from debubble.costs import Units
 from debubble.errors import readable
 from debubble.ir import InfeasibleError, Number, StageCosts
+from debubble.planners.bounds.ramps import Pieces, pieces_of_stages, pieces_of_units, ramps_bound
+from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
-from debubble.planners.relaxations import Pieces, pieces_of_stages, pieces_of_units, ramps_bound
-from debubble.planners.unit_bounds import contiguous_bound, granular_bound
 
 WORK = "work and the path of one micro-batch"
 GRANULAR = "the work of every device, once forwards reach it, where units are dealt whole and states fit"

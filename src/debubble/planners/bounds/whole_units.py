@@ -25,7 +25,7 @@ from operator import mul, or_
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.planners.relaxations import ROUNDING, Pieces, first_arrivals
+from debubble.planners.bounds.ramps import ROUNDING, Pieces, first_arrivals
 
 STATES = 200_000
 """Ways to deal units of each kind up to which the bounds are computed."""

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from debubble.costs.units import HostStates, Strategy, Unit, Units
 from debubble.ir import DebubbleError, InfeasibleError, Kind
+from debubble.planners.bounds.quick_plans import PipelineBounds, first_forwards
 from debubble.planners.degrees.estimate import quick_bound, quick_step
-from debubble.planners.pipeline_bounds import PipelineBounds, first_forwards
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.schedules import schedules
 from tests.strategies import model_units

@@ -1,0 +1,36 @@
+"""Lower bounds that every plan of a problem obeys, and what they argue with.
+
+`proven.py` takes the best of the others: `whole_units.py` deals units to devices, and `ramps.py` counts what memory and
+links let start before the first backward and end after the last forward.  `quick_plans.py` bounds the plans by which
+degrees are ranked.
+"""
+
+from debubble.planners.bounds.proven import (
+    CONTIGUOUS,
+    GRANULAR,
+    OF_ORDERS,
+    RAMPS,
+    WORK,
+    Bound,
+    bound_of_equal_counts,
+    check_states,
+    deals_freely,
+    lower_bound,
+    proven_bound,
+    proven_step_bound,
+)
+
+__all__ = [
+    "CONTIGUOUS",
+    "GRANULAR",
+    "OF_ORDERS",
+    "RAMPS",
+    "WORK",
+    "Bound",
+    "bound_of_equal_counts",
+    "check_states",
+    "deals_freely",
+    "lower_bound",
+    "proven_bound",
+    "proven_step_bound",
+]
