@@ -228,17 +228,21 @@ def studied(name: str, *, seed: int, effort: float) -> dict[str, Any]:
 def study_page(rows: list[dict[str, Any]]) -> str:
     """The tables of levers and of efforts."""
 
-    def step(value: float | None) -> str:
-        return "does not fit" if value is None else f"{value:.3f}"
+    def without(row: dict[str, Any], lever: str) -> str:
+        step, whole = row["without"][lever], row["by_effort"][str(row["effort"])]
+        return "does not fit" if step is None else f"{step:.3f} ({100 * (step / whole - 1):+.1f}%)"
 
-    levers = [f"| {row['setting']} | {' | '.join(step(row['without'][lever]) for lever in LEVERS)} |" for row in rows]
-    efforts = [
-        f"| {row['setting']} | {' | '.join(step(row['by_effort'][str(effort)]) for effort in EFFORTS)} |"
-        for row in rows
-    ]
+    levers, efforts = [], []
+    for row in rows:
+        found = [row["by_effort"][str(effort)] for effort in EFFORTS]
+        steps = " | ".join("does not fit" if step is None else f"{step:.3f}" for step in found)
+        efforts.append(f"| {row['setting']} | {steps} |")
+        whole = f"{row['by_effort'][str(row['effort'])]:.3f}"
+        levers.append(f"| {row['setting']} | {whole} | {' | '.join(without(row, lever) for lever in LEVERS)} |")
     return "\n".join(
         [
-            f"| setting | without {' | without '.join(LEVERS)} |", "| --- " * (1 + len(LEVERS)) + "|", *levers, "",
+            f"| setting | all levers | without {' | without '.join(LEVERS)} |", "| --- " * (2 + len(LEVERS)) + "|",
+            *levers, "",
             f"| setting | {' | '.join(f'effort {effort:g}' for effort in EFFORTS)} |",
             "| --- " * (1 + len(EFFORTS)) + "|", *efforts,
         ]
