@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+
+from debubble.kernels import as_block, jit
 
 pytest.importorskip("numba")
 
@@ -91,3 +95,20 @@ def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> 
         process.stdin.write("\n")
         process.stdin.flush()
     assert sorted(process.communicate()[0] for process in processes) == ["0\n", "0\n", "1\n"]
+
+
+def test_kernels_read_and_write_blocks_as_they_do_arrays() -> None:
+    @jit
+    def follow(values: NDArray[np.float64], following: NDArray[np.int64]) -> float:
+        total, at = 0.0, 0
+        for _ in range(len(following)):
+            at = following[at]
+            total += values[at]
+            values[at] = total
+        values[1:3] = 0.5
+        return total
+
+    values, following = np.arange(5.0), np.array([3, 0, 1, 4, 2])
+    expected = values.copy()
+    assert follow(as_block(values), as_block(following)) == follow(expected, following)
+    assert values.tolist() == expected.tolist()

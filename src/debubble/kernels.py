@@ -15,7 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 C = TypeVar("C", bound=Callable[..., object])
+Entry = TypeVar("Entry", bound=np.generic)
 
 
 def jit(function: C, *, inline: Literal["never", "always"] = "never", counting: bool = True) -> C:
@@ -49,6 +53,19 @@ def inlined(function: C) -> C:
     So is a function that has one caller, since else both it and the caller with it in it are compiled.
     """
     return jit(function, inline="always")
+
+
+def as_block(values: NDArray[Entry]) -> NDArray[Entry]:
+    """An array of one dimension for kernels, which read it fast, and give it no negative index.
+
+    It shares the memory of the array if that is contiguous.  Without the compiler it is the array.
+    """
+    try:
+        # It loads the compiler.
+        from debubble.blocks import Block
+    except ImportError:
+        return values
+    return np.ascontiguousarray(values).view(Block)
 
 
 class _Lock:

@@ -18,6 +18,7 @@ import numpy as np
 
 from debubble.ir import InputError, Kind, Number, Op, Schedule, StageCosts
 from debubble.ir.ops import CODE
+from debubble.kernels import as_block
 from debubble.search.annealing.layout import (
     DEEPER,
     KIND_INDEX,
@@ -240,7 +241,8 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         **_begins(ints),
     )
     ints["facts"][:] = _facts(layout).reshape(-1)
-    return KernelArrays(layout, np.concatenate([*floats.values()]), np.concatenate([*ints.values()]), scale)
+    floats_block, ints_block = as_block(np.concatenate([*floats.values()])), as_block(np.concatenate([*ints.values()]))
+    return KernelArrays(layout, floats_block, ints_block, scale)
 
 
 def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
