@@ -1,8 +1,7 @@
 """Two chunks per device under memory limits from half of 1F1B's up: value and bound of `optpipe` at p = 8, m = 32.
 
     python benchmarks/chunk_limits.py [--output benchmarks/results/chunk_limits.json]   # ten minutes
-    python benchmarks/chunk_limits.py --published    # adds the fastest schedule of the library to the rows of the file
-    python benchmarks/chunk_limits.py --docs         # the table of docs/optpipe.md from the file
+    python benchmarks/chunk_limits.py --docs                            # the table of docs/optpipe.md from the file
 
 Rows that the file has of the same commit are kept and not run again, so that a broken run goes on where it stopped.
 
@@ -16,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -47,19 +45,6 @@ def costs_of(times: tuple[int, int, int, int], frees: str, limit: int) -> db.Sta
     )  # fmt: skip
 
 
-def row(times: tuple[int, int, int, int], frees: str, limit: int) -> dict[str, Any]:
-    workload, cpu = FixedStages(costs_of(times, frees, limit)), time.process_time()
-    plan = planners["optpipe"](
-        Problem(devices=DEVICES, micro_batches=MICRO_BATCHES, chunks=CHUNKS, workload=workload, effort=10)
-    )
-    in_v = plan.solution.schedule.placement == db.Placement.v_shape(DEVICES, CHUNKS)
-    return {
-        "times": times, "W frees": frees, "limit": limit, "value": float(plan.makespan),
-        "bound": float(plan.lower_bound), "gap": round(float(plan.gap), 4), "placement": "V" if in_v else "loop",
-        "cpu": round(time.process_time() - cpu, 2),
-    }  # fmt: skip
-
-
 def published(times: tuple[int, int, int, int], frees: str, limit: int) -> tuple[float, str]:
     """Time and name of the fastest registered schedule of two chunks that fits; infinite and empty if none does."""
     costs, fastest = costs_of(times, frees, limit), (math.inf, "")
@@ -71,9 +56,24 @@ def published(times: tuple[int, int, int, int], frees: str, limit: int) -> tuple
         try:
             made = entry(devices=DEVICES, micro_batches=MICRO_BATCHES, costs=costs, **chunks)
             fastest = min(fastest, (float(db.simulate(made, costs).makespan), name))
-        except db.DebubbleError as error:
-            print(times, frees, limit, name, str(error)[:60], file=sys.stderr)
+        except db.DebubbleError:
+            continue
     return fastest
+
+
+def row(times: tuple[int, int, int, int], frees: str, limit: int) -> dict[str, Any]:
+    workload, cpu = FixedStages(costs_of(times, frees, limit)), time.process_time()
+    plan = planners["optpipe"](
+        Problem(devices=DEVICES, micro_batches=MICRO_BATCHES, chunks=CHUNKS, workload=workload, effort=10)
+    )
+    cpu = time.process_time() - cpu
+    library, name = published(times, frees, limit)
+    in_v = plan.solution.schedule.placement == db.Placement.v_shape(DEVICES, CHUNKS)
+    return {
+        "times": times, "W frees": frees, "limit": limit, "value": float(plan.makespan),
+        "bound": float(plan.lower_bound), "gap": round(float(plan.gap), 4), "placement": "V" if in_v else "loop",
+        "cpu": round(cpu, 2), "published": library, "schedule": name,
+    }  # fmt: skip
 
 
 def known(output: Path) -> list[dict[str, Any]]:
@@ -106,17 +106,10 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "chunk_limits.json")
-    parser.add_argument("--published", action="store_true", help="add the fastest registered schedule to the rows")
     parser.add_argument("--docs", action="store_true", help="write the table of docs/optpipe.md from the file")
     given = parser.parse_args()
     if given.docs:
         write_between(PAGE, BEGIN, END, page(json.loads(given.output.read_text())["rows"]))
-        return
-    if given.published:
-        found = json.loads(given.output.read_text())
-        for row_ in found["rows"]:
-            row_["published"], row_["schedule"] = published(tuple(row_["times"]), row_["W frees"], row_["limit"])
-        given.output.write_text(json.dumps(found, indent=1) + "\n")
         return
     measured = known(given.output)
     for cell in list(product(TIMES, REMAINS, LIMITS))[len(measured) :]:
