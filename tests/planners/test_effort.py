@@ -132,3 +132,7 @@ def test_what_is_spent_in_a_part_is_spent_in_the_whole() -> None:
 @pytest.mark.parametrize(("pairs", "microseconds"), [(16 * 32, 11.24), (8 * 32, 6.12)])
 def test_a_move_has_the_published_price(pairs: int, microseconds: float) -> None:
     assert price_of_move(pairs) * 1e6 == pytest.approx(microseconds, rel=0.01)
+
+
+def test_a_move_costs_half_where_devices_have_several_stages_and_nothing_leaves_memory() -> None:
+    assert 2 * price_of_move(16 * 32, of_chunks=True) == price_of_move(16 * 32)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from debubble.ir import Placement
 from debubble.search.annealing.arrays import arrays_of, encode
 from debubble.search.annealing.evaluate import INFINITY, evaluate
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep
-from debubble.search.annealing.layout import FROM_SCRATCH, Ints, L
+from debubble.search.annealing.layout import FROM_SCRATCH, OF_CHUNKS, Ints, L
 from debubble.search.annealing.moves import measure, move, recompute_otherwise, undo
 from debubble.search.annealing.search import search
 from debubble.search.annealing.shared_links import WHOLE, follow_list
@@ -20,6 +21,7 @@ from tests.search.orders import uniform
 
 MOVES = 400
 SMALL = uniform(4, 10, offload=14, limit=8, backward_input=11, backward_weight=9)
+CHUNKS = replace(uniform(8, 10, limit=8, backward_input=11, backward_weight=9), placement=Placement.v_shape(4))
 
 
 @pytest.mark.parametrize(
@@ -33,10 +35,11 @@ SMALL = uniform(4, 10, offload=14, limit=8, backward_input=11, backward_weight=9
         replace(SMALL, costs=SMALL.costs.replace(link_groups=[[1, 3]], host_link="half-duplex")),
         replace(SMALL, recompute=True),
         replace(SMALL, recompute=True, costs=SMALL.costs.replace(link_groups=[[0, 1], [2, 3]])),
+        CHUNKS,
     ],
     ids=[
         "full duplex", "half duplex", "exclusive messages", "without offload", "shared links", "shared half duplex",
-        "recomputation", "recomputation and shared links",
+        "recomputation", "recomputation and shared links", "several chunks",
     ],
 )  # fmt: skip
 def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProblem) -> None:
@@ -51,9 +54,10 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     value = evaluate(a, x, n, orders, lengths, INFINITY)
     keep(a, x, n, START)
     begins, meetings = set(), set()
+    shares = FROM_SCRATCH if problem.placement.chunks == 1 else OF_CHUNKS
     for turn in range(MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
-        pair, run = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, FROM_SCRATCH, random)
+        pair, run = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, shares, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
             continue

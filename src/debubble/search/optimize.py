@@ -29,6 +29,9 @@ PROVABLE = 72
 """Stages x micro-batches up to which CP-SAT usually closes the gap."""
 LARGE = 200
 """Stages x micro-batches from which a periodic pattern is a start worth its time."""
+PATTERNED = 0.85
+"""Share of the effort for a pattern of several chunks and its one slow cooling, which short ones behind it add little
+to."""
 LONG = 4
 """Micro-batches per stage above which it still is where list schedules may offload."""
 
@@ -111,17 +114,12 @@ class _Optimizer:
         return self.problem.stages * self.problem.micro_batches
 
     @property
-    def frees_memory(self) -> bool:
-        """True if an activation may leave memory between its forward and its backward."""
-        return self.problem.offload or self.problem.recompute
-
-    @property
     def is_modelled(self) -> bool:
         """True if CP-SAT's models have all choices, and are not too large: of several chunks they see areas of memory.
 
         They know one level of recomputation.
         """
-        areas = self.problem.placement.chunks > 1 and not self.frees_memory
+        areas = self.problem.placement.chunks > 1 and not self.problem.frees_memory
         return self.problem.levels < 2 and not (areas and self.pairs >= LARGE)
 
     @property
@@ -163,7 +161,7 @@ class _Optimizer:
             return
         if self.best.gap > WIDE and self.is_modelled:
             yield from self.bound_by_relaxation()
-        if self.frees_memory and not self.best.optimal:
+        if self.problem.frees_memory and not self.best.optimal:
             yield from self.anneal_slowly(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
         whole, fruitless = self.effort.seconds, 0
         for turn in itertools.count(1):
@@ -188,7 +186,7 @@ class _Optimizer:
 
     def repeat_pattern(self) -> Iterator[Incumbent]:
         """Try a schedule with a periodic middle."""
-        effort = self.effort.part(self.left * 0.6)
+        effort = self.effort.part(self.left * (PATTERNED if self.problem.placement.chunks > 1 else 0.6))
         schedule = periodic_schedule(self.problem, effort=effort, seed=self.seed, workers=self.workers)
         better = None if schedule is None else verify(self.problem, schedule, self.best, below=self.best.value)
         if better is not None:
@@ -240,7 +238,7 @@ class _Optimizer:
 
     def bound_by_relaxation(self) -> Iterator[Incumbent]:
         """Raise the bound by CP-SAT: from single devices where activations leave memory, else from a common order."""
-        if self.frees_memory:
+        if self.problem.frees_memory:
             effort = self.effort.part(min(5, self.left / 4))
             with tolerate_wrong_models():
                 yield self.raise_bound(single_device_bound(self.problem, self.best.value, effort=effort))

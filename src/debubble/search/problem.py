@@ -86,6 +86,11 @@ class OrderProblem:
         return self.placement.stages
 
     @property
+    def frees_memory(self) -> bool:
+        """True if an activation may leave memory between its forward and its backward."""
+        return self.offload or self.recompute
+
+    @property
     def levels(self) -> int:
         """The number of levels by which an R may recompute a stage; 0 if none may."""
         return (1 if self.costs.recompute_deeper is None else 2) if self.recompute else 0

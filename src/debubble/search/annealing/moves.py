@@ -1,7 +1,7 @@
 """The compiled local search: simulated annealing over the devices' lists, with moves on the critical path.
 
-A state is one list per device.  Moves shift operations within a list (never across their own kind or their own
-micro-batch), or put a (stage, micro-batch)'s offload or recomputation in or out.
+A state is one list per device.  Moves shift operations within a list, or let two change places (never across their own
+kind or their own micro-batch), or put a (stage, micro-batch)'s offload or recomputation in or out.
 """
 
 from __future__ import annotations
@@ -74,6 +74,34 @@ def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: in
         index = other
         moved += step
     return moved
+
+
+@borrowing
+def passes(a: KernelLayout, orders: Ints, d: int, op: int, low: int, high: int) -> bool:
+    """Tell whether something other than it of its kind or its micro-batch stands between two places of a list."""
+    size = a.stages * a.micro_batches
+    for index in range(low, high + 1):
+        other = orders[d, index]
+        if other != op and (other % size == op % size or other // a.micro_batches == op // a.micro_batches):
+            return True
+    return False
+
+
+@borrowing
+def exchange(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> None:
+    """Let an operation and the one `by` places away change places, unless one would pass its kind or its micro-batch.
+
+    Two forwards, or two backwards, leave the memory as it was for all that stands between: where a device is full no
+    shift from one to the other place is allowed.
+    """
+    d = n[a.device_of + op % (a.stages * a.micro_batches) // a.micro_batches]
+    here = find(orders, lengths, d, op)
+    there = here + by
+    if here < 0 or there < 0 or there >= lengths[d]:
+        return
+    low, high, other = min(here, there), max(here, there), orders[d, there]
+    if not passes(a, orders, d, op, low, high) and not passes(a, orders, d, other, low, high):
+        orders[d, here], orders[d, there] = other, op
 
 
 @inlined
@@ -233,7 +261,7 @@ def move(
     pair = op % size
     stage, j = pair // m, pair % m
     dice = draw(random, 100)
-    toggle, swap, again, single, several = shares
+    toggle, swap, again, single, several, stages = shares
     if a.periods > 0 and draw(random, 10) == 0:
         later, d = draw(random, 2) == 0, n[a.device_of + stage]
         for _ in range(1 + draw(random, 3)):
@@ -271,11 +299,16 @@ def move(
             step = k if by < 0 else run - 1 - k
             if j + step < m and not (k > 0 and in_block(a, n, orders, lengths, op + step)):
                 shift(a, n, orders, lengths, op + step, by)
-    else:
+    elif dice < stages:
         run = 2 + draw(random, a.stages)
         for k in range(run):
             if stage + k < a.stages:
                 shift(a, n, orders, lengths, op + k * m, by)
+    else:
+        run = 1 if draw(random, 2) == 0 else 2 + draw(random, 8)
+        for k in range(run):
+            if j + k < m:
+                exchange(a, n, orders, lengths, op + k, by)
     return 0, 0
 
 

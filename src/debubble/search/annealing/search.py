@@ -144,7 +144,12 @@ def improve(
 
     effort = effort or Effort(math.inf)
     pairs = problem.stages * problem.micro_batches
-    price = price_of_move(pairs, recompute=problem.recompute, by_arrival=bool(problem.costs.link_groups))
+    price = price_of_move(
+        pairs,
+        recompute=problem.recompute,
+        by_arrival=bool(problem.costs.link_groups),
+        of_chunks=problem.placement.chunks > 1 and not problem.frees_memory,
+    )
     steps = effort.moves(price) if steps is None else steps
     between = SELDOM * SIMULATION * pairs / price
     walkers = [

@@ -16,6 +16,7 @@ from functools import cached_property
 
 from debubble.ir import DebubbleError, Kind, Op, Schedule
 from debubble.search.annealing.arrays import PeriodicBlock, later
+from debubble.search.annealing.layout import OF_CHUNKS
 from debubble.search.annealing.search import improve
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
@@ -28,6 +29,9 @@ HEAD, TAIL = 3, 3
 """Micro-batches beside those that are under way when the periodic part begins, and when it ends."""
 AHEAD = 5
 """Patterns that are tried."""
+TEMPERATURES_OF_CHUNKS = (0.2, 0.15)
+"""First temperatures of the one slow cooling of a pattern of several chunks, in mean operation times: what keeps it
+from its bound is where micro-batches pass each other, on all devices."""
 
 
 def periodic_schedule(problem: OrderProblem, *, effort: Effort, seed: int = 0, workers: int = 1) -> Schedule | None:
@@ -64,7 +68,17 @@ def _schedule_of_chunks(problem: OrderProblem, *, effort: Effort, seed: int, wor
     start = Incumbent(
         schedule=schedule, value=problem.value(schedule), bound=lower_bound(problem), source="pattern"
     )  # fmt: skip
-    *_, best = start, *improve(problem, start, effort=effort, seed=seed, workers=workers)
+    stream = improve(
+        problem,
+        start,
+        effort=effort,
+        seed=seed,
+        workers=workers,
+        hot=TEMPERATURES_OF_CHUNKS,
+        coolings=(0.0, 1.0),
+        shares=OF_CHUNKS,
+    )
+    *_, best = start, *stream
     return best.schedule
 
 
