@@ -139,11 +139,13 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
     while True:
         d = _earliest(x.wake)
         now = x.wake[d]
-        if x.ask[first] < now or (left == 0 and x.ask[first] < NEVER):
+        while x.ask[first] < now or (left == 0 and x.ask[first] < NEVER):
             if not serve(a, x, first):
                 return max(left, 1)
+            other = first if first < len(a.room) else first - len(a.room)
+            if x.wake[other] < now or (x.wake[other] == now and other < d):
+                d, now = other, x.wake[other]
             first = first_to_ask(x)
-            continue
         if left == 0 or now >= until:
             return left
         if x.leaving[d, 0] >= 0:

@@ -117,9 +117,9 @@ class State(NamedTuple):
         ended: Per device, the number of those that had ended when it last decided.
         known: Per device, the number of those that had ended when its last compute operation started.
         going: Per device, the bytes of those in the list that had not ended when it last decided.
-        transfers: [stream, number]: kind, stage and micro-batch of a transfer as one number.
+        transfers: [stream, number]: kind, stage and micro-batch of a transfer, and its place among those that ask for
+            the link at one moment.
         ready: [stream, number]: when it may ask for the link, as far as other lanes are concerned.
-        ties: [stream, number]: its place among those that ask at one moment.
         first: Per stream, the number of the transfer that comes next.
         behind_last: Per stream, the number of transfers in it.
         idle_from: Per stream, when its last transfer that has had its turn ends.
@@ -165,7 +165,6 @@ class State(NamedTuple):
     going: Floats
     transfers: Ints
     ready: Floats
-    ties: Ints
     first: Ints
     behind_last: Ints
     idle_from: Floats
@@ -278,22 +277,20 @@ def begun(
         policy[AGE] * period, int(policy[AHEAD]),
     )  # fmt: skip
     offloads, transfers = _most_transfers(stages, device_of, devices, m)
-    data = np.full((S, m), NEVER)
-    data[0, :] = 0.0
-    arrived = np.full(S, NEVER)
-    arrived[0] = 0.0
+    # One array for many rows: to make one takes as long as ten operations.
+    own, stage, stream = np.zeros((8, devices)), np.zeros((5, S), np.int64), np.zeros((4, 2 * devices))
+    numbers, streams = np.zeros((9, devices), np.int64), np.zeros((4, 2 * devices), np.int64)
+    times, first_inputs, gone = np.full((3, S, m), NEVER), np.zeros((2, S)), np.empty((2, devices, offloads))
+    times[0, 0, :] = 0.0
+    first_inputs[0, 1:] = NEVER
+    stream[1, :], stream[3, :] = NEVER, -1.0
+    numbers[0, :] = -1
     state = State(
-        rest, np.zeros(S, np.int64), np.zeros(S, np.int64), np.zeros(S, np.int64), np.zeros(S, np.int64),
-        np.zeros(S, np.int64), data, np.full((S, m), NEVER), np.full((S, m), NEVER), arrived, np.zeros(S),
-        np.zeros(m, np.int64), np.zeros(devices), np.zeros(devices), np.zeros(devices), np.zeros(devices),
-        np.full(devices, -1), np.zeros(devices), np.full((devices, 2), -1), np.zeros(devices, np.int64),
-        np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices),
-        np.empty((devices, offloads)), np.empty((devices, offloads)), np.zeros(devices, np.int64),
-        np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices),
-        np.empty((2 * devices, transfers), np.int64), np.empty((2 * devices, transfers)),
-        np.empty((2 * devices, transfers), np.int64), np.zeros(2 * devices, np.int64),
-        np.zeros(2 * devices, np.int64), np.zeros(2 * devices), np.full(2 * devices, NEVER),
-        np.zeros(2 * devices, np.int64), np.zeros(2 * devices), np.full(2 * devices, -1.0),
-        np.zeros(2 * devices, np.int64), np.zeros(1), np.zeros(1, np.int64),
+        rest, stage[0], stage[1], stage[2], stage[3], stage[4], times[0], times[1], times[2], first_inputs[0],
+        first_inputs[1], np.zeros(m, np.int64), own[0], own[1], own[2], own[3], numbers[0], own[4],
+        np.full((devices, 2), -1), numbers[1], numbers[2], numbers[3], numbers[4], own[5], gone[0], gone[1],
+        numbers[5], numbers[6], numbers[7], numbers[8], own[6], np.empty((2 * devices, transfers, 4), np.int64),
+        np.empty((2 * devices, transfers)), streams[0], streams[1], stream[0], stream[1], streams[2], stream[2],
+        stream[3], streams[3], own[7], np.zeros(1, np.int64),
     )  # fmt: skip
     return step, state

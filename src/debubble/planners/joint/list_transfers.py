@@ -34,7 +34,7 @@ def _look(x: State, q: int, d: int) -> None:
     else:
         ready = x.ready[q, n]
         x.ask[q] = max(ready, x.idle_from[q])
-        x.ask_tie[q] = x.ties[q, n] if ready == x.ask[q] else d
+        x.ask_tie[q] = x.transfers[q, n, 3] if ready == x.ask[q] else d
 
 
 @inlined
@@ -42,8 +42,8 @@ def push(a: Step, x: State, d: int, kind: int, s: int, j: int, ready: float, tie
     """Put a transfer into its stream."""
     q = stream_of(a, d, kind)
     n = x.behind_last[q]
-    x.transfers[q, n] = (kind * len(a.stages) + s) * len(a.scales) + j
-    x.ready[q, n], x.ties[q, n] = ready, tie
+    x.transfers[q, n, 0], x.transfers[q, n, 1], x.transfers[q, n, 2] = kind, s, j
+    x.transfers[q, n, 3], x.ready[q, n] = tie, ready
     x.behind_last[q] = n + 1
     if n == x.first[q]:
         _look(x, q, d)
@@ -60,9 +60,11 @@ def earlier(x: State, one: int, other: int) -> int:
 @inlined
 def first_to_ask(x: State) -> int:
     """The stream that asks for its link first of all."""
-    first = 0
+    first, least = 0, x.ask[0]
     for q in range(1, len(x.ask)):
-        first = earlier(x, first, q)
+        ask = x.ask[q]
+        if ask < least or (ask == least and ask < NEVER and x.ask_tie[q] < x.ask_tie[first]):
+            first, least = q, ask
     return first
 
 
@@ -160,10 +162,9 @@ def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
 @inlined
 def serve(a: Step, x: State, q: int) -> bool:
     """Give the next transfer of a stream its turn; False if one that comes behind it has had its own."""
-    S, m, devices = len(a.stages), len(a.scales), len(a.room)
-    d = q if q < devices else q - devices
-    code = x.transfers[q, x.first[q]]
-    j, s, kind = code % m, code // m % S, code // (S * m)
+    d = q if q < len(a.room) else q - len(a.room)
+    n = x.first[q]
+    kind, s, j = x.transfers[q, n, 0], x.transfers[q, n, 1], x.transfers[q, n, 2]
     lane = a.down[d] if kind in (O, D) else a.up[d]
     if not in_turn(x, lane, x.ask[q], x.ask_tie[q]):
         return False
@@ -175,7 +176,7 @@ def serve(a: Step, x: State, q: int) -> bool:
         time = a.scales[j] * a.stages[s, TRANSFER]
     end = max(x.ask[q], x.lane_free[lane]) + time
     x.lane_free[lane], x.turn[lane], x.turn_tie[lane] = end, x.ask[q], x.ask_tie[q]
-    x.first[q] += 1
+    x.first[q] = n + 1
     x.idle_from[q] = end
     _look(x, q, d)
     if kind == D:
