@@ -34,7 +34,7 @@ def _ready_backward(a: Step, x: State, d: int, now: float) -> tuple[int, float]:
     for n in range(a.count[d]):
         s = a.stages_of[d, n]
         j = x.next_i[s]
-        if j >= len(a.scales) or x.gradient[s, j] == NEVER or backward_room(a, x, s, j) > room:
+        if j >= x.next_f[s] or x.gradient[s, j] == NEVER or backward_room(a, x, s, j) > room:
             continue
         ready = backward_ready(a, x, s, j)
         if ready > now:

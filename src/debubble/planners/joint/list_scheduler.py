@@ -189,10 +189,10 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
 @inlined
 def _earliest(wake: Floats) -> int:
     """The device that decides first."""
-    d = 0
+    d, least = 0, wake[0]
     for other in range(1, len(wake)):
-        if wake[other] < wake[d]:
-            d = other
+        if wake[other] < least:
+            d, least = other, wake[other]
     return d
 
 
@@ -242,6 +242,7 @@ def _begin(
     x.message[d] = sender if sent == begin and sender != d else -1
     x.used[d] += allocated - freed
     while x.known[d] < x.ended[d] and x.gone[d, x.known[d]] <= begin:
+        x.unknown[d] -= x.gone_bytes[d, x.known[d]]
         x.known[d] += 1
     end: float = begin + time
     return end

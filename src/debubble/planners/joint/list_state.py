@@ -116,6 +116,7 @@ class State(NamedTuple):
         served: Per device, the number of those that have had their turn on the link.
         ended: Per device, the number of those that had ended when it last decided.
         known: Per device, the number of those that had ended when its last compute operation started.
+        unknown: Per device, the bytes of those that have ended since.
         going: Per device, the bytes of those in the list that had not ended when it last decided.
         transfers: [stream, number]: kind, stage and micro-batch of a transfer, and its place among those that ask for
             the link at one moment.
@@ -162,6 +163,7 @@ class State(NamedTuple):
     served: Ints
     ended: Ints
     known: Ints
+    unknown: Floats
     going: Floats
     transfers: Ints
     ready: Floats
@@ -180,7 +182,7 @@ class State(NamedTuple):
 @inlined
 def _stages_by_device(stages: Floats, device_of: Ints, devices: int) -> tuple[Ints, Ints, float]:
     """Per device its stages and their number, and the time of a micro-batch on the busiest device."""
-    stages_of = np.full((devices, len(stages)), -1)
+    stages_of = np.zeros((devices, len(stages)), np.uint32)
     count, work = np.zeros(devices, np.int64), np.zeros(devices)
     for s in range(len(stages)):
         d = device_of[s]
@@ -278,7 +280,7 @@ def begun(
     )  # fmt: skip
     offloads, transfers = _most_transfers(stages, device_of, devices, m)
     # One array for many rows: to make one takes as long as ten operations.
-    own, stage, stream = np.zeros((8, devices)), np.zeros((5, S), np.int64), np.zeros((4, 2 * devices))
+    own, stage, stream = np.zeros((9, devices)), np.zeros((5, S), np.int64), np.zeros((4, 2 * devices))
     numbers, streams = np.zeros((9, devices), np.int64), np.zeros((4, 2 * devices), np.int64)
     times, first_inputs, gone = np.full((3, S, m), NEVER), np.zeros((2, S)), np.empty((2, devices, offloads))
     times[0, 0, :] = 0.0
@@ -289,7 +291,7 @@ def begun(
         rest, stage[0], stage[1], stage[2], stage[3], stage[4], times[0], times[1], times[2], first_inputs[0],
         first_inputs[1], np.zeros(m, np.int64), own[0], own[1], own[2], own[3], numbers[0], own[4],
         np.full((devices, 2), -1), numbers[1], numbers[2], numbers[3], numbers[4], own[5], gone[0], gone[1],
-        numbers[5], numbers[6], numbers[7], numbers[8], own[6], np.empty((2 * devices, transfers, 4), np.int64),
+        numbers[5], numbers[6], numbers[7], numbers[8], own[8], own[6], np.empty((2 * devices, transfers, 4), np.int64),
         np.empty((2 * devices, transfers)), streams[0], streams[1], stream[0], stream[1], streams[2], stream[2],
         stream[3], streams[3], own[7], np.zeros(1, np.int64),
     )  # fmt: skip

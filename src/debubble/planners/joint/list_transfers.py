@@ -105,6 +105,7 @@ def count_what_left(x: State, d: int, now: float) -> None:
         size = x.gone_bytes[d, x.ended[d]]
         x.used[d] -= size
         x.going[d] -= size
+        x.unknown[d] += size
         x.ended[d] += 1
 
 
@@ -112,9 +113,7 @@ def count_what_left(x: State, d: int, now: float) -> None:
 def admitted(a: Step, x: State, d: int, begin: float, allocated: float) -> float:
     """The start of a compute operation that has all but memory at `begin`, as admission lets it wait for offloads."""
     if x.known[d] < x.ended[d]:
-        lacking = x.used[d] + allocated - a.room[d]
-        for n in range(x.known[d], x.ended[d]):
-            lacking += x.gone_bytes[d, n]
+        lacking = x.used[d] + x.unknown[d] + allocated - a.room[d]
         n = x.known[d]
         while lacking > 0 and n < x.ended[d]:
             begin = max(begin, x.gone[d, n])
@@ -132,9 +131,7 @@ def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
     other devices that have had their turns.
     """
     size = a.scales[j] * a.stages[s, MOVED]
-    lacking = x.used[d] + x.freed[d] + size - a.room[d]
-    for n in range(x.known[d], x.ended[d]):
-        lacking += x.gone_bytes[d, n]
+    lacking = x.used[d] + x.unknown[d] + x.freed[d] + size - a.room[d]
     ready, n = max(x.begun[d], x.back[s, j]), x.known[d]
     while lacking > 0 and n < x.listed[d]:
         ready = max(ready, x.gone[d, n])
