@@ -27,12 +27,29 @@ def backward_room(a: Step, x: State, s: int, j: int) -> float:
 
 
 @inlined
+def _room_now(a: Step, x: State, d: int) -> float:
+    """Bytes that a compute operation may allocate now.
+
+    Reloads that wait for offloads have their room already: there may be less than none.  Admission lets what allocates
+    nothing start still.
+    """
+    return max(a.room[d] - x.used[d], 0.0)
+
+
+@inlined
+def _room_soon(a: Step, x: State, d: int) -> float:
+    """Bytes that are free once the offloads in the list have ended."""
+    room: float = a.room[d] - x.used[d] + x.going[d]
+    return room
+
+
+@inlined
 def _ready_backward(a: Step, x: State, d: int, now: float) -> tuple[int, float]:
     """The stage of the oldest backward that can start now, -1 for none, and when the next of the others can."""
     best, best_key, soon = -1, NEVER, NEVER
-    room = a.room[d] - x.used[d]
+    room = _room_now(a, x, d)
     for n in range(a.count[d]):
-        s = a.stages_of[d, n]
+        s = int(a.stages_of[d, n])
         j = x.next_i[s]
         if j >= x.next_f[s] or x.gradient[s, j] == NEVER or backward_room(a, x, s, j) > room:
             continue
@@ -52,15 +69,15 @@ def _ready_forward(a: Step, x: State, d: int, now: float, soon: float) -> tuple[
     is on its way to the host is room for these.
     """
     best, best_key = -1, NEVER
-    room = a.room[d] - x.used[d]
+    room, room_soon = _room_now(a, x, d), _room_soon(a, x, d)
     spare = a.reserve[d] if x.in_flight[d] > 0 else 0.0
     for n in range(a.count[d]):
-        s = a.stages_of[d, n]
+        s = int(a.stages_of[d, n])
         j = x.next_f[s]
         if j >= len(a.scales) or x.data[s, j] == NEVER or j - x.next_i[s] >= a.most[s]:
             continue
         kept = a.scales[j] * a.stages[s, KEPT]
-        if kept > room or kept + max(spare, a.scales[j] * a.stages[s, WORKSPACE]) > room + x.going[d]:
+        if kept > room or kept + max(spare, a.scales[j] * a.stages[s, WORKSPACE]) > room_soon:
             continue
         if x.data[s, j] > now:
             soon = min(soon, x.data[s, j])
@@ -76,14 +93,14 @@ def _next_recomputation(a: Step, x: State, d: int, now: float) -> int:
     The backward that comes first may be another one: it keeps its room.
     """
     best, best_key = -1, NEVER
-    room = a.room[d] - x.used[d]
+    room, room_soon = _room_now(a, x, d), _room_soon(a, x, d)
     for n in range(a.count[d]):
-        s = a.stages_of[d, n]
+        s = int(a.stages_of[d, n])
         j = x.next_r[s]
         if j >= x.next_f[s] or a.stages[s, AGAIN] <= 0:
             continue
         size = a.scales[j] * a.stages[s, DROPPED]
-        if size > room or size + a.reserve[d] > room + x.going[d]:
+        if size > room or size + a.reserve[d] > room_soon:
             continue
         if a.stages[s, MOVED] > 0 and (j >= x.next_l[s] or x.back[s, j] > now):
             continue
@@ -97,7 +114,7 @@ def _oldest_weight(a: Step, x: State, d: int) -> int:
     """The stage of the oldest weight gradient that waits."""
     best, best_key = -1, NEVER
     for n in range(a.count[d]):
-        s = a.stages_of[d, n]
+        s = int(a.stages_of[d, n])
         if x.next_w[s] < x.next_i[s] and x.next_w[s] * a.period + a.from_last[s] < best_key:
             best, best_key = s, x.next_w[s] * a.period + a.from_last[s]
     return best
@@ -128,9 +145,9 @@ def choose(a: Step, x: State, d: int, now: float) -> tuple[int, int, float]:
 def due_reload(a: Step, x: State, d: int, now: float) -> int:
     """The stage of the most urgent reload whose offload has ended and whose backward is near; -1: none is due."""
     best, best_key = -1, NEVER
-    room = a.room[d] - x.used[d] + x.going[d]
+    room = _room_soon(a, x, d)
     for n in range(a.count[d]):
-        s = a.stages_of[d, n]
+        s = int(a.stages_of[d, n])
         j = x.next_l[s]
         if a.stages[s, MOVED] <= 0 or j >= x.next_f[s] or x.back[s, j] > now:
             continue

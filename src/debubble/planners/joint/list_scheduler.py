@@ -87,105 +87,6 @@ class PlacedOperations(NamedTuple):
         return tuple(map(tuple, lists))
 
 
-def schedule(table: StageTable, scales: Floats, policy: Floats, most: Ints) -> PlacedOperations:
-    """Build the schedule of a step.
-
-    Args:
-        table: The stages.
-        scales: Per micro-batch, its length: the factor on its times and bytes.
-        policy: The entries of `stage_table.py`.
-        most: Per stage, the micro-batches that may be between their forward and their backward.
-
-    Returns:
-        The schedule.
-    """
-    count = len(table.stages) * len(scales)
-    operations, starts = np.empty((6 * count, 3), dtype=np.int64), np.empty(6 * count)
-    placed, makespan, missing = place(*table, scales, policy, most, np.inf, np.inf, operations, starts)
-    return PlacedOperations(makespan, missing, operations[:placed])
-
-
-def makespan(table: StageTable, scales: Floats, policy: Floats, most: Ints) -> tuple[float, int]:
-    """The time of the step, and how many operations could not be placed."""
-    nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
-    _, time, missing = place(*table, scales, policy, most, np.inf, np.inf, *nothing)
-    return time, missing
-
-
-@jit
-def place(
-    stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
-    threshold: float, until: float, operations: Ints, starts: Floats,
-) -> tuple[int, float, int]:  # fmt: skip
-    """Place all operations, and say how many, when the last one ends, and how many compute operations are missing.
-
-    It is given up, with an infinite time and nothing missing, as soon as the step must end behind the threshold; and it
-    stops before what would start at `until`.  Operations, and when those of compute lanes start, are written down where
-    there is room for them.
-    """
-    a, x = begun(stages, device_of, room, down, up, scales, policy, most, until == NEVER)
-    missing = _run(a, x, threshold, until, operations, starts)
-    if missing < 0:
-        return x.placed[0], NEVER, 0
-    return x.placed[0], x.last[0] if missing == 0 else NEVER, missing
-
-
-@borrowing
-def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, starts: Floats) -> int:
-    """Decide and serve in the order of time; returns the compute operations that are missing, -1 above the threshold."""
-    left, first = 3 * len(a.stages) * len(a.scales), 0
-    load_parameters(a, x)
-    first = first_to_ask(x)
-    while True:
-        d = _earliest(x.wake)
-        now = x.wake[d]
-        while x.ask[first] < now or (left == 0 and x.ask[first] < NEVER):
-            if not serve(a, x, first):
-                return max(left, 1)
-            other = first if first < len(a.room) else first - len(a.room)
-            if x.wake[other] < now or (x.wake[other] == now and other < d):
-                d, now = other, x.wake[other]
-            first = first_to_ask(x)
-        if left == 0 or now >= until:
-            return left
-        if x.leaving[d, 0] >= 0:
-            s, j = x.leaving[d, 0], x.leaving[d, 1]
-            x.leaving[d, 0] = -1
-            offload(a, x, d, s, j, x.free[d])
-            _record(x, operations, starts, O, s, j, now)
-        count_what_left(x, d, now)
-        kind, s, soon = choose(a, x, d, now)
-        if kind >= 0:
-            j = _start(a, x, d, kind, s, operations, starts)
-            end = x.free[d]
-            x.wake[d] = end
-            x.last[0] = max(x.last[0], end)
-            x.rest[d] -= end - x.begun[d]
-            least = x.rest[d]
-            if kind != R:
-                left -= 1
-                least = max(least, a.behind[kind, s, j])
-            if end + least > threshold:
-                return -1
-            if kind < W:
-                _wake_for_reload(a, x, j, now)
-        else:
-            if x.ended[d] < x.served[d]:
-                soon = min(soon, x.gone[d, x.ended[d]])
-            x.wake[d] = soon
-        while x.under_way[d] < a.prefetch:
-            s = due_reload(a, x, d, now)
-            if s < 0:
-                break
-            j = x.next_l[s]
-            if not reload(a, x, d, s, j, now):
-                break
-            x.next_l[s] += 1
-            x.under_way[d] += 1
-            _record(x, operations, starts, L, s, j, now)
-        first = earlier(x, earlier(x, first, d), len(a.room) + d)
-
-
 @inlined
 def _earliest(wake: Floats) -> int:
     """The device that decides first."""
@@ -212,21 +113,6 @@ def _wake_for_reload(a: Step, x: State, j: int, now: float) -> None:
     s = 2 * len(a.stages) - 1 - a.horizon - x.started[j]
     if 0 <= s < len(a.stages) and a.stages[s, MOVED] > 0:
         wake_at(x, a.device_of[s], now)
-
-
-@inlined
-def _start(a: Step, x: State, d: int, kind: int, s: int, operations: Ints, starts: Floats) -> int:
-    """Put a stage's next compute operation of a kind behind the others of its device; returns its micro-batch."""
-    if kind == F:
-        j = _start_forward(a, x, d, s)
-    elif kind == I:
-        j = _start_backward(a, x, d, s)
-    elif kind == R:
-        j = _start_recomputation(a, x, d, s)
-    else:
-        j = _start_weight(a, x, d, s)
-    _record(x, operations, starts, kind, s, j, x.begun[d])
-    return j
 
 
 @inlined
@@ -325,3 +211,117 @@ def _start_weight(a: Step, x: State, d: int, s: int) -> int:
     if j == len(a.scales) - 1 and a.stages[s, HOSTED] > 0:
         push(a, x, d, D, s, j, end, d)
     return j
+
+
+@inlined
+def _start(a: Step, x: State, d: int, kind: int, s: int, operations: Ints, starts: Floats) -> int:
+    """Put a stage's next compute operation of a kind behind the others of its device; returns its micro-batch."""
+    if kind == F:
+        j = _start_forward(a, x, d, s)
+    elif kind == I:
+        j = _start_backward(a, x, d, s)
+    elif kind == R:
+        j = _start_recomputation(a, x, d, s)
+    else:
+        j = _start_weight(a, x, d, s)
+    _record(x, operations, starts, kind, s, j, x.begun[d])
+    return j
+
+
+@borrowing
+def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, starts: Floats) -> int:
+    """Decide and serve in the order of time; returns the compute operations that are missing, -1 above the threshold."""
+    left, first = 3 * len(a.stages) * len(a.scales), 0
+    load_parameters(a, x)
+    first = first_to_ask(x)
+    while True:
+        d = _earliest(x.wake)
+        now = x.wake[d]
+        while x.ask[first] < now or (left == 0 and x.ask[first] < NEVER):
+            if not serve(a, x, first):
+                return max(left, 1)
+            other = first if first < len(a.room) else first - len(a.room)
+            if x.wake[other] < now or (x.wake[other] == now and other < d):
+                d, now = other, x.wake[other]
+            first = first_to_ask(x)
+        if left == 0 or now >= until:
+            return left
+        if x.leaving[d, 0] >= 0:
+            s, j = x.leaving[d, 0], x.leaving[d, 1]
+            x.leaving[d, 0] = -1
+            offload(a, x, d, s, j, x.free[d])
+            _record(x, operations, starts, O, s, j, now)
+        count_what_left(x, d, now)
+        kind, s, soon = choose(a, x, d, now)
+        if kind >= 0:
+            j = _start(a, x, d, kind, s, operations, starts)
+            end = x.free[d]
+            x.wake[d] = end
+            x.last[0] = max(x.last[0], end)
+            x.rest[d] -= end - x.begun[d]
+            least = x.rest[d]
+            if kind != R:
+                left -= 1
+                least = max(least, a.behind[kind, s, j])
+            if end + least > threshold:
+                return -1
+            if kind < W:
+                _wake_for_reload(a, x, j, now)
+        else:
+            if x.ended[d] < x.served[d]:
+                soon = min(soon, x.gone[d, x.ended[d]])
+            x.wake[d] = soon
+        while x.under_way[d] < a.prefetch:
+            s = due_reload(a, x, d, now)
+            if s < 0:
+                break
+            j = x.next_l[s]
+            if not reload(a, x, d, s, j, now):
+                break
+            x.next_l[s] += 1
+            x.under_way[d] += 1
+            _record(x, operations, starts, L, s, j, now)
+        first = earlier(x, earlier(x, first, d), len(a.room) + d)
+
+
+@jit
+def place(
+    stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
+    threshold: float, until: float, operations: Ints, starts: Floats,
+) -> tuple[int, float, int]:  # fmt: skip
+    """Place all operations, and say how many, when the last one ends, and how many compute operations are missing.
+
+    It is given up, with an infinite time and nothing missing, as soon as the step must end behind the threshold; and it
+    stops before what would start at `until`.  Operations, and when those of compute lanes start, are written down where
+    there is room for them.
+    """
+    a, x = begun(stages, device_of, room, down, up, scales, policy, most, until == NEVER)
+    missing = _run(a, x, threshold, until, operations, starts)
+    if missing < 0:
+        return x.placed[0], NEVER, 0
+    return x.placed[0], x.last[0] if missing == 0 else NEVER, missing
+
+
+def schedule(table: StageTable, scales: Floats, policy: Floats, most: Ints) -> PlacedOperations:
+    """Build the schedule of a step.
+
+    Args:
+        table: The stages.
+        scales: Per micro-batch, its length: the factor on its times and bytes.
+        policy: The entries of `stage_table.py`.
+        most: Per stage, the micro-batches that may be between their forward and their backward.
+
+    Returns:
+        The schedule.
+    """
+    count = len(table.stages) * len(scales)
+    operations, starts = np.empty((6 * count, 3), dtype=np.int64), np.empty(6 * count)
+    placed, makespan, missing = place(*table, scales, policy, most, np.inf, np.inf, operations, starts)
+    return PlacedOperations(makespan, missing, operations[:placed])
+
+
+def makespan(table: StageTable, scales: Floats, policy: Floats, most: Ints) -> tuple[float, int]:
+    """The time of the step, and how many operations could not be placed."""
+    nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
+    _, time, missing = place(*table, scales, policy, most, np.inf, np.inf, *nothing)
+    return time, missing

@@ -112,7 +112,7 @@ def count_what_left(x: State, d: int, now: float) -> None:
 @inlined
 def admitted(a: Step, x: State, d: int, begin: float, allocated: float) -> float:
     """The start of a compute operation that has all but memory at `begin`, as admission lets it wait for offloads."""
-    if x.known[d] < x.ended[d]:
+    if allocated > 0 and x.known[d] < x.ended[d]:
         lacking = x.used[d] + x.unknown[d] + allocated - a.room[d]
         n = x.known[d]
         while lacking > 0 and n < x.ended[d]:
