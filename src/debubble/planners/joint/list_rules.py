@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from debubble.kernels import inlined
-from debubble.planners.joint.list_state import NEVER, State, Step
+from debubble.planners.joint.list_state import NEVER, State, Step, place_of
 from debubble.planners.joint.stage_table import AGAIN, DROPPED, KEPT, MOVED, WEIGHT, WORKSPACE, F, I, R, W
 
 
@@ -49,8 +49,8 @@ def _ready_backward(a: Step, x: State, d: int, now: float) -> tuple[int, float]:
     best, best_key, soon = -1, NEVER, NEVER
     room = _room_now(a, x, d)
     for n in range(a.count[d]):
-        s = int(a.stages_of[d, n])
-        j = x.next_i[s]
+        s = place_of(a.stages_of[d, n])
+        j = place_of(x.next_i[s])
         if j >= x.next_f[s] or x.gradient[s, j] == NEVER or backward_room(a, x, s, j) > room:
             continue
         ready = backward_ready(a, x, s, j)
@@ -72,8 +72,8 @@ def _ready_forward(a: Step, x: State, d: int, now: float, soon: float) -> tuple[
     room, room_soon = _room_now(a, x, d), _room_soon(a, x, d)
     spare = a.reserve[d] if x.in_flight[d] > 0 else 0.0
     for n in range(a.count[d]):
-        s = int(a.stages_of[d, n])
-        j = x.next_f[s]
+        s = place_of(a.stages_of[d, n])
+        j = place_of(x.next_f[s])
         if j >= len(a.scales) or x.data[s, j] == NEVER or j - x.next_i[s] >= a.most[s]:
             continue
         kept = a.scales[j] * a.stages[s, KEPT]
@@ -95,8 +95,8 @@ def _next_recomputation(a: Step, x: State, d: int, now: float) -> int:
     best, best_key = -1, NEVER
     room, room_soon = _room_now(a, x, d), _room_soon(a, x, d)
     for n in range(a.count[d]):
-        s = int(a.stages_of[d, n])
-        j = x.next_r[s]
+        s = place_of(a.stages_of[d, n])
+        j = place_of(x.next_r[s])
         if j >= x.next_f[s] or a.stages[s, AGAIN] <= 0:
             continue
         size = a.scales[j] * a.stages[s, DROPPED]
@@ -114,7 +114,7 @@ def _oldest_weight(a: Step, x: State, d: int) -> int:
     """The stage of the oldest weight gradient that waits."""
     best, best_key = -1, NEVER
     for n in range(a.count[d]):
-        s = int(a.stages_of[d, n])
+        s = place_of(a.stages_of[d, n])
         if x.next_w[s] < x.next_i[s] and x.next_w[s] * a.period + a.from_last[s] < best_key:
             best, best_key = s, x.next_w[s] * a.period + a.from_last[s]
     return best
@@ -147,14 +147,14 @@ def due_reload(a: Step, x: State, d: int, now: float) -> int:
     best, best_key = -1, NEVER
     room = _room_soon(a, x, d)
     for n in range(a.count[d]):
-        s = int(a.stages_of[d, n])
-        j = x.next_l[s]
+        s = place_of(a.stages_of[d, n])
+        j = place_of(x.next_l[s])
         if a.stages[s, MOVED] <= 0 or j >= x.next_f[s] or x.back[s, j] > now:
             continue
         if x.started[j] >= 2 * len(a.stages) - 1 - s - a.horizon and j * a.period + a.from_last[s] < best_key:
             best, best_key = s, j * a.period + a.from_last[s]
     if best >= 0:
-        j = x.next_l[best]
+        j = place_of(x.next_l[best])
         if a.scales[j] * (a.stages[best, MOVED] + a.stages[best, WORKSPACE]) > room:
             return -1
     return best

@@ -25,10 +25,11 @@ import numpy as np
 from debubble.ir import Kind, Op
 from debubble.kernels import borrowing, inlined, jit
 from debubble.planners.joint.list_rules import backward_ready, backward_room, choose, due_reload
-from debubble.planners.joint.list_state import NEVER, State, Step, begun
+from debubble.planners.joint.list_state import NEVER, State, Step, begun, place_of
 from debubble.planners.joint.list_transfers import (
     admitted,
     count_what_left,
+    device_of_stream,
     earlier,
     first_to_ask,
     load_parameters,
@@ -136,7 +137,7 @@ def _begin(
 
 @inlined
 def _start_forward(a: Step, x: State, d: int, s: int) -> int:
-    j = x.next_f[s]
+    j = place_of(x.next_f[s])
     scale = a.scales[j]
     sent = x.arrived[s] if j == 0 else x.data[s, j]
     sender = a.device_of[s - 1] if s > 0 else d
@@ -162,7 +163,7 @@ def _start_forward(a: Step, x: State, d: int, s: int) -> int:
 
 @inlined
 def _start_backward(a: Step, x: State, d: int, s: int) -> int:
-    j = x.next_i[s]
+    j = place_of(x.next_i[s])
     scale = a.scales[j]
     allocated = backward_room(a, x, s, j)
     change = a.stages[s, WORKSPACE] - a.stages[s, FREED]
@@ -192,7 +193,7 @@ def _start_backward(a: Step, x: State, d: int, s: int) -> int:
 
 @inlined
 def _start_recomputation(a: Step, x: State, d: int, s: int) -> int:
-    j = x.next_r[s]
+    j = place_of(x.next_r[s])
     scale = a.scales[j]
     ready = x.back[s, j] if a.stages[s, MOVED] > 0 else 0.0
     _begin(a, x, d, ready, scale * a.stages[s, AGAIN], scale * a.stages[s, DROPPED], 0.0, NEVER, d)
@@ -203,7 +204,7 @@ def _start_recomputation(a: Step, x: State, d: int, s: int) -> int:
 
 @inlined
 def _start_weight(a: Step, x: State, d: int, s: int) -> int:
-    j = x.next_w[s]
+    j = place_of(x.next_w[s])
     scale = a.scales[j]
     end = _begin(a, x, d, 0.0, scale * a.stages[s, WEIGHT], 0.0, scale * a.stages[s, AFTER], NEVER, d)
     x.next_w[s] = j + 1
@@ -235,25 +236,26 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
     load_parameters(a, x)
     first = first_to_ask(x)
     while True:
-        d = _earliest(x.wake)
+        d = place_of(_earliest(x.wake))
         now = x.wake[d]
         while x.ask[first] < now or (left == 0 and x.ask[first] < NEVER):
             if not serve(a, x, first):
                 return max(left, 1)
-            other = first if first < len(a.room) else first - len(a.room)
+            other = device_of_stream(a, first)
             if x.wake[other] < now or (x.wake[other] == now and other < d):
                 d, now = other, x.wake[other]
             first = first_to_ask(x)
         if left == 0 or now >= until:
             return left
         if x.leaving[d, 0] >= 0:
-            s, j = x.leaving[d, 0], x.leaving[d, 1]
+            s, j = place_of(x.leaving[d, 0]), place_of(x.leaving[d, 1])
             x.leaving[d, 0] = -1
             offload(a, x, d, s, j, x.free[d])
             _record(x, operations, starts, O, s, j, now)
         count_what_left(x, d, now)
         kind, s, soon = choose(a, x, d, now)
         if kind >= 0:
+            s = place_of(s)
             j = _start(a, x, d, kind, s, operations, starts)
             end = x.free[d]
             x.wake[d] = end
@@ -275,7 +277,7 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
             s = due_reload(a, x, d, now)
             if s < 0:
                 break
-            j = x.next_l[s]
+            j = place_of(x.next_l[s])
             if not reload(a, x, d, s, j, now):
                 break
             x.next_l[s] += 1

@@ -180,10 +180,15 @@ class State(NamedTuple):
 
 
 @inlined
+def place_of(number: int) -> int:
+    """A number that is not negative, as the place of an entry: compiled code need not look whether it counts from the end."""
+    return int(np.uint32(number))
+
+
+@inlined
 def _stages_by_device(stages: Floats, device_of: Ints, devices: int) -> tuple[Ints, Ints, float]:
     """Per device its stages and their number, and the time of a micro-batch on the busiest device."""
-    # Numbers without a sign are no places from the end, for which indexing would look otherwise.
-    stages_of = np.zeros((devices, len(stages)), np.uint32)
+    stages_of = np.zeros((devices, len(stages)), np.int64)
     count, work = np.zeros(devices, np.int64), np.zeros(devices)
     for s in range(len(stages)):
         d = device_of[s]

@@ -9,7 +9,7 @@ whose compute operation starts at that moment with a message, in the order of th
 from __future__ import annotations
 
 from debubble.kernels import inlined
-from debubble.planners.joint.list_state import NEVER, State, Step
+from debubble.planners.joint.list_state import NEVER, State, Step, place_of
 from debubble.planners.joint.stage_table import DRAIN, HOSTED, LOAD, MOVED, STEP, TRANSFER, D, L, O, P
 
 
@@ -17,6 +17,12 @@ from debubble.planners.joint.stage_table import DRAIN, HOSTED, LOAD, MOVED, STEP
 def stream_of(a: Step, d: int, kind: int) -> int:
     """The stream of a device in which transfers of a kind go."""
     return d if kind in (O, D) or a.up[d] == a.down[d] else len(a.room) + d
+
+
+@inlined
+def device_of_stream(a: Step, q: int) -> int:
+    """The device whose stream it is."""
+    return place_of(q if q < len(a.room) else q - len(a.room))
 
 
 @inlined
@@ -28,7 +34,7 @@ def wake_at(x: State, d: int, time: float) -> None:
 @inlined
 def _look(x: State, q: int, d: int) -> None:
     """Note when the next transfer of a device's stream asks for the link."""
-    n = x.first[q]
+    n = place_of(x.first[q])
     if n == x.behind_last[q]:
         x.ask[q] = NEVER
     else:
@@ -41,7 +47,7 @@ def _look(x: State, q: int, d: int) -> None:
 def push(a: Step, x: State, d: int, kind: int, s: int, j: int, ready: float, tie: int) -> None:
     """Put a transfer into its stream."""
     q = stream_of(a, d, kind)
-    n = x.behind_last[q]
+    n = place_of(x.behind_last[q])
     x.transfers[q, n, 0], x.transfers[q, n, 1], x.transfers[q, n, 2] = kind, s, j
     x.transfers[q, n, 3], x.ready[q, n] = tie, ready
     x.behind_last[q] = n + 1
@@ -91,7 +97,7 @@ def offload(a: Step, x: State, d: int, s: int, j: int, forward_end: float) -> No
 
     The moment from which it may ask for the link is decided here alone.
     """
-    n = x.listed[d]
+    n = place_of(x.listed[d])
     x.gone[d, n], x.gone_bytes[d, n] = NEVER, a.scales[j] * a.stages[s, MOVED]
     x.going[d] += x.gone_bytes[d, n]
     x.listed[d] = n + 1
@@ -159,9 +165,9 @@ def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
 @inlined
 def serve(a: Step, x: State, q: int) -> bool:
     """Give the next transfer of a stream its turn; False if one that comes behind it has had its own."""
-    d = q if q < len(a.room) else q - len(a.room)
-    n = x.first[q]
-    kind, s, j = x.transfers[q, n, 0], x.transfers[q, n, 1], x.transfers[q, n, 2]
+    d = device_of_stream(a, q)
+    n = place_of(x.first[q])
+    kind, s, j = place_of(x.transfers[q, n, 0]), place_of(x.transfers[q, n, 1]), place_of(x.transfers[q, n, 2])
     lane = a.down[d] if kind in (O, D) else a.up[d]
     if not in_turn(x, lane, x.ask[q], x.ask_tie[q]):
         return False
