@@ -13,7 +13,7 @@ def backward_ready(a: Step, x: State, s: int, j: int) -> float:
 
     The moment from which it may begin is decided here alone.
     """
-    ready = x.gradient[s, j]
+    ready: float = x.gradient[s, j]
     if a.stages[s, MOVED] > 0:
         ready = max(ready, x.back[s, j]) if j < x.next_l[s] else NEVER
     return ready
@@ -22,8 +22,9 @@ def backward_ready(a: Step, x: State, s: int, j: int) -> float:
 @inlined
 def backward_room(a: Step, x: State, s: int, j: int) -> float:
     """Bytes that a backward allocates: none that an R has brought back."""
-    size = a.stages[s, WORKSPACE] - (a.stages[s, DROPPED] if j < x.next_r[s] else 0.0)
-    return max(a.scales[j] * size, 0.0)
+    size: float = a.stages[s, WORKSPACE] - (a.stages[s, DROPPED] if j < x.next_r[s] else 0.0)
+    allocated: float = max(a.scales[j] * size, 0.0)
+    return allocated
 
 
 @inlined
@@ -33,7 +34,8 @@ def _room_now(a: Step, x: State, d: int) -> float:
     Reloads that wait for offloads have their room already: there may be less than none.  Admission lets what allocates
     nothing start still.
     """
-    return max(a.room[d] - x.used[d], 0.0)
+    room: float = max(a.room[d] - x.used[d], 0.0)
+    return room
 
 
 @inlined
@@ -48,7 +50,7 @@ def _ready_backward(a: Step, x: State, d: int, now: float) -> tuple[int, float]:
     """The stage of the oldest backward that can start now, -1 for none, and when the next of the others can."""
     best, best_key, soon = -1, NEVER, NEVER
     room = _room_now(a, x, d)
-    for n in range(a.count[d]):
+    for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_i[s])
         if j >= x.next_f[s] or x.gradient[s, j] == NEVER or backward_room(a, x, s, j) > room:
@@ -71,7 +73,7 @@ def _ready_forward(a: Step, x: State, d: int, now: float, soon: float) -> tuple[
     best, best_key = -1, NEVER
     room, room_soon = _room_now(a, x, d), _room_soon(a, x, d)
     spare = a.reserve[d] if x.in_flight[d] > 0 else 0.0
-    for n in range(a.count[d]):
+    for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_f[s])
         if j >= len(a.scales) or x.data[s, j] == NEVER or j - x.next_i[s] >= a.most[s]:
@@ -94,7 +96,7 @@ def _next_recomputation(a: Step, x: State, d: int, now: float) -> int:
     """
     best, best_key = -1, NEVER
     room, room_soon = _room_now(a, x, d), _room_soon(a, x, d)
-    for n in range(a.count[d]):
+    for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_r[s])
         if j >= x.next_f[s] or a.stages[s, AGAIN] <= 0:
@@ -113,7 +115,7 @@ def _next_recomputation(a: Step, x: State, d: int, now: float) -> int:
 def _oldest_weight(a: Step, x: State, d: int) -> int:
     """The stage of the oldest weight gradient that waits."""
     best, best_key = -1, NEVER
-    for n in range(a.count[d]):
+    for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
         if x.next_w[s] < x.next_i[s] and x.next_w[s] * a.period + a.from_last[s] < best_key:
             best, best_key = s, x.next_w[s] * a.period + a.from_last[s]
@@ -146,7 +148,7 @@ def due_reload(a: Step, x: State, d: int, now: float) -> int:
     """The stage of the most urgent reload whose offload has ended and whose backward is near; -1: none is due."""
     best, best_key = -1, NEVER
     room = _room_soon(a, x, d)
-    for n in range(a.count[d]):
+    for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_l[s])
         if a.stages[s, MOVED] <= 0 or j >= x.next_f[s] or x.back[s, j] > now:

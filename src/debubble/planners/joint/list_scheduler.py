@@ -231,7 +231,7 @@ def _start(a: Step, x: State, d: int, kind: int, s: int, operations: Ints, start
 
 @borrowing
 def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, starts: Floats) -> int:
-    """Decide and serve in the order of time; returns the compute operations that are missing, -1 above the threshold."""
+    """Decide and serve in the order of time; returns the compute operations that are missing, -1 if given up."""
     left, first = 3 * len(a.stages) * len(a.scales), 0
     load_parameters(a, x)
     first = first_to_ask(x)

@@ -46,7 +46,7 @@ class Step(NamedTuple):
         scales: Per micro-batch, its length: the factor on its times and bytes.
         most: Per stage, the micro-batches that may be between their forward and their backward.
         stages_of: [device, place]: the stages of a device.
-        count: Per device, how many these are.
+        held: Per device, how many these are.
         to_stage: Per stage, the time that a micro-batch takes to it forwards.
         from_last: Per stage, the time that a micro-batch takes to it from the last stage backwards.
         behind: [F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
@@ -68,7 +68,7 @@ class Step(NamedTuple):
     scales: Floats
     most: Ints
     stages_of: Ints
-    count: Ints
+    held: Ints
     to_stage: Floats
     from_last: Floats
     behind: Floats
@@ -181,7 +181,7 @@ class State(NamedTuple):
 
 @inlined
 def place_of(number: int) -> int:
-    """A number that is not negative, as the place of an entry: compiled code need not look whether it counts from the end."""
+    """A number that is not negative as the place of an entry: compiled code need not ask whether it is negative."""
     return int(np.uint32(number))
 
 
@@ -216,7 +216,7 @@ def _tails(stages: Floats, scales: Floats) -> Floats:
     What is left is the rest of the micro-batch's way, on each stage of it the younger ones, which come in order, their
     weight gradients, and the step on the host behind the last of these.
     """
-    S, m = len(stages), len(scales)
+    S, m = len(stages), len(scales)  # noqa: N806 - the field's letter
     behind = np.zeros((3, S, m))
     backward = stages[:, INPUT]
     for j in range(m - 1, -1, -1):
@@ -274,7 +274,7 @@ def begun(
     whole: bool,
 ) -> tuple[Step, State]:  # fmt: skip
     """A step before its first operation; who does not schedule the whole of it has no use for what is behind."""
-    S, devices, m = len(stages), len(room), len(scales)
+    S, devices, m = len(stages), len(room), len(scales)  # noqa: N806 - the field's letter
     stages_of, count, period = _stages_by_device(stages, device_of, devices)
     to_stage, from_last = _depths(stages)
     behind = _tails(stages, scales) if whole else np.zeros((3, S, m))

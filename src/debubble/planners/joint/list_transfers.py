@@ -77,7 +77,7 @@ def first_to_ask(x: State) -> int:
 @inlined
 def in_turn(x: State, lane: int, ask: float, tie: int) -> bool:
     """Whether a transfer that asks then comes behind those that have had their turns."""
-    return ask > x.turn[lane] or (ask == x.turn[lane] and tie >= x.turn_tie[lane])
+    return bool(ask > x.turn[lane] or (ask == x.turn[lane] and tie >= x.turn_tie[lane]))
 
 
 @inlined
@@ -151,9 +151,10 @@ def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
         return False
     tie = len(a.room) + x.message[d] if ready == x.begun[d] and x.message[d] >= 0 else d
     q = stream_of(a, d, L)
-    if x.first[q] == x.behind_last[q] and max(ready, x.idle_from[q]) < now:
-        if not in_turn(x, a.up[d], max(ready, x.idle_from[q]), tie if ready >= x.idle_from[q] else d):
-            return False
+    ask = max(ready, x.idle_from[q])
+    comes_late = x.first[q] == x.behind_last[q] and ask < now
+    if comes_late and not in_turn(x, a.up[d], ask, tie if ready == ask else d):
+        return False
     if frees:
         x.freed[d] = 0.0
     x.used[d] += size

@@ -18,10 +18,10 @@ COLUMNS = 16
     HOSTED,
 ) = range(COLUMNS)  # fmt: skip
 """Columns of the table of stages: times of F, I and W, without recomputation; time of a message to the next stage;
-bytes that F leaves, that I allocates, that I frees and that W frees; bytes that O moves, and the time it takes; times in
-which parameters come from the host, gradients go there, and the optimizer steps there, 0 where the optimizer's states
-are on the device; time of the recomputation, and the bytes that R brings back where it is an operation of its own; 1
-where the optimizer's states are on the host."""
+bytes that F leaves, that I allocates, that I frees and that W frees; bytes that O moves, and the time it takes; times
+in which parameters come from the host, gradients go there, and the optimizer steps there, 0 where the optimizer's
+states are on the device; time of the recomputation, and the bytes that R brings back where it is an operation of its
+own; 1 where the optimizer's states are on the host."""
 
 BACKLOG, PATIENCE, HORIZON, PREFETCH, AGE, AHEAD = range(6)
 """Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which

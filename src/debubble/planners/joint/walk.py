@@ -1,7 +1,7 @@
 """The compiled walk of the joint search: a point as arrays, its neighbours, and simulated annealing among them.
 
-A point is a row of whole numbers, one per stage and choice (`COUNT` to `ON_HOST`), with the entries of a policy.  What a
-stage costs at a level is looked up in a table that Python fills as the walk asks for it.
+A point is a row of whole numbers, one per stage and choice (`COUNT` to `ON_HOST`), with the entries of a policy.  What
+a stage costs at a level is looked up in a table that Python fills as the walk asks for it.
 """
 
 from __future__ import annotations
