@@ -145,9 +145,10 @@ def choose(a: Step, x: State, d: int, now: float) -> tuple[int, int, float]:
 
 @inlined
 def due_reload(a: Step, x: State, d: int, now: float) -> int:
-    """The stage of the most urgent reload whose offload has ended and whose backward is near; -1: none is due."""
+    """The stage of the most urgent reload whose offload has ended and whose backward is near; -1: none is due or fits."""
     best, best_key = -1, NEVER
-    room = _room_soon(a, x, d)
+    # Lists that count on offloads under way here are faster, but leave the search of their order less to change.
+    room = _room_now(a, x, d)
     for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_l[s])
