@@ -3,7 +3,9 @@
 A device has a stream per direction, or one where its link is half-duplex.  A stream's transfers go in the order of the
 device's list, and each asks for the link once the one before it has ended and what it waits for is done.  Turns go by
 arrival; of those that ask at one moment the device that comes first has its turn first, and last come those reloads
-whose compute operation starts at that moment with a message, in the order of the devices that sent these.
+whose compute operation starts at that moment with a message, in the order of the devices that sent these.  (Of two
+messages that one device sent at different times, and that arrive at one, lowering takes the older one first; here their
+receivers' order counts.)
 """
 
 from __future__ import annotations
