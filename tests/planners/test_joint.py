@@ -175,8 +175,8 @@ def test_a_list_schedule_is_given_up_where_a_step_on_the_host_ends_too_late() ->
     table, _ = levers.table(point)
     policy, most = np.array(point.policy), np.array(point.most)
     time, missing = makespan(table, levers.scales, policy, most)
-    operations, keys = np.empty((6 * 3 * 6, 3), dtype=np.int64), np.empty(6 * 3 * 6)
-    placed, found, _ = place(*table, levers.scales, policy, most, 0.99 * time, np.inf, operations, keys)
+    operations, starts = np.empty((6 * 3 * 6, 3), dtype=np.int64), np.empty(6 * 3 * 6)
+    placed, found, _ = place(*table, levers.scales, policy, most, 0.99 * time, np.inf, operations, starts)
     assert missing == 0
     assert found == np.inf
     assert placed < 3 * 3 * 6

@@ -173,7 +173,7 @@ def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> 
 @jit
 def score(
     a: Space, point: Ints, policy: Floats, stages: Floats, room: Floats, missing: Ints, threshold: float,
-    operations: Ints, keys: Floats,
+    operations: Ints, starts: Floats,
 ) -> float:  # fmt: skip
     """The time of the step; more than any step takes where something does not fit; -1 if the table lacks a row."""
     lacking = fill(a, point, stages, room, missing)
@@ -185,7 +185,7 @@ def score(
     tail = tail_of(a, point)
     _, time, left = place(
         stages, a.device_of, room, a.down, a.up, a.scales, policy, point[MOST], threshold - tail, np.inf,
-        operations, keys,
+        operations, starts,
     )  # fmt: skip
     if left > 0:
         return a.longest * (2 + left / (3 * len(stages) * len(a.scales)))
@@ -268,12 +268,12 @@ def sample(
     """Draw the random points from `begin` to `end`, and keep the best; returns as `anneal` does."""
     S = best.shape[1]
     stages, room = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
-    operations, keys = np.empty((0, 3), np.int64), np.empty(0)
+    operations, starts = np.empty((0, 3), np.int64), np.empty(0)
     point, policy = best.copy(), best_policy.copy()
     for step in range(begin, end):
         before = random[0]
         random_point(a, counts, point, policy, random)
-        found = score(a, point, policy, stages, room, missing, values[1], operations, keys)
+        found = score(a, point, policy, stages, room, missing, values[1], operations, starts)
         if found < 0:
             random[0] = before
             return step
@@ -295,14 +295,14 @@ def anneal(
     """
     S = point.shape[1]
     stages, room = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
-    operations, keys = np.empty((0, 3), np.int64), np.empty(0)
+    operations, starts = np.empty((0, 3), np.int64), np.empty(0)
     tried, tried_policy = point.copy(), policy.copy()
     for step in range(begin, end):
         temperature = warm * (cold / warm) ** (step / steps)
         before = random[0]
         neighbour(a, tried, tried_policy, random)
         allowed = values[0] * (1 - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0))
-        found = score(a, tried, tried_policy, stages, room, missing, allowed, operations, keys)
+        found = score(a, tried, tried_policy, stages, room, missing, allowed, operations, starts)
         if found < 0:
             random[0] = before
             return step
