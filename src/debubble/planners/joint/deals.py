@@ -26,7 +26,8 @@ import numpy as np
 
 from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, Schedule
-from debubble.planners.joint.list_scheduler import (
+from debubble.planners.joint.list_scheduler import place, schedule
+from debubble.planners.joint.stage_table import (
     AFTER,
     COLUMNS,
     FORWARD,
@@ -40,8 +41,6 @@ from debubble.planners.joint.list_scheduler import (
     Floats,
     Ints,
     StageTable,
-    place,
-    schedule,
 )
 from debubble.planners.problem import Problem, Solution
 from debubble.search.effort import Effort
@@ -209,10 +208,10 @@ class _Deals:
         """A deal with what the list schedule of the first ramp shows; infinite times beyond a threshold."""
         table, m = self.table(device_of), self.problem.micro_batches
         most, count, devices = np.full(len(table.stages), m), 3 * len(table.stages) * m, len(table.room)
-        operations, keys = np.empty((count, 3), dtype=np.int64), np.empty(count)
-        placed, time, missing = place(*table, np.ones(m), POLICY, most, threshold, self._ramp, operations, keys)
+        operations, starts = np.empty((count, 3), dtype=np.int64), np.empty(count)
+        placed, time, missing = place(*table, np.ones(m), POLICY, most, threshold, self._ramp, operations, starts)
         kinds, stages, numbers = operations[:placed].T
-        starts, times, where = keys[:placed], table.stages[stages, kinds], table.device_of[stages]
+        starts, times, where = starts[:placed], table.stages[stages, kinds], table.device_of[stages]
         horizon = min(self._ramp, float(time))
         # It gets stuck for lack of memory where nothing more is under way.
         ended = float((starts + times).max(initial=0.0)) + float(self.units.communication)

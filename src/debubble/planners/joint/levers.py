@@ -18,7 +18,8 @@ import numpy as np
 from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Number, Placement, Schedule
 from debubble.kernels import jit
-from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, StageTable, schedule
+from debubble.planners.joint.list_scheduler import schedule
+from debubble.planners.joint.stage_table import COLUMNS, Floats, Ints, StageTable
 from debubble.planners.joint.walk import ADDRESS, ENTRIES, QUARTERS, Space, fill
 from debubble.planners.problem import Problem, Solution
 
@@ -128,8 +129,8 @@ class Levers:
             scales=self.scales,
             static=float(units.static),
             communication=float(units.communication),
-            pace=math.inf if units.offload_bandwidth is None else 1 / float(units.offload_bandwidth),
             longest=self.longest,
+            offloads=int(units.offload_bandwidth is not None),
             hostable=int(units.hostable),
             tails=self._tails,
         )
@@ -152,17 +153,17 @@ class Levers:
         stage = self._stage(begin, begin + count, level)
         sums = self.units.stage_sums(stage, self.examples[type_])
         recomputes = any(name != "none" for _, name in stage)
-        kept = sums.activation_recomputed if recomputes else sums.activation
-        dropped = sums.activation - kept
+        dropped = sums.activation - sums.activation_recomputed if recomputes else 0
+        kept = sums.activation - dropped
         again = min(sums.recompute_workspace_input, dropped) if recomputes else 0
         row = self.space.rows[type_, level, begin, count]
         row[1:] = (
-            sums.backward_input + (sums.recompute if recomputes else 0), sums.backward_weight,
+            sums.backward_input, sums.backward_weight,
             kept, again, sums.activation_after_input, sums.static + sums.gathered,
             sums.workspace, sums.static_on_host + sums.gathered, *self._host_times(begin, begin + count),
             sums.recompute if recomputes else 0, dropped,
-            sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0),
-            sums.offload_overlap, sums.reload_overlap,
+            sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0), sums.activation,
+            0 if self.units.offload_bandwidth is None else sums.activation / self.units.offload_bandwidth,
         )  # fmt: skip
         # It says that the row is known.
         row[0] = sums.forward

@@ -1,7 +1,7 @@
 """The compiled walk of the joint search: a point as arrays, its neighbours, and simulated annealing among them.
 
-A point is a row of whole numbers, one per stage and choice (`COUNT` to `HOSTED`), with the entries of a policy.  What a
-stage costs at a level is looked up in a table that Python fills as the walk asks for it.
+A point is a row of whole numbers, one per stage and choice (`COUNT` to `ON_HOST`), with the entries of a policy.  What
+a stage costs at a level is looked up in a table that Python fills as the walk asks for it.
 """
 
 from __future__ import annotations
@@ -10,25 +10,45 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.ir.lowering.op_costs import streaming_lead
 from debubble.kernels import inlined, jit
-from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, place
+from debubble.planners.joint.list_scheduler import place
+from debubble.planners.joint.stage_table import (
+    AFTER,
+    AGAIN,
+    COLUMNS,
+    DRAIN,
+    DROPPED,
+    FORWARD,
+    FREED,
+    HOSTED,
+    INPUT,
+    KEPT,
+    LOAD,
+    MOVED,
+    SEND,
+    STEP,
+    TRANSFER,
+    WEIGHT,
+    WORKSPACE,
+    Floats,
+    Ints,
+)
 from debubble.search.annealing.moves import draw
 
 CHOICES = 5
-COUNT, LEVEL, SHARE, MOST, HOSTED = range(CHOICES)
+COUNT, LEVEL, SHARE, MOST, ON_HOST = range(CHOICES)
 """Per stage: its units, its level of recomputation, the quarters of its activations that it offloads, the micro-batches
 that may be in flight, and 1 if its optimizer is the host's."""
 
 ENTRIES = 17
 (
     T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP,
-    T_AGAIN, B_DROPPED, T_OWN_STEP, S_OUT, S_BACK,
+    T_AGAIN, B_DROPPED, T_OWN_STEP, B_WHOLE, T_TRANSFER,
 ) = range(ENTRIES)  # fmt: skip
-"""What the table knows of a stage: times of F, of I with recomputation and of W; bytes that F keeps, that come back
+"""What the table knows of a stage: times of F, I and W, without recomputation; bytes that F keeps, that come back
 before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
 of a step on the host; time of the recomputation, and the bytes that it brings back as an operation of its own; time of
-its step on the device; the overlaps of its offloads and reloads, as in StageCosts."""
+its step on the device; bytes of its activation if it recomputes nothing, and the time to move them to the host."""
 
 ADDRESS = 4
 """The numbers of a row's place in the table."""
@@ -63,8 +83,8 @@ class Space(NamedTuple):
         scales: Per micro-batch, its length.
         static: Bytes on every device.
         communication: Time of a message.
-        pace: Time to move a byte to the host; infinite if nothing can be moved.
         longest: Longer than any step that is not stuck.
+        offloads: 1 if activations can be moved to the host.
         hostable: 1 if the host may step.
         tails: The time behind the last operation if hosts step everything, if devices step next to nothing of their
             states, and if they step all.
@@ -81,19 +101,16 @@ class Space(NamedTuple):
     scales: Floats
     static: float
     communication: float
-    pace: float
     longest: float
+    offloads: int
     hostable: int
     tails: Floats
-
-
-_lead = inlined(streaming_lead)
 
 
 @inlined
 def tail_of(a: Space, point: Ints) -> float:
     """The time behind the last operation: the largest share of its step that a device takes itself, and the rest."""
-    if not point[HOSTED].any():
+    if not point[ON_HOST].any():
         whole: float = a.tails[2]
         return whole
     own, all_ = np.zeros(len(a.limits)), np.zeros(len(a.limits))
@@ -102,7 +119,7 @@ def tail_of(a: Space, point: Ints) -> float:
         step = a.rows[a.type_of[s], point[LEVEL, s], begin, point[COUNT, s], T_OWN_STEP]
         begin += point[COUNT, s]
         all_[a.device_of[s]] += step
-        if not point[HOSTED, s]:
+        if not point[ON_HOST, s]:
             own[a.device_of[s]] += step
     share = (own / all_).max()
     tail: float = a.tails[1] + share * (a.tails[2] - a.tails[1]) if share > 0 else a.tails[0]
@@ -127,28 +144,27 @@ def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> 
             return -1.0
         begin += count
         d = a.device_of[s]
-        hosted = point[HOSTED, s] > 0
+        hosted = point[ON_HOST, s] > 0
         room[d] -= row[B_HOSTED] if hosted else row[B_STATES]
         space[d] = max(space[d], row[B_SPACE])
         before = row[B_KEPT] + row[B_AGAIN]
-        moved = row[B_KEPT] * point[SHARE, s] / QUARTERS
+        part = point[SHARE, s] / QUARTERS
         stage = stages[s]
-        stage[0], stage[1], stage[2] = row[T_FORWARD], row[T_INPUT], row[T_WEIGHT]
-        stage[3] = a.communication if s + 1 < S and a.device_of[s + 1] != d else 0.0
-        stage[4] = row[B_KEPT]
-        stage[5] = row[B_AGAIN] + max(row[B_AFTER] - before, 0.0)
-        stage[6], stage[7] = max(before - row[B_AFTER], 0.0), row[B_AFTER]
-        stage[8] = moved
-        stage[9] = moved * a.pace if moved > 0 else 0.0
-        stage[10] = row[T_LOAD] if hosted else 0.0
-        stage[11] = row[T_DRAIN] if hosted else 0.0
-        stage[12] = row[T_STEP] if hosted else 0.0
-        stage[13], stage[14] = row[T_AGAIN], row[B_DROPPED]
-        stage[15] = stage[16] = 0.0
-        if moved > 0:
-            whole, share = row[B_KEPT] * a.pace, point[SHARE, s] / QUARTERS
-            stage[15] = _lead(row[T_FORWARD], whole, share, row[S_OUT])
-            stage[16] = min(_lead(row[T_INPUT], whole, share, row[S_BACK]), stage[9])
+        stage[FORWARD], stage[INPUT], stage[WEIGHT] = row[T_FORWARD], row[T_INPUT], row[T_WEIGHT]
+        stage[SEND] = a.communication if s + 1 < S and a.device_of[s + 1] != d else 0.0
+        stage[KEPT] = row[B_KEPT]
+        stage[WORKSPACE] = row[B_AGAIN] + max(row[B_AFTER] - before, 0.0)
+        stage[FREED], stage[AFTER] = max(before - row[B_AFTER], 0.0), row[B_AFTER]
+        stage[MOVED] = row[B_KEPT] * part
+        # Rounded as simulation does, so that what happens at one moment here does there.
+        if row[B_KEPT] != row[B_WHOLE]:
+            part = part * row[B_KEPT] / row[B_WHOLE]
+        stage[TRANSFER] = row[T_TRANSFER] * part
+        stage[HOSTED] = 1.0 if hosted else 0.0
+        stage[LOAD] = row[T_LOAD] if hosted else 0.0
+        stage[DRAIN] = row[T_DRAIN] if hosted else 0.0
+        stage[STEP] = row[T_STEP] if hosted else 0.0
+        stage[AGAIN], stage[DROPPED] = row[T_AGAIN], row[B_DROPPED]
     room -= space
     lacking: float = max(0.0, -room.min())
     return lacking
@@ -157,7 +173,7 @@ def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> 
 @jit
 def score(
     a: Space, point: Ints, policy: Floats, stages: Floats, room: Floats, missing: Ints, threshold: float,
-    operations: Ints, keys: Floats,
+    operations: Ints, starts: Floats,
 ) -> float:  # fmt: skip
     """The time of the step; more than any step takes where something does not fit; -1 if the table lacks a row."""
     lacking = fill(a, point, stages, room, missing)
@@ -169,7 +185,7 @@ def score(
     tail = tail_of(a, point)
     _, time, left = place(
         stages, a.device_of, room, a.down, a.up, a.scales, policy, point[MOST], threshold - tail, np.inf,
-        operations, keys,
+        operations, starts,
     )  # fmt: skip
     if left > 0:
         return a.longest * (2 + left / (3 * len(stages) * len(a.scales)))
@@ -192,7 +208,7 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
     S, P = point.shape[1], len(a.limits)
     levels = a.rows.shape[1]
     dice, s = draw(random, 100), draw(random, S)
-    offloads = a.pace < np.inf
+    offloads = a.offloads > 0
     if dice < SHIFTS:
         other = s + 2 * draw(random, 2) - 1 if draw(random, 2) == 0 else draw(random, S)
         by = 1
@@ -215,7 +231,7 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
         to = MANY if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
         change(point, MOST, to, s, P, random)
     elif dice < HOSTS and a.hostable:
-        change(point, HOSTED, 1 - point[HOSTED, s], s, P, random)
+        change(point, ON_HOST, 1 - point[ON_HOST, s], s, P, random)
     else:
         n = draw(random, len(policy))
         policy[n] = a.choices[n, draw(random, a.options[n])]
@@ -226,7 +242,7 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
     """Write a point whose stages have one level and one share per chunk, with a random policy."""
     S, P = point.shape[1], len(a.limits)
     levels, chunks = a.rows.shape[1], point.shape[1] // len(a.limits)
-    offloads = a.pace < np.inf
+    offloads = a.offloads > 0
     level, share = np.zeros(chunks, np.int64), np.zeros(chunks, np.int64)
     for k in range(chunks):
         level[k] = draw(random, levels)
@@ -239,7 +255,7 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
     for s in range(S):
         point[COUNT, s], point[MOST, s] = counts[s], MANY
         point[LEVEL, s], point[SHARE, s] = level[s // P], share[s // P]
-        point[HOSTED, s] = 1 if hosted and s // P == chunks - 1 else 0
+        point[ON_HOST, s] = 1 if hosted and s // P == chunks - 1 else 0
     for n in range(len(policy)):
         policy[n] = a.choices[n, draw(random, a.options[n])]
 
@@ -252,12 +268,12 @@ def sample(
     """Draw the random points from `begin` to `end`, and keep the best; returns as `anneal` does."""
     S = best.shape[1]
     stages, room = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
-    operations, keys = np.empty((0, 3), np.int64), np.empty(0)
+    operations, starts = np.empty((0, 3), np.int64), np.empty(0)
     point, policy = best.copy(), best_policy.copy()
     for step in range(begin, end):
         before = random[0]
         random_point(a, counts, point, policy, random)
-        found = score(a, point, policy, stages, room, missing, values[1], operations, keys)
+        found = score(a, point, policy, stages, room, missing, values[1], operations, starts)
         if found < 0:
             random[0] = before
             return step
@@ -279,14 +295,14 @@ def anneal(
     """
     S = point.shape[1]
     stages, room = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
-    operations, keys = np.empty((0, 3), np.int64), np.empty(0)
+    operations, starts = np.empty((0, 3), np.int64), np.empty(0)
     tried, tried_policy = point.copy(), policy.copy()
     for step in range(begin, end):
         temperature = warm * (cold / warm) ** (step / steps)
         before = random[0]
         neighbour(a, tried, tried_policy, random)
         allowed = values[0] * (1 - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0))
-        found = score(a, tried, tried_policy, stages, room, missing, allowed, operations, keys)
+        found = score(a, tried, tried_policy, stages, room, missing, allowed, operations, starts)
         if found < 0:
             random[0] = before
             return step
