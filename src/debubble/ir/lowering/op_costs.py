@@ -160,7 +160,9 @@ class _TableBuilder:
         one = np.ones((1, 1), dtype=self.dtype)
         whole = self._share_of_whole(one) * scale
         offload, reload = (self._column(times) * whole for times in (costs.offload, costs.reload))
-        out, back = self._column(costs.offload_overlap), self._column(costs.reload_overlap)
+        # Units that recompute keep less than the others: which share of the activation is whose is not known then.
+        mixed = (self.fused | self.explicit) & (self.recomputed_fraction != 0) & (self.recomputed_fraction != 1)
+        out, back = (np.where(mixed, 0, self._column(q)) for q in (costs.offload_overlap, costs.reload_overlap))
         leads = {Kind.O: streaming_lead(times[Kind.F], offload, share, out)}
         for kind in (Kind.B, Kind.I):
             # A backward begins no earlier than its reload.

@@ -335,7 +335,13 @@ def _with_deeper_level(problem: Problem, solution: Solution) -> Solution:
     placement = solution.schedule.placement
     deeper = Levers(problem, problem.units, placement).deeper(solution.partition)
     deep = problem.units.stage_costs(deeper, placement)
-    costs = solution.costs.replace(recompute_deeper=deep.recompute, activation_deeper=deep.activation_recomputed)
+    overlaps = {
+        name: [*map(min, getattr(solution.costs, name), getattr(deep, name))]
+        for name in ("offload_overlap", "reload_overlap")
+    }
+    costs = solution.costs.replace(
+        recompute_deeper=deep.recompute, activation_deeper=deep.activation_recomputed, **overlaps
+    )
     return replace(solution, costs=costs, deeper=deeper)
 
 
