@@ -43,6 +43,17 @@ def latest_lead(times: Sequence[Number], kept: Sequence[Number], transfer: Seque
     return min((ends[-1] - ends[i] + behind[i] for i in moved), default=ends[-1])
 
 
+def latest_recompute_lead(
+    times: Sequence[Number], kept: Sequence[Number], transfer: Sequence[Number], share: Fraction
+) -> Number:
+    """The longest lead with which no unit recomputes before its bytes are back, the first of them first."""
+    begins, before = [*accumulate(times, initial=0)], [*accumulate(kept, initial=0)]
+    budget = share * before[-1]
+    parts = [min(size, max(budget - b, 0)) for size, b in zip(kept, before, strict=False)]
+    moved = [Fraction(p) * time / size if size else 0 for p, size, time in zip(parts, kept, transfer, strict=True)]
+    return min((begins[i] + sum(moved[i + 1 :]) for i, part in enumerate(parts) if part), default=begins[-1])
+
+
 @st.composite
 def stages(draw: st.DrawFn) -> tuple[tuple[Unit, ...], str]:
     number = st.integers(1, 9)
@@ -78,6 +89,9 @@ def test_no_units_bytes_move_while_they_are_needed(
         Kind.I: inputs,
         Kind.B: [time + u.backward_weight for u, time in zip(made, inputs, strict=True)],
     }
+    again_lead = op_costs.lead(Op(Kind.R, 0, 0), explicit=True)
+    if planned == strategy:
+        assert 0 <= float(again_lead) <= float(latest_recompute_lead(again, kept, transfer, share)) + 1e-9
     for kind, each in times.items():
         lead = float(op_costs.lead(Op(kind, 0, 0)))
         assert 0 <= lead <= float(latest_lead(each, kept, transfer, share)) + 1e-9
@@ -94,7 +108,7 @@ def test_equal_units_stream_as_much_as_they_can(bandwidth: Number) -> None:
 
 def test_a_stage_of_one_unit_streams_nothing() -> None:
     costs = units_of(unit(4, 4, 1)).stage_costs([[(0, "none")]], Placement.linear(1))
-    assert (costs.offload_overlap, costs.reload_overlap) == ((0,), (0,))
+    assert (costs.offload_overlap, costs.reload_overlap, costs.recompute_overlap) == ((0,), (0,), (0,))
 
 
 def test_two_halves_that_recompute_together_are_one_part() -> None:

@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from debubble.ir import Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
-from debubble.ir.stage_costs import CommunicationModel, HostLink, check_counts
+from debubble.ir.stage_costs import OVERLAPS, CommunicationModel, HostLink, check_counts
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Units:
             communication_model=self.communication_model,
             offload=transfer,
             reload=transfer,
-            **({name: sums[name] for name in _OVERLAPS} if bandwidth is not None and self.streams else {}),
+            **({name: sums[name] for name in OVERLAPS} if bandwidth is not None and self.streams else {}),
             host_link=self.host_link,
             link_groups=self.link_groups,
             static=tuple(self._static([stages[s] for s in own], own, on_host) for own in placement.stages_of),
@@ -361,7 +361,6 @@ _OF_STAGES = (
     "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "gathered",
 )  # fmt: skip
 """Entries that are sums of their units'."""
-_OVERLAPS = ("offload_overlap", "reload_overlap")
 _ADDED = ("gradient_reduce", "optimizer_step", "parameter_gather")
 """Entries of which units have a part."""
 _OF_UNITS = ("forward", "backward_input", "backward_weight", "activation", "static", "gathered", *_ADDED)
@@ -389,6 +388,7 @@ class StageSums(NamedTuple):
     gathered: Number
     offload_overlap: Number
     reload_overlap: Number
+    recompute_overlap: Number
 
 
 def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
@@ -411,11 +411,14 @@ def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
             for way in ways
             for times in ([run.backward_input for run in way], [run.backward for run in way])
         ),
+        recompute_overlap=_overlap([(run.recompute, run.kept) for run in reversed(runs)]),
     )
 
 
 def _overlap(parts: Sequence[tuple[Number, Number]]) -> Number:
-    """The overlap of a transfer with the computing of a stage's parts, given as (time, bytes kept) in model order.
+    """The overlap of a transfer with the computing of a stage's parts, given as (time, bytes kept).
+
+    They are in model order, or in the opposite one where the first that computes is the first to come back.
 
     `streaming_lead` says what it means: at every part that keeps something, the share of time behind it and that of the
     bytes before it together are at least that.
