@@ -162,7 +162,7 @@ class Levers:
             sums.workspace, sums.static_on_host + sums.gathered, *self._host_times(begin, begin + count),
             sums.recompute if recomputes else 0, dropped,
             sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0),
-            sums.offload_overlap, sums.reload_overlap, sums.recompute_overlap,
+            sums.offload_overlap, sums.reload_overlap,
         )  # fmt: skip
         # It says that the row is known.
         row[0] = sums.forward

@@ -33,16 +33,16 @@ Ints = NDArray[np.int64]
 F, I, W, O, L, R = range(6)  # noqa: E741 - the field's letters
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.O, Kind.L, Kind.R)
 
-COLUMNS = 18
+COLUMNS = 17
 (
     FORWARD, INPUT, WEIGHT, SEND, KEPT, WORKSPACE, FREED, AFTER, MOVED, TRANSFER, LOAD, DRAIN, STEP, AGAIN, DROPPED,
-    OUT_LEAD, BACK_LEAD, AGAIN_LEAD
+    OUT_LEAD, BACK_LEAD
 ) = range(COLUMNS)  # fmt: skip
 """Columns of the table of stages: times of F, I and W, where I recomputes; time of a message to the next stage; bytes
 that F leaves, that I allocates, that I frees and that W frees; bytes that O moves, and the time it takes; times in
 which parameters come from the host, gradients go there, and the optimizer steps there, 0 where the optimizer's states
 are on the device; time of I's recomputation, and the bytes that R brings back where it is an operation of its own; how
-long before the end of F its offload may start, and I and R before that of its reload."""
+long before the end of F its offload may start, and I before that of its reload; an R is planned behind all of it."""
 
 BACKLOG, PATIENCE, HORIZON, PREFETCH, AGE, AHEAD = range(6)
 """Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which
@@ -276,7 +276,7 @@ def _next_recomputation(
         j = next_r[s]
         if j >= next_f[s] or stages[s, AGAIN] <= 0 or scales[j] * stages[s, DROPPED] > room:
             continue
-        if stages[s, MOVED] > 0 and (j >= next_l[s] or back[s, j] - scales[j] * stages[s, AGAIN_LEAD] > now):
+        if stages[s, MOVED] > 0 and (j >= next_l[s] or back[s, j] > now):
             continue
         if j * period + depth[s] < best_key:
             best, best_key = s, j * period + depth[s]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.ir.lowering.op_costs import recompute_lead, streaming_lead
+from debubble.ir.lowering.op_costs import streaming_lead
 from debubble.kernels import inlined, jit
 from debubble.planners.joint.list_scheduler import COLUMNS, Floats, Ints, place
 from debubble.search.annealing.moves import draw
@@ -20,15 +20,15 @@ COUNT, LEVEL, SHARE, MOST, HOSTED = range(CHOICES)
 """Per stage: its units, its level of recomputation, the quarters of its activations that it offloads, the micro-batches
 that may be in flight, and 1 if its optimizer is the host's."""
 
-ENTRIES = 18
+ENTRIES = 17
 (
     T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP,
-    T_AGAIN, B_DROPPED, T_OWN_STEP, S_OUT, S_BACK, S_AGAIN,
+    T_AGAIN, B_DROPPED, T_OWN_STEP, S_OUT, S_BACK,
 ) = range(ENTRIES)  # fmt: skip
 """What the table knows of a stage: times of F, of I with recomputation and of W; bytes that F keeps, that come back
 before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
 of a step on the host; time of the recomputation, and the bytes that it brings back as an operation of its own; time of
-its step on the device; the overlaps of its offloads, reloads and recomputations, as in StageCosts."""
+its step on the device; the overlaps of its offloads and reloads, as in StageCosts."""
 
 ADDRESS = 4
 """The numbers of a row's place in the table."""
@@ -87,7 +87,7 @@ class Space(NamedTuple):
     tails: Floats
 
 
-_lead, _recompute_lead = inlined(streaming_lead), inlined(recompute_lead)
+_lead = inlined(streaming_lead)
 
 
 @inlined
@@ -144,12 +144,11 @@ def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> 
         stage[11] = row[T_DRAIN] if hosted else 0.0
         stage[12] = row[T_STEP] if hosted else 0.0
         stage[13], stage[14] = row[T_AGAIN], row[B_DROPPED]
-        stage[15] = stage[16] = stage[17] = 0.0
+        stage[15] = stage[16] = 0.0
         if moved > 0:
             whole, share = row[B_KEPT] * a.pace, point[SHARE, s] / QUARTERS
             stage[15] = _lead(row[T_FORWARD], whole, share, row[S_OUT])
             stage[16] = min(_lead(row[T_INPUT], whole, share, row[S_BACK]), stage[9])
-            stage[17] = _recompute_lead(row[T_AGAIN], whole, share, row[S_AGAIN])
     room -= space
     lacking: float = max(0.0, -room.min())
     return lacking
