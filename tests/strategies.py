@@ -41,6 +41,7 @@ def stage_costs(draw: st.DrawFn, *, stages: int, offload: bool = False, deeper: 
         reload=each() if offload else None,
         offload_overlap=overlaps() if offload else 0,
         reload_overlap=overlaps() if offload else 0,
+        recompute_overlap=overlaps() if offload else 0,
         host_link=draw(st.sampled_from(["full-duplex", "half-duplex"])),
     )
 

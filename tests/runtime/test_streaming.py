@@ -76,6 +76,21 @@ def test_a_reload_brings_the_last_units_back_first() -> None:
     assert brought == [[False] * (count - n) + [True] * n for n in range(1, count + 1)]
 
 
+def test_a_reload_for_a_recomputation_brings_the_first_units_back_first() -> None:
+    stage, brought = new_stage(), []
+    stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
+    buffer = stage.offload(0, 1.0, in_memory)
+    moved = [[saved for saved, _ in unit] for unit in stage._states[0].moved.values()]
+
+    def unit_done() -> Callable[[], None]:
+        brought.append([all(saved.on_device for saved in unit) for unit in moved])
+        return lambda: None
+
+    stage.reload(0, buffer, to_recompute=True, unit_done=unit_done)
+    count = len(moved)
+    assert brought == [[True] * n + [False] * (count - n) for n in range(1, count + 1)]
+
+
 def test_a_backward_runs_beside_its_reload_and_waits_for_one_unit_at_a_time() -> None:
     plain, moved = new_stage(), new_stage()
     x = torch.randn(X, dtype=torch.float64)
@@ -138,7 +153,7 @@ def test_a_program_that_streams_has_the_same_gradients(recompute: Any, share: fl
     schedule = recompute(offloading(db.schedules["zb-h1"](devices=2, micro_batches=4)))
     if share is not None:
         schedule = db.Schedule(**{**vars(schedule), "offload_fraction": {0: share, 1: share}})
-    costs = StageCosts.of(stages=2, offload=1, offload_overlap=0.5, reload_overlap=0.5)
+    costs = StageCosts.of(stages=2, offload=1, offload_overlap=0.5, reload_overlap=0.5, recompute_overlap=0.5)
     moments = {w.moment for i in db.lower(schedule, costs).instructions for w in i.waits}
     assert Moment.STREAM in moments
     strategy = "none" if recompute not in (fused, explicit) else "full"

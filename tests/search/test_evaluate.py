@@ -60,6 +60,7 @@ def test_of_transfers_that_are_ready_at_once_the_first_device_has_the_first_turn
     costs = StageCosts.of(
         stages=schedule.stages, forward=1, backward_input=time, backward_weight=1, communication=0, offload=1, reload=1,
         activation=1, link_groups=[range(schedule.devices)], offload_overlap=overlap, reload_overlap=overlap,
+        recompute_overlap=overlap,
     )  # fmt: skip
     expected = simulated(schedule, costs, "makespan")
     assert evaluated(OrderProblem.of(schedule, costs), schedule) == (np.inf if expected is None else expected)

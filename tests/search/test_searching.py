@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.ir import DebubbleError, InfeasibleError, Kind, Lane, Placement, Schedule, StageCosts
+from debubble.ir import DebubbleError, InfeasibleError, Kind, Lane, Number, Placement, Schedule, StageCosts
 from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort
 from debubble.search.optimize import optimize
 from debubble.search.periodic.modulo import find_patterns, unroll
 from debubble.search.problem import Incumbent, OrderProblem
-from debubble.simulator import Timeline, simulate
+from debubble.simulator import TimedOperation, Timeline, simulate
 from tests.search.orders import offload_problems, uniform
 from tests.strategies import random_schedules, stage_costs
 
@@ -34,12 +34,17 @@ def check_independently(timeline: Timeline, problem: OrderProblem) -> None:
     for spans in lanes.values():
         for (_, end), (start, _) in itertools.pairwise(sorted(spans)):
             assert start >= end
-    schedule = timeline.program.schedule
+    schedule, costs = timeline.program.schedule, problem.costs
+
+    def streams(then: TimedOperation, before: TimedOperation, overlap: Number) -> bool:
+        """Tell whether one begins late enough to run beside the rest of the other; everything moves."""
+        return then.start >= before.end - overlap * min(then.duration, before.duration)
+
     for op, o in times.items():
         same = {kind: times[other] for kind in Kind if (other := op._replace(kind=kind)) in times}
         if op.kind in (Kind.I, Kind.B):
-            overlap = problem.costs.reload_overlap[op.stage] if Kind.L in same else 0
-            assert o.start + overlap * (o.end - o.start) >= same.get(Kind.L, same[Kind.F]).end
+            assert o.start >= same[Kind.F].end
+            assert Kind.L not in same or streams(o, same[Kind.L], costs.reload_overlap[op.stage])
             if op.stage + 1 < schedule.stages:
                 assert o.start >= times[schedule.backward_of(op.stage + 1, op.micro_batch)].end
         if op.kind is Kind.F and op.stage:
@@ -48,10 +53,7 @@ def check_independently(timeline: Timeline, problem: OrderProblem) -> None:
             assert o.start >= same[Kind.I].end
         if op.kind is Kind.L:
             assert o.start >= same[Kind.O].end
-        if op.kind is Kind.O:
-            forward = same[Kind.F]
-            overlap = problem.costs.offload_overlap[op.stage] * (forward.end - forward.start)
-            assert o.start >= forward.end - overlap
+            assert streams(same[Kind.O], same[Kind.F], costs.offload_overlap[op.stage])
 
 
 def last(problem: OrderProblem, *, steps: int, seed: int = 0) -> Incumbent:

@@ -70,9 +70,22 @@ def test_an_activation_of_which_little_is_kept_leaves_in_less_time() -> None:
     assert timeline.by_name["0O0"][3:] == (Fraction(13, 4), Fraction(17, 4))
 
 
-def test_a_recomputation_waits_for_the_whole_reload() -> None:
+def test_a_recomputation_waits_for_the_whole_reload_unless_it_has_an_overlap_of_its_own() -> None:
     timeline = timeline_of("0F0 0O0 0L0 0R0 0B0", streaming())
     assert start(timeline, "0R0") == timeline.by_name["0L0"].end
+
+
+def test_a_recomputation_begins_behind_the_first_unit_that_a_fast_reload_brings() -> None:
+    timeline = timeline_of("0F0 0O0 0L0 0R0 0B0", streaming(recompute_overlap=QUARTERS, activation_recomputed=4))
+    assert start(timeline, "0R0") == start(timeline, "0L0") + 1
+    assert start(timeline, "0B0") == timeline.by_name["0R0"].end
+
+
+def test_a_recomputation_streams_with_the_last_of_the_units_that_move() -> None:
+    """Of three quarters that move in 3 each unit's comes in 1; the third recomputes behind the first two, in 2 of 4."""
+    costs = streaming(recompute_overlap=QUARTERS, activation_recomputed=4)
+    timeline = timeline_of("0F0 0O0 0L0 0R0 0B0", costs, offload_fraction={0: QUARTERS})
+    assert start(timeline, "0R0") == timeline.by_name["0L0"].end - 2
 
 
 def test_what_a_peer_holds_does_not_stream() -> None:

@@ -104,7 +104,10 @@ def plan_of(
     return Plan(
         planner="test",
         schedule=schedule,
-        costs=costs or StageCosts.of(stages=schedule.stages, offload=1, offload_overlap=0.5, reload_overlap=0.5),
+        costs=costs
+        or StageCosts.of(
+            stages=schedule.stages, offload=1, offload_overlap=0.5, reload_overlap=0.5, recompute_overlap=0.5
+        ),
         lower_bound=0,
         partition=tuple(tuple(units[a:b]) for a, b in itertools.pairwise(bounds)),
         model=config,

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import Lane, PlannedUnit, Trace
+from debubble.ir import Lane, Moment, PlannedUnit, Trace
 from debubble.runtime.distributed.transport import Threads
 from debubble.training.rehearsal import rehearse, scaled
 from debubble.training.report import compare_timelines
@@ -36,6 +36,7 @@ def rehearsed(plan: db.Plan, steps: int = 1) -> Trace:
         ("interleaved", {"chunks": 2}),
         ("1f1b", {"communication": 0.001, "communication_model": "blocking"}),
         ("bpipe", {"offload": 0.001}),
+        ("pipeoffload", {"offload": 0.001, "offload_overlap": 0.5, "reload_overlap": 0.5, "chunks": 2}),
     ],
 )
 def test_every_operation_of_the_program_happens_and_compute_takes_its_time(name: str, entries: Any) -> None:
@@ -47,6 +48,11 @@ def test_every_operation_of_the_program_happens_and_compute_takes_its_time(name:
         if instruction.lane is Lane.COMPUTE and instruction.peer is None:
             event = events[instruction.op.name]
             assert event.end - event.start >= instruction.duration
+        for wait in instruction.waits:
+            if wait.moment is Moment.STREAM:
+                streamed = program.instructions[wait.instruction]
+                earliest = events[streamed.op.name].start + streamed.duration - instruction.lead
+                assert events[instruction.op.name].start >= earliest
 
 
 def test_a_devices_compute_lane_keeps_the_plans_order() -> None:

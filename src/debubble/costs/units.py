@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from debubble.ir import Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
-from debubble.ir.stage_costs import CommunicationModel, HostLink, check_counts
+from debubble.ir.stage_costs import OVERLAPS, CommunicationModel, HostLink, check_counts
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,9 @@ class Units:
     on_devices: tuple[tuple[Unit, ...], ...] = ()
     """The units as each pipeline device runs them, where devices differ: `units` then take the least time that they
     take on any.  Empty: they are the same on all."""
+    streams: bool = True
+    """True if what moves to the host is the activations of a stage's first units, each of which leaves and comes back
+    beside the computing of the others.  A framework that moves parts of all units does not."""
     divides_gradients: bool = True
     """True if a rank keeps only its part of the summed gradients (ZeRO-2), so that they are summed inside the step."""
 
@@ -263,6 +266,7 @@ class Units:
             communication_model=self.communication_model,
             offload=transfer,
             reload=transfer,
+            **({name: sums[name] for name in OVERLAPS} if bandwidth is not None and self.streams else {}),
             host_link=self.host_link,
             link_groups=self.link_groups,
             static=tuple(self._static([stages[s] for s in own], own, on_host) for own in placement.stages_of),
@@ -275,7 +279,7 @@ class Units:
 
     def offloading_modules(self) -> Units:
         """The units with a link for the inputs of their modules."""
-        return replace(self, offload_bandwidth=self.module_bandwidth)
+        return replace(self, offload_bandwidth=self.module_bandwidth, streams=False)
 
     def planned(
         self, partition: Sequence[Sequence[tuple[int, str]]], deeper: Partition | None = None
@@ -354,8 +358,7 @@ class Units:
 
 _OF_STAGES = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
-    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "gathered", "offload_overlap",
-    "reload_overlap",
+    "activation_recomputed", "recompute_workspace", "recompute_workspace_input", "gathered",
 )  # fmt: skip
 """Entries that are sums of their units'."""
 _ADDED = ("gradient_reduce", "optimizer_step", "parameter_gather")
@@ -385,10 +388,14 @@ class StageSums(NamedTuple):
     gathered: Number
     offload_overlap: Number
     reload_overlap: Number
+    recompute_overlap: Number
 
 
 def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
     runs = _recomputed_runs(stage)
+    # Micro-batches of a stage that recomputes may yet keep everything.
+    apart = _recomputed_runs([(unit, "none") for unit, _ in stage])
+    ways = [runs, apart] if any(name != "none" for _, name in stage) else [apart]
     return StageSums(
         **{name: sum(getattr(unit, name) for unit, _ in stage) for name in _OF_UNITS},
         recompute=sum(u.strategies[s].recompute for u, s in stage),
@@ -398,17 +405,46 @@ def _sums(stage: Sequence[tuple[Unit, str]]) -> StageSums:
         recompute_workspace_input=_workspace(runs, left=[run.after_input for run in runs]),
         static_on_host=sum(u.on_host.static if u.on_host else u.static for u, _ in stage),
         workspace=max((u.workspace for u, _ in stage), default=0),
-        offload_overlap=0,
-        reload_overlap=0,
+        offload_overlap=min(_overlap([(run.forward, run.kept) for run in way]) for way in ways),
+        reload_overlap=min(
+            _overlap([(run.recompute + time, run.kept) for run, time in zip(way, times, strict=True)])
+            for way in ways
+            for times in ([run.backward_input for run in way], [run.backward for run in way])
+        ),
+        recompute_overlap=_overlap([(run.recompute, run.kept) for run in reversed(runs)]),
     )
 
 
+def _overlap(parts: Sequence[tuple[Number, Number]]) -> Number:
+    """The overlap of a transfer with the computing of a stage's parts, given as (time, bytes kept).
+
+    They are in model order, or in the opposite one where the first that computes is the first to come back.
+
+    `streaming_lead` says what it means: at every part that keeps something, the share of time behind it and that of the
+    bytes before it together are at least that.
+    """
+    whole, kept = sum(time for time, _ in parts), sum(size for _, size in parts)
+    least: Number = 1 if whole and kept else 0
+    spent: Number = 0
+    before: Number = 0
+    for time, size in parts:
+        spent += time
+        if size:
+            least = min(least, 1 - spent / whole + before / kept) if whole else 0
+        before += size
+    return max(least, 0)
+
+
 class _RecomputedRun(NamedTuple):
-    """Units of a stage that recompute together."""
+    """Units of a stage that recompute together: bytes, and times."""
 
     kept: Number
     restored: Number
     after_input: Number
+    forward: Number
+    backward_input: Number
+    backward: Number
+    recompute: Number
 
 
 def _workspace(runs: Sequence[_RecomputedRun], *, left: Sequence[Number]) -> Number:
@@ -431,14 +467,20 @@ def _recomputed_runs(stage: Sequence[tuple[Unit, str]]) -> list[_RecomputedRun]:
     for unit, name in stage:
         strategy = unit.strategies[name]
         if strategy.after_full is not None and previous == (unit.layer, "full"):
-            kept, restored, after = runs.pop()
-            kept, restored = kept + strategy.after_full, restored + unit.activation - strategy.after_full
-            runs.append(_RecomputedRun(kept, restored, after + _after_input(unit)))
+            runs.append(
+                _RecomputedRun(*map(sum, zip(runs.pop(), _run(unit, strategy, strategy.after_full), strict=True)))
+            )
         else:
-            restored = unit.activation - strategy.activation
-            runs.append(_RecomputedRun(strategy.activation, restored, _after_input(unit)))
+            runs.append(_run(unit, strategy, strategy.activation))
         previous = unit.layer, name
     return runs
+
+
+def _run(unit: Unit, strategy: Strategy, kept: Number) -> _RecomputedRun:
+    """A unit that recomputes alone and keeps so many bytes."""
+    backward = unit.backward_input + unit.backward_weight
+    restored, after = unit.activation - kept, _after_input(unit)
+    return _RecomputedRun(kept, restored, after, unit.forward, unit.backward_input, backward, strategy.recompute)
 
 
 def _after_input(unit: Unit) -> Number:

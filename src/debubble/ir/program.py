@@ -38,7 +38,7 @@ class Moment(Enum):
     STREAM = "stream"
     """When what waits can run beside the rest of it: the `lead` of what waits before its end, but not before its start.
 
-    An O waits so for its F, and a B or I for its L, if their stage's units stream."""
+    An O waits so for its F, and a B, I or R for its L, if their stage's units stream."""
 
     __hash__ = object.__hash__
 

@@ -83,7 +83,9 @@ class StageCosts:
     offload_overlap: PerStage = (0,)
     """Share of O that can run beside its F, 0 to 1; an offload to a peer device waits for the whole F."""
     reload_overlap: PerStage = (0,)
-    """Share of L that can run beside the B or I that reads it, 0 to 1; an R waits for the whole L."""
+    """Share of L that can run beside the B or I that reads it, 0 to 1."""
+    recompute_overlap: PerStage = (0,)
+    """Share of L that can run beside the R that reads it, 0 to 1."""
     host_link: HostLink = "full-duplex"
     link_groups: tuple[tuple[int, ...], ...] = ()
     """Devices behind one switch, which share the host link's lanes."""
@@ -149,6 +151,7 @@ class StageCosts:
         reload: Number | Sequence[Number] | None = None,
         offload_overlap: Number | Sequence[Number] = 0,
         reload_overlap: Number | Sequence[Number] = 0,
+        recompute_overlap: Number | Sequence[Number] = 0,
         host_link: HostLink = "full-duplex",
         link_groups: Sequence[Sequence[int]] = (),
         static: Number | Sequence[Number] = 0,
@@ -182,7 +185,7 @@ class StageCosts:
             each.setdefault("reload", each["offload"])
         elif "reload" in each:
             raise InputError("'reload' has no meaning without 'offload'.")
-        for name in ("offload_overlap", "reload_overlap"):
+        for name in OVERLAPS:
             if max(each[name]) > 1:
                 raise InputError(f"'{name}' is a share of a transfer, from 0 to 1, not {max(each[name])}.")
         if ("recompute_deeper" in each) != ("activation_deeper" in each):
@@ -286,10 +289,11 @@ PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
     "activation_recomputed", "recompute_deeper", "activation_deeper", "recompute_workspace",
     "recompute_workspace_input", "communication",
-    "offload", "reload", "offload_overlap", "reload_overlap", "optimizer_step", "host_step",
+    "offload", "reload", "offload_overlap", "reload_overlap", "recompute_overlap", "optimizer_step", "host_step",
     "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered",
 )  # fmt: skip
 """Entries that have a number for each stage."""
+OVERLAPS = ("offload_overlap", "reload_overlap", "recompute_overlap")
 _OPTIONAL = (
     "recompute", "activation_after_input", "recompute_deeper", "activation_deeper", "recompute_workspace",
     "recompute_workspace_input", "offload", "reload",

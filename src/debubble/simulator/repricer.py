@@ -94,7 +94,7 @@ class Repricer:
             costs = StageCosts.of(
                 stages=self.schedule.stages, offload=1, communication_model=communication, host_link=host_link,
                 parameter_gather=int(gathers), recompute_deeper=1, activation_deeper=0,
-                offload_overlap=1, reload_overlap=1,
+                offload_overlap=1, reload_overlap=1, recompute_overlap=1,
             )  # fmt: skip
             self._structures[key] = _Structure(lower(self.schedule, costs))
         return self._structures[key]

@@ -126,9 +126,11 @@ class SleepingOperations(Operations):
             self.hand_on(op, torch.empty(state.boundary[op.micro_batch], dtype=state.dtype), state)
 
     def _lead_with(self, op: Op) -> Number:
-        """The time before its end from which on a forward's offload, or a reload's backward, may run beside it."""
+        """The time before its end from which on a forward's offload, or what reads a reload, may run beside it."""
         _, stage, j = op
-        beside = Op(Kind.O, stage, j) if op.kind is Kind.F else self.program.schedule.backward_of(stage, j)
+        beside = op._replace(kind=Kind.O if op.kind is Kind.F else Kind.R)
+        if beside not in self.program.index:
+            beside = self.program.schedule.backward_of(stage, j)
         return self.program.instructions[self.program.index[beside]].lead
 
     def set_aside(self, op: Op) -> None:

@@ -270,10 +270,13 @@ class _Lowering:
         self._wait(users, np.where(device[other] == device[users], other, received))
 
         reload, offload = self.index[L, *here], self.index[O, *here]
-        # Units recompute from the first on, and an R so needs what comes back last.
-        users, recomputes = (np.flatnonzero(_one_of(kind, *k) & (reload != NONE)) for k in ((B, I), (R,)))
-        self._stream(users, reload[users], self.costs.reload_overlap)
-        self._wait(recomputes, reload[recomputes])
+        back, recomputed = reload != NONE, self.index[R, *here] != NONE
+        recomputes, backwards = np.flatnonzero((kind == R) & back), _one_of(kind, B, I) & back
+        self._stream(recomputes, reload[recomputes], self.costs.recompute_overlap)
+        streaming, behind = np.flatnonzero(backwards & ~recomputed), np.flatnonzero(backwards & recomputed)
+        self._stream(streaming, reload[streaming], self.costs.reload_overlap)
+        # A recomputation ends no earlier than its reload.
+        self._wait(behind, reload[behind])
         offloads, reloads = np.flatnonzero(kind == O), np.flatnonzero(kind == L)
         self._stream(offloads, self.index[F, *here][offloads], self.costs.offload_overlap)
         self._wait(reloads, offload[reloads])

@@ -30,7 +30,7 @@ class Tables(NamedTuple):
     freed: Numbers
     """Bytes at its end."""
     lead: Numbers
-    """How long before the end of its F an O may start, and before that of its L a B or I; 0 for all others."""
+    """How long before the end of its F an O may start, and before that of its L a B, I or R; 0 for all others."""
 
     def at(self, level: Ints, kind: Ints, stage: Ints, micro_batch: Ints) -> Ints:
         """Return the places of operations in the raveled tables."""
@@ -85,7 +85,7 @@ class OpCosts:
         return self._entry(self._exact.freed, op, explicit)
 
     def lead(self, op: Op, *, explicit: bool = False) -> Number:
-        """How long before the end of its forward an O may start, or before that of its reload a B or I."""
+        """How long before the end of its forward an O may start, or before that of its reload a B, I or R."""
         return self._entry(self._exact.lead, op, explicit)
 
     def tables(self, *, dtype: Any = object, explicit: bool = True) -> Tables:
@@ -124,6 +124,22 @@ def streaming_lead(compute: Numbers, transfer: Numbers, share: Numbers, overlap:
     return result
 
 
+def recompute_lead(compute: Numbers, transfer: Numbers, share: Numbers, overlap: Numbers) -> Numbers:
+    """How long before the end of its reload an R may start, for which that brings the first units first.
+
+    A part of the units moves, the first, so that the recomputation of the others is of no use: with the shares e of the
+    recomputation before a unit and c of the activation behind it, an overlap q says that e is at least q - c.
+
+    Args:
+        compute: Time of the recomputation.
+        transfer: Time of a transfer of everything that the forward leaves.
+        share: The part of it that moves.
+        overlap: The stage's, from 0 to 1.
+    """
+    result: Numbers = np.maximum(overlap + share - 1, 0) * np.minimum(compute, transfer)
+    return result
+
+
 class _TableBuilder:
     """Builds the tables by [kind, stage, micro-batch], for what an R recomputes (1, or 2: deeper) or for all else (0).
 
@@ -155,16 +171,20 @@ class _TableBuilder:
     def _leads(self, times: Mapping[Kind, Numbers]) -> dict[Kind, Numbers]:
         """Leads of the kinds that stream."""
         costs, scale, share = self.costs, self.scale, self._fractions(self.op_costs.offload_fraction)
-        if costs.offload is None or costs.reload is None or not any((*costs.offload_overlap, *costs.reload_overlap)):
+        overlaps = costs.offload_overlap, costs.reload_overlap, costs.recompute_overlap
+        if costs.offload is None or costs.reload is None or not any(map(any, overlaps)):
             return {}
         one = np.ones((1, 1), dtype=self.dtype)
         whole = self._share_of_whole(one) * scale
         offload, reload = (self._column(times) * whole for times in (costs.offload, costs.reload))
-        out, back = self._column(costs.offload_overlap), self._column(costs.reload_overlap)
+        # Units that recompute keep less than the others: which share of the activation is whose is not known then.
+        mixed = (self.fused | self.explicit) & (self.recomputed_fraction != 0) & (self.recomputed_fraction != 1)
+        out, back, again = (np.where(mixed, 0, self._column(overlap)) for overlap in overlaps)
         leads = {Kind.O: streaming_lead(times[Kind.F], offload, share, out)}
         for kind in (Kind.B, Kind.I):
             # A backward begins no earlier than its reload.
             leads[kind] = np.minimum(streaming_lead(times[kind], reload, share, back), times[Kind.L])
+        leads[Kind.R] = recompute_lead(times[Kind.R], reload, share, again)
         return leads
 
     def _sizes(self) -> tuple[dict[Kind, Numbers], dict[Kind, Numbers]]:

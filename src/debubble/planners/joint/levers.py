@@ -17,6 +17,7 @@ import numpy as np
 
 from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Number, Placement, Schedule
+from debubble.ir.stage_costs import OVERLAPS
 from debubble.kernels import jit
 from debubble.planners.joint.list_scheduler import schedule
 from debubble.planners.joint.stage_table import COLUMNS, Floats, Ints, StageTable
@@ -164,6 +165,7 @@ class Levers:
             sums.recompute if recomputes else 0, dropped,
             sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0), sums.activation,
             0 if self.units.offload_bandwidth is None else sums.activation / self.units.offload_bandwidth,
+            *([getattr(sums, name) for name in OVERLAPS] if self.units.streams else [0] * len(OVERLAPS)),
         )  # fmt: skip
         # It says that the row is known.
         row[0] = sums.forward

@@ -4,7 +4,28 @@ from __future__ import annotations
 
 from debubble.kernels import inlined
 from debubble.planners.joint.list_state import NEVER, State, Step, place_of
-from debubble.planners.joint.stage_table import AGAIN, DROPPED, KEPT, MOVED, WEIGHT, WORKSPACE, F, I, R, W
+from debubble.planners.joint.stage_table import (
+    AGAIN,
+    AGAIN_LEAD,
+    BACK_LEAD,
+    DROPPED,
+    KEPT,
+    MOVED,
+    WEIGHT,
+    WORKSPACE,
+    F,
+    I,
+    R,
+    W,
+)
+
+
+@inlined
+def back_for(a: Step, x: State, s: int, j: int, lead: int) -> float:
+    """When enough of an activation is back for the operation with this lead; a backward behind its R waits for all."""
+    whole = lead == BACK_LEAD and j < x.next_r[s]
+    back: float = x.back[s, j] - (0.0 if whole else a.scales[j] * a.stages[s, lead])
+    return back
 
 
 @inlined
@@ -15,7 +36,7 @@ def backward_ready(a: Step, x: State, s: int, j: int) -> float:
     """
     ready: float = x.gradient[s, j]
     if a.stages[s, MOVED] > 0:
-        ready = max(ready, x.back[s, j]) if j < x.next_l[s] else NEVER
+        ready = max(ready, back_for(a, x, s, j, BACK_LEAD)) if j < x.next_l[s] else NEVER
     return ready
 
 
@@ -89,9 +110,10 @@ def _ready_forward(a: Step, x: State, d: int, now: float, soon: float) -> tuple[
 
 
 @inlined
-def _next_recomputation(a: Step, x: State, d: int, now: float) -> int:
-    """The stage of the oldest micro-batch that can be recomputed before its gradient has come; -1 for none.
+def _next_recomputation(a: Step, x: State, d: int, now: float, soon: float) -> tuple[int, float]:
+    """The stage of the oldest micro-batch that can be recomputed before its gradient has come, -1 for none.
 
+    And when the next other operation can start.
     The backward that comes first may be another one: it keeps its room.
     """
     best, best_key = -1, NEVER
@@ -104,11 +126,14 @@ def _next_recomputation(a: Step, x: State, d: int, now: float) -> int:
         size = a.scales[j] * a.stages[s, DROPPED]
         if size > room or size + a.reserve[d] > room_soon:
             continue
-        if a.stages[s, MOVED] > 0 and (j >= x.next_l[s] or x.back[s, j] > now):
-            continue
+        if a.stages[s, MOVED] > 0:
+            back = back_for(a, x, s, j, AGAIN_LEAD) if j < x.next_l[s] else NEVER
+            if back > now:
+                soon = min(soon, back)
+                continue
         if j * a.period + a.from_last[s] < best_key:
             best, best_key = s, j * a.period + a.from_last[s]
-    return best
+    return best, soon
 
 
 @inlined
@@ -133,7 +158,7 @@ def choose(a: Step, x: State, d: int, now: float) -> tuple[int, int, float]:
         stage, soon = _ready_forward(a, x, d, now, soon)
         kind = F
     if stage < 0 and x.early[d] < a.ahead:
-        stage = _next_recomputation(a, x, d, now)
+        stage, soon = _next_recomputation(a, x, d, now, soon)
         kind = R
     if stage < 0 and x.waiting[d] > 0:
         stage = _oldest_weight(a, x, d)

@@ -24,7 +24,7 @@ import numpy as np
 
 from debubble.ir import Kind, Op
 from debubble.kernels import borrowing, inlined, jit
-from debubble.planners.joint.list_rules import backward_ready, backward_room, choose, due_reload
+from debubble.planners.joint.list_rules import back_for, backward_ready, backward_room, choose, due_reload
 from debubble.planners.joint.list_state import NEVER, State, Step, begun, place_of
 from debubble.planners.joint.list_transfers import (
     admitted,
@@ -42,6 +42,7 @@ from debubble.planners.joint.list_transfers import (
 from debubble.planners.joint.stage_table import (
     AFTER,
     AGAIN,
+    AGAIN_LEAD,
     DROPPED,
     FORWARD,
     FREED,
@@ -156,8 +157,6 @@ def _start_forward(a: Step, x: State, d: int, s: int) -> int:
         wake_at(x, a.device_of[s + 1], arrival)
     else:
         x.gradient[s, j] = end
-    if a.stages[s, MOVED] > 0:
-        x.leaving[d, 0], x.leaving[d, 1] = s, j
     return j
 
 
@@ -165,7 +164,7 @@ def _start_forward(a: Step, x: State, d: int, s: int) -> int:
 def _start_backward(a: Step, x: State, d: int, s: int) -> int:
     j = place_of(x.next_i[s])
     scale = a.scales[j]
-    allocated = backward_room(a, x, s, j)
+    allocated, ready = backward_room(a, x, s, j), backward_ready(a, x, s, j)
     change = a.stages[s, WORKSPACE] - a.stages[s, FREED]
     time = a.stages[s, INPUT]
     if j < x.next_r[s]:
@@ -176,8 +175,7 @@ def _start_backward(a: Step, x: State, d: int, s: int) -> int:
         x.next_r[s] = j + 1
     sender = a.device_of[s + 1] if s + 1 < len(a.stages) else d
     end = _begin(
-        a, x, d, backward_ready(a, x, s, j), scale * time, allocated, allocated - scale * change, x.gradient[s, j],
-        sender,
+        a, x, d, ready, scale * time, allocated, allocated - scale * change, x.gradient[s, j], sender
     )  # fmt: skip
     x.next_i[s] = j + 1
     x.in_flight[d] -= 1
@@ -195,7 +193,7 @@ def _start_backward(a: Step, x: State, d: int, s: int) -> int:
 def _start_recomputation(a: Step, x: State, d: int, s: int) -> int:
     j = place_of(x.next_r[s])
     scale = a.scales[j]
-    ready = x.back[s, j] if a.stages[s, MOVED] > 0 else 0.0
+    ready = back_for(a, x, s, j, AGAIN_LEAD) if a.stages[s, MOVED] > 0 else 0.0
     _begin(a, x, d, ready, scale * a.stages[s, AGAIN], scale * a.stages[s, DROPPED], 0.0, NEVER, d)
     x.next_r[s] = j + 1
     x.early[d] += 1
@@ -232,7 +230,7 @@ def _start(a: Step, x: State, d: int, kind: int, s: int, operations: Ints, start
 @borrowing
 def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, starts: Floats) -> int:
     """Decide and serve in the order of time; returns the compute operations that are missing, -1 if given up."""
-    left, first = 3 * len(a.stages) * len(a.scales), 0
+    left, first, forward, micro_batch = 3 * len(a.stages) * len(a.scales), 0, 0, 0
     load_parameters(a, x)
     first = first_to_ask(x)
     while True:
@@ -247,16 +245,12 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
             first = first_to_ask(x)
         if left == 0 or now >= until:
             return left
-        if x.leaving[d, 0] >= 0:
-            s, j = place_of(x.leaving[d, 0]), place_of(x.leaving[d, 1])
-            x.leaving[d, 0] = -1
-            offload(a, x, d, s, j, x.free[d])
-            _record(x, operations, starts, O, s, j, now)
         count_what_left(x, d, now)
         kind, s, soon = choose(a, x, d, now)
         if kind >= 0:
             s = place_of(s)
             j = _start(a, x, d, kind, s, operations, starts)
+            forward, micro_batch = s, j
             end = x.free[d]
             x.wake[d] = end
             x.last[0] = max(x.last[0], end)
@@ -283,6 +277,9 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
             x.next_l[s] += 1
             x.under_way[d] += 1
             _record(x, operations, starts, L, s, j, now)
+        if kind == F and a.stages[forward, MOVED] > 0:
+            offload(a, x, d, forward, micro_batch)
+            _record(x, operations, starts, O, forward, micro_batch, now)
         first = earlier(x, earlier(x, first, d), len(a.room) + d)
 
 

@@ -104,7 +104,6 @@ class State(NamedTuple):
         freed: Per device, bytes that it frees at its end, as long as no reload behind it in the list counts on them.
         message: Per device, the device whose message that operation starts at once with; -1 for none.
         used: Per device, bytes, without those of offloads that have ended.
-        leaving: [device]: stage and micro-batch of a forward whose offload is not in the list yet; -1 for none.
         in_flight: Per device, micro-batches of its stages between forward and backward.
         waiting: Per device, weight gradients that wait.
         under_way: Per device, reloads whose backwards have not started.
@@ -151,7 +150,6 @@ class State(NamedTuple):
     freed: Floats
     message: Ints
     used: Floats
-    leaving: Ints
     in_flight: Ints
     waiting: Ints
     under_way: Ints
@@ -296,7 +294,7 @@ def begun(
     state = State(
         rest, stage[0], stage[1], stage[2], stage[3], stage[4], times[0], times[1], times[2], first_inputs[0],
         first_inputs[1], np.zeros(m, np.int64), own[0], own[1], own[2], own[3], numbers[0], own[4],
-        np.full((devices, 2), -1), numbers[1], numbers[2], numbers[3], numbers[4], own[5], gone[0], gone[1],
+        numbers[1], numbers[2], numbers[3], numbers[4], own[5], gone[0], gone[1],
         numbers[5], numbers[6], numbers[7], numbers[8], own[8], own[6], np.empty((2 * devices, transfers, 4), np.int64),
         np.empty((2 * devices, transfers)), streams[0], streams[1], stream[0], stream[1], streams[2], stream[2],
         stream[3], streams[3], own[7], np.zeros(1, np.int64),

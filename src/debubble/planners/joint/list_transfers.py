@@ -12,7 +12,21 @@ from __future__ import annotations
 
 from debubble.kernels import inlined
 from debubble.planners.joint.list_state import NEVER, State, Step, place_of
-from debubble.planners.joint.stage_table import DRAIN, HOSTED, LOAD, MOVED, STEP, TRANSFER, D, L, O, P
+from debubble.planners.joint.stage_table import (
+    AGAIN_LEAD,
+    BACK_LEAD,
+    DRAIN,
+    HOSTED,
+    LOAD,
+    MOVED,
+    OUT_LEAD,
+    STEP,
+    TRANSFER,
+    D,
+    L,
+    O,
+    P,
+)
 
 
 @inlined
@@ -94,8 +108,8 @@ def load_parameters(a: Step, x: State) -> None:
 
 
 @inlined
-def offload(a: Step, x: State, d: int, s: int, j: int, forward_end: float) -> None:
-    """Put an offload into its stream, and its bytes among those that will be free.
+def offload(a: Step, x: State, d: int, s: int, j: int) -> None:
+    """Put the offload of the forward that a device has begun last into its stream, and count its bytes.
 
     The moment from which it may ask for the link is decided here alone.
     """
@@ -103,7 +117,7 @@ def offload(a: Step, x: State, d: int, s: int, j: int, forward_end: float) -> No
     x.gone[d, n], x.gone_bytes[d, n] = NEVER, a.scales[j] * a.stages[s, MOVED]
     x.going[d] += x.gone_bytes[d, n]
     x.listed[d] = n + 1
-    push(a, x, d, O, s, j, forward_end, d)
+    push(a, x, d, O, s, j, x.free[d] - a.scales[j] * a.stages[s, OUT_LEAD], d)
 
 
 @inlined
@@ -197,5 +211,7 @@ def serve(a: Step, x: State, q: int) -> bool:
         if kind == O:
             x.gone[d, x.served[d]] = end
             x.served[d] += 1
-        wake_at(x, d, end)
+            wake_at(x, d, end)
+        else:
+            wake_at(x, d, end - a.scales[j] * max(a.stages[s, BACK_LEAD], a.stages[s, AGAIN_LEAD]))
     return True

@@ -26,6 +26,7 @@ from debubble.ir import (
 from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import BACKWARDS
+from debubble.ir.stage_costs import OVERLAPS
 from debubble.planners.joint.annealing import Walk, compile_kernels, price_of_point
 from debubble.planners.joint.levers import Levers
 from debubble.planners.joint.refinement import refine
@@ -334,7 +335,10 @@ def _with_deeper_level(problem: Problem, solution: Solution) -> Solution:
     placement = solution.schedule.placement
     deeper = Levers(problem, problem.units, placement).deeper(solution.partition)
     deep = problem.units.stage_costs(deeper, placement)
-    costs = solution.costs.replace(recompute_deeper=deep.recompute, activation_deeper=deep.activation_recomputed)
+    overlaps = {name: [*map(min, getattr(solution.costs, name), getattr(deep, name))] for name in OVERLAPS}
+    costs = solution.costs.replace(
+        recompute_deeper=deep.recompute, activation_deeper=deep.activation_recomputed, **overlaps
+    )
     return replace(solution, costs=costs, deeper=deeper)
 
 

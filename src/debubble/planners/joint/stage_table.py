@@ -12,16 +12,17 @@ Ints = NDArray[np.int64]
 
 F, I, W, O, L, R, D, P = range(8)  # noqa: E741 - the field's letters
 
-COLUMNS = 16
+COLUMNS = 19
 (
     FORWARD, INPUT, WEIGHT, SEND, KEPT, WORKSPACE, FREED, AFTER, MOVED, TRANSFER, LOAD, DRAIN, STEP, AGAIN, DROPPED,
-    HOSTED,
+    HOSTED, OUT_LEAD, BACK_LEAD, AGAIN_LEAD,
 ) = range(COLUMNS)  # fmt: skip
 """Columns of the table of stages: times of F, I and W, without recomputation; time of a message to the next stage;
 bytes that F leaves, that I allocates, that I frees and that W frees; bytes that O moves, and the time it takes; times
 in which parameters come from the host, gradients go there, and the optimizer steps there, 0 where the optimizer's
 states are on the device; time of the recomputation, and the bytes that R brings back where it is an operation of its
-own; 1 where the optimizer's states are on the host."""
+own; 1 where the optimizer's states are on the host; how long before the end of F its offload may start, and before that
+of the reload the I that recomputes nothing before, or an R."""
 
 BACKLOG, PATIENCE, HORIZON, PREFETCH, AGE, AHEAD = range(6)
 """Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which

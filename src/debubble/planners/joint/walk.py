@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from debubble.ir.lowering.op_costs import recompute_lead, streaming_lead
 from debubble.kernels import inlined, jit
 from debubble.planners.joint.list_scheduler import place
 from debubble.planners.joint.stage_table import (
     AFTER,
     AGAIN,
+    AGAIN_LEAD,
+    BACK_LEAD,
     COLUMNS,
     DRAIN,
     DROPPED,
@@ -25,6 +28,7 @@ from debubble.planners.joint.stage_table import (
     KEPT,
     LOAD,
     MOVED,
+    OUT_LEAD,
     SEND,
     STEP,
     TRANSFER,
@@ -40,15 +44,16 @@ COUNT, LEVEL, SHARE, MOST, ON_HOST = range(CHOICES)
 """Per stage: its units, its level of recomputation, the quarters of its activations that it offloads, the micro-batches
 that may be in flight, and 1 if its optimizer is the host's."""
 
-ENTRIES = 17
+ENTRIES = 20
 (
     T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP,
-    T_AGAIN, B_DROPPED, T_OWN_STEP, B_WHOLE, T_TRANSFER,
+    T_AGAIN, B_DROPPED, T_OWN_STEP, B_WHOLE, T_TRANSFER, S_OUT, S_BACK, S_AGAIN,
 ) = range(ENTRIES)  # fmt: skip
 """What the table knows of a stage: times of F, I and W, without recomputation; bytes that F keeps, that come back
 before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
 of a step on the host; time of the recomputation, and the bytes that it brings back as an operation of its own; time of
-its step on the device; bytes of its activation if it recomputes nothing, and the time to move them to the host."""
+its step on the device; bytes of its activation if it recomputes nothing, and the time to move them to the host; the
+overlaps of its offloads, reloads and recomputations, as in StageCosts."""
 
 ADDRESS = 4
 """The numbers of a row's place in the table."""
@@ -105,6 +110,9 @@ class Space(NamedTuple):
     offloads: int
     hostable: int
     tails: Floats
+
+
+_streaming_lead, _recompute_lead = inlined(streaming_lead), inlined(recompute_lead)
 
 
 @inlined
@@ -165,6 +173,15 @@ def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> 
         stage[DRAIN] = row[T_DRAIN] if hosted else 0.0
         stage[STEP] = row[T_STEP] if hosted else 0.0
         stage[AGAIN], stage[DROPPED] = row[T_AGAIN], row[B_DROPPED]
+        stage[OUT_LEAD] = stage[BACK_LEAD] = stage[AGAIN_LEAD] = 0.0
+        if part > 0:
+            share, whole = point[SHARE, s] / QUARTERS, row[T_TRANSFER]
+            if row[B_KEPT] != row[B_WHOLE]:
+                whole = whole * row[B_KEPT] / row[B_WHOLE]
+            stage[OUT_LEAD] = _streaming_lead(row[T_FORWARD], whole, share, row[S_OUT])
+            back = _streaming_lead(row[T_INPUT] + row[T_AGAIN], whole, share, row[S_BACK])
+            stage[BACK_LEAD] = min(back, stage[TRANSFER])
+            stage[AGAIN_LEAD] = _recompute_lead(row[T_AGAIN], whole, share, row[S_AGAIN])
     room -= space
     lacking: float = max(0.0, -room.min())
     return lacking

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from debubble.costs import Cluster, model_units
@@ -141,7 +141,8 @@ def shape(layers: int, hidden: int = 2048) -> Model:
 def _units(devices: int, name: str, size: int) -> Units:
     model = shape(LAYERS[name])
     options = RunOptions(micro_batch_size=size, sequence_length=1024)
-    return model_units(model, _cluster(devices), options, pipeline=devices)
+    # As in the paper, an offload waits for its whole forward, and a backward for its whole reload.
+    return replace(model_units(model, _cluster(devices), options, pipeline=devices), streams=False)
 
 
 @cache

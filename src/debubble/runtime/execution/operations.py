@@ -232,5 +232,6 @@ class TensorOperations(Operations):
             self.stages[op.stage].reload(op.micro_batch, self.peer_offload.fetch(op))
             return
         buffer = state.buffers.pop((op.stage, op.micro_batch))
-        self.stages[op.stage].reload(op.micro_batch, buffer, unit_done=unit_done)
+        to_recompute = op._replace(kind=Kind.R) in self.program.index
+        self.stages[op.stage].reload(op.micro_batch, buffer, to_recompute=to_recompute, unit_done=unit_done)
         self.lanes.host.give_back(buffer)

@@ -218,13 +218,15 @@ class Stage:
             offset += size
         return buffer
 
-    def reload(self, j: int, buffer: Tensor, *, unit_done: UnitDone | None = None) -> None:
-        """L: bring back what O moved, the last units first.
+    def reload(self, j: int, buffer: Tensor, *, to_recompute: bool = False, unit_done: UnitDone | None = None) -> None:
+        """L: bring back what O moved, the last units first, or `to_recompute` (for an R) the first.
 
         With `unit_done` a backward may begin meanwhile: it is called behind every unit, and what uses a unit's storage
         waits for it.
         """
         moved = [*self._states[j].moved.values()]
+        if to_recompute:
+            moved.reverse()
         self._states[j].moved.clear()
         arrivals = [Future[Wait]() for _ in moved]
         if unit_done is not None:

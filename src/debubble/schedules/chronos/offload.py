@@ -45,7 +45,8 @@ def offload_activations(made: Schedule, *, chunks: Collection[int], costs: Stage
         for op in order:
             stage, j = op.stage, op.micro_batch
             if stage in moved and op.kind is (Kind.R if (stage, j) in made.explicit_recompute else Kind.B):
-                at = _ahead(extended, Op(Kind.O, stage, j), costs.reload[stage] - op_costs.lead(op), costs)
+                lead = op_costs.lead(op, explicit=op.kind is Kind.R)
+                at = _ahead(extended, Op(Kind.O, stage, j), costs.reload[stage] - lead, costs)
                 extended.insert(at, Op(Kind.L, stage, j))
             extended.append(op)
             if stage in moved and op.kind is Kind.F:

@@ -88,7 +88,7 @@ class KernelLayout(NamedTuple):
     freed: int
     """[R in list, row]"""
     lead: int
-    """[R in list, row]: how long before the end of its F an O may start, and before that of its L a B or I."""
+    """[R in list, row]: how long before the end of its F an O may start, and before that of its L a B, I or R."""
     message: int
     """[R in list, row]: time of the message behind F, I, B; negative where the consumer is on the same device."""
     tail: int

@@ -139,6 +139,9 @@ class ScheduleModel(Variables):
         self.cp.add(self.starts[out] >= self.ends[forward] - early)
         self.cp.add(self.starts[back] >= self.ends[out]).only_enforce_if(away)
         self.cp.add(self.starts[backward] >= self.ends[back] - max(late, latest)).only_enforce_if(away)
+        # Rounding gives away a step of the grid, but not the order of the starts.
+        self.cp.add(self.starts[out] >= self.starts[forward])
+        self.cp.add(self.starts[backward] >= self.starts[back]).only_enforce_if(away)
         if latest > late:
             # An I whose W follows at once may be a B, which may begin earlier.
             pair = forward[1:]
