@@ -16,9 +16,9 @@ from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
 from debubble.planners.joint.annealing import Walk
 from debubble.planners.joint.levers import Levers, Point
-from debubble.planners.joint.list_scheduler import makespan, place
+from debubble.planners.joint.list_scheduling.scheduler import makespan, place
+from debubble.planners.joint.list_scheduling.stage_table import AHEAD
 from debubble.planners.joint.refinement import refine
-from debubble.planners.joint.stage_table import AHEAD
 from debubble.planners.model_problem import problem_of as problem_of_model
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.search.effort import Effort

@@ -12,7 +12,7 @@ from debubble.costs import Strategy, Unit, Units
 from debubble.costs.units import HostStates
 from debubble.ir import Placement
 from debubble.planners.joint.levers import Levers, Point, policy_choices
-from debubble.planners.joint.list_scheduler import schedule
+from debubble.planners.joint.list_scheduling.scheduler import schedule
 from debubble.planners.joint.walk import MANY, QUARTERS
 from debubble.planners.problem import ModelUnits, Problem
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from debubble.planners.joint.levers import Levers, Point, policy_choices
-from debubble.planners.joint.stage_table import Floats, Ints
+from debubble.planners.joint.list_scheduling.stage_table import Floats, Ints
 from debubble.planners.joint.walk import ADDRESS, CHOICES, REFUSED, anneal, sample
 from debubble.search.effort import Effort
 

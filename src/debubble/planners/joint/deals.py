@@ -26,8 +26,8 @@ import numpy as np
 
 from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, Schedule
-from debubble.planners.joint.list_scheduler import place, schedule
-from debubble.planners.joint.stage_table import (
+from debubble.planners.joint.list_scheduling.scheduler import place, schedule
+from debubble.planners.joint.list_scheduling.stage_table import (
     AFTER,
     COLUMNS,
     FORWARD,

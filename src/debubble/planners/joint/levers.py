@@ -19,8 +19,8 @@ from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Number, Placement, Schedule
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.kernels import jit
-from debubble.planners.joint.list_scheduler import schedule
-from debubble.planners.joint.stage_table import COLUMNS, Floats, Ints, StageTable
+from debubble.planners.joint.list_scheduling.scheduler import schedule
+from debubble.planners.joint.list_scheduling.stage_table import COLUMNS, Floats, Ints, StageTable
 from debubble.planners.joint.walk import ADDRESS, ENTRIES, QUARTERS, Space, fill
 from debubble.planners.problem import Problem, Solution
 

@@ -2,7 +2,7 @@
 
 Not from a paper.  The published planners use some levers each: OptPipe orders and offloads, SCOPE partitions and
 recomputes, ChronosPipe chooses what recomputes and what goes to the host.  Here a point is a choice of all of them
-at once (`levers.py`), and a compiled list scheduler (`list_scheduler.py`) orders and prices it in a fraction of a
+at once (`levers.py`), and a compiled list scheduler (`list_scheduling`) orders and prices it in a fraction of a
 millisecond.  For each number of chunks, looped and in V, random points come first; the best go on by simulated
 annealing (`annealing.py`, compiled in `walk.py`).  Single units of the best plans recompute less
 (`refinement.py`), and their order is searched by the engine of `search/`, where recomputation is an operation of its

@@ -12,8 +12,8 @@ import numpy as np
 
 from debubble.ir.lowering.op_costs import recompute_lead, streaming_lead
 from debubble.kernels import inlined, jit
-from debubble.planners.joint.list_scheduler import place
-from debubble.planners.joint.stage_table import (
+from debubble.planners.joint.list_scheduling.scheduler import place
+from debubble.planners.joint.list_scheduling.stage_table import (
     AFTER,
     AGAIN,
     AGAIN_LEAD,

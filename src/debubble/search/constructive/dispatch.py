@@ -8,7 +8,7 @@ An operation is a number, `track * micro_batches + micro_batch`.  With S stages,
 S + s its backwards (I, or B if they are whole) and 2 S + s its W.  On a track micro-batches come in order.
 
 Nothing is moved to the host here.  The planner `joint` has a list scheduler of its own, which does that, and gives up
-what takes too long (planners/joint/list_scheduler.py).
+what takes too long (planners/joint/list_scheduling/).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ partitions and levels of recomputation calls this thousands of times.
 
 A decision only puts an operation behind the others in its device's list.  When it starts follows by the rules by which
 the list is lowered and simulated: compute operations wait for what they use and for offloads whose room they need,
-transfers as `list_transfers.py` says.  So the list takes the time that the scheduler says.
+transfers as `transfers.py` says.  So the list takes the time that the scheduler says.
 
 It is no rule of search/constructive/dispatch.py, the other compiled list scheduler.  That one makes few orders of given
 stages for any numbers, fractions too, and its rules see what has arrived; here a device also weighs what is in flight
@@ -24,22 +24,8 @@ import numpy as np
 
 from debubble.ir import Kind, Op
 from debubble.kernels import borrowing, inlined, jit
-from debubble.planners.joint.list_rules import back_for, backward_ready, backward_room, choose, due_reload
-from debubble.planners.joint.list_state import NEVER, State, Step, begun, place_of
-from debubble.planners.joint.list_transfers import (
-    admitted,
-    count_what_left,
-    device_of_stream,
-    earlier,
-    first_to_ask,
-    load_parameters,
-    offload,
-    push,
-    reload,
-    serve,
-    wake_at,
-)
-from debubble.planners.joint.stage_table import (
+from debubble.planners.joint.list_scheduling.rules import back_for, backward_ready, backward_room, choose, due_reload
+from debubble.planners.joint.list_scheduling.stage_table import (
     AFTER,
     AGAIN,
     AGAIN_LEAD,
@@ -63,6 +49,20 @@ from debubble.planners.joint.stage_table import (
     R,
     StageTable,
     W,
+)
+from debubble.planners.joint.list_scheduling.state import NEVER, State, Step, begun, place_of
+from debubble.planners.joint.list_scheduling.transfers import (
+    admitted,
+    count_what_left,
+    device_of_stream,
+    earlier,
+    first_to_ask,
+    load_parameters,
+    offload,
+    push,
+    reload,
+    serve,
+    wake_at,
 )
 
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.O, Kind.L, Kind.R)
@@ -119,15 +119,11 @@ def _wake_for_reload(a: Step, x: State, j: int, now: float) -> None:
 
 @inlined
 def _begin(
-    a: Step, x: State, d: int, ready: float, time: float, allocated: float, freed: float, sent: float, sender: int
+    a: Step, x: State, d: int, ready: float, time: float, allocated: float, freed: float
 ) -> float:  # fmt: skip
-    """Give the compute lane its next operation, which has all that it uses once that is ready; returns when it ends.
-
-    `sent` is when it has the message of another device, if it uses one.
-    """
+    """Give the compute lane its next operation, which has all that it uses once that is ready; returns when it ends."""
     begin = admitted(a, x, d, max(x.free[d], ready), allocated)
     x.begun[d], x.free[d], x.freed[d] = begin, begin + time, freed
-    x.message[d] = sender if sent == begin and sender != d else -1
     x.used[d] += allocated - freed
     while x.known[d] < x.ended[d] and x.gone[d, x.known[d]] <= begin:
         x.unknown[d] -= x.gone_bytes[d, x.known[d]]
@@ -140,11 +136,7 @@ def _begin(
 def _start_forward(a: Step, x: State, d: int, s: int) -> int:
     j = place_of(x.next_f[s])
     scale = a.scales[j]
-    sent = x.arrived[s] if j == 0 else x.data[s, j]
-    sender = a.device_of[s - 1] if s > 0 else d
-    end = _begin(
-        a, x, d, x.data[s, j], scale * a.stages[s, FORWARD], scale * a.stages[s, KEPT], 0.0, sent, sender
-    )  # fmt: skip
+    end = _begin(a, x, d, x.data[s, j], scale * a.stages[s, FORWARD], scale * a.stages[s, KEPT], 0.0)
     x.next_f[s] = j + 1
     x.in_flight[d] += 1
     x.started[j] = max(x.started[j], s + 1)
@@ -173,10 +165,7 @@ def _start_backward(a: Step, x: State, d: int, s: int) -> int:
     else:
         time += a.stages[s, AGAIN]
         x.next_r[s] = j + 1
-    sender = a.device_of[s + 1] if s + 1 < len(a.stages) else d
-    end = _begin(
-        a, x, d, ready, scale * time, allocated, allocated - scale * change, x.gradient[s, j], sender
-    )  # fmt: skip
+    end = _begin(a, x, d, ready, scale * time, allocated, allocated - scale * change)
     x.next_i[s] = j + 1
     x.in_flight[d] -= 1
     x.waiting[d] += 1
@@ -194,7 +183,7 @@ def _start_recomputation(a: Step, x: State, d: int, s: int) -> int:
     j = place_of(x.next_r[s])
     scale = a.scales[j]
     ready = back_for(a, x, s, j, AGAIN_LEAD) if a.stages[s, MOVED] > 0 else 0.0
-    _begin(a, x, d, ready, scale * a.stages[s, AGAIN], scale * a.stages[s, DROPPED], 0.0, NEVER, d)
+    _begin(a, x, d, ready, scale * a.stages[s, AGAIN], scale * a.stages[s, DROPPED], 0.0)
     x.next_r[s] = j + 1
     x.early[d] += 1
     return j
@@ -204,11 +193,11 @@ def _start_recomputation(a: Step, x: State, d: int, s: int) -> int:
 def _start_weight(a: Step, x: State, d: int, s: int) -> int:
     j = place_of(x.next_w[s])
     scale = a.scales[j]
-    end = _begin(a, x, d, 0.0, scale * a.stages[s, WEIGHT], 0.0, scale * a.stages[s, AFTER], NEVER, d)
+    end = _begin(a, x, d, 0.0, scale * a.stages[s, WEIGHT], 0.0, scale * a.stages[s, AFTER])
     x.next_w[s] = j + 1
     x.waiting[d] -= 1
     if j == len(a.scales) - 1 and a.stages[s, HOSTED] > 0:
-        push(a, x, d, D, s, j, end, d)
+        push(a, x, d, D, s, j, end)
     return j
 
 
@@ -232,7 +221,7 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
     """Decide and serve in the order of time; returns the compute operations that are missing, -1 if given up."""
     left, first, forward, micro_batch = 3 * len(a.stages) * len(a.scales), 0, 0, 0
     load_parameters(a, x)
-    first = first_to_ask(x)
+    first = first_to_ask(a, x)
     while True:
         d = place_of(_earliest(x.wake))
         now = x.wake[d]
@@ -242,7 +231,7 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
             other = device_of_stream(a, first)
             if x.wake[other] < now or (x.wake[other] == now and other < d):
                 d, now = other, x.wake[other]
-            first = first_to_ask(x)
+            first = first_to_ask(a, x)
         if left == 0 or now >= until:
             return left
         count_what_left(x, d, now)
@@ -280,7 +269,7 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
         if kind == F and a.stages[forward, MOVED] > 0:
             offload(a, x, d, forward, micro_batch)
             _record(x, operations, starts, O, forward, micro_batch, now)
-        first = earlier(x, earlier(x, first, d), len(a.room) + d)
+        first = earlier(a, x, earlier(a, x, first, d), len(a.room) + d)
 
 
 @jit

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from debubble.kernels import inlined
-from debubble.planners.joint.list_state import NEVER, State, Step, place_of
-from debubble.planners.joint.stage_table import (
+from debubble.planners.joint.list_scheduling.stage_table import (
     AGAIN,
     AGAIN_LEAD,
     BACK_LEAD,
@@ -18,6 +17,7 @@ from debubble.planners.joint.stage_table import (
     R,
     W,
 )
+from debubble.planners.joint.list_scheduling.state import NEVER, State, Step, place_of
 
 
 @inlined

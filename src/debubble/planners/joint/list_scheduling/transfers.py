@@ -2,17 +2,13 @@
 
 A device has a stream per direction, or one where its link is half-duplex.  A stream's transfers go in the order of the
 device's list, and each asks for the link once the one before it has ended and what it waits for is done.  Turns go by
-arrival; of those that ask at one moment the device that comes first has its turn first, and last come those reloads
-whose compute operation starts at that moment with a message, in the order of the devices that sent these.  (Of two
-messages that one device sent at different times, and that arrive at one, lowering takes the older one first; here their
-receivers' order counts.)
+arrival; of those that ask at one moment the device that comes first has its turn first.
 """
 
 from __future__ import annotations
 
 from debubble.kernels import inlined
-from debubble.planners.joint.list_state import NEVER, State, Step, place_of
-from debubble.planners.joint.stage_table import (
+from debubble.planners.joint.list_scheduling.stage_table import (
     AGAIN_LEAD,
     BACK_LEAD,
     DRAIN,
@@ -27,6 +23,7 @@ from debubble.planners.joint.stage_table import (
     O,
     P,
 )
+from debubble.planners.joint.list_scheduling.state import NEVER, State, Step, place_of
 
 
 @inlined
@@ -48,52 +45,52 @@ def wake_at(x: State, d: int, time: float) -> None:
 
 
 @inlined
-def _look(x: State, q: int, d: int) -> None:
+def _look(x: State, q: int) -> None:
     """Note when the next transfer of a device's stream asks for the link."""
     n = place_of(x.first[q])
     if n == x.behind_last[q]:
         x.ask[q] = NEVER
     else:
-        ready = x.ready[q, n]
-        x.ask[q] = max(ready, x.idle_from[q])
-        x.ask_tie[q] = x.transfers[q, n, 3] if ready == x.ask[q] else d
+        x.ask[q] = max(x.ready[q, n], x.idle_from[q])
 
 
 @inlined
-def push(a: Step, x: State, d: int, kind: int, s: int, j: int, ready: float, tie: int) -> None:
+def push(a: Step, x: State, d: int, kind: int, s: int, j: int, ready: float) -> None:
     """Put a transfer into its stream."""
     q = stream_of(a, d, kind)
     n = place_of(x.behind_last[q])
     x.transfers[q, n, 0], x.transfers[q, n, 1], x.transfers[q, n, 2] = kind, s, j
-    x.transfers[q, n, 3], x.ready[q, n] = tie, ready
+    x.ready[q, n] = ready
     x.behind_last[q] = n + 1
     if n == x.first[q]:
-        _look(x, q, d)
+        _look(x, q)
 
 
 @inlined
-def earlier(x: State, one: int, other: int) -> int:
+def earlier(a: Step, x: State, one: int, other: int) -> int:
     """The one of two streams that asks for its link first; the first one where neither does."""
-    if x.ask[other] < x.ask[one] or (x.ask[other] == x.ask[one] and x.ask_tie[other] < x.ask_tie[one]):
+    if x.ask[other] < x.ask[one] or (
+        x.ask[other] == x.ask[one] and device_of_stream(a, other) < device_of_stream(a, one)
+    ):
         return other
     return one
 
 
 @inlined
-def first_to_ask(x: State) -> int:
+def first_to_ask(a: Step, x: State) -> int:
     """The stream that asks for its link first of all."""
     first, least = 0, x.ask[0]
     for q in range(1, len(x.ask)):
         ask = x.ask[q]
-        if ask < least or (ask == least and ask < NEVER and x.ask_tie[q] < x.ask_tie[first]):
+        if ask < least or (ask == least and ask < NEVER and device_of_stream(a, q) < device_of_stream(a, first)):
             first, least = q, ask
     return first
 
 
 @inlined
-def in_turn(x: State, lane: int, ask: float, tie: int) -> bool:
+def in_turn(x: State, lane: int, ask: float, d: int) -> bool:
     """Whether a transfer that asks then comes behind those that have had their turns."""
-    return bool(ask > x.turn[lane] or (ask == x.turn[lane] and tie >= x.turn_tie[lane]))
+    return bool(ask > x.turn[lane] or (ask == x.turn[lane] and d >= x.turn_device[lane]))
 
 
 @inlined
@@ -104,7 +101,7 @@ def load_parameters(a: Step, x: State) -> None:
             x.loaded[s] = NEVER
             x.data[s, 0] = NEVER
             d = a.device_of[s]
-            push(a, x, d, P, s, 0, 0.0, d)
+            push(a, x, d, P, s, 0, 0.0)
 
 
 @inlined
@@ -117,7 +114,7 @@ def offload(a: Step, x: State, d: int, s: int, j: int) -> None:
     x.gone[d, n], x.gone_bytes[d, n] = NEVER, a.scales[j] * a.stages[s, MOVED]
     x.going[d] += x.gone_bytes[d, n]
     x.listed[d] = n + 1
-    push(a, x, d, O, s, j, x.free[d] - a.scales[j] * a.stages[s, OUT_LEAD], d)
+    push(a, x, d, O, s, j, x.free[d] - a.scales[j] * a.stages[s, OUT_LEAD])
 
 
 @inlined
@@ -165,17 +162,16 @@ def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
         lacking -= x.freed[d]
     if lacking > 0 or ready == NEVER:
         return False
-    tie = len(a.room) + x.message[d] if ready == x.begun[d] and x.message[d] >= 0 else d
     q = stream_of(a, d, L)
     ask = max(ready, x.idle_from[q])
     comes_late = x.first[q] == x.behind_last[q] and ask < now
-    if comes_late and not in_turn(x, a.up[d], ask, tie if ready == ask else d):
+    if comes_late and not in_turn(x, a.up[d], ask, d):
         return False
     if frees:
         x.freed[d] = 0.0
     x.used[d] += size
     x.back[s, j] = NEVER
-    push(a, x, d, L, s, j, ready, tie)
+    push(a, x, d, L, s, j, ready)
     return True
 
 
@@ -186,7 +182,7 @@ def serve(a: Step, x: State, q: int) -> bool:
     n = place_of(x.first[q])
     kind, s, j = place_of(x.transfers[q, n, 0]), place_of(x.transfers[q, n, 1]), place_of(x.transfers[q, n, 2])
     lane = a.down[d] if kind in (O, D) else a.up[d]
-    if not in_turn(x, lane, x.ask[q], x.ask_tie[q]):
+    if not in_turn(x, lane, x.ask[q], d):
         return False
     if kind == D:
         time = a.stages[s, DRAIN]
@@ -195,10 +191,10 @@ def serve(a: Step, x: State, q: int) -> bool:
     else:
         time = a.scales[j] * a.stages[s, TRANSFER]
     end = max(x.ask[q], x.lane_free[lane]) + time
-    x.lane_free[lane], x.turn[lane], x.turn_tie[lane] = end, x.ask[q], x.ask_tie[q]
+    x.lane_free[lane], x.turn[lane], x.turn_device[lane] = end, x.ask[q], d
     x.first[q] = n + 1
     x.idle_from[q] = end
-    _look(x, q, d)
+    _look(x, q)
     if kind == D:
         x.stepped[d] = max(end, x.stepped[d]) + a.stages[s, STEP]
         x.last[0] = max(x.last[0], x.stepped[d])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.kernels import inlined
-from debubble.planners.joint.stage_table import (
+from debubble.planners.joint.list_scheduling.stage_table import (
     AGAIN,
     AGE,
     AHEAD,
@@ -102,7 +102,6 @@ class State(NamedTuple):
         begun: Per device, when its last compute operation starts.
         free: Per device, when that operation ends.
         freed: Per device, bytes that it frees at its end, as long as no reload behind it in the list counts on them.
-        message: Per device, the device whose message that operation starts at once with; -1 for none.
         used: Per device, bytes, without those of offloads that have ended.
         in_flight: Per device, micro-batches of its stages between forward and backward.
         waiting: Per device, weight gradients that wait.
@@ -117,17 +116,15 @@ class State(NamedTuple):
         known: Per device, the number of those that had ended when its last compute operation started.
         unknown: Per device, the bytes of those that have ended since.
         going: Per device, the bytes of those in the list that had not ended when it last decided.
-        transfers: [stream, number]: kind, stage and micro-batch of a transfer, and its place among those that ask for
-            the link at one moment.
+        transfers: [stream, number]: kind, stage and micro-batch of a transfer.
         ready: [stream, number]: when it may ask for the link, as far as other lanes are concerned.
         first: Per stream, the number of the transfer that comes next.
         behind_last: Per stream, the number of transfers in it.
         idle_from: Per stream, when its last transfer that has had its turn ends.
         ask: Per stream, when its next transfer asks for the link.
-        ask_tie: Per stream, the place of that among those that ask at one moment.
         lane_free: Per lane of a link, when the last transfer that has had its turn there ends.
         turn: Per lane, when that one asked.
-        turn_tie: Per lane, its place among those that asked then.
+        turn_device: Per lane, the device that did.
         last: [0]: the last end so far.
         placed: [0]: the number of operations written down.
     """
@@ -148,7 +145,6 @@ class State(NamedTuple):
     begun: Floats
     free: Floats
     freed: Floats
-    message: Ints
     used: Floats
     in_flight: Ints
     waiting: Ints
@@ -169,10 +165,9 @@ class State(NamedTuple):
     behind_last: Ints
     idle_from: Floats
     ask: Floats
-    ask_tie: Ints
     lane_free: Floats
     turn: Floats
-    turn_tie: Ints
+    turn_device: Ints
     last: Floats
     placed: Ints
 
@@ -285,18 +280,17 @@ def begun(
     offloads, transfers = _most_transfers(stages, device_of, devices, m)
     # One array for many rows: to make one takes as long as ten operations.
     own, stage, stream = np.zeros((9, devices)), np.zeros((5, S), np.int64), np.zeros((4, 2 * devices))
-    numbers, streams = np.zeros((9, devices), np.int64), np.zeros((4, 2 * devices), np.int64)
+    numbers, streams = np.zeros((8, devices), np.int64), np.zeros((3, 2 * devices), np.int64)
     times, first_inputs, gone = np.full((3, S, m), NEVER), np.zeros((2, S)), np.empty((2, devices, offloads))
     times[0, 0, :] = 0.0
     first_inputs[0, 1:] = NEVER
     stream[1, :], stream[3, :] = NEVER, -1.0
-    numbers[0, :] = -1
     state = State(
         rest, stage[0], stage[1], stage[2], stage[3], stage[4], times[0], times[1], times[2], first_inputs[0],
-        first_inputs[1], np.zeros(m, np.int64), own[0], own[1], own[2], own[3], numbers[0], own[4],
-        numbers[1], numbers[2], numbers[3], numbers[4], own[5], gone[0], gone[1],
-        numbers[5], numbers[6], numbers[7], numbers[8], own[8], own[6], np.empty((2 * devices, transfers, 4), np.int64),
-        np.empty((2 * devices, transfers)), streams[0], streams[1], stream[0], stream[1], streams[2], stream[2],
-        stream[3], streams[3], own[7], np.zeros(1, np.int64),
+        first_inputs[1], np.zeros(m, np.int64), own[0], own[1], own[2], own[3], own[4],
+        numbers[0], numbers[1], numbers[2], numbers[3], own[5], gone[0], gone[1],
+        numbers[4], numbers[5], numbers[6], numbers[7], own[8], own[6], np.empty((2 * devices, transfers, 3), np.int64),
+        np.empty((2 * devices, transfers)), streams[0], streams[1], stream[0], stream[1], stream[2],
+        stream[3], streams[2], own[7], np.zeros(1, np.int64),
     )  # fmt: skip
     return step, state
