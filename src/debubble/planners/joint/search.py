@@ -92,6 +92,8 @@ WORTHWHILE = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
 CORES = 2
 """Walks side by side: the reference machine has so many cores."""
+NEARLY = 1.02
+"""How much slower an order may be to begin with that leaves its search more to change."""
 SIMULATIONS = 4
 """Simulations of a plan before and after the search of its order."""
 
@@ -238,7 +240,7 @@ def _evaluated_order(orders: OrderProblem, schedule: Schedule) -> float:
 def search_last(problem: Problem, answer: Solution) -> Solution | None:
     """Search the order of the fastest answer of all planners at length; None if none is found that is faster."""
     pairs = answer.schedule.stages * answer.schedule.micro_batches
-    price = price_of_move(pairs, recompute=True, by_arrival=bool(answer.costs.link_groups))
+    price = price_of_move(pairs, recompute=True)
     effort = Effort.starting(LAST_SLOWLY * problem.effort, problem.deadline)
     if effort.moves(price) <= AT_LENGTH[0].moves * pairs:
         effort = Effort.starting(LAST_MILDLY * problem.effort, problem.deadline)
@@ -289,7 +291,11 @@ def _improve_order(
             (replace(OrderProblem.of(each, solution.costs, objective=problem.objective), host_steps=hosted), each)
             for each in (start, split, _recomputing_apart(split, solution.costs))
         ]
-        searched, begun = min(reversed(variants), key=lambda variant: _evaluated_order(*variant))
+        values = [_evaluated_order(*variant) for variant in variants]
+        # The later variants leave the search more to change.
+        _, (searched, begun) = [each for each in zip(values, variants, strict=True) if each[0] <= NEARLY * min(values)][
+            -1
+        ]
         time = searched.value(begun)
         best = Incumbent(schedule=begun, value=time, bound=lower_bound(searched), source="start")
         effort.brake.delay(compile_kernel(searched, best))
@@ -325,7 +331,7 @@ def _every_way(problem: Problem, walk: Walk, effort: Effort) -> list[tuple[Numbe
 
 def _price_of_slow_search(pairs: int) -> float:
     """Seconds of the reference machine for a brief search of an order that begins hot."""
-    return (BRIEF[0].moves + 1) * pairs * price_of_move(pairs, recompute=True, by_arrival=True)
+    return (BRIEF[0].moves + 1) * pairs * price_of_move(pairs, recompute=True)
 
 
 def _with_deeper_level(problem: Problem, solution: Solution) -> Solution:
@@ -357,7 +363,7 @@ def _affordable(simulated: Sequence[tuple[Number, Solution]], effort: Effort) ->
 def _cooling(orders: OrderProblem, effort: Effort, coolings: Sequence[Cooling]) -> Cooling:
     """The first of the coolings for which the effort suffices; the last one is for any."""
     pairs = orders.stages * orders.micro_batches
-    price = price_of_move(pairs, recompute=orders.recompute, by_arrival=bool(orders.costs.link_groups))
+    price = price_of_move(pairs, recompute=orders.recompute)
     moves = effort.moves(price)
     return next((cooling for cooling in coolings if moves > cooling.moves * pairs), coolings[-1])
 

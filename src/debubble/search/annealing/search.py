@@ -147,7 +147,6 @@ def improve(
     price = price_of_move(
         pairs,
         recompute=problem.recompute,
-        by_arrival=bool(problem.costs.link_groups),
         of_chunks=problem.placement.chunks > 1 and not problem.frees_memory,
     )
     steps = effort.moves(price) if steps is None else steps

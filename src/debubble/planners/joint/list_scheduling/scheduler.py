@@ -2,8 +2,8 @@
 
 Devices decide in the order of time.  A device that is free takes a backward whose gradient has come, else a forward
 for which there is room, else a recomputation whose gradient is yet to come, else a weight gradient; it waits only for
-what it knows will come soon.  Offloads leave when their forward ends, and come back when their micro-batch is `horizon`
-operations away from the stage's backward.  The policy says how far it goes in each of these; a search over policies,
+what it knows will come soon.  Offloads leave when their forward ends, or before where its units
+stream, and come back when their micro-batch is `horizon` operations away from the stage's backward.  The policy says how far it goes in each of these; a search over policies,
 partitions and levels of recomputation calls this thousands of times.
 
 A decision only puts an operation behind the others in its device's list.  When it starts follows by the rules by which
