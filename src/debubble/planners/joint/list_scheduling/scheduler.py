@@ -2,9 +2,9 @@
 
 Devices decide in the order of time.  A device that is free takes a backward whose gradient has come, else a forward
 for which there is room, else a recomputation whose gradient is yet to come, else a weight gradient; it waits only for
-what it knows will come soon.  Offloads leave when their forward ends, or before where its units
-stream, and come back when their micro-batch is `horizon` operations away from the stage's backward.  The policy says how far it goes in each of these; a search over policies,
-partitions and levels of recomputation calls this thousands of times.
+what it knows will come soon.  Offloads leave when their forward ends, or before where its units stream, and come back
+when their micro-batch is `horizon` operations away from the stage's backward.  The policy says how far it goes in each
+of these; a search over policies, partitions and levels of recomputation calls this thousands of times.
 
 A decision only puts an operation behind the others in its device's list.  When it starts follows by the rules by which
 the list is lowered and simulated: compute operations wait for what they use and for offloads whose room they need,
