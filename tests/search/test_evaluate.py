@@ -38,15 +38,17 @@ def simulated(schedule: Schedule, costs: StageCosts, objective: Objective) -> Nu
 def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, objective: Objective) -> None:
     schedule = data.draw(random_schedules(shares=True, deeper=True))
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True, deeper=True))
-    if data.draw(st.booleans()):
+    fractions = data.draw(st.booleans())
+    if fractions:
         costs = costs.replace(communication=Fraction(1, 3), forward=[Fraction(f) / 7 for f in costs.forward])
     costs = costs.with_limit(data.draw(st.none() | st.integers(5, 60)))
-    if data.draw(st.booleans()):
+    # Simulation mixes floats and fractions where a share is moved: who is first on a link would hang on rounding.
+    if not fractions and data.draw(st.booleans()):
         shared = data.draw(st.lists(st.integers(0, schedule.devices - 1), unique=True, max_size=schedule.devices))
         costs = costs.replace(link_groups=[shared])
     expected = simulated(schedule, costs, objective)
     found = evaluated(OrderProblem.of(schedule, costs, objective=objective), schedule)
-    # Simulation mixes floats and fractions where a share is moved; whole numbers agree to the last bit.
+    # Whole numbers agree to the last bit.
     assert found == pytest.approx(np.inf if expected is None else float(expected), rel=1e-12, abs=0)
 
 
