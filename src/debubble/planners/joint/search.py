@@ -293,9 +293,8 @@ def _improve_order(
         ]
         values = [_evaluated_order(*variant) for variant in variants]
         # The later variants leave the search more to change.
-        _, (searched, begun) = [each for each in zip(values, variants, strict=True) if each[0] <= NEARLY * min(values)][
-            -1
-        ]
+        last = max(i for i, time in enumerate(values) if time <= NEARLY * min(values))
+        searched, begun = variants[last]
         time = searched.value(begun)
         best = Incumbent(schedule=begun, value=time, bound=lower_bound(searched), source="start")
         effort.brake.delay(compile_kernel(searched, best))
