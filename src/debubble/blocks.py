@@ -1,8 +1,8 @@
 """Blocks for the compiler: arrays whose places it counts from the beginning alone.
 
 Python counts negative places from the end, so that compiled code looks at the sign of an index before it reads an
-entry, and what it reads waits for that.  The order search, which follows indices from table to table, took 1.4 times
-as long for it.  No index of a block may be negative, and nobody checks.
+entry, and what it reads waits for that.  The order search, which follows indices from table to table, took a third
+longer for it.  No index of a block may be negative, and nobody checks.
 
 This module loads the compiler; `kernels.as_block` makes blocks where there is one.
 """

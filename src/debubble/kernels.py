@@ -104,7 +104,8 @@ def _announce() -> None:
 def _stamp(kernel: Any) -> None:
     """Let the machine code on the disk be that of the kernels and the constants that are compiled into this one, too.
 
-    numba looks at the source of the kernel alone, and takes code with an older version of another's.
+    numba looks at the source of the kernel alone, and takes code with an older version of another's.  Kernels and
+    constants that stand below it in its file are not known here: a kernel stands below those that it uses.
     """
     scope, names = kernel.py_func.__globals__, kernel.py_func.__code__.co_names
     used = {name: scope[name] for name in names if name in scope}

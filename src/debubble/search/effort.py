@@ -136,9 +136,7 @@ class Brake:
         self._end += seconds
 
 
-def price_of_move(
-    pairs: int, *, recompute: bool = False, of_chunks: bool = False
-) -> float:  # fmt: skip
+def price_of_move(pairs: int, *, recompute: bool = False, of_chunks: bool = False) -> float:
     """Price a move of the local search on so many stages times micro-batches, in seconds of the reference machine.
 
     `recompute` if recomputation is a choice, `of_chunks` if devices have several stages and nothing leaves memory.

@@ -172,7 +172,7 @@ def choose(a: Step, x: State, d: int, now: float) -> tuple[int, int, float]:
 def due_reload(a: Step, x: State, d: int, now: float) -> int:
     """The stage of the most urgent reload whose offload has ended and whose backward is near; -1: there is none."""
     best, best_key = -1, NEVER
-    # Lists that count on offloads under way here are faster, but leave the search of their order less to change.
+    # Lists that counted on offloads under way here were faster, but slower once their order was searched.
     room = _room_now(a, x, d)
     for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
