@@ -153,7 +153,7 @@ class _Linear(Function):
         ctx.save_for_backward(x if any(m.weight.requires_grad for m in multiplications) else None)
         # A parameter is no activation, and the deferred gradient belongs to the parameter itself.
         ctx.multiplications, ctx.later = multiplications, later
-        return tuple(m.output(x) for m in multiplications)
+        return tuple(_no_view(m.output(x)) for m in multiplications)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -169,6 +169,11 @@ class _Linear(Function):
                 multiplication.accumulate_bias(gy)
         of_x = None if gx is None else gx.view(*gradients[0].shape[:-1], -1)
         return of_x, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def _no_view(y: Tensor) -> Tensor:
+    """The tensor as one that operators may change in place, also where a product in rows is viewed in three sizes."""
+    return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
 
 def deferrable_linear(

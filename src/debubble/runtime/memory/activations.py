@@ -16,6 +16,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from debubble.ir import InputError
 from debubble.runtime.streams import used_here
 
 
@@ -89,7 +90,7 @@ class Ledger:
             return detached
         saved = SavedStorage(self)
         saved.hold(storage, at)
-        saved.original = detached
+        saved.original, saved.version = detached, detached._version
         return saved
 
     def expect(self, at: int) -> SavedStorage:
@@ -153,6 +154,8 @@ class SavedStorage:
     """Bytes on the device."""
     original: Tensor | None = None
     """The tensor that was saved first, while its storage is the original one."""
+    version = 0
+    """The original's version when it was saved: autograd leaves it to hooks to see what changed in place since."""
     transient = False
     """True if recomputation makes it for the operators behind it alone: as in a forward, it is not counted."""
     roams = False
@@ -193,6 +196,7 @@ class SavedStorage:
         if self._storage is not None:
             self._count_out()
             if self.original is not None:
+                self.check_version(self.version)
                 self._geometry = geometry(self.original)
             self._storage, self.original, self.nbytes = None, None, 0
 
@@ -200,9 +204,18 @@ class SavedStorage:
     def tensor(self) -> Tensor:
         """The tensor that was saved first."""
         if self.original is not None:
+            self.check_version(self.version)
             return self.original
         assert self._geometry is not None
         return self.view(*self._geometry)
+
+    def check_version(self, version: int) -> None:
+        """Raise InputError if the original has changed in place since a tensor of that version was saved."""
+        if self.original is not None and self.original._version != version:
+            raise InputError(
+                "A tensor that the backward needs was changed in place after an operator had saved it: use operators"
+                " that are not in place there (x + 1 rather than x.add_(1))."
+            )
 
     def view(self, dtype: torch.dtype, offset: int, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
         """A tensor on the storage."""
@@ -276,15 +289,16 @@ def as_bytes(storage: torch.UntypedStorage) -> Tensor:
 class SavedView:
     """A further tensor on a saved storage."""
 
-    __slots__ = ("_geometry", "saved")
+    __slots__ = ("_geometry", "_version", "saved")
 
     def __init__(self, saved: SavedStorage, tensor: Tensor) -> None:
         self.saved = saved
-        self._geometry = geometry(tensor)
+        self._geometry, self._version = geometry(tensor), tensor._version
 
     @property
     def tensor(self) -> Tensor:
         """The tensor, detached."""
+        self.saved.check_version(self._version)
         return self.saved.view(*self._geometry)
 
 

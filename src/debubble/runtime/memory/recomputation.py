@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +20,18 @@ from torch.autograd.graph import saved_tensors_hooks
 from debubble.runtime.memory.activations import Ledger, SavedStorage, SavedTensor, SavedView, address, value
 
 Function = Callable[..., Any]
+
+
+PutBack = Callable[[], AbstractContextManager[None]]
+"""Makes the context in which a function finds the state that it had before."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A function whose result depends on more than its inputs: random generators, buffers that it changes."""
+
+    def remember(self) -> PutBack:
+        """Note the state before a first run; a second run happens in the context of the answer."""
 
 
 class Operators(Protocol):
@@ -50,7 +63,8 @@ class Tape:
         if not self._recomputed(name):
             return function(*inputs)
         kept, requires_grad = [self._input(t) for t in inputs], [t.requires_grad for t in inputs]
-        record = self._recording = _Record(function, kept, requires_grad)
+        put_back = function.remember() if isinstance(function, Stateful) else nullcontext
+        record = self._recording = _Record(function, kept, requires_grad, put_back)
         try:
             results = function(*inputs)
         finally:
@@ -109,10 +123,13 @@ class Tape:
 class _Record:
     """One operator that runs again: its inputs, and what it makes that the backward asks for."""
 
-    def __init__(self, function: Function, inputs: list[SavedTensor], requires_grad: list[bool]) -> None:
+    def __init__(
+        self, function: Function, inputs: list[SavedTensor], requires_grad: list[bool], put_back: PutBack
+    ) -> None:
         self._function = function
         self._inputs = inputs
         self._requires_grad = requires_grad
+        self._put_back = put_back
         self._packs: list[weakref.ref[SavedStorage] | None] = []
         self._results: list[weakref.ref[SavedStorage] | None] = []
         self._internals: list[Tensor] = []
@@ -174,7 +191,7 @@ class _Record:
             _fill(next(packs), tensor)
 
         inputs = [value(k).detach().requires_grad_(r) for k, r in zip(self._inputs, self._requires_grad, strict=True)]
-        with torch.enable_grad(), saved_tensors_hooks(fill, _never):
+        with torch.enable_grad(), saved_tensors_hooks(fill, _never), self._put_back():
             results = _tensors(self._function(*inputs))
         for ref, result in zip(self._results, results, strict=True):
             _fill(ref, result)

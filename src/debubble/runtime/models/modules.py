@@ -1,19 +1,17 @@
 """A user's own model as units: a sequence of modules, each of which maps one tensor to one.
 
-While a module runs, its linear layers and dropouts are replaced by those that can leave their weight gradients for
-later and whose masks follow from the micro-batch, as all random numbers do: so backwards split, and no order of
-operations changes a mask.
+While a module runs, its linear layers are replaced by those that can leave their weight gradients for later, and its
+random numbers follow from the micro-batch: so backwards split, and no order of operations changes a mask.
 """
 
 from __future__ import annotations
 
 import sys
-import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -25,11 +23,11 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError, Plan
-from debubble.runtime.memory.recomputation import Operators
+from debubble.runtime.memory.recomputation import Operators, PutBack
 from debubble.runtime.models.compilation import Compiler, untraced_hooks
-from debubble.runtime.models.seeded_random import DRAWING, drawn
+from debubble.runtime.models.module_state import ModuleMemory, ModuleState, seeded
 from debubble.runtime.models.units import MicroBatch, UnitModule
-from debubble.runtime.operators import Deferring, Multiplication, WeightGradients, deferrable_linear, drop
+from debubble.runtime.operators import Deferring, Multiplication, WeightGradients, deferrable_linear
 
 
 class ModuleUnit(UnitModule, Deferring):
@@ -39,16 +37,43 @@ class ModuleUnit(UnitModule, Deferring):
         super().__init__()
         self.module = module
         self.prefix, self.salt = prefix, salt
+        self._copies_input = False
 
     def call(self, x: Tensor) -> Tensor:
         """Run the module on its input."""
         y: Tensor = self.module(x)
         return y
 
+    @cached_property
+    def state(self) -> ModuleState:
+        """The state of the module."""
+        return ModuleState(self.module)
+
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Run the module as the single operator `module`; the last unit returns the loss if there are targets."""
-        y: Tensor = op("module", partial(self._run, seed=self.seed(micro_batch, 0)), x)
+        seed = self.seed(micro_batch, 0)
+        try:
+            y: Tensor = op("module", _ModuleCall(self, seed), x)
+        except _InputChangedError:
+            # The unit before may have saved it: from now on the module gets a copy.
+            self._copies_input = True
+            y = op("module", _ModuleCall(self, seed), x)
         return self.loss_of(y, micro_batch, op)
+
+    def run(self, x: Tensor, seed: int) -> Tensor:
+        """Call the module; its random numbers follow from the seed."""
+        # Ranks that divide the module meet in it, and must not keep each other from the generators: it draws nothing.
+        generators = seeded(seed, x.device) if self.group.size == 1 else nullcontext()
+        operators = untraced_hooks() if is_compiled(self.module) else _DeferredOperators(self.later)
+        with generators, operators:
+            if self._copies_input:
+                return self.call(x.clone())
+            try:
+                return self.call(x)
+            except RuntimeError as error:
+                if "is a view and is being modified inplace" in str(error):
+                    raise _InputChangedError from error
+                raise
 
     def compile_functions(self, compiled: Compiler) -> None:
         """Compile the whole module, unless the user has."""
@@ -59,12 +84,28 @@ class ModuleUnit(UnitModule, Deferring):
         """A parameter's Hugging Face name, from its name in this unit."""
         return self.prefix + name.removeprefix("module.")
 
-    def _run(self, x: Tensor, *, seed: int) -> Tensor:
-        if is_compiled(self.module):
-            with _seeded(seed, x.device), untraced_hooks():
-                return self.call(x)
-        with _DeferredOperators(self.later, seed):
-            return self.call(x)
+
+class _InputChangedError(Exception):
+    """A module changes its input in place."""
+
+
+@dataclass
+class _ModuleCall:
+    """The call of a unit's module for one micro-batch, which may be repeated."""
+
+    unit: ModuleUnit
+    seed: int
+    _memory: ModuleMemory | None = None
+
+    def remember(self) -> PutBack:
+        self._memory = self.unit.state.remember()
+        return self._memory.put_back
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.unit.run(x, self.seed)
+        if self._memory is not None:
+            self._memory.end_run(y)
+        return y
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -79,14 +120,6 @@ def _without_compilation(modules: Sequence[nn.Module]) -> AbstractContextManager
     return torch.compiler.set_stance("force_eager") if any(map(is_compiled, modules)) else nullcontext()
 
 
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Let torch's own random numbers follow from the seed, and its generators be as they were afterwards."""
-    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-        torch.manual_seed(seed)
-        yield
-
-
 class _DeferredOperators(TorchFunctionMode):
     """The mode in which a module of the user's runs.
 
@@ -94,22 +127,15 @@ class _DeferredOperators(TorchFunctionMode):
     operators.
     """
 
-    def __init__(self, later: WeightGradients, seed: int) -> None:
+    def __init__(self, later: WeightGradients) -> None:
         super().__init__()
-        self._later, self._seed, self._places = later, seed, 0
+        self._later = later
         self._outside = _saving()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if function is functional.linear:
-            return self._linear(*args, **kwargs)
-        if function is functional.dropout:
-            return self._dropout(*args, **kwargs)
-        if function in DRAWING:
-            return drawn(function, args, kwargs, seed=self._next_seed())
-        if function is functional.scaled_dot_product_attention and (kwargs.get("dropout_p") or any(args[4:5])):
-            raise InputError("The runtime has no dropout inside attention for modules of your own: set it to 0.")
-        return function(*args, **kwargs)
+            return self._linear(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         # Of a weight that is computed, the gradient goes on to what it is computed from.
@@ -118,24 +144,10 @@ class _DeferredOperators(TorchFunctionMode):
             return y
         return functional.linear(x, weight, bias)
 
-    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if not training or not p:
-            return x
-        return drop(x, p, self._next_seed())
-
     @property
     def _runs_again(self) -> bool:
         """Tell whether this is a part that is checkpointed: it saves nothing, or by hooks of its own."""
         return _saving() != self._outside
-
-    def _next_seed(self) -> int:
-        if self._runs_again:
-            raise InputError(
-                "The runtime has no random numbers inside torch.utils.checkpoint: set the dropout there to 0, or let"
-                " the plan recompute the module."
-            )
-        self._places += 1
-        return zlib.crc32(f"{self._seed} {self._places}".encode())
 
 
 def _saving() -> tuple[bool, Any]:
@@ -200,7 +212,8 @@ def sequence_of(model: nn.Module | None, plan: Plan) -> Modules:
             "The plan has no model: give Pipeline one that is an nn.Sequential or has `pipeline_units()`, or make the"
             " plan for a model."
         )
-    modules = list(model.children() if units is None else units())
+    # `children()` would name a module that is used twice once.
+    modules = list(model if units is None else units())  # type: ignore[arg-type]
     planned = [unit for stage in plan.partition for unit in stage]
     if len(modules) != len(planned):
         raise InputError(f"The model has {len(modules)} modules, but the plan's stages have {len(planned)} units.")
