@@ -71,6 +71,38 @@ def test_a_document_begins_where_positions_do_not_go_on() -> None:
     assert rows.documents.tolist() == [[0, 0, 1, 1]] * 2
 
 
+def test_with_a_mask_positions_begin_no_documents() -> None:
+    positions = torch.tensor([[0, 1, 0, 1]])
+    batch = {"input_ids": TOKENS, "labels": TOKENS, "position_ids": positions, "attention_mask": ONES}
+    rows = read(batch, has_positions=True, has_masks=True)
+    assert rows.positions.tolist() == [[0, 1, 0, 1]] * 2
+    assert rows.documents is None
+
+
+def test_modules_of_ones_own_take_inputs_of_any_shape() -> None:
+    images, labels = torch.rand(4, 3, 5, 5), torch.tensor([1, 0, 2, -100], dtype=torch.int32)
+    batch = read_batch({"inputs": images, "targets": labels}, micro_batches=2, device=torch.device("cpu"))
+    assert [part.tokens.shape for part in batch.parts] == [(2, 3, 5, 5)] * 2
+    assert [part.targets.tolist() for part in batch.parts] == [[1, 0], [2, -100]]
+    assert batch.counted == 3
+    with pytest.raises(InputError, match="as many rows"):
+        step_batch({"inputs": images, "targets": labels[:3]})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "targets", "message"),
+    [
+        ([[1, 9]], [[1, 2]], "Token 9 is not in the model's vocabulary of 9"),
+        ([[1, -1]], [[1, 2]], "Token -1 is not"),
+        ([[1, 2]], [[-100, 9]], "Target 9 is not"),
+        ([[1, 2]], [[-100, -1]], "Target -1 is not"),
+    ],
+)
+def test_what_is_no_token_of_the_model_is_refused(tokens: Any, targets: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        step_batch({"input_ids": torch.tensor(tokens), "targets": torch.tensor(targets)}, vocabulary=9)
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
@@ -126,7 +158,11 @@ def packed(rows: int = 4, length: int = 8) -> Any:
 @pytest.mark.parametrize(
     "config", [LLAMA, {**GEMMA2, "tie_word_embeddings": False}, GPT2_UNTIED], ids=["llama", "gemma2", "gpt2"]
 )
-@pytest.mark.parametrize("batch", [padded(), left_padded(), packed()], ids=["right", "left", "packed"])
+@pytest.mark.parametrize(
+    "batch",
+    [padded(), left_padded(), packed(), {**packed(), "attention_mask": torch.ones(4, 8, dtype=torch.long)}],
+    ids=["right", "left", "packed", "masked"],
+)
 def test_padded_and_packed_rows_give_the_loss_and_gradients_that_transformers_gives(config: Any, batch: Any) -> None:
     pytest.importorskip("transformers")
     from tests.support.hf_reference import exactly, hf_model

@@ -1,7 +1,9 @@
 """Models of transformers' own modules: a pipeline's loss and gradients are those of the whole model in one process."""
 
+import gc
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from debubble.models import ModelConfig
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.hf.model import ModelParts
+from debubble.runtime.models.hf.units import LayerContext
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
@@ -216,3 +219,17 @@ with ThreadPoolExecutor(4) as ranks:
 """
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["Olmo2ForCausalLM"] * 4
+
+
+def test_masks_of_the_newest_shapes_alone_are_kept() -> None:
+    parts = ModelParts(GENERIC["starcoder2"])
+    context = LayerContext(parts.around)
+
+    def noted(length: int) -> Any:
+        _, named = context.of(0, torch.zeros(1, length, parts.model.config.hidden_size))
+        return named["attention_mask"]
+
+    masks = [weakref.ref(noted(length)) for length in (6, 7, 8)]
+    gc.collect()
+    assert [mask() is not None for mask in masks] == [False, True, True]
+    assert noted(8) is masks[2]()

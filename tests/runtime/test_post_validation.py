@@ -300,18 +300,33 @@ def test_clipping_after_stages_have_stepped_is_refused() -> None:
         run(plan, work)
 
 
-def test_a_synchronous_update_with_an_inf_gradient_is_skipped() -> None:
+@pytest.mark.parametrize("max_norm", [1.0, None])
+def test_a_synchronous_update_with_an_inf_gradient_is_skipped(max_norm: Any) -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
     def work(pipeline: Any) -> Any:
         overflow(pipeline, [0])
         before = {name: p.clone() for name, p in pipeline.state_dict().items()}
         pipeline.step(batch_of(pipeline, 0))
-        return pipeline.optimizer_step(1.0), before, pipeline.state_dict()
+        return pipeline.optimizer_step(max_norm), before, pipeline.state_dict()
 
     for norm, before, after in run(plan, work):
         assert norm.isinf()
         assert all(torch.equal(after[name], before[name]) for name in after)
+
+
+def test_a_stage_that_its_device_steps_skips_a_nan_of_its_own() -> None:
+    plan = plan_of(device_stepped(schedule_1f1b()), LLAMA, dtype="fp32")
+
+    def work(pipeline: Any) -> Any:
+        overflow(pipeline, [0])
+        before = {name: p.clone() for name, p in pipeline.state_dict().items()}
+        pipeline.step(batch_of(pipeline, 0))
+        pipeline.optimizer_step()
+        return before, pipeline.state_dict()
+
+    (before, after), _ = run(plan, work)
+    assert all(torch.equal(after[name], before[name]) for name in after)
 
 
 def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:

@@ -31,14 +31,21 @@ length] each, where -100 stands for no target:
 It may also have an `attention_mask` and `position_ids`, as transformers takes them: see `read_batch`.  A sequence of
 such is one for each micro-batch, whose rows and lengths may differ.  A loss of your own may ask for more entries, with
 as many rows (see `Loss`).
+
+Modules of your own take `inputs` [rows, ...] and `targets` [rows, ...] of any two shapes: images and a label for each.
 """
 
 ENTRIES = ("input_ids", "labels", "targets", "attention_mask", "position_ids")
+INPUTS = "inputs"
+"""The entry of modules of the user's own, which may be called `input_ids` too."""
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Tokens and targets, [rows, length] each, of a step or of one micro-batch."""
+    """Tokens and targets, [rows, length] each, of a step or of one micro-batch.
+
+    Of modules of the user's own, inputs and targets [rows, ...].
+    """
 
     tokens: Tensor
     targets: Tensor
@@ -126,12 +133,13 @@ def read_batch(
     has_positions: bool = False,
     has_masks: bool = False,
     loss_entries: Sequence[str] = (),
+    vocabulary: int | None = None,
 ) -> StepBatch:
     """Check, move and cut a batch.
 
     `position_ids` may be any; as in transformers, where they do not go on by 1 a new document begins, and attention
-    stays within documents.  An `attention_mask` [rows, length] of zeros and ones hides tokens, whose targets must be
-    -100, from all others.
+    stays within documents, unless there is an `attention_mask`.  That one, [rows, length] of zeros and ones, hides
+    tokens, whose targets must be -100, from all others.
 
     Args:
         batch: Tokens and targets (see `Batch`).
@@ -140,19 +148,23 @@ def read_batch(
         has_positions: Whether the model's units take positions and documents.
         has_masks: Whether they may hide tokens, too.
         loss_entries: Names of the entries that the loss asks for.
+        vocabulary: Tokens that the model has; None: its modules are the user's own, and take any inputs.
 
     Raises:
         InputError: The batch has the wrong shape, cannot be divided, or has an entry that cannot be honoured.
     """
+    read_one = partial(
+        _read, has_positions=has_positions, has_masks=has_masks, loss_entries=loss_entries, vocabulary=vocabulary
+    )
     if isinstance(batch, Tensor | Mapping):
-        read = [_read(batch, has_positions, has_masks, loss_entries)]
+        read = [read_one(batch)]
         cut = read[0].cut(micro_batches)
     else:
         if len(batch) != micro_batches:
             raise InputError(
                 f"A sequence of batches has one for each micro-batch: {micro_batches} for this plan, not {len(batch)}."
             )
-        cut = read = [_read(part, has_positions, has_masks, loss_entries) for part in batch]
+        cut = read = [read_one(part) for part in batch]
     checksum = 0
     for rows in read:
         for tensor in (rows.tokens, rows.targets, rows.positions, rows.documents):
@@ -178,16 +190,23 @@ def _own(rows: TokenRows, group: ContextGroup) -> TokenRows:
     return TokenRows(tokens, targets, positions, rows.documents)
 
 
-def _read(batch: Entries, has_positions: bool, has_masks: bool, loss_entries: Sequence[str]) -> TokenRows:
+def _read(
+    batch: Entries, *, has_positions: bool, has_masks: bool, loss_entries: Sequence[str], vocabulary: int | None
+) -> TokenRows:
     missing = next((name for name in loss_entries if isinstance(batch, Tensor) or name not in batch), None)
     if missing is not None:
         raise InputError(f"The loss asks for '{missing}', which the batch does not have: give it as an entry.")
     if isinstance(batch, Tensor):
         if batch.dim() != 2 or batch.shape[1] < 2:
             raise InputError(f"A batch of tokens has shape [rows, length + 1], not {list(batch.shape)}.")
-        return TokenRows(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+        batch = {"input_ids": batch[:, :-1], "targets": batch[:, 1:]}
+    elif vocabulary is None and INPUTS in batch:
+        batch = {**batch, "input_ids": batch[INPUTS]}
+        batch.pop(INPUTS)
     check_entries(batch, "The batch", loss_entries)
-    tokens, targets = _tokens_and_targets(batch)
+    tokens, targets = _tokens_and_targets(batch, any_shape=vocabulary is None)
+    if vocabulary is not None:
+        _check_tokens(tokens, targets, vocabulary)
     rows = TokenRows(
         tokens.contiguous(), targets.contiguous(), loss_inputs={name: batch[name] for name in loss_entries}
     )
@@ -195,17 +214,28 @@ def _read(batch: Entries, has_positions: bool, has_masks: bool, loss_entries: Se
         if not tensor.dim() or len(tensor) != len(tokens):
             raise InputError(f"'{name}' must have {len(tokens)} rows, as 'input_ids' has, not {list(tensor.shape)}.")
     if "position_ids" in batch:
-        rows = _with_positions(rows, batch["position_ids"], allowed=has_positions)
+        rows = _with_positions(rows, batch["position_ids"], allowed=has_positions, masked="attention_mask" in batch)
     if "attention_mask" in batch:
         rows = _with_mask(rows, batch["attention_mask"], allowed=has_masks)
     return rows
+
+
+def _check_tokens(tokens: Tensor, targets: Tensor, vocabulary: int) -> None:
+    """Refuse what is no token of the vocabulary: a kernel would fail on one rank alone, or read what is not its own."""
+    known = targets[targets != IGNORED]
+    for name, numbers in (("Token", tokens), ("Target", known)):
+        if numbers.numel():
+            lowest, highest = (int(number) for number in numbers.aminmax())
+            if lowest < 0 or highest >= vocabulary:
+                wrong = lowest if lowest < 0 else highest
+                raise InputError(f"{name} {wrong} is not in the model's vocabulary of {vocabulary} tokens.")
 
 
 def _part(tensor: Tensor, *, index: int, parts: int) -> Tensor:
     return tensor.chunk(parts)[index].clone()
 
 
-def _tokens_and_targets(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _tokens_and_targets(batch: Mapping[str, Tensor], *, any_shape: bool) -> tuple[Tensor, Tensor]:
     if "input_ids" not in batch:
         raise InputError("The batch has no entry 'input_ids'.")
     if ("labels" in batch) == ("targets" in batch):
@@ -215,6 +245,15 @@ def _tokens_and_targets(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         )
     name = "labels" if "labels" in batch else "targets"
     tokens, labels = batch["input_ids"], batch[name]
+    if not labels.is_floating_point():
+        labels = labels.long()  # the one type of whole numbers that torch's losses take
+    if any_shape and name == "targets":
+        if not tokens.dim() or not labels.dim() or len(tokens) != len(labels):
+            raise InputError(
+                f"'{INPUTS}' and 'targets' must have as many rows, not shapes {list(tokens.shape)} and"
+                f" {list(labels.shape)}."
+            )
+        return tokens, labels
     if tokens.dim() != 2 or tokens.shape != labels.shape:
         raise InputError(
             f"'input_ids' and '{name}' must both have shape [rows, length], not"
@@ -230,8 +269,11 @@ def _next_labels(labels: Tensor) -> Tensor:
     return targets
 
 
-def _with_positions(rows: TokenRows, positions: Tensor, *, allowed: bool) -> TokenRows:
-    """The rows with positions of their own; as they are if these are the usual ones."""
+def _with_positions(rows: TokenRows, positions: Tensor, *, allowed: bool, masked: bool) -> TokenRows:
+    """The rows with positions of their own; as they are if these are the usual ones.
+
+    As in transformers, they tell documents apart only where no mask does.
+    """
     length = rows.tokens.shape[1]
     usual = torch.arange(length, device=positions.device)
     if positions.shape[-1:] == (length,) and (positions == usual).all():
@@ -244,6 +286,8 @@ def _with_positions(rows: TokenRows, positions: Tensor, *, allowed: bool) -> Tok
     if positions.shape not in (rows.tokens.shape, (1, length)) or bool((positions < 0).any()):
         raise InputError("'position_ids' must have shape [rows, length], and be 0 or more.")
     positions = positions.expand_as(rows.tokens).contiguous()
+    if masked:
+        return replace(rows, positions=positions)
     begins = positions[:, 1:] != positions[:, :-1] + 1
     documents = torch.nn.functional.pad(begins.cumsum(1), (1, 0))
     return replace(rows, positions=positions, documents=documents if begins.any() else None)

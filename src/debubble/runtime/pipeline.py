@@ -233,23 +233,23 @@ class Pipeline:
         self._updates.check_finished()
         return self._forward_runs.generate(prompts, new_tokens=new_tokens, temperature=temperature, seed=seed)
 
-    def optimizer_step(self, max_norm: float | None = None) -> Tensor | None:
+    def optimizer_step(self, max_norm: float | None = None) -> Tensor:
         """Clip, step the optimizers that the plan has not stepped, and clear the gradients.
 
         If the norm is inf or NaN, no parameter changes; in fp16 the loss scale follows.  What hosts have stepped by
-        then is taken back and stepped again where the norm says so.
+        then is taken back and stepped again where the norm says so.  Stages that devices have stepped inside the step
+        have changed, but for those with an inf or NaN in gradients of their own.
 
         Args:
             max_norm: Largest norm of all gradients over all ranks; None: they are not clipped.
 
         Returns:
-            The norm before clipping, a scalar; None without `max_norm`.
+            The norm before clipping, a scalar.
 
         Raises:
             InputError: Devices have stepped stages that were to be clipped: `post_validated_step` can.
         """
-        total = self._updates.finish(max_norm)
-        return None if max_norm is None else torch.tensor(total.norm, dtype=torch.float64)
+        return torch.tensor(self._updates.finish(max_norm).norm, dtype=torch.float64)
 
     def post_validated_step(self, batch: Batch, *, max_norm: float = math.inf) -> StepResult | None:
         """Step and update, clipped to `max_norm` and skipped on inf or NaN, without waiting for other devices.

@@ -41,6 +41,7 @@ class StepInputs:
         self.read: Callable[[Batch], StepBatch] = partial(
             read_batch, micro_batches=plan.micro_batches, device=on, has_positions=own_units,
             has_masks=own_units and self._balance is None, loss_entries=loss_entries(loss),
+            vocabulary=None if config is None else config.vocab,
         )  # fmt: skip
         """Checks, moves and cuts a batch as `read_batch` does."""
 

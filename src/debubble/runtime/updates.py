@@ -118,7 +118,7 @@ class ParameterUpdates:
             max_norm: Largest norm of all gradients; None: they are not clipped.
 
         Returns:
-            The sums over the gradients of all ranks; nothing of them without a clip and a loss scale.
+            The sums over the gradients of all ranks.
 
         Raises:
             InputError: Devices have stepped stages that were to be clipped.
@@ -128,7 +128,7 @@ class ParameterUpdates:
                 "The plan steps stages on their devices before the norm of all gradients is known: clip them with"
                 " `post_validated_step`, or train without clipping."
             )
-        total = PartialSums() if max_norm is None and self._loss_scale is None else self.total()
+        total = self.total()
         clip = math.inf if max_norm is None else max_norm
         with self._gradients.status.phase(UPDATES, local=True):
             self._update.finish(total, clip)

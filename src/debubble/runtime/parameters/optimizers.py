@@ -143,9 +143,10 @@ class DeviceOptimizers:
         return sum(self._squares(stage) for stage in (self._counted if stages is None else stages))
 
     def step(self, stage: int) -> None:
-        """S, as the plan says: with the stage's gradients as they are."""
+        """S, as the plan says: with the stage's gradients as they are; not at all if one of them is inf or NaN."""
         self._part.weights[stage].finish()
-        self.inside[stage].step()
+        if math.isfinite(self.squares([stage])):
+            self.inside[stage].step()
         self.inside[stage].zero_grad()
 
     def step_all(self, optimizers: Sequence[Optimizer], total: PartialSums, max_norm: float) -> None:

@@ -1,6 +1,6 @@
 """Any causal model of transformers as units of its own modules: embedding, whole layers, head.
 
-Layers get what the model gives them beside the hidden states (masks, positions), noted once for every shape.
+Layers get what the model gives them beside the hidden states (masks, positions), noted for the newest shapes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from debubble.runtime.models.modules import ModuleUnit
 from debubble.runtime.models.units import UnitModule
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+NOTED_SHAPES = 2
+"""Shapes of hidden states whose masks and positions stay: a mask has up to as many numbers as a length has squared."""
 
 
 class _HfUnit(ModuleUnit):
@@ -108,7 +111,7 @@ def _path(model: nn.Module, part: nn.Module) -> str:
 
 
 class LayerContext:
-    """The arguments that a model gives its layers beside the hidden states, noted for every shape of these."""
+    """The arguments that a model gives its layers beside the hidden states, noted for the newest shapes of these."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -123,9 +126,15 @@ class LayerContext:
             self._frame.causal.to(x.device)
             with torch.no_grad():
                 noted = [(given.arguments, given.named) for given in self._frame.around_layers(x.detach())]
-            self.ledger.exclude(t for arguments, named in noted for t in _tensors((*arguments, *named.values())))
+            if len(self._noted) >= NOTED_SHAPES:
+                self.ledger.include(_tensors_of(self._noted.pop(next(iter(self._noted)))))
+            self.ledger.exclude(_tensors_of(noted))
             self._noted[key] = noted
         return self._noted[key][layer]
+
+
+def _tensors_of(noted: Sequence[Arguments]) -> list[Tensor]:
+    return [t for arguments, named in noted for t in _tensors((*arguments, *named.values()))]
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
