@@ -95,7 +95,9 @@ def _pipeline(config: Config, schedule: str, chunks: int, strategy: str) -> Pipe
         planner="benchmark", schedule=replace(built, fused_recompute=recomputed), costs=db.StageCosts.of(stages=stages),
         lower_bound=0, partition=partition, model=config, options=RUN,
     )  # fmt: skip
-    return Pipeline(None, plan, optimizer=optimizer_maker("adamw", weight_decay=0.0))
+    pipeline = Pipeline(None, plan, optimizer=optimizer_maker("adamw", weight_decay=0.0))
+    pipeline.measure_memory = True
+    return pipeline
 
 
 def _strategy(unit: PlannedUnit, strategy: str) -> str:

@@ -21,7 +21,7 @@ import debubble as db
 from debubble.ir import Plan, PlannedUnit
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.execution.interpreter import Interpreter
+from debubble.runtime.execution.speculation import SpeculativeInterpreter
 from debubble.training.rehearsal import SleepingOperations, messages, scaled
 
 DEVICES, MICRO_BATCHES = 4, 8
@@ -79,7 +79,7 @@ def seconds_per_step(plan: Plan, *, steps: int, unit: float, waits: bool) -> flo
     program = db.lower(slow.schedule, slow.costs)
 
     def work(transport: Threads) -> float:
-        interpreter = Interpreter(SleepingOperations.of(program, transport))
+        interpreter = SpeculativeInterpreter(SleepingOperations.of(program, transport))
         relay = NormRelay(transport, finish_order(program))
         ends: list[float] = []
         whole: Future[PartialSums] | None = None

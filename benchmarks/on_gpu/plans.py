@@ -192,6 +192,7 @@ def run_device(
     transport = SingleRankTransport(lower(first.schedule, first.costs), device, supply)
     optimizer = partial(torch.optim.AdamW, lr=1e-5, fused=True) if trains else None
     pipeline = Pipeline(None, first, transport=transport, device=torch.device(settings.device), optimizer=optimizer)
+    pipeline.measure_memory = True
     tokens = torch.randint(
         config["vocab_size"], (first.micro_batches, length + 1), generator=torch.Generator().manual_seed(0)
     )

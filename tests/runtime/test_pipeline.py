@@ -200,6 +200,34 @@ def test_a_plan_that_steps_inside_needs_an_optimizer() -> None:
         run_threads(plan_of(device_stepped(schedule_1f1b()), LLAMA), lambda _: None)
 
 
+def test_memory_is_counted_for_new_shapes_and_when_asked() -> None:
+    """Plain steps keep no ledger; peaks stay those of the last step that did."""
+
+    def work(pipeline: Any) -> Any:
+        counted, peaks = [], []
+        for rows, measured in ((4, False), (4, False), (4, True), (4, False), (8, False)):
+            pipeline.measure_memory = measured
+            pipeline.step(tokens_of(LLAMA, rows=rows))
+            counted.append(bool(pipeline.trace().steps[0].memory))
+            peaks.append(pipeline.peak_activation)
+        return counted, peaks
+
+    for counted, peaks in run_threads(plan_of(schedule_1f1b(), LLAMA), work):
+        assert counted == [True, False, True, False, True]
+        assert peaks == [peaks[0]] * 4 + [2 * peaks[0]]
+
+
+def test_a_device_that_recomputes_counts_memory_in_every_step() -> None:
+    def work(pipeline: Any) -> Any:
+        return [
+            bool(pipeline.step(tokens_of(LLAMA, rows=4)).isfinite() and pipeline.trace().steps[0].memory)
+            for _ in range(2)
+        ]
+
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA, strategy="full")
+    assert run_threads(plan, work) == [[True, True]] * 2
+
+
 def test_a_hugging_face_model_trains_in_place() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

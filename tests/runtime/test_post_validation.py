@@ -15,7 +15,7 @@ from debubble.ir import InputError, Kind
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.gradient_norm import CHUNK, NormRelay, PartialSums, finish_order, sum_of_squares
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.execution.synchronization import speculative_instructions
+from debubble.runtime.execution.speculation import speculative_instructions
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
 from tests.support import runtime_cases
 from tests.support.runtime_cases import plan_of, tokens_of, with_layers

@@ -29,10 +29,12 @@ class WeightGradients:
     """The queue of one device's weight gradients of linear operators; while closed, they are computed at once."""
 
     def __init__(self) -> None:
-        self._deferring: tuple[Ledger, list[Deferred]] | None = None
+        self._deferring: tuple[Ledger | None, list[Deferred]] | None = None
+        self.expected = True
+        """Whether the micro-batch whose forward runs now will leave its weight gradients here."""
 
-    def defer(self, ledger: Ledger, queue: list[Deferred]) -> None:
-        """Leave weight gradients in `queue` from now on, and count in `ledger` what they need."""
+    def defer(self, ledger: Ledger | None, queue: list[Deferred]) -> None:
+        """Leave weight gradients in `queue` from now on, and count in `ledger`, if there is one, what they need."""
         self._deferring = ledger, queue
 
     def close(self) -> None:
@@ -45,6 +47,9 @@ class WeightGradients:
             accumulate(x, gradient)
         else:
             ledger, queue = self._deferring
+            if ledger is None:
+                queue.append(partial(accumulate, x.detach(), gradient.detach()))
+                return
             saved_x, saved_gradient = ledger.save(x), ledger.save(gradient)
             queue.append(lambda: accumulate(value(saved_x), value(saved_gradient)))
 

@@ -26,6 +26,7 @@ from debubble.runtime.distributed.transport import Transport
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.execution.operations import StepState, TensorOperations
+from debubble.runtime.execution.speculation import SpeculativeInterpreter
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
 from debubble.runtime.failures import MoveMemoryError, explained_shortage
@@ -116,6 +117,12 @@ class Pipeline:
         """This rank's status, which a watchdog can read."""
         self.steps_taken = 0
         """Set it when resuming: dropout masks follow from it."""
+        self.measure_memory = False
+        """Whether every step counts the bytes that it keeps.
+
+        The first step of other shapes than those before counts them in any case, as do all of a device that recomputes
+        or offloads; peaks are those of the last step that did.  Counting takes time where tensors are small.
+        """
         self.loss_scale = LossScale() if plan.options.dtype == "fp16" else None
         """The scale of the loss in an fp16 run."""
 
@@ -157,6 +164,10 @@ class Pipeline:
         """Instructions of the last step."""
         self._origin = 0.0
         """When the last step began, in seconds on the host's clock."""
+        self._counted_shapes: tuple[tuple[int, ...], ...] = ()
+        """Shapes of the micro-batches of the last step that counted memory."""
+        self._counts_memory = False
+        """Whether the last step did."""
         self._gradient_bytes = 0
         """Most static bytes when the last step's program had run: gradients may be gone since."""
 
@@ -284,7 +295,7 @@ class Pipeline:
                 self._gradients.clear()
         update = self._optimizers.tentative_update(max_norm)
         state = self._begin(checked, targets, update.step)
-        executed = self._interpreter.run_ahead(state, is_valid=validation.is_valid)
+        executed = self._speculative_interpreter.run_ahead(state, is_valid=validation.is_valid)
         result = validation.finish()
         if executed is None:
             state = self._begin(checked, targets, update.step)
@@ -357,6 +368,8 @@ class Pipeline:
             self._operations, program=program, stages=self._part.stages, weights=self._part.weights
         )
         self._interpreter = Interpreter(self._operations, self.status)
+        self.__dict__.pop("_speculative_interpreter", None)
+        self._counted_shapes = ()
         self.plan = plan
 
     # Parameters
@@ -446,7 +459,7 @@ class Pipeline:
 
     @property
     def peak_activation(self) -> int:
-        """Most bytes of saved activations, and of what a deferred W needs, at any moment of the last step."""
+        """Most bytes of saved activations, and of what a deferred W needs, at a time of the last step that counted."""
         return self._activations.peak
 
     @property
@@ -456,17 +469,17 @@ class Pipeline:
 
     @property
     def peak_offloaded(self) -> int:
-        """Most bytes that offload held elsewhere in the last step."""
+        """Most bytes that offload held elsewhere in the last step that counted."""
         return self._activations.elsewhere_peak
 
     @property
     def peak_memory(self) -> int:
-        """Most bytes on the device at any moment of the last step: static, saved activations, gathered parameters."""
+        """Most bytes on the device at any moment of a step: static, saved activations, gathered parameters."""
         return self._static + self._activations.peak_with_gathered
 
     @property
     def peak_gathered(self) -> int:
-        """Most bytes of parameters that were gathered at any moment of the last step (ZeRO-3)."""
+        """Most bytes of parameters that were gathered at any moment of the last step that counted (ZeRO-3)."""
         return self._activations.gathered_peak
 
     @property
@@ -488,12 +501,16 @@ class Pipeline:
         return self._optimizers.static_bytes
 
     def trace(self) -> Trace:
-        """This rank's events, memory and phases of the last step; `Trace.join` joins those of all ranks."""
+        """This rank's events, memory and phases of the last step; `Trace.join` joins those of all ranks.
+
+        The memory is that of a step that counted it (see `measure_memory`).
+        """
         device, origin, static = self.device, self._origin, self._static
+        samples = self._activations.samples if self._counts_memory else ()
         step = TraceStep(
             step=self.steps_taken - 1,
             events=trace_events(self._executed, self._lanes, device=device, origin=origin),
-            memory=tuple(MemorySample(device, at - origin, static + b) for at, b in self._activations.samples),
+            memory=tuple(MemorySample(device, at - origin, static + b) for at, b in samples),
             phases=tuple(TracePhase(p.what, device, p.start - origin, p.end - origin) for p in self.status.phases),
         )
         return Trace(devices=self.plan.devices, steps=(step,))
@@ -525,6 +542,10 @@ class Pipeline:
     # Parts of a step
 
     @cached_property
+    def _speculative_interpreter(self) -> SpeculativeInterpreter:
+        return SpeculativeInterpreter(self._operations, self.status)
+
+    @cached_property
     def _forward_runs(self) -> ForwardRuns:
         return ForwardRuns(
             self.plan, self._inputs, self._batches, self.ranks, self._operations, self._activations, self.status
@@ -549,10 +570,22 @@ class Pipeline:
                 weights.loss_scale = self._scale
                 weights.refresh()
         seed = zlib.crc32(f"{self.seed} {self.steps_taken} {self.ranks.replica}".encode())
-        self._activations.start_step()
+        self._counts_memory = (
+            self.measure_memory or self._operations.needs_ledger or batch.shapes != self._counted_shapes
+        )
+        if self._counts_memory:
+            self._counted_shapes = batch.shapes
+            self._activations.start_step()
         self._messages.start_step()
         self._lanes.start_step()
-        return self._inputs.state(batch, targets, seed=seed, scale=self._scale, step_stage=step_stage)
+        return self._inputs.state(
+            batch,
+            targets,
+            seed=seed,
+            scale=self._scale,
+            step_stage=step_stage,
+            counts_memory=self._counts_memory,
+        )
 
     def _finish_gradients(self) -> None:
         # Where replicas divide what an optimizer steps, whole gradients take more than what is left of them.

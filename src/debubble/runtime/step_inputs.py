@@ -53,6 +53,7 @@ class StepInputs:
         seed: int,
         scale: float = 1.0,
         step_stage: Callable[[int], None] = lambda stage: None,
+        counts_memory: bool = False,
     ) -> StepState:
         """The in-flight tensors of a step at its start.
 
@@ -62,6 +63,7 @@ class StepInputs:
             seed: Dropout masks follow from it.
             scale: Factor of the losses.
             step_stage: S.
+            counts_memory: Whether ledgers count what forwards keep.
         """
         tokens, micro_batches = batch.divided(self._context).micro_batches(scale=scale / targets, seed=seed)
         return StepState(
@@ -70,6 +72,7 @@ class StepInputs:
             boundary=[self._boundary(t) for t in tokens],
             dtype=self._dtype,
             step_stage=step_stage,
+            counts_memory=counts_memory,
         )
 
     def _boundary(self, tokens: Tensor) -> tuple[int, ...]:

@@ -266,6 +266,7 @@ class TrainingRun:
             or self._every(o.save_every)
             or self.step % METRICS_INTERVAL == 1
         )
+        self.pipeline.measure_memory = together
         try:
             observe = partial(self._observe, traced=traced, together=together)
             results = self._update(self.pipeline, batch, observe, clip=o.clip, finish=together)

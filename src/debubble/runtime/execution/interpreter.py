@@ -9,7 +9,7 @@ Program without a cycle cannot hang.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,11 +20,11 @@ from debubble.runtime.execution.operations import Operations, StepState
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import (
     ExecutedInstruction,
+    LaneInstruction,
     StepSynchronizer,
     local_waits,
-    speculative_instructions,
 )
-from debubble.runtime.failures import DeviceMemoryError, explained_shortage
+from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
 
 
 @dataclass
@@ -36,30 +36,27 @@ class Interpreter:
 
     def __post_init__(self) -> None:
         self.program, self.lanes = self.operations.program, self.operations.lanes
-        self._queues = self.program.queues_of[self.operations.device]
-        self._completed_gradients = self._gradients_by_last_backward()
-        self._speculative = speculative_instructions(self.program)
-        self._local_waits = local_waits(self.program, self.operations.device)
+        self.events = local_waits(self.program, self.operations.device)
+        """What instructions of this device wait for on it."""
+        completed = self._gradients_by_last_backward()
+        self._queues = [
+            (queue, [self._lane_instruction(index, completed.get(index, ())) for index in queue.instructions])
+            for queue in self.program.queues_of[self.operations.device]
+        ]
         self._threads: list[LaneThread] = []
 
     def run(self, state: StepState) -> list[ExecutedInstruction]:
         """Run one step.  Returns what ran and when; raises the first error of any lane."""
-        executed = self.run_ahead(state, is_valid=lambda: True)
-        assert executed is not None
-        return executed
+        step = StepSynchronizer(self.events, self.lanes, self.status)
+        self.run_lanes(step, state)
+        return step.executed
 
-    def run_ahead(self, state: StepState, *, is_valid: Callable[[], bool]) -> list[ExecutedInstruction] | None:
-        """Run one step before it is known whether the last update of its parameters is taken back.
-
-        Before the first operation that changes gradients, the compute lane asks; if they do not, the step ends there,
-        nothing is left of it, and the answer is None.  All ranks must find the same.
-        """
-        step = StepSynchronizer(self.program, self._local_waits, self.lanes, is_valid, self.status)
-
+    def run_lanes(self, step: StepSynchronizer, state: StepState) -> None:
+        """Run the instructions of all lanes, each as soon as the step lets it.  Raises the first error of any lane."""
         # Start all lanes but the compute lane, each on its thread
-        transfers = [queue for queue in self._queues if queue.lane is not Lane.COMPUTE]
+        transfers = [queue for queue in self._queues if queue[0].lane is not Lane.COMPUTE]
         services = enumerate(self.operations.peer_offload.service_loops())
-        tasks = [partial(step.guard, partial(self._walk, queue, step, state)) for queue in transfers]
+        tasks = [partial(step.guard, partial(self._walk, *queue, step, state)) for queue in transfers]
         tasks += [partial(step.guard, partial(self._serve_peer, number, loop, step)) for number, loop in services]
         # Until the step has ended well its threads belong to it: those of one that fails may wait for ever.
         threads, self._threads = self._threads or [LaneThread() for _ in tasks], []
@@ -67,9 +64,9 @@ class Interpreter:
 
         # Compute, here
         for queue in self._queues:
-            if queue.lane is Lane.COMPUTE:
-                step.guard(partial(self._walk, queue, step, state))
-        step.guard(step.validate)  # a program without backwards has not asked
+            if queue[0].lane is Lane.COMPUTE:
+                step.guard(partial(self._walk, *queue, step, state))
+        step.guard(step.end_compute)
 
         # Wait for the other lanes
         for end in ends:
@@ -77,35 +74,41 @@ class Interpreter:
         step.check()
         self._threads = threads
         self.lanes.end_step()
-        if step.wait_validated():
-            return step.executed
 
-        # The parameters were not valid: drop what the step has left
-        self.operations.forget()
-        return None
-
-    def _walk(self, queue: Queue, step: StepSynchronizer, state: StepState) -> None:
+    def _walk(
+        self, queue: Queue, instructions: Sequence[LaneInstruction], step: StepSynchronizer, state: StepState
+    ) -> None:
         """Run the instructions of one lane, in order."""
         with self.lanes.lane(queue.lane, queue.peer), on_lane(queue.lane):
-            for index in queue.instructions:
-                instruction = self.program.instructions[index]
-                if index not in self._speculative:
-                    if queue.lane is Lane.COMPUTE:
-                        step.validate()
-                    if not step.wait_validated():
-                        return
-                step.wait(instruction)
-                start = step.begin(index)
-                with explained_shortage(partial(DeviceMemoryError, instruction)):
-                    self.operations.execute(instruction, state, step.unit_done(index))
-                for op in self._completed_gradients.get(index, ()):
+            for item in instructions:
+                if not step.admits(item):
+                    return
+                step.wait(item)
+                start = step.begin(item)
+                try:
+                    self.operations.execute(item.instruction, state, step.unit_done(item))
+                except RuntimeError as error:
+                    if is_out_of_memory(error):
+                        raise DeviceMemoryError(item.instruction, error) from error
+                    raise
+                for op in item.completes:
                     self.operations.set_aside(op)
-                step.end(index, start)
+                step.end(item, start)
 
     def _serve_peer(self, number: int, loop: Callable[[], None], step: StepSynchronizer) -> None:
         if step.wait_validated():
             with self.lanes.service_stream(number):
                 loop()
+
+    def _lane_instruction(self, index: int, completes: Sequence[Op]) -> LaneInstruction:
+        instruction = self.program.instructions[index]
+        waits = [(wait.instruction, wait.moment) for wait in instruction.waits]
+        return LaneInstruction(
+            index,
+            instruction,
+            tuple((event, self.program.instructions[event[0]]) for event in waits if event in self.events),
+            tuple(completes),
+        )
 
     def _gradients_by_last_backward(self) -> dict[int, list[Op]]:
         """Each G and D by the instruction of the backward after which its gradients are complete."""

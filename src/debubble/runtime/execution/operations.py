@@ -37,6 +37,8 @@ class StepState:
     dtype: torch.dtype
     step_stage: Callable[[int], None]
     """S: steps the optimizer of a stage."""
+    counts_memory: bool = True
+    """Whether ledgers count what forwards keep."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     inputs: dict[Op, Tensor] = field(default_factory=dict)
     """Tensors that are there for an operation to consume: an F, a backward, a send."""
@@ -141,6 +143,13 @@ class TensorOperations(Operations):
     evaluating: bool = False
     """Whether the program is forwards alone, of which nothing is kept."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        schedule = self.program.schedule
+        moved = {stage for stage, _ in schedule.offloaded | schedule.explicit_recompute} | schedule.fused_recompute
+        self.needs_ledger = not moved.isdisjoint(self.stages)
+        """Whether any stage of the device recomputes or offloads what its ledger knows."""
+
     def perform(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
         """Compute, move memory, sum gradients or step, as the instruction says."""
         op, stage, j = instruction.op, instruction.op.stage, instruction.op.micro_batch
@@ -186,13 +195,19 @@ class TensorOperations(Operations):
     def _forward(self, op: Op, state: StepState, unit_done: UnitDone | None) -> None:
         stage, j = op.stage, op.micro_batch
         x = self.take_input(op, state) if stage else state.tokens[j]
-        recomputing = self._recomputed_units(stage, j)
-        deeper = self.program.schedule.recomputes_deeper(stage, j)
+        schedule = self.program.schedule
         if self.evaluating:
             y = self.stages[stage].evaluate(x, state.micro_batches[j])
         else:
             y = self.stages[stage].forward(
-                j, x, state.micro_batches[j], recomputing=recomputing, deeper=deeper, unit_done=unit_done
+                j,
+                x,
+                state.micro_batches[j],
+                recomputing=self._recomputed_units(stage, j),
+                deeper=schedule.recomputes_deeper(stage, j),
+                unit_done=unit_done,
+                counted=state.counts_memory or self.needs_ledger,
+                split=(stage, j) in schedule.split_backward,
             )
         if stage + 1 == self.program.schedule.stages:
             state.losses[j] = y

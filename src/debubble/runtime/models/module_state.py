@@ -27,22 +27,28 @@ TOLERANCE = 1e-2
 _GENERATORS = threading.RLock()  # ranks that are threads have them together
 
 
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Let torch's random numbers follow from the seed, and its generators be as they were afterwards."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
-    with _GENERATORS:
-        states = [generator.get_state() for generator in generators]
-        for generator in generators:
-            generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+class seeded:  # noqa: N801 - a context like torch.no_grad, entered for every call of a module: a class takes half
+    """The context in which torch's random numbers follow from a seed; its generators are as they were afterwards."""
+
+    __slots__ = ("_generators", "_seed", "_states")
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._generators: tuple[torch.Generator, ...] = (torch.default_generator,)
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._generators += (torch.cuda.default_generators[index],)
+
+    def __enter__(self) -> None:
+        _GENERATORS.acquire()
+        self._states = [generator.get_state() for generator in self._generators]
+        for generator in self._generators:
+            generator.manual_seed(self._seed)
+
+    def __exit__(self, *_: object) -> None:
+        for generator, state in zip(self._generators, self._states, strict=True):
+            generator.set_state(state)
+        _GENERATORS.release()
 
 
 class ModuleState:

@@ -29,6 +29,12 @@ from debubble.runtime.models.module_state import ModuleMemory, ModuleState, seed
 from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.operators import Deferring, Multiplication, WeightGradients, deferrable_linear
 
+LARGE_WEIGHT = 2**20
+"""Numbers of a weight from which on its gradient is added where it is to be, also where no backward is split.
+
+Those operators save a tensor of the weight's size, and take longer to call than torch's own.
+"""
+
 
 class ModuleUnit(UnitModule, Deferring):
     """One module, called with one tensor."""
@@ -51,29 +57,45 @@ class ModuleUnit(UnitModule, Deferring):
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Run the module as the single operator `module`; the last unit returns the loss if there are targets."""
-        seed = self.seed(micro_batch, 0)
+        seed, deferring = self.seed(micro_batch, 0), self.later.expected
         try:
-            y: Tensor = op("module", _ModuleCall(self, seed), x)
+            y: Tensor = op("module", _ModuleCall(self, seed, deferring), x)
         except _InputChangedError:
             # The unit before may have saved it: from now on the module gets a copy.
             self._copies_input = True
-            y = op("module", _ModuleCall(self, seed), x)
+            y = op("module", _ModuleCall(self, seed, deferring), x)
         return self.loss_of(y, micro_batch, op)
 
-    def run(self, x: Tensor, seed: int) -> Tensor:
-        """Call the module; its random numbers follow from the seed."""
+    def run(self, x: Tensor, seed: int, *, deferring: bool) -> Tensor:
+        """Call the module; its random numbers follow from the seed.
+
+        `deferring`: whether its linear layers can leave their weight gradients for later.
+        """
         # Ranks that divide the module meet in it, and must not keep each other from the generators: it draws nothing.
-        generators = seeded(seed, x.device) if self.group.size == 1 else nullcontext()
-        operators = untraced_hooks() if is_compiled(self.module) else _DeferredOperators(self.later)
-        with generators, operators:
-            if self._copies_input:
-                return self.call(x.clone())
-            try:
-                return self.call(x)
-            except RuntimeError as error:
-                if "is a view and is being modified inplace" in str(error):
-                    raise _InputChangedError from error
-                raise
+        with seeded(seed, x.device) if self.group.size == 1 else nullcontext():
+            if not deferring and not self._has_own_operators:
+                return self._call(x)
+            with untraced_hooks() if self._is_compiled else _DeferredOperators(self.later):
+                return self._call(x)
+
+    def _call(self, x: Tensor) -> Tensor:
+        if self._copies_input:
+            return self.call(x.clone())
+        try:
+            return self.call(x)
+        except RuntimeError as error:
+            if "is a view and is being modified inplace" in str(error):
+                raise _InputChangedError from error
+            raise
+
+    @cached_property
+    def _is_compiled(self) -> bool:
+        return is_compiled(self.module)
+
+    @cached_property
+    def _has_own_operators(self) -> bool:
+        """Whether torch's own operators do not do, even if no backward is split."""
+        return self._is_compiled or any(parameter.numel() >= LARGE_WEIGHT for parameter in self.module.parameters())
 
     def compile_functions(self, compiled: Compiler) -> None:
         """Compile the whole module, unless the user has."""
@@ -95,6 +117,7 @@ class _ModuleCall:
 
     unit: ModuleUnit
     seed: int
+    deferring: bool
     _memory: ModuleMemory | None = None
 
     def remember(self) -> PutBack:
@@ -102,7 +125,7 @@ class _ModuleCall:
         return self._memory.put_back
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self.unit.run(x, self.seed)
+        y = self.unit.run(x, self.seed, deferring=self.deferring)
         if self._memory is not None:
             self._memory.end_run(y)
         return y

@@ -95,15 +95,28 @@ class Stage:
         recomputing: int = 0,
         deeper: bool = False,
         unit_done: UnitDone | None = None,
+        counted: bool = True,
+        split: bool = True,
     ) -> Tensor:
         """F: the stage's output, detached.
 
-        The first `recomputing` units keep what their strategy says, or their deeper one, others all.  With `unit_done`
-        an offload may begin meanwhile: it is called behind every unit.
+        Args:
+            j: The micro-batch.
+            x: The stage's input.
+            micro_batch: What goes with it.
+            recomputing: The first so many units keep what their strategy says, others all.
+            deeper: Whether those have their deeper strategy.
+            unit_done: Called after every unit, where an offload may begin meanwhile.
+            counted: Whether the ledger counts what is kept; without, nothing is recomputed or offloaded.
+            split: Whether the backward will be split.
         """
-        state = self._states[j] = _MicroBatchState()
+        state = self._states[j] = _MicroBatchState(counted=counted)
+        self._later.expected = split
         try:
-            y = self._forward(state, x, micro_batch, recomputing, int(deeper), unit_done)
+            if counted:
+                y = self._forward(state, x, micro_batch, recomputing, int(deeper), unit_done)
+            else:
+                y = self._forward_uncounted(state, x, micro_batch)
         except BaseException as error:
             state.forwarded.set_exception(error)
             raise
@@ -128,9 +141,18 @@ class Stage:
                     begin, y = tape.saves, unit(y, micro_batch, tape)
                     state.units.append(_UnitSaves(tape, begin, tape.saves, unit_done() if unit_done else None))
             tape.finish()
-            state.segments.append(_Segment(tape, entry, get_gradient_edge(y) if y.requires_grad else None))
+            state.segments.append(_Segment(tape.restore, entry, get_gradient_edge(y) if y.requires_grad else None))
             x = y.detach()
         return x
+
+    def _forward_uncounted(self, state: _MicroBatchState, x: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """The stage's output by plain autograd, which keeps everything."""
+        entry = _SegmentInput()
+        y = entry.connect(x)
+        for unit in self.units:
+            y = unit(y, micro_batch, directly)
+        state.segments.append(_Segment(_nothing, entry, get_gradient_edge(y) if y.requires_grad else None))
+        return y.detach()
 
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
         """Run the units without keeping anything for a backward: the stage's output."""
@@ -156,7 +178,7 @@ class Stage:
     def recompute(self, j: int) -> None:
         """R: bring back all that the forward dropped."""
         for segment in self._states[j].segments:
-            segment.tape.restore()
+            segment.restore()
 
     def backward(self, j: int, gradient: Tensor, *, split: bool) -> Tensor | None:
         """B, or I if `split`: the gradient of the stage's input (None for tokens).
@@ -166,12 +188,12 @@ class Stage:
         state = self._states[j]
         state.units.clear()
         if split:
-            self._later.defer(self._ledger, state.deferred)
+            self._later.defer(self._ledger if state.counted else None, state.deferred)
         flowing: Tensor | None = gradient
         while state.segments:
             segment = state.segments.pop()
             if segment.edge is not None and flowing is not None:
-                segment.tape.restore()
+                segment.restore()
                 # Backwards compute in the dtypes of their forwards.
                 with torch.autocast(flowing.device.type, enabled=False):
                     torch.autograd.backward([segment.edge], [flowing])
@@ -255,6 +277,7 @@ UnitDone = Callable[[], Wait]
 class _MicroBatchState:
     """The tensors of one micro-batch between its forward and its backward."""
 
+    counted: bool
     segments: list[_Segment] = field(default_factory=list)
     deferred: list[Deferred] = field(default_factory=list)
     units: list[_UnitSaves] = field(default_factory=list)
@@ -276,11 +299,15 @@ class _UnitSaves:
 
 @dataclass
 class _Segment:
-    """One segment's part: its tape, where its input's gradient will be, and where its backward starts."""
+    """One segment's part: what brings back what it dropped, its input's gradient, and where its backward starts."""
 
-    tape: Tape
+    restore: Callable[[], None]
     entry: _SegmentInput
     edge: GradientEdge | None
+
+
+def _nothing() -> None:
+    """Bring back what a segment dropped that keeps everything."""
 
 
 class _SegmentInput:
@@ -352,12 +379,16 @@ class MoeStage(Stage):
         recomputing: int = 0,
         deeper: bool = False,
         unit_done: UnitDone | None = None,
+        counted: bool = True,
+        split: bool = True,
     ) -> Tensor:
         """F: the message to the next stage, or the loss with the auxiliary one behind the last stage."""
         routing, x = self._unpack(x, micro_batch)
         self._routings[j] = routing
         micro_batch = replace(micro_batch, routing=routing)
-        y = super().forward(j, x, micro_batch, recomputing=recomputing, deeper=deeper, unit_done=unit_done)
+        y = super().forward(
+            j, x, micro_batch, recomputing=recomputing, deeper=deeper, unit_done=unit_done, counted=counted, split=split
+        )
         return self._pack(y, routing)
 
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:

@@ -1,0 +1,127 @@
+"""Steps that begin before it is known whether the parameters are valid (post-validation of the optimizer step).
+
+All that no backward precedes may run before: the forwards of the warm-up with their messages, transfers and
+recomputations.  They change no parameter and no gradient, so they can run again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Collection
+
+from debubble.ir import Kind, Lane, Op, Program
+from debubble.runtime.execution.interpreter import Interpreter
+from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
+from debubble.runtime.execution.operations import StepState
+from debubble.runtime.execution.status import RankStatus
+from debubble.runtime.execution.synchronization import (
+    ExecutedInstruction,
+    InstructionEvent,
+    LaneInstruction,
+    StepSynchronizer,
+)
+
+
+class SpeculativeInterpreter(Interpreter):
+    """An interpreter whose steps may begin before their parameters are known to be valid."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._speculative = speculative_instructions(self.program)
+
+    def run_ahead(self, state: StepState, *, is_valid: Callable[[], bool]) -> list[ExecutedInstruction] | None:
+        """Run one step before it is known whether the last update of its parameters is taken back.
+
+        Before the first operation that changes gradients, the compute lane asks; if they do not, the step ends there,
+        nothing is left of it, and the answer is None.  All ranks must find the same.
+        """
+        step = SpeculativeStep(self.events, self.lanes, self.status, self._speculative, is_valid)
+        self.run_lanes(step, state)
+        if step.wait_validated():
+            return step.executed
+        # The parameters were not valid: drop what the step has left
+        self.operations.forget()
+        return None
+
+
+class SpeculativeStep(StepSynchronizer):
+    """The synchronization of a step whose parameters may turn out to be wrong.
+
+    Args:
+        events: Those that instructions of this device wait for here.
+        lanes: The lanes of this device.
+        status: What the lanes do is written there.
+        speculative: The instructions that may run before it is known.
+        is_valid: Whether the parameters of the step are valid; asked before the first change of a gradient.
+    """
+
+    def __init__(
+        self,
+        events: Collection[InstructionEvent],
+        lanes: CpuLanes | CudaLanes,
+        status: RankStatus,
+        speculative: Collection[int],
+        is_valid: Callable[[], bool],
+    ) -> None:
+        super().__init__(events, lanes, status)
+        self._speculative, self._is_valid = speculative, is_valid
+        self._validated, self._valid = threading.Event(), False
+
+    def admits(self, item: LaneInstruction) -> bool:
+        """Tell whether an instruction may run; the compute lane asks for the validity, the others wait for it."""
+        if item.number in self._speculative:
+            return True
+        if item.instruction.lane is Lane.COMPUTE:
+            self._validate()
+        return self.wait_validated()
+
+    def end_compute(self) -> None:
+        """Ask for the validity, if a program without backwards has not."""
+        self._validate()
+
+    def wait_validated(self) -> bool:
+        """The answer, as soon as it is there."""
+        self._validated.wait()
+        self.check()
+        return self._valid
+
+    def fail(self, error: BaseException) -> None:
+        """End the step with this error, on all lanes."""
+        super().fail(error)
+        self._validated.set()
+
+    def _validate(self) -> None:
+        if not self._validated.is_set():
+            self._valid = self._is_valid()
+            self._validated.set()
+
+
+BINDING = (Kind.B, Kind.I, Kind.W, Kind.G, Kind.D, Kind.S)
+"""Kinds that change gradients or parameters."""
+
+
+def speculative_instructions(program: Program) -> frozenset[int]:
+    """Indices of instructions that precede every gradient change on all ranks; a message with both its ends."""
+    followers: list[list[int]] = [[] for _ in program.instructions]
+    pending: list[int] = []
+    for index, instruction in enumerate(program.instructions):
+        for wait in instruction.waits:
+            followers[wait.instruction].append(index)
+        kind, stage, j = instruction.op
+        if kind in BINDING or (kind in (Kind.O, Kind.L) and instruction.peer is not None):
+            pending.append(index)
+        elif kind in (Kind.RECV_F, Kind.RECV_B):
+            # A message is sent only if it is received, else the sender would wait.
+            send = Op(Kind.SEND_F, stage - 1, j) if kind is Kind.RECV_F else Op(Kind.SEND_B, stage + 1, j)
+            followers[index].append(program.index[send])
+    for queue in program.queues:
+        for earlier, later in itertools.pairwise(queue.instructions):
+            followers[earlier].append(later)
+    binding = set(pending)
+    for index in pending:
+        for follower in followers[index]:
+            if follower not in binding:
+                binding.add(follower)
+                pending.append(follower)
+    return frozenset(range(len(program.instructions))) - binding
