@@ -214,7 +214,8 @@ def test_memory_is_counted_for_new_shapes_and_when_asked() -> None:
 
     for counted, peaks in run_threads(plan_of(schedule_1f1b(), LLAMA), work):
         assert counted == [True, False, True, False, True]
-        assert peaks == [peaks[0]] * 4 + [2 * peaks[0]]
+        assert peaks[:4] == [peaks[0]] * 4
+        assert peaks[4] > peaks[0]
 
 
 def test_a_device_that_recomputes_counts_memory_in_every_step() -> None:
