@@ -69,6 +69,12 @@ def test_a_unit_has_the_same_weights_alone_as_in_the_model() -> None:
         assert torch.equal(parameter, whole[name])
 
 
+def test_the_row_of_the_padding_token_starts_at_zero() -> None:
+    (embedding,) = build_stage({**LLAMA, "pad_token_id": 5}, [PlannedUnit("embedding", None)], seed=0)
+    (table,) = embedding.parameters()
+    assert (table == 0).all(dim=1).nonzero().flatten().tolist() == [5]
+
+
 def test_seeds_give_different_weights() -> None:
     one, two = (build_stage(LLAMA, [PlannedUnit("head", None)], seed=s)[0].hf_parameters() for s in (0, 1))
     assert not torch.equal(one["lm_head.weight"], two["lm_head.weight"])

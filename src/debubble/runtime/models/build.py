@@ -91,8 +91,8 @@ def _mlp(config: ModelConfig, layer: int) -> UnitModule:
 def initialise(parameter: Tensor, name: str, config: ModelConfig, *, seed: int) -> None:
     """Initialise as Hugging Face does: matrices normal, biases zero, norms one, GPT-2's residual projections scaled.
 
-    What norms add to their weights counts towards that one.  Adapters start as peft's do: A as torch's linear layers,
-    B at zero.
+    What norms add to their weights counts towards that one; the padding token's row is zero.
+    Adapters start as peft's do: A as torch's linear layers, B at zero.
     """
     with torch.no_grad():
         if name.endswith("bias") or ".lora_B." in name:
@@ -112,4 +112,6 @@ def initialise(parameter: Tensor, name: str, config: ModelConfig, *, seed: int) 
             else:
                 drawn.normal_(0, deviation, generator=generator)
             # Drawn in fp32 whatever the dtype, so that runs in other precisions start alike.
+            if config.padding is not None and source == TABLE[config.is_gpt2]:
+                drawn[config.padding] = 0.0
             parameter.copy_(drawn)
