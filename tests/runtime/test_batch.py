@@ -7,7 +7,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError
-from debubble.runtime.batch import read_batch
+from debubble.runtime.batch import BatchFormat, read_batch
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import (
     GEMMA2,
@@ -34,7 +34,7 @@ def read(batch: Any, **arguments: Any) -> Any:
 
 
 def step_batch(batch: Any, **arguments: Any) -> Any:
-    return read_batch(batch, micro_batches=1, device=torch.device("cpu"), **arguments)
+    return read_batch(batch, micro_batches=1, device=torch.device("cpu"), accepted=BatchFormat(**arguments))
 
 
 def test_labels_are_the_tokens_themselves_and_targets_what_they_predict() -> None:
@@ -87,6 +87,14 @@ def test_modules_of_ones_own_take_inputs_of_any_shape() -> None:
     assert batch.counted == 3
     with pytest.raises(InputError, match="as many rows"):
         step_batch({"inputs": images, "targets": labels[:3]})
+
+
+def test_more_positions_than_the_model_has_learned_are_refused() -> None:
+    with pytest.raises(InputError, match="4 tokens is longer than the model's 3 positions"):
+        read({"input_ids": TOKENS, "targets": TOKENS}, positions=3, vocabulary=9)
+    entries = {"input_ids": TOKENS, "targets": TOKENS, "position_ids": torch.arange(1, 5)[None]}
+    with pytest.raises(InputError, match="Position 4 is beyond the model's 4 positions"):
+        read(entries, has_positions=True, positions=4, vocabulary=9)
 
 
 @pytest.mark.parametrize(

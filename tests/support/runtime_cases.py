@@ -10,7 +10,7 @@ import torch
 from debubble.ir import Plan, RunOptions, StageCosts
 from debubble.models import ModelConfig
 from debubble.runtime import Pipeline
-from debubble.runtime.batch import read_batch
+from debubble.runtime.batch import BatchFormat, read_batch
 from debubble.runtime.distributed.transport import Threads
 from tests.support.reference_model import ReferenceModel
 from tests.support.schedule_cases import recomputing
@@ -149,7 +149,9 @@ def reference_gradients(
 ) -> Any:
     """The same of the whole model in one process: plain autograd, micro-batch by micro-batch."""
     model = ReferenceModel(config, dtype=dtype).to(device)
-    batch = read_batch(tokens, micro_batches=micro_batches, device=device, has_positions=True, has_masks=True)
+    batch = read_batch(
+        tokens, micro_batches=micro_batches, device=device, accepted=BatchFormat(has_positions=True, has_masks=True)
+    )
     total = torch.zeros((), dtype=torch.float64, device=device)
     for x, micro_batch in zip(*batch.micro_batches(scale=1 / batch.counted, seed=0), strict=True):
         loss = model(x, micro_batch)

@@ -125,15 +125,24 @@ class StepBatch:
         ]
 
 
+@dataclass(frozen=True)
+class BatchFormat:
+    """What a plan's model takes of a batch."""
+
+    has_positions: bool = False
+    """Whether its units take positions and documents."""
+    has_masks: bool = False
+    """Whether they may hide tokens, too."""
+    loss_entries: tuple[str, ...] = ()
+    """Names of the entries that the loss asks for."""
+    vocabulary: int | None = None
+    """Tokens that the model has; None: its modules are the user's own, and take any inputs."""
+    positions: int | None = None
+    """Positions that the model has learned; None: it has none of its own, and takes any length."""
+
+
 def read_batch(
-    batch: Batch,
-    *,
-    micro_batches: int,
-    device: torch.device,
-    has_positions: bool = False,
-    has_masks: bool = False,
-    loss_entries: Sequence[str] = (),
-    vocabulary: int | None = None,
+    batch: Batch, *, micro_batches: int, device: torch.device, accepted: BatchFormat | None = None
 ) -> StepBatch:
     """Check, move and cut a batch.
 
@@ -145,17 +154,12 @@ def read_batch(
         batch: Tokens and targets (see `Batch`).
         micro_batches: How many the plan has.
         device: Where the tokens and targets go.
-        has_positions: Whether the model's units take positions and documents.
-        has_masks: Whether they may hide tokens, too.
-        loss_entries: Names of the entries that the loss asks for.
-        vocabulary: Tokens that the model has; None: its modules are the user's own, and take any inputs.
+        accepted: What the model takes; None: neither positions nor masks.
 
     Raises:
         InputError: The batch has the wrong shape, cannot be divided, or has an entry that cannot be honoured.
     """
-    read_one = partial(
-        _read, has_positions=has_positions, has_masks=has_masks, loss_entries=loss_entries, vocabulary=vocabulary
-    )
+    read_one = partial(_read, accepted=accepted or BatchFormat())
     if isinstance(batch, Tensor | Mapping):
         read = [read_one(batch)]
         cut = read[0].cut(micro_batches)
@@ -190,9 +194,8 @@ def _own(rows: TokenRows, group: ContextGroup) -> TokenRows:
     return TokenRows(tokens, targets, positions, rows.documents)
 
 
-def _read(
-    batch: Entries, *, has_positions: bool, has_masks: bool, loss_entries: Sequence[str], vocabulary: int | None
-) -> TokenRows:
+def _read(batch: Entries, *, accepted: BatchFormat) -> TokenRows:
+    loss_entries, any_shape = accepted.loss_entries, accepted.vocabulary is None
     missing = next((name for name in loss_entries if isinstance(batch, Tensor) or name not in batch), None)
     if missing is not None:
         raise InputError(f"The loss asks for '{missing}', which the batch does not have: give it as an entry.")
@@ -200,13 +203,17 @@ def _read(
         if batch.dim() != 2 or batch.shape[1] < 2:
             raise InputError(f"A batch of tokens has shape [rows, length + 1], not {list(batch.shape)}.")
         batch = {"input_ids": batch[:, :-1], "targets": batch[:, 1:]}
-    elif vocabulary is None and INPUTS in batch:
+    elif any_shape and INPUTS in batch:
         batch = {**batch, "input_ids": batch[INPUTS]}
         batch.pop(INPUTS)
     check_entries(batch, "The batch", loss_entries)
-    tokens, targets = _tokens_and_targets(batch, any_shape=vocabulary is None)
-    if vocabulary is not None:
-        _check_tokens(tokens, targets, vocabulary)
+    tokens, targets = _tokens_and_targets(batch, any_shape=any_shape)
+    if accepted.vocabulary is not None:
+        _check_tokens(tokens, targets, accepted.vocabulary)
+    if accepted.positions is not None and tokens.shape[1] > accepted.positions:
+        raise InputError(
+            f"A sequence of {tokens.shape[1]} tokens is longer than the model's {accepted.positions} positions."
+        )
     rows = TokenRows(
         tokens.contiguous(), targets.contiguous(), loss_inputs={name: batch[name] for name in loss_entries}
     )
@@ -214,9 +221,9 @@ def _read(
         if not tensor.dim() or len(tensor) != len(tokens):
             raise InputError(f"'{name}' must have {len(tokens)} rows, as 'input_ids' has, not {list(tensor.shape)}.")
     if "position_ids" in batch:
-        rows = _with_positions(rows, batch["position_ids"], allowed=has_positions, masked="attention_mask" in batch)
+        rows = _with_positions(rows, batch["position_ids"], accepted, masked="attention_mask" in batch)
     if "attention_mask" in batch:
-        rows = _with_mask(rows, batch["attention_mask"], allowed=has_masks)
+        rows = _with_mask(rows, batch["attention_mask"], allowed=accepted.has_masks)
     return rows
 
 
@@ -269,7 +276,7 @@ def _next_labels(labels: Tensor) -> Tensor:
     return targets
 
 
-def _with_positions(rows: TokenRows, positions: Tensor, *, allowed: bool, masked: bool) -> TokenRows:
+def _with_positions(rows: TokenRows, positions: Tensor, accepted: BatchFormat, *, masked: bool) -> TokenRows:
     """The rows with positions of their own; as they are if these are the usual ones.
 
     As in transformers, they tell documents apart only where no mask does.
@@ -278,13 +285,15 @@ def _with_positions(rows: TokenRows, positions: Tensor, *, allowed: bool, masked
     usual = torch.arange(length, device=positions.device)
     if positions.shape[-1:] == (length,) and (positions == usual).all():
         return rows
-    if not allowed:
+    if not accepted.has_positions:
         raise InputError(
             f"The runtime counts positions by itself for this model: 'position_ids' must be 0 to {length - 1} in every"
             " row, or be left out."
         )
     if positions.shape not in (rows.tokens.shape, (1, length)) or bool((positions < 0).any()):
         raise InputError("'position_ids' must have shape [rows, length], and be 0 or more.")
+    if accepted.positions is not None and int(positions.max()) >= accepted.positions:
+        raise InputError(f"Position {int(positions.max())} is beyond the model's {accepted.positions} positions.")
     positions = positions.expand_as(rows.tokens).contiguous()
     if masked:
         return replace(rows, positions=positions)

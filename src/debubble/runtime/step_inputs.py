@@ -11,7 +11,7 @@ from torch import Tensor
 from debubble.ir import Plan
 from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import DTYPES, balance_of
-from debubble.runtime.batch import Batch, StepBatch, read_batch
+from debubble.runtime.batch import Batch, BatchFormat, StepBatch, read_batch
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.execution.operations import StepState
 from debubble.runtime.models.loss import Loss, loss_entries
@@ -38,11 +38,16 @@ class StepInputs:
         self._hidden = 0 if config is None else config.hidden
         own_units = config is not None and not config.whole_layers
         # An auxiliary loss of routers would count hidden tokens.
-        self.read: Callable[[Batch], StepBatch] = partial(
-            read_batch, micro_batches=plan.micro_batches, device=on, has_positions=own_units,
-            has_masks=own_units and self._balance is None, loss_entries=loss_entries(loss),
+        accepted = BatchFormat(
+            has_positions=own_units,
+            has_masks=own_units and self._balance is None,
+            loss_entries=loss_entries(loss),
             vocabulary=None if config is None else config.vocab,
-        )  # fmt: skip
+            positions=None if config is None else config.positions or None,
+        )
+        self.read: Callable[[Batch], StepBatch] = partial(
+            read_batch, micro_batches=plan.micro_batches, device=on, accepted=accepted
+        )
         """Checks, moves and cuts a batch as `read_batch` does."""
 
     def state(
