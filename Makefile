@@ -45,6 +45,9 @@ test-frameworks: $(FRAMEWORKS)/.ready ## run the other frameworks' own code on t
 	$(FRAMEWORKS)/bin/pytest tests/exports/test_frameworks.py -rs --timeout 1200
 	$(FRAMEWORKS)/bin/pytest tests/training/test_examples.py -rs --timeout 1200 -m slow -k torchtitan
 
+golden: $(VENV)/.ready ## hold this version's plans to the golden corpus (ARGS=--exact: a move changes nothing)
+	cd benchmarks && $(abspath $(BIN))/python -m golden $(ARGS)
+
 check: $(VENV)/.ready ## ruff, mypy and the contracts of the imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -68,4 +71,4 @@ docs-check: $(VENV)/.ready ## run the commands of README and docs (many minutes)
 clean: ## remove what was built
 	rm -rf $(VENV) build dist runs
 
-.PHONY: help setup run test test-slow test-frameworks check docs docs-links docs-check clean
+.PHONY: help setup run test test-slow test-cuda test-frameworks golden check docs docs-links docs-check clean
