@@ -210,8 +210,8 @@ def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Pa
     read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], pipeline=4, sequence_length=4096)
 
     assert (read.micro_batches, read.options.micro_batch_size, read.options.dtype) == (8, 2, "bf16")
-    assert read.layers == (8, 8, 8, 8)
-    assert read.unread[0].startswith("Stages and recomputation are your script's")
+    assert read.layers == (7, 9, 9, 7)
+    assert read.unread[0].startswith("Stages are your script's: predicted is partition_method 'parameters'")
 
 
 UNREAD = {
@@ -244,8 +244,8 @@ def test_every_setting_that_is_not_read_is_named(framework: str, tmp_path: Path)
 
     unread = job(framework, tmp_path, name, text, cluster=cluster, **given).unread
 
-    [not_read] = [sentence for sentence in unread if sentence.startswith("Not read: ")]
-    [taken] = [sentence for sentence in unread if sentence.startswith("Taken to cost neither time nor memory: ")]
+    [not_read] = [sentence for sentence in unread if sentence.startswith("Not in the prediction: ")]
+    [taken] = [sentence for sentence in unread if sentence.startswith("Known to cost neither time nor memory: ")]
     assert costly in not_read
     assert free in taken
 
@@ -282,7 +282,7 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
         ("torchtitan", "a.toml", "[model]\nname = 'mine'\n", "give it with --model"),
         ("torchtitan", "a.toml", "not toml", "is no TOML"),
         ("torchtitan", "a.py", "import os\n", "no recipe of debubble's"),
-        ("automodel", "a.yaml", "model: {}\n", "names no model that is known here"),
+        ("automodel", "a.yaml", "model: {}\n", "names no model: give it with --model"),
         ("automodel", "a.yaml", "[1, 2]\n", "has no settings by name"),
         ("deepspeed", "a.json", "{}", "does not describe the model"),
         (

@@ -115,7 +115,7 @@ def test_the_shell_around_arguments_is_no_part_of_them(script: str, tmp_path: Pa
 def test_a_sum_of_what_the_script_does_not_set_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("run --global-batch-size $((GPUS * 8)) --bf16")
 
-    assert read_arguments(tmp_path / "job.sh")["--global-batch-size"] == "$((GPUS*8))"
+    assert read_arguments(tmp_path / "job.sh")["--global-batch-size"] == "$((GPUS * 8))"
 
 
 @pytest.mark.parametrize("text", [SCRIPT, LOG], ids=["script", "log"])
@@ -139,7 +139,7 @@ def test_arguments_that_cost_nothing_are_named(tmp_path: Path) -> None:
     text = SCRIPT.replace("EXTRA", "")
 
     free = "--lr --nproc-per-node --train-iters"
-    assert job(tmp_path, text).unread == (f"Taken to cost neither time nor memory: {free}.",)
+    assert job(tmp_path, text).unread == (f"Known to cost neither time nor memory: {free}.",)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +194,10 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         "--offload-modules",
         "--delta-offload-bytes-across-pp-ranks",
         "Not",
-        "Taken",
+        "Known",
     ]
     assert unread[1] == "--offload-modules attn_norm is not priced: activations are predicted to stay."
-    assert unread[-2] == "Not read: --enable-cuda-graph."
+    assert unread[-2] == "Not in the prediction: --enable-cuda-graph."
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,19 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
     [
         ("echo hello\n", "has no arguments such as --num-layers 32"),
         ("pretrain --num-layers 'x\n", "cannot be read as a shell script"),
-        (SCRIPT.replace("--num-layers 32", "--num-layers $LAYERS"), "--num-layers is '[$]LAYERS', which is no whole"),
+        (
+            SCRIPT.replace("--num-layers 32", "--num-layers $LAYERS"),
+            "--num-layers is '[$]LAYERS', which the file does not set: give it with --args",
+        ),
         (SCRIPT.replace("--vocab-size 128256", ""), "do not say --vocab-size"),
         (SCRIPT.replace("--swiglu", ""), "a model without SwiGLU"),
         (SCRIPT.replace("EXTRA", "--pipeline-model-parallel-layout 'Et|x'"), "no layout of E, t, m, L"),
         (SCRIPT.replace("EXTRA", "--optimizer sgd --sgd-momentum lots"), "is 'lots', which is no share"),
         (SCRIPT.replace("EXTRA", "--decoder-first-pipeline-num-layers few"), "is 'few', which is no whole number"),
-        (SCRIPT.replace("PP=4", "PP=1").replace("EXTRA", FIRST_AND_LAST), "first and the last of 1 pipeline devices"),
+        (
+            SCRIPT.replace("PP=4", "PP=1").replace("EXTRA", FIRST_AND_LAST),
+            "is for the stages of a pipeline, and --pipeline-model-parallel-size is 1",
+        ),
         (SCRIPT.replace("PP=4", "PP=3"), "do not divide the cluster's 4"),
         (SCRIPT.replace("=16", "=15.5"), "--global-batch-size is '15.5'"),
     ],
@@ -275,7 +281,7 @@ def test_a_configuration_of_megatron_bridge_is_read(tmp_path: Path) -> None:
     assert set(read.strategies.values()) == {("core", "norm+mlp")}
     assert read.unread == (
         "--overlap-grad-reduce: gradients are predicted to be summed after the pipeline.",
-        "Taken to cost neither time nor memory: --lr --train-iters dataset.path.",
+        "Known to cost neither time nor memory: --lr --train-iters dataset.path.",
     )
 
 
@@ -309,7 +315,7 @@ def test_a_known_tokenizer_tells_the_vocabulary(tokenizer: str, words: int, tmp_
 def test_what_is_given_takes_the_place_of_an_argument(tmp_path: Path) -> None:
     read = job(tmp_path, SCRIPT.replace("EXTRA", ""), pipeline=2, sequence_length=2048)
     assert (read.pipeline, read.options.sequence_length) == (2, 2048)
-    assert read.unread == ("Taken to cost neither time nor memory: --lr --nproc-per-node --train-iters.",)
+    assert read.unread == ("Known to cost neither time nor memory: --lr --nproc-per-node --train-iters.",)
 
 
 @pytest.mark.parametrize("number", [0, -4])

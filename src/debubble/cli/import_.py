@@ -11,7 +11,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.names import cluster_completion, import_names, name_argument, name_option, planner_names
+from debubble.cli.names import cluster_completion, dtype_names, import_names, name_argument, name_option, planner_names
 from debubble.cli.output import Json, SearchProgress, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable
 
@@ -30,6 +30,12 @@ class JobFacts(o.OptionGroup):
     pipeline: int | None = o.option("Pipeline devices, where it does not say.")
     sequence_length: int | None = o.option("Tokens per sequence, where it does not say.")
     micro_batches: int | None = o.option("Micro-batches per step, where it does not say.")
+    dtype: str | None = o.option("Dtype of computing, in place of its own.", names=dtype_names, what="dtype")
+    lora: int | None = o.option("Rank of LoRA adapters, in place of the configuration's (0: the whole model).")
+    quantize: str | None = o.option("Format of the frozen weights beside adapters: nf4 or nf4-dq.")
+    args: str | None = o.option(
+        "Arguments of a shell script, such as '1 4 8', with variables of its environment first, such as 'TP=4 1 8'."
+    )
 
     def read(self) -> UserFacts:
         """The facts for an importer; raises InputError if the cluster is missing, or it or the model is unknown."""
@@ -42,6 +48,9 @@ class JobFacts(o.OptionGroup):
             pipeline=self.pipeline,
             sequence_length=self.sequence_length,
             micro_batches=self.micro_batches,
+            dtype=self.dtype,
+            lora=self.lora,
+            quantize=self.quantize,
         )
 
 
@@ -75,7 +84,7 @@ def import_(
 
     check_writable(output)
     importer, given = imports[target], facts.read()
-    settings = importer.settings(file)
+    settings = importer.read(file, facts.args)
     job = importer.job(settings, file, given)
     yours = job.plan(given.cluster)
     if as_it_is:
@@ -90,9 +99,14 @@ def import_(
         best.save(output)
         log().print(f"The plan is in {output}.")
     if json:
-        print_answer(target=target, degrees=yours.degrees, **vars(comparison), unread=list(job.unread))
+        print_answer(
+            target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary,
+            not_predicted=job.rest.not_predicted, unread=list(job.unread),
+        )  # fmt: skip
         return
-    console().print(f"{yours.degrees}; {yours.schedule.name}; recomputing {', '.join(dict.fromkeys(yours.recompute))}")
+    first = [f"{yours.degrees}", yours.schedule.name, f"recomputing {', '.join(dict.fromkeys(yours.recompute))}"]
+    console().print("; ".join(filter(None, [*first, job.left_out])), soft_wrap=True)
+    console().print(f"It {job.summary}.", soft_wrap=True)
     if as_it_is:
         console().print(f"Yours: {comparison.yours}.")
     else:
@@ -101,6 +115,6 @@ def import_(
         if not degrees:
             console().print("Degrees are the job's own: --degrees searches them too.", style="dim")
     if job.unread:
-        console().print("\nWhat was not read, or is not in the prediction:")
+        console().print("\nEntries that are not in the prediction, or cost nothing:")
         for sentence in job.unread:
             console().print(f"  - {sentence}", soft_wrap=True)

@@ -27,6 +27,8 @@ from debubble.ir import Plan
 from debubble.targets import targets
 
 _TARGET = "AMD Primus"
+_ON_BY_DEFAULT = ("bf16", "use_distributed_optimizer")
+"""Switches that Primus's own base configuration sets, which an experiment must turn off."""
 
 
 @exporter("primus", options=OPTIONS)
@@ -36,7 +38,7 @@ def primus(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     order = require_order(plan, targets["primus"])
     plan, recompute, losses = _by_module(plan, stages) if plan.options.expert_overlap else _by_layer(plan)
     arguments = {**arguments_of(plan, stages, settings), **offload_arguments(plan, targets["primus"])}
-    overrides = as_settings(arguments) | recompute
+    overrides = {**dict.fromkeys(_ON_BY_DEFAULT, False), **as_settings(arguments), **recompute}
     losses = (*losses, *untested_settings(plan))
     variables = environment(arguments)
     if variables:

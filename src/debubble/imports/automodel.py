@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from debubble.imports.job import ImportedJob, batches_in
+from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.model import hub_model
 from debubble.imports.registry import UserFacts, importer
-from debubble.imports.settings import SettingsReader, read_settings, unread
+from debubble.imports.settings import SettingsReader, read_settings
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, expert_ranks, layer_strategies, layers_of, order_of
+from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
 _OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "FusedAdam": "adamw"}
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "auto": "bf16"}
+_DTYPES = {
+    "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "auto": "bf16", "bf16": "bf16", "fp16": "fp16",
+    "fp32": "fp32",
+}  # fmt: skip
 _LENGTHS = ("sequence_length", "dataset.seq_length", "dataset.seq_len", "packed_sequence.packed_sequence_size")
-_MAY_COST = re.compile(
-    r"fp8|te_|compile|offload|packed|shard|fsdp|parallel|pipeline|moe|distributed|backend|model\.(?!pretrained)|quantiz"
-)
-"""Words in the names of settings that change time or memory of a step."""
 
 
 @importer("automodel", settings=read_settings, file="plan.yaml")
@@ -29,19 +28,17 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     pipeline = read.size("distributed.pp_size", 1, instead=given.pipeline)
     tensor, context = read.size("distributed.tp_size", 1), read.size("distributed.cp_size", 1)
     data = read.size("distributed.dp_size", max(1, given.cluster.count // (pipeline * tensor * context)))
-    size, number = _batch(read, data=data, pipeline=pipeline)
+    batch = _batch(read, data=data, pipeline=pipeline)
     order = "1f1b" if pipeline == 1 else _order(read)
     parts = read.get("distributed.pipeline.module_fqns_per_model_part")
-    stages = pipeline * chunks_of(order)
-    layers = layers_of(parts) if parts else balanced_layers(model.layers, stages, first_less=0, last_less=0)
+    layers = layers_of(parts) if parts else _split(read, model.layers, pipeline, order)
     said = [name for name in _LENGTHS if read.get(name) is not None]
     length = given.sequence_length or next(map(read.size, said), None)
     if length is None:
         raise InputError(f"{read.path} does not say how long its sequences are: give --sequence-length.")
-    stored = read.text("model.torch_dtype", "bfloat16")
     expert, expert_tensor = expert_ranks(read, "distributed.ep_size", model, tensor=tensor)
     options = RunOptions(
-        micro_batch_size=size,
+        micro_batch_size=batch.size,
         sequence_length=length,
         tensor=tensor,
         data=data,
@@ -50,8 +47,8 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         expert_tensor=expert_tensor,
         zero=_zero(read, pipeline) if data * context > 1 else 0,
         optimizer=_optimizer(read),
-        dtype=read.choice("distributed.mp_policy.param_dtype", stored, _DTYPES),
-        lora=read.number("peft.dim", 0),
+        dtype=_dtype(read),
+        lora=_lora(read),
     )
     checkpointing = bool(read.get("distributed.activation_checkpointing", False))
     return ImportedJob(
@@ -59,12 +56,55 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=given.micro_batches or number,
+        micro_batches=given.micro_batches or batch.number * batch.passes,
+        passes=1 if given.micro_batches else batch.passes,
         layers=layers,
         order=order,
         strategies=layer_strategies(range(model.layers)) if checkpointing else {},
-        unread=tuple(_unread(read, options, pipeline=pipeline, micro_batches=number)),
+        sequence_parallel=bool(read.get("distributed.sequence_parallel", False)),
+        unsaid=read.unsaid(
+            dtype=_DTYPE_NAMES,
+            gradients=("distributed.mp_policy.reduce_dtype",),
+            sequence_parallel=("distributed.sequence_parallel",),
+            zero=("distributed.strategy", "distributed.reshard_after_forward"),
+        ),
+        rest=Unread.of(read, _remarks(read, options, micro_batches=batch.number), "automodel"),
     )
+
+
+_DTYPE_NAMES = (
+    "distributed.mp_policy.param_dtype", "model.torch_dtype", "model.dtype", "model.config.torch_dtype"
+)  # fmt: skip
+"""Settings that say the dtype of computing; the first of them that is there decides."""
+
+
+def _dtype(read: SettingsReader) -> str:
+    said = [name for name in _DTYPE_NAMES if read.get(name) is not None]
+    return read.choice(said[0] if said else _DTYPE_NAMES[0], "bfloat16", _DTYPES)
+
+
+def _lora(read: SettingsReader) -> int:
+    """The rank of the adapters, 8 where a recipe has some without a rank; 0: the whole model is trained."""
+    return read.size("peft.dim", 8) if any(name.startswith("peft.") for name in read.settings) else 0
+
+
+def _split(read: SettingsReader, layers: int, pipeline: int, order: str | Schedule) -> tuple[int, ...]:
+    """Layers per stage: Automodel divides them evenly, into as many stages as `layers_per_stage` makes."""
+    setting = "distributed.pipeline.layers_per_stage"
+    if read.get(setting) is None:
+        return balanced_layers(layers, pipeline * chunks_of(order), first_less=0, last_less=0)
+    per_stage = read.size(setting)
+    stages = -(-layers // per_stage)
+    rounding = read.get("distributed.pipeline.round_virtual_stages_to_pp_multiple")
+    if rounding in ("up", "down"):
+        stages += -stages % pipeline if rounding == "up" else -(stages % pipeline)
+    alone = order in ("1f1b", "gpipe")
+    if stages % pipeline or not stages or (stages == pipeline) != alone:
+        raise InputError(
+            f"{read.path}: {setting} is {per_stage}, which makes {stages} stages of {layers} layers over {pipeline}"
+            f" pipeline devices, and the schedule needs {'one' if alone else 'two or more'} per device: choose another."
+        )
+    return balanced_layers(layers, stages, first_less=0, last_less=0)
 
 
 def _order(read: SettingsReader) -> str | Schedule:
@@ -72,17 +112,16 @@ def _order(read: SettingsReader) -> str | Schedule:
     return order_of(read.text("distributed.pipeline.pp_schedule", "1F1B"), csv, read.path)
 
 
-def _batch(read: SettingsReader, *, data: int, pipeline: int) -> tuple[int, int]:
-    """Sequences per micro-batch, and micro-batches per step and replica.
-
-    A pipeline divides a local batch; without one it is a micro-batch, and the gradients of several add up.
-    """
+def _batch(read: SettingsReader, *, data: int, pipeline: int) -> Batch:
+    """The batch of a step and replica: a pipeline divides a local batch; without one it is a micro-batch."""
+    local, whole = "step_scheduler.local_batch_size", "step_scheduler.global_batch_size"
     if pipeline == 1:
-        size = read.size("step_scheduler.local_batch_size", 1)
-        name = "step_scheduler.global_batch_size"
-        return size, batches_in(read.size(name, size * data), size * data, read.path, name=name)
-    size, name = read.size("distributed.pipeline.pp_microbatch_size", 1), "step_scheduler.local_batch_size"
-    return size, batches_in(read.size(name, size), size, read.path, name=name)
+        size = read.size(local, 1)
+        return Batch(size, batches_in(read.size(whole, size * data), size * data, read.path, name=whole), 1)
+    size = read.size("distributed.pipeline.pp_microbatch_size", 1)
+    number = batches_in(read.size(local, size), size, read.path, name=local)
+    together = size * number * data
+    return Batch(size, number, batches_in(read.size(whole, together), together, read.path, name=whole))
 
 
 def _zero(read: SettingsReader, pipeline: int) -> int:
@@ -99,9 +138,12 @@ def _defers_gradients(read: SettingsReader) -> bool:
 
 
 def _model(read: SettingsReader) -> Model:
-    model = hub_model(str(read.get("model.pretrained_model_name_or_path", "")))
+    said = (read.get(f"model.{part}pretrained_model_name_or_path") for part in ("", "config."))
+    name = next((str(each) for each in said if each is not None), None)
+    model = None if name is None else hub_model(name)
     if model is None:
-        raise InputError(f"{read.path} names no model that is known here: give it with --model.")
+        named = "names no model" if name is None else f"names the model '{name}', which is not known here"
+        raise InputError(f"{read.path} {named}: give it with --model.")
     return model
 
 
@@ -121,15 +163,11 @@ def _optimizer_class(read: SettingsReader) -> str:
     return str(read.get("optimizer._target_", "torch.optim.AdamW")).rpartition(".")[2]
 
 
-def _unread(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_batches: int) -> Iterator[str]:
+def _remarks(read: SettingsReader, options: RunOptions, *, micro_batches: int) -> Iterator[str]:
     if options.zero == 3 and micro_batches > 1 and _defers_gradients(read):
         yield (
             "Gradients stay whole until the last micro-batch (defer_fsdp_grad_sync), which takes more memory than is"
             " predicted."
-        )
-    if pipeline > 1:
-        yield from read.assume(
-            "step_scheduler.global_batch_size", options.micro_batch_size * micro_batches * options.data
         )
     if _optimizer_class(read) not in {*_OPTIMIZERS, "SGD"}:
         yield f"optimizer._target_ is {_optimizer_class(read)}, and the prediction counts on AdamW."
@@ -140,4 +178,3 @@ def _unread(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_b
     yield from read.assume(f"{policy}output_dtype", *_torch_names(options.dtype))
     yield from read.assume(f"{policy}reduce_dtype", *_torch_names("fp32"))
     yield from read.assume(f"{policy}cast_forward_inputs", True)
-    yield from unread(read.left, _MAY_COST)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.job import ImportedJob, batches_in, even_layers, replicas
+from debubble.imports.deepspeed_partition import DEFAULT, partitioned_layers
+from debubble.imports.job import ImportedJob, batches_in, replicas
 from debubble.imports.registry import UserFacts, importer
-from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
+from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.torch_hosts import layer_strategies
+from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 
 _MODULE = "planned_pipeline.py"
 _LAYERS = "planned_layers.py"
-_MAY_COST = re.compile(
-    r"offload|overlap|activation_checkpointing|compression|partition|zero_|pipeline|\bamp\b|communication|moe"
-    r"|tensor_parallel|sparse_attention"
-)
-"""Words in the names of settings that change time or memory of a step."""
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -50,7 +46,8 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         counts[0] -= 1
         counts[-1] -= 1
     else:
-        counts = list(even_layers(layers, given.pipeline or _pipeline(read, given.cluster.count)))
+        stages = given.pipeline or _pipeline(read, given.cluster.count)
+        counts = list(partitioned_layers(_partition(read), given.model, stages)) if stages > 1 else [layers]
     pipeline = len(counts)
     data = replicas(given.cluster, read.path, pipeline=pipeline)
     size, number = _micro_batches(read, data, instead=given.micro_batches)
@@ -58,10 +55,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     zero = read.number("zero_optimization.stage", 0)
     if pipeline > 1 and zero > 1:
         raise InputError(f"{read.path} has ZeRO-{zero}, with which DeepSpeed runs no pipeline: give --pipeline 1.")
-    dtypes = [name for name in ("bf16", "fp16") if read.get(f"{name}.enabled", False)]
-    if len(dtypes) > 1:
-        raise InputError(f"{read.path} enables bf16 and fp16, of which DeepSpeed takes one.")
-    dtype = dtypes[0] if dtypes else "fp32"
+    dtype = given.dtype or _dtype(read)
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=given.sequence_length,
@@ -84,12 +78,47 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
                 *read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS"),
             ]
         ),
-        unread=(
-            *_unread(read, pipeline=pipeline, batch=batch, predicted=size * number * data),
-            *_gathered(read, given.model),
-            *unread(read.left, _MAY_COST),
+        gradients=_gradients(read),
+        unsaid=read.unsaid(
+            dtype=_DTYPES, gradients=("data_types.grad_accum_dtype",), zero=("zero_optimization.stage",)
+        ),
+        rest=Unread.of(
+            read,
+            (
+                *_remarks(read, pipeline=pipeline, batch=batch, predicted=size * number * data),
+                *_gathered(read, given.model),
+            ),
+            "deepspeed",
         ),
     )
+
+
+_DTYPES = ("bf16.enabled", "fp16.enabled")
+_PARTITIONS = ("pipeline.partition_method", "pipeline.partition", "partition_method")
+
+
+def _dtype(read: SettingsReader) -> str:
+    """The dtype that is enabled; raises InputError if a trainer decides, or both are."""
+    auto = [name for name in _DTYPES if read.get(name) == "auto"]
+    on = [name for name in _DTYPES if read.get(name, False) is True]
+    if auto and not on:
+        raise InputError(
+            f"{read.path}: {' and '.join(auto)} {'are' if len(auto) > 1 else 'is'} 'auto', which your trainer fills in:"
+            " give --dtype, such as --dtype bf16."
+        )
+    if len(on) > 1:
+        raise InputError(f"{read.path} enables bf16 and fp16, of which DeepSpeed takes one.")
+    return on[0].partition(".")[0] if on else "fp32"
+
+
+def _gradients(read: SettingsReader) -> str:
+    return str(read.get("data_types.grad_accum_dtype", "fp32"))
+
+
+def _partition(read: SettingsReader) -> str:
+    """DeepSpeed's way to divide layers; `best`, its configuration's own default, is that of PipelineModule."""
+    said = next((str(value) for name in _PARTITIONS if (value := read.get(name)) is not None), DEFAULT)
+    return DEFAULT if said == "best" else said
 
 
 def _micro_batches(read: SettingsReader, data: int, *, instead: int | None) -> tuple[int, int]:
@@ -116,7 +145,7 @@ def _pipeline(read: SettingsReader, devices: int) -> int:
     return devices // replicas if replicas > 0 and devices % replicas == 0 else 1
 
 
-def _unread(read: SettingsReader, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:
+def _remarks(read: SettingsReader, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:
     if batch != predicted:
         yield f"train_batch_size is {batch}, and the micro-batches of the cluster's replicas make {predicted}."
     if pipeline == 1:
@@ -126,8 +155,8 @@ def _unread(read: SettingsReader, *, pipeline: int, batch: int, predicted: int) 
             yield "Recomputation is your script's: predicted is none."
     elif read.get(f"{_MODULE}: BOUNDS") is None:
         yield (
-            "Stages and recomputation are your script's: predicted are stages of equally many layers, and none that"
-            " recompute."
+            f"Stages are your script's: predicted is partition_method '{_partition(read)}'; its recomputation is"
+            " predicted as none."
         )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from debubble.costs import Cluster
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Partition, Units
+from debubble.imports.unread import Unread
 from debubble.ir import InputError, Plan, RunOptions, Schedule
 from debubble.models import Model
 from debubble.planners.bounds import lower_bound
@@ -18,6 +20,9 @@ from debubble.planners.model_problem import half_layers, problem_of
 from debubble.schedules import schedules
 from debubble.targets.levers import LAYERS
 from debubble.targets.offload import ModuleOffload
+
+FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
+"""The facts of a job's summary that are always told, by the names that `unsaid` has for them."""
 
 Strategies = Mapping[int, tuple[str, str]]
 """Layer -> the operators that its attention half and its MLP half recompute; those left out recompute nothing."""
@@ -36,9 +41,13 @@ class ImportedJob:
         layers: Decoder layers of every stage, in model order.
         order: The name of the library's schedule that the framework runs, or the order itself.
         strategies: What is recomputed.
+        passes: How often the pipeline fills and drains in a step: micro-batches are divided over so many passes.
         mtp_stage: The stage with the multi-token-prediction layers; None: the last.
         offload: The modules of every layer that are offloaded; None: nothing is.
-        unread: Sentences on what was not read, or is not priced.
+        sequence_parallel: Whether tensor-parallel ranks divide norms and residuals too, as is predicted.
+        gradients: The dtype in which gradients are summed, which is predicted as fp32.
+        unsaid: Facts of the summary that the configuration does not say -> whose default stands for them.
+        rest: What of the configuration is not in the prediction, or costs nothing.
     """
 
     target: str
@@ -49,9 +58,55 @@ class ImportedJob:
     layers: Sequence[int]
     order: str | Schedule
     strategies: Strategies
+    passes: int = 1
     mtp_stage: int | None = None
     offload: ModuleOffload | None = None
-    unread: tuple[str, ...] = ()
+    sequence_parallel: bool = True
+    gradients: str = "fp32"
+    unsaid: Mapping[str, str] = field(default_factory=dict)
+    rest: Unread = field(default_factory=Unread)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Sentences on what is not in the prediction, or costs nothing."""
+        return tuple(self.rest.sentences())
+
+    @property
+    def summary(self) -> str:
+        """What the prediction rests on and configurations often leave out: dtypes, sequence parallelism, ZeRO."""
+        o = self.options
+        otherwise = {
+            "gradients": "" if self.gradients == "fp32" else "predicted as fp32",
+            "sequence_parallel": "" if self.sequence_parallel else "predicted as on",
+        }
+        words = {
+            "dtype": f"computes in {o.dtype}",
+            "gradients": f"gradients in {self.gradients}",
+            "sequence_parallel": f"sequence parallelism {'on' if self.sequence_parallel else 'off'}",
+            "zero": f"ZeRO-{o.zero}",
+            **{fact: fact for fact in self.unsaid if fact not in FACTS},
+        }
+        if o.tensor == 1:
+            del words["sequence_parallel"]
+        return ", ".join(map(self._fact, words, words.values(), (otherwise.get(fact, "") for fact in words)))
+
+    def _fact(self, fact: str, word: str, otherwise: str) -> str:
+        """A fact of the summary, with whose default it is and how it is predicted."""
+        default = f"default of {self.unsaid[fact]}" if fact in self.unsaid else ""
+        notes = "; ".join(filter(None, [default, otherwise]))
+        return f"{word} ({notes})" if notes else word
+
+    @property
+    def left_out(self) -> str | None:
+        """A sentence on how many entries of the file are not in the prediction; None: all are."""
+        number = self.rest.not_predicted
+        entries = "1 entry of the file is" if number == 1 else f"{number} entries of the file are"
+        return f"{entries} not in the prediction" if number else None
+
+    def with_given(self, given: Mapping[str, Any]) -> ImportedJob:
+        """The job with options of its run that the user gives in place of what the configuration says."""
+        kept = {fact: of for fact, of in self.unsaid.items() if fact not in given}
+        return replace(self, options=replace(self.options, **given), unsaid=kept)
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan that the job runs, whether it fits or not.
@@ -59,6 +114,10 @@ class ImportedJob:
         Raises:
             InputError: if the parts do not go together.
         """
+        if len(self.layers) % self.pipeline:
+            raise InputError(
+                f"The stages are {len(self.layers)}, which is no multiple of the {self.pipeline} pipeline devices."
+            )
         if sum(self.layers) != self.model.layers:
             raise InputError(
                 f"The stages have {sum(self.layers)} layers together, and the model has {self.model.layers}; give the"
@@ -103,9 +162,33 @@ class ImportedJob:
         if isinstance(self.order, Schedule):
             return self.order
         chunks = len(self.layers) // self.pipeline
-        return schedules[self.order](
-            devices=self.pipeline, micro_batches=self.micro_batches, chunks=chunks if chunks > 1 else None
+        once = schedules[self.order](
+            devices=self.pipeline,
+            micro_batches=self.micro_batches // self.passes,
+            chunks=chunks if chunks > 1 else None,
         )
+        return _repeated(once, self.passes)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences per micro-batch, micro-batches per pass of the pipeline, passes per step."""
+
+    size: int
+    number: int
+    passes: int
+
+
+def _repeated(once: Schedule, passes: int) -> Schedule:
+    """The schedule run several times: every device begins the next pass when it is through with the one before."""
+    if passes == 1:
+        return once
+    number = once.micro_batches
+    orders = tuple(
+        tuple(op._replace(micro_batch=op.micro_batch + number * each) for each in range(passes) for op in order)
+        for order in once.orders
+    )
+    return replace(once, micro_batches=number * passes, orders=orders)
 
 
 def replicas(cluster: Cluster, path: Path, *, pipeline: int, tensor: int = 1, context: int = 1) -> int:

@@ -19,6 +19,7 @@ _NAMES = {
     "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
 }
 """Settings that Megatron-LM calls otherwise."""
+_ADAPTERS = "peft._target_"
 _STAGES = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
@@ -28,14 +29,31 @@ def read_bridge(path: Path) -> Mapping[str, Any]:
     Raises:
         InputError: if the file is no configuration of Megatron-Bridge.
     """
+    whole = read_settings(path)
+    if any(name.startswith(ARGUMENTS) for name in whole):
+        return read_mapping(whole)
     settings = {
         name: value
-        for name, value in read_settings(path).items()
-        if value not in (None, False, []) and not name.rpartition(".")[2].startswith("_")
+        for name, value in whole.items()
+        if value not in (None, []) and (not name.rpartition(".")[2].startswith("_") or name == _ADAPTERS)
     }
     if not any(name.startswith("model.") for name in settings):
         raise InputError(f"{path} has no model, as configurations of Megatron-Bridge have.")
-    return dict(_arguments(settings))
+    return {"framework": "megatron-bridge", **dict(_arguments(settings))}
+
+
+ARGUMENTS = "MODEL_ARGS."
+"""The part of a YAML file that has Megatron-LM's arguments by their names, dashes and all."""
+
+
+def read_mapping(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a file that has them as a mapping, with the rest of the file by its names; off is left out."""
+    named = {name.removeprefix(ARGUMENTS): value for name, value in settings.items() if name.startswith(ARGUMENTS)}
+    return {
+        f"--{name.lstrip('-').replace('_', '-')}": argument(value)
+        for name, value in named.items()
+        if value not in (None, False, [])
+    }
 
 
 def _arguments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -49,7 +67,9 @@ def _arguments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield "--pipeline-model-parallel-layout", value if isinstance(value, str) else _layout(value)
         elif part in PARTS and name:
             yield f"--{_NAMES.get(name, name.replace('_', '-'))}", argument(value)
-        elif part != "mixed_precision":
+        elif part == "mixed_precision":
+            yield from _precision_entry(name, value)
+        else:
             yield path, value
     if not settings.get("model.share_embeddings_and_output_weights"):
         yield "--untie-embeddings-and-output-weights", True
@@ -64,13 +84,22 @@ def _precision(recipe: str) -> Iterator[tuple[str, Any]]:
         yield "--fp8-format", "hybrid"
 
 
+def _precision_entry(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """One entry of a configuration of dtypes."""
+    if name == "grad_reduce_in_fp32":
+        if value is False:
+            yield "--grad-reduce-in-bf16", True
+    else:
+        yield f"--{name.replace('_', '-')}", argument(value)
+
+
 def _layout(stages: Sequence[Any]) -> str:
     """A layout string of lists of names, one for each stage."""
     return "|".join("".join(_STAGES.get(str(name), "t") for name in stage) for stage in stages)
 
 
 def argument(value: Any) -> Any:
-    """A value as it stands behind an argument: True, a word, or a tuple of words."""
+    """A value as it stands behind an argument: True, a word, or a tuple of words; False for one that is off."""
     if isinstance(value, list):
         return tuple(map(str, value))
-    return True if value is True else str(value)
+    return value if isinstance(value, bool) else str(value)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import Sizes
 from debubble.imports.registry import UserFacts, importer
-from debubble.imports.settings import SettingsReader, read_settings, unread
+from debubble.imports.settings import SettingsReader, read_settings
+from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.targets.frameworks import MINDFORMERS_CELLS
 
 _MODEL = "model.model_config."
 _SELECTED = "recompute_config.select_recompute"
-_MAY_COST = re.compile(r"swap|recompute|parallel|mp_comm|fine_grain|gmm|moe|model_config|pipeline|jit|memory")
-"""Words in the names of settings that change time or memory of a step."""
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -25,7 +23,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
     model = given.model or _model(read)
-    number = read.size(f"{_MODEL}num_layers", model.layers)
+    number = _size(read, "num_layers", model.layers)
     if number != model.layers:
         raise InputError(
             f"{read.path} says num_layers {number}, but the model has {model.layers}: give the right one with --model."
@@ -33,18 +31,25 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     pipeline = read.size("parallel_config.pipeline_stage", 1, instead=given.pipeline)
     data = read.size("parallel_config.data_parallel", 1)
     context = read.size("parallel_config.context_parallel", 1)
+    expert = read.size("parallel_config.expert_parallel", 1)
+    if model.experts is None and expert > 1:
+        raise InputError(
+            f"{read.path}: parallel_config.expert_parallel is {expert}, and the model has no experts: say them in"
+            " moe_config, or give the model with --model."
+        )
     chunks = read.size(f"{_MODEL}pp_interleave_num", 1)
     layers = _layers(read, model.layers, pipeline, chunks)
     divides = "parallel.parallel_optimizer_config.gradient_accumulation_shard"
     level = 2 if read.get(divides, False) else 1
     zero = level if read.get("parallel.enable_parallel_optimizer", False) else 0
+    length = _size(read, "seq_length", given.sequence_length)
     options = RunOptions(
         micro_batch_size=read.size("runner_config.batch_size", 1),
-        sequence_length=read.size(f"{_MODEL}seq_length", instead=given.sequence_length),
+        sequence_length=length if given.sequence_length is None else given.sequence_length,
         tensor=read.size("parallel_config.model_parallel", 1),
         data=data,
         context=context,
-        expert=read.size("parallel_config.expert_parallel", 1),
+        expert=expert,
         zero=zero,
         dtype=read.choice(f"{_MODEL}compute_dtype", "bfloat16", _DTYPES),
     )
@@ -57,23 +62,77 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
         strategies=_strategies(read, layers),
-        unread=tuple(_unread(read, options, chunks)),
+        sequence_parallel=bool(read.get("parallel_config.use_seq_parallel", False)),
+        unsaid=read.unsaid(
+            dtype=(f"{_MODEL}compute_dtype",),
+            gradients=(f"{_MODEL}param_init_type",),
+            sequence_parallel=("parallel_config.use_seq_parallel",),
+            zero=("parallel.enable_parallel_optimizer",),
+        ),
+        rest=Unread.of(read, _remarks(read, options, chunks), "mindformers"),
     )
+
+
+_OTHER_NAMES = {
+    "num_layers": ("num_hidden_layers",),
+    "num_heads": ("num_attention_heads",),
+    "n_kv_heads": ("num_key_value_heads",),
+    "intermediate_size": ("ffn_hidden_size",),
+    "seq_length": ("max_position_embeddings",),
+}
+"""Entries of a model -> the names that they have in Hugging Face's configs, which newer versions take."""
+_OTHER_LAYERS = (
+    "kv_lora_rank", "q_lora_rank", "n_routed_experts", "num_local_experts", "moe_intermediate_size",
+    "first_k_dense_replace", "layer_types", "sliding_window", "mtp_depth", "num_nextn_predict_layers",
+)  # fmt: skip
+"""Entries of models whose layers are not read here."""
+_OTHER_EXPERTS = ("shared_expert_num", "moe_intermediate_size", "first_k_dense_replace", "n_group", "moe_layer_freq")
+"""The same, in moe_config."""
+
+
+def _size(read: SettingsReader, name: str, default: int | None = None) -> int:
+    """A size of the model, under MindFormers' own name or Hugging Face's."""
+    names = [f"{_MODEL}{each}" for each in (name, *_OTHER_NAMES.get(name, ()))]
+    said = next((each for each in names if read.get(each) is not None), names[0])
+    return read.size(said, default)
 
 
 def _model(read: SettingsReader) -> Model:
     if read.get(f"{_MODEL}hidden_size") is None:
         raise InputError(f"{read.path} does not describe its model: give it with --model.")
-    hidden, heads = read.size(f"{_MODEL}hidden_size"), read.size(f"{_MODEL}num_heads")
+    unlike = [
+        name
+        for name in (*(f"{_MODEL}{name}" for name in _OTHER_LAYERS), *(f"moe_config.{name}" for name in _OTHER_EXPERTS))
+        if read.get(name) not in (None, 0, False)
+    ]
+    if unlike:
+        raise InputError(
+            f"{read.path}: {' '.join(unlike)} describes layers that are not read here: give the model's config.json"
+            " with --model."
+        )
+    hidden, heads = read.size(f"{_MODEL}hidden_size"), _size(read, "num_heads")
+    experts = read.size("moe_config.expert_num", 1)
     return Sizes(
-        layers=read.size(f"{_MODEL}num_layers"),
+        layers=_size(read, "num_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=read.size(f"{_MODEL}n_kv_heads", heads),
-        ffn=read.size(f"{_MODEL}intermediate_size"),
+        kv_heads=_size(read, "n_kv_heads", heads),
+        ffn=_size(read, "intermediate_size", _inner(read, hidden)),
         vocab=read.size(f"{_MODEL}vocab_size"),
         qkv_bias=bool(read.get(f"{_MODEL}qkv_has_bias", False)),
+        experts=experts if experts > 1 else 0,
+        experts_per_token=read.size("moe_config.num_experts_chosen", 1),
     ).model()
+
+
+def _inner(read: SettingsReader, hidden: int) -> int:
+    """The width of MindFormers' Llama without intermediate_size, from ffn_dim_multiplier and multiple_of."""
+    width: float = 4 * hidden
+    factor = read.get(f"{_MODEL}ffn_dim_multiplier")
+    if isinstance(factor, int | float):
+        width = int((factor + 0.01) * width)
+    multiple = read.size(f"{_MODEL}multiple_of", 256)
+    return multiple * -(-int(2 * width / 3) // multiple)
 
 
 def _layers(read: SettingsReader, layers: int, pipeline: int, chunks: int) -> tuple[int, ...]:
@@ -129,7 +188,7 @@ def _half(named: Sequence[str], half: int) -> str:
     return "+".join(operator[2:] for operator in named if operator[0] == str(half)) or "none"
 
 
-def _unread(read: SettingsReader, options: RunOptions, chunks: int) -> Iterator[str]:
+def _remarks(read: SettingsReader, options: RunOptions, chunks: int) -> Iterator[str]:
     if read.get(_SELECTED) is True:
         yield "select_recompute as a switch chooses MindFormers' own cells, which is predicted as nothing recomputed."
     yield from read.assume("optimizer.type", "AdamW")
@@ -138,4 +197,6 @@ def _unread(read: SettingsReader, options: RunOptions, chunks: int) -> Iterator[
     yield from read.assume("parallel_config.use_seq_parallel", options.tensor > 1, default=False)
     yield from read.assume(f"{_MODEL}param_init_type", "float32")
     yield from read.assume(f"{_MODEL}use_flash_attention", True)
-    yield from unread(read.left, _MAY_COST)
+    for name in ("moe_config.capacity_factor", "moe_config.comp_comm_parallel", "moe_config.enable_cold_hot_expert"):
+        if read.get(name) is not None:
+            yield f"{name} is {read.get(name)}, and experts are predicted to drop no token and to wait for messages."

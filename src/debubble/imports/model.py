@@ -40,6 +40,7 @@ class Sizes:
     experts: int = 0
     experts_per_token: int = 2
     expert_ffn: int | None = None
+    mtp_layers: int = 0
 
     def model(self) -> Model:
         """The model of one of Hugging Face's families that has these parts.
@@ -69,6 +70,8 @@ class Sizes:
             "tie_word_embeddings": self.tied, "max_position_embeddings": self.positions,
             **({"head_dim": self.head_dim} if self.head_dim is not None else {}),
         }  # fmt: skip
+        if self.mtp_layers:
+            return self._with_further_tokens(common)
         if not self.experts:
             family = "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
             return {"model_type": family, **common}
@@ -78,3 +81,16 @@ class Sizes:
             return {"model_type": "qwen3_moe", **common, **routed, **widths}
         widths = {"num_local_experts": self.experts, "intermediate_size": self.expert_ffn or self.ffn}
         return {"model_type": "mixtral", **common, **routed, **widths}
+
+    def _with_further_tokens(self, common: Mapping[str, Any]) -> Mapping[str, Any]:
+        """GLM-4.5, whose layers may all be dense: of the families with grouped attention it predicts further tokens."""
+        if self.qk_norm or self.experts:
+            raise InputError(
+                "The configuration describes multi-token prediction with experts or normed queries: give the model's"
+                " config.json, with num_nextn_predict_layers, with --model."
+            )
+        return {
+            "model_type": "glm4_moe", **common, "attention_bias": self.qkv_bias, "n_routed_experts": 2,
+            "num_experts_per_tok": 1, "first_k_dense_replace": self.layers,
+            "num_nextn_predict_layers": self.mtp_layers,
+        }  # fmt: skip

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from debubble.imports.job import ImportedJob
-from debubble.imports.megatron import Arguments, conflicts, job_of
+from debubble.imports.megatron import conflicts, job_of
+from debubble.imports.megatron_arguments import Arguments
 from debubble.imports.megatron_bridge import argument
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings
@@ -18,7 +19,7 @@ _TRAINER = "modules.pre_trainer."
 
 
 def read_experiment(path: Path) -> Mapping[str, Any]:
-    """The overrides as arguments, `--name` -> value, and the model as `model`; those that are off are left out.
+    """The overrides as arguments, `--name` -> value, and the model as `model`; False for those that are off.
 
     Raises:
         InputError: if the file is no experiment.
@@ -28,10 +29,13 @@ def read_experiment(path: Path) -> Mapping[str, Any]:
     overrides = {
         f"--{name.removeprefix(prefix).replace('_', '-')}": _with_default(argument(value))
         for name, value in settings.items()
-        if name.startswith(prefix) and value not in (None, False, {})
+        if name.startswith(prefix) and value not in (None, {})
     }
     if not overrides:
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
+    framework = settings.get(f"{_TRAINER}framework", "megatron")
+    if framework != "megatron":
+        raise InputError(f"{path} is for Primus's framework '{framework}'; only experiments of megatron are read.")
     model = settings.get(f"{_TRAINER}model")
     return overrides if model is None else {**overrides, "model": model.removesuffix(".yaml").replace("_", "-")}
 
@@ -44,4 +48,4 @@ def _with_default(value: Any) -> Any:
 @importer("primus", settings=read_experiment, file="plan.yaml", conflicts=conflicts)
 def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The job of an experiment, with the model that it names if debubble knows it."""
-    return job_of(Arguments(read.settings, read.path), given, target="primus")
+    return job_of(Arguments(read.settings, read.path, read.defaults), given, target="primus")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster
+from debubble.imports.defaults import DEFAULTS, NO_DEFAULTS
 from debubble.imports.job import ImportedJob
 from debubble.imports.settings import SettingsReader
 from debubble.ir import InputError
@@ -25,6 +26,9 @@ class UserFacts:
         pipeline: Pipeline devices; None: as the configuration says.
         sequence_length: Tokens per sequence; None: as the configuration says.
         micro_batches: Micro-batches per step; None: as the configuration says.
+        dtype: Of computing; None: as the configuration says.
+        lora: Rank of adapters; None: as the configuration says.
+        quantize: Format of frozen weights; None: as the configuration says.
     """
 
     cluster: Cluster
@@ -32,6 +36,9 @@ class UserFacts:
     pipeline: int | None = None
     sequence_length: int | None = None
     micro_batches: int | None = None
+    dtype: str | None = None
+    lora: int | None = None
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         for name, number in self._numbers.items():
@@ -43,6 +50,12 @@ class UserFacts:
         return {
             "pipeline": self.pipeline, "sequence-length": self.sequence_length, "micro-batches": self.micro_batches
         }  # fmt: skip
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the run that are given, whatever the configuration says."""
+        given = {"dtype": self.dtype, "lora": self.lora, "quantize": self.quantize}
+        return {name: value for name, value in given.items() if value is not None}
 
     def check_followed(self, job: ImportedJob, path: Path) -> None:
         """Raise InputError if the job is not of what was given, because its configuration decides that."""
@@ -73,6 +86,7 @@ class Importer:
         read_job: Reads what they say of the job.
         file: Which of the files that an export writes has the settings.
         conflicts: The job's settings that cannot stand beside those that a plan changes (None: leaves out).
+        with_arguments: Reads a script's settings with the script's own arguments; None: its files take none.
     """
 
     name: str
@@ -80,19 +94,35 @@ class Importer:
     read_job: ReadJob
     file: str
     conflicts: Conflicts
+    with_arguments: Callable[[Path, str], Settings] | None = None
+
+    def read(self, path: Path, arguments: str | None) -> Settings:
+        """A file's settings, with the arguments of a script; raises InputError if its files take none."""
+        if arguments is None:
+            return self.settings(path)
+        if self.with_arguments is None:
+            raise InputError(
+                f"--args are a shell script's arguments, and {self.name}'s files take none: leave them out."
+            )
+        return self.with_arguments(path, arguments)
 
     def job(self, settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
         """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
-        read = self.read_job(SettingsReader(settings, path), given)
+        read = self.read_job(SettingsReader(settings, path, DEFAULTS.get(self.name, NO_DEFAULTS)), given)
         given.check_followed(read, path)
-        return read
+        return read.with_given(given.options)
 
 
 imports: Registry[Importer] = Registry("debubble.imports", what="framework to import from")
 
 
 def importer(
-    name: str, *, settings: Callable[[Path], Settings], file: str, conflicts: Conflicts = lambda job, changed: ()
+    name: str,
+    *,
+    settings: Callable[[Path], Settings],
+    file: str,
+    conflicts: Conflicts = lambda job, changed: (),
+    with_arguments: Callable[[Path, str], Settings] | None = None,
 ) -> Callable[[ReadJob], ReadJob]:
     """Register an importer under the name of its target.
 
@@ -101,10 +131,11 @@ def importer(
         settings: Reads a file's settings; raises InputError with a sentence if it is none.
         file: The file of an export that has the settings.
         conflicts: Names the job's settings that cannot stand beside changed ones.
+        with_arguments: Reads a script's settings with the script's own arguments; None: its files take none.
     """
 
     def register(job: ReadJob) -> ReadJob:
-        imports.add(name, Importer(name, settings, job, file, conflicts))
+        imports.add(name, Importer(name, settings, job, file, conflicts, with_arguments))
         return job
 
     return register

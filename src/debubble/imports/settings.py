@@ -10,14 +10,16 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from debubble.files import read_file
-from debubble.imports.shell import script_words
+from debubble.imports.defaults import NO_DEFAULTS, Defaults
+from debubble.imports.script_arguments import named_arguments, training_words
+from debubble.imports.shell import follow
 from debubble.ir import InputError
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
@@ -70,39 +72,40 @@ def read_constants(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is no recipe of debubble's, whose settings are constants.") from error
 
 
-def unread(left: Iterable[str], costly: re.Pattern[str]) -> Iterator[str]:
-    """Sentences on the settings that nobody asked for: those that change time or memory of a step, and the others.
-
-    Args:
-        left: Their names.
-        costly: Words in the names of those that may cost something.
-    """
-    names = sorted(left)
-    may_cost = [name for name in names if costly.search(name)]
-    if may_cost:
-        yield f"Not read: {' '.join(may_cost)}."
-    free = [name for name in names if name not in may_cost]
-    if free:
-        more = f" and {len(free) - _NAMED} more" if len(free) > _NAMED else ""
-        yield f"Taken to cost neither time nor memory: {' '.join(free[:_NAMED])}{more}."
-
-
-_NAMED = 12
-"""Settings that are named in a sentence: a log lists hundreds."""
-
-
 class SettingsReader:
-    """Settings that are asked for by type, and know which of them were."""
+    """Settings that are asked for by type, and know which of them were.
 
-    def __init__(self, settings: Mapping[str, Any], path: Path) -> None:
-        self.settings, self.path = settings, path
+    Attributes:
+        settings: The file's settings.
+        path: The file.
+        defaults: What the framework takes for settings that the file does not have.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], path: Path, defaults: Defaults = NO_DEFAULTS) -> None:
+        self.settings, self.path, self.defaults = settings, path, defaults
         self._asked: set[str] = set()
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """A setting as it stands there; `default` where it is missing, null or `none`."""
+    def _value(self, name: str) -> Any:
+        """A setting as it stands there, or the framework's default."""
         self._asked.add(name)
-        value = self.settings.get(name)
+        return self.settings[name] if name in self.settings else self.defaults.values.get(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting, or the framework's default; `default` where that is missing, null or `none`."""
+        value = self._value(name)
         return default if value in (None, "none", "None") else value
+
+    def unsaid(self, **facts: Sequence[str]) -> dict[str, str]:
+        """The facts of which the file has none of the settings -> whose default stands for them.
+
+        Args:
+            facts: Fact -> names of the settings that say it.
+        """
+        return {
+            fact: self.defaults.of
+            for fact, names in facts.items()
+            if all(self.settings.get(name) is None for name in names)
+        }
 
     def text(self, name: str, default: str) -> str:
         """A word; raises InputError if the setting is none."""
@@ -130,7 +133,7 @@ class SettingsReader:
 
     def __contains__(self, name: str) -> bool:
         self._asked.add(name)
-        return name in self.settings
+        return name in self.settings or name in self.defaults.values
 
     def assume(self, name: str, *values: Any, default: Any = None) -> Iterator[str]:
         """A sentence if a setting has none of the values that the prediction counts on.
@@ -177,22 +180,28 @@ class SettingsReader:
         return value
 
 
-_LOGGED = re.compile(r"^\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
+_LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
+"""A line of the list, which launchers and schedulers may have put a rank or a time before."""
 _DUMP = 10
 """Lines of a log that make it the list of a run's arguments."""
 
 
-def read_arguments(path: Path) -> Mapping[str, Any]:
+def read_arguments(path: Path, given: str | None = None) -> Mapping[str, Any]:
     """The arguments in a file, `--name` -> True, a word, or a tuple of words.
 
-    Variables that the script sets are put in; words with others stay as they are.
+    Args:
+        path: A shell script, which is followed and never run, or a log with the list of arguments.
+        given: The script's own arguments, as on a command line; None: nobody said them.
 
     Raises:
-        InputError: if the file cannot be read, or has no arguments.
+        InputError: if the file cannot be read, has no arguments, or what they are is not told.
     """
     text = read_file(path, "script").decode(errors="replace")
     logged = _LOGGED.findall(text)
-    arguments = dict(_logged_arguments(logged)) if len(logged) >= _DUMP else _named_arguments(script_words(text, path))
+    if len(logged) >= _DUMP:
+        arguments = dict(_logged_arguments(logged))
+    else:
+        arguments = named_arguments(training_words(follow(text, path, given), path))
     if not arguments:
         raise InputError(
             f"{path} has no arguments such as --num-layers 32, nor the list of them that Megatron-LM logs."
@@ -206,23 +215,3 @@ def _logged_arguments(lines: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]
         if value not in ("None", "False", "[]"):
             listed = value.startswith("[") and tuple(word.strip(" '\"") for word in value.strip("[]").split(","))
             yield f"--{name.replace('_', '-')}", True if value == "True" else listed or value
-
-
-def _named_arguments(words: list[str]) -> dict[str, Any]:
-    """The arguments, the last of each name, with the words behind it."""
-    arguments: dict[str, Any] = {}
-    name: str | None = None
-    for word in words:
-        if word.startswith("--") and len(word) > 2:
-            name, _, value = word.partition("=")
-            name = f"--{name[2:].replace('_', '-')}"
-            arguments[name] = (value,) if value else ()
-        elif word in (")", "\\") or word.endswith("(") or not word.strip(";|&"):
-            name = None
-        elif name is not None:
-            arguments[name] += (word,)
-    return {name: _plain(values) for name, values in arguments.items()}
-
-
-def _plain(values: tuple[str, ...]) -> Any:
-    return True if not values else values[0] if len(values) == 1 else values

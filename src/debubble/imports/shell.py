@@ -1,94 +1,420 @@
-"""The words of a shell script, which is read and never run.
+"""What a shell script runs: its commands with their words, worked out without running anything.
 
-Variables that the script sets, and sums of them, are put in; whatever else the shell would work out stays as it is
-written.  Conditions are taken to hold.
+The script's statements are followed in their order.  A condition that the file does not tell is refused if something
+depends on it; commands are taken to succeed.  Source: the Bash Reference Manual, sections 3.2 to 3.5.
 """
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from debubble.files import read_file
+from debubble.imports.shell_syntax import (
+    Case,
+    Chain,
+    Command,
+    Either,
+    Function,
+    Loop,
+    Statement,
+    Test,
+    Token,
+    parse,
+)
+from debubble.imports.shell_words import Variables, is_known
 from debubble.ir import InputError
 
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_ARRAY = re.compile(r"(\b[A-Za-z_]\w*\+?=\()(?=[^\s(])")
-"""The beginning of an array whose first word follows at once."""
-_REDIRECTION = re.compile(r"(?<!\S)[\d&]?>>?\s*(&\d|[^\s;|&]+)")
-_ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
-_NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
+_DECLARES = ("export", "local", "declare", "typeset", "readonly")
+_SILENT = frozenset(
+    (
+        "echo", "printf", "cat", "ls", "cd", "mkdir", "rm", "cp", "mv", "pwd", "tee", "date", "sleep", "wait", "kill",
+        "pkill", "ulimit", "module", "conda", "pip", "chmod", "touch", "ln", "break", "continue", "trap", "grep", "sed",
+        "awk", "which", "hostname", "nvidia-smi", "df", "pushd", "popd", "head", "tail", "sort", "wc", "nvcc", "git",
+        "apt-get", "tar", "wget", "curl", "ibdev2netdev", "scontrol", "umask", "set", "command", "type", "let",
+    )
+)  # fmt: skip
+"""Commands whose words are no arguments of a training script."""
+_MOST_STEPS = 20_000
 
 
-def script_words(text: str, path: Path) -> list[str]:
-    """The words of a script, with its variables and `;` for ends of lines.
+@dataclass(frozen=True)
+class Started:
+    """A command that a script starts: its words, and its line."""
 
-    A value that is several arguments in quotes becomes these.
+    words: tuple[str, ...]
+    line: int
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """What following a script found.
+
+    Attributes:
+        commands: Its commands.
+        assigned: The words of every variable that it sets to something with `--` in it, in order.
+    """
+
+    commands: tuple[Started, ...]
+    assigned: tuple[tuple[str, ...], ...]
+
+
+def follow(text: str, path: Path, arguments: str | None = None) -> ScriptRun:
+    """Follow a script.
+
+    Args:
+        text: The script.
+        path: Its file; what it sources is looked for beside it.
+        arguments: Its arguments as on a command line, variables of its environment before them; None: nobody said them.
 
     Raises:
-        InputError: If a quotation is not closed.
+        InputError: if it cannot be read, or what it runs depends on what it does not tell.
     """
-    variables: dict[str, str] = {}
-    words: list[str] = []
-    lines = _REDIRECTION.sub(" ", text.replace("\\\n", " ")).replace("\n", "\n ; ")
-    whole_sums = _ARITHMETIC.sub(lambda match: "".join(match[0].split()), lines)
-    for word in _split(_ARRAY.sub(r"\1 ", whole_sums), path, punctuation=";|&"):
-        assigned = _ASSIGNED.fullmatch(word)
-        value = _with_values(assigned[2] if assigned else word, variables)
-        if assigned is None:
-            last_of_array = value.endswith(")") and value != ")" and "(" not in value
-            words += [value[:-1], ")"] if last_of_array else [value]
-        elif re.search(r"(^|\s)--\w", value):
-            words += [";", *_split(value, path), ";"]
-        else:
-            variables[assigned[1]] = value
-            words.append(";")
-    return words
+    reader = _Follower(path)
+    if arguments is not None:
+        words = _split(arguments)
+        while words and (given := _ASSIGNMENT.fullmatch(words[0])) is not None:
+            reader.variables.values[given[1]] = given[4]
+            words = words[1:]
+        reader.variables.arguments = words
+    with suppress(_ExitError):
+        reader.run(parse(text, str(path)))
+    return ScriptRun(tuple(reader.commands), tuple(reader.assigned))
 
 
-def _split(text: str, path: Path, *, punctuation: str = "") -> list[str]:
-    """The words of a text; punctuation outside of quotes is a word of its own."""
-    words = shlex.shlex(text, posix=True, punctuation_chars=punctuation)
-    words.whitespace_split = True
+def _split(arguments: str) -> list[str]:
+    """The words of a command line; raises InputError if a quotation in it does not end."""
     try:
-        return list(words)
+        return shlex.split(arguments)
     except ValueError as error:
-        raise InputError(f"{path} cannot be read as a shell script: {error}.") from error
+        raise InputError(f"--args is no command line: {error}.") from error
 
 
-def _with_values(word: str, variables: Mapping[str, str]) -> str:
-    """The word with the variables and sums that are known."""
+class _ExitError(Exception):
+    """The script ends here."""
 
-    def value_of_sum(match: re.Match[str]) -> str:
-        known = _NAME.sub(lambda name: variables.get(name[1], name[0]), match[1])
+
+@dataclass
+class _Follower:
+    """The state of a script: its variables and functions, and what it has started."""
+
+    path: Path
+    variables: Variables = field(default_factory=Variables)
+    functions: dict[str, Statement] = field(default_factory=dict)
+    commands: list[Started] = field(default_factory=list)
+    assigned: list[tuple[str, ...]] = field(default_factory=list)
+    steps: int = 0
+    depth: int = 0
+
+    def run(self, statement: Statement) -> bool | None:
+        """Follow a statement; whether it succeeds, None: that is not told."""
+        self.steps += 1
+        if self.steps > _MOST_STEPS or self.depth > 50:
+            raise InputError(f"{self.path} has loops or calls that are too long to follow: give a copy without them.")
+        match statement:
+            case Chain():
+                return self._chain(statement)
+            case Command():
+                return self._command(statement)
+            case Test(kind, text, _):
+                return self._arithmetic(text) if kind == "((" else self._holds(_condition_words(text), patterns=True)
+            case Either():
+                return self._either(statement)
+            case Case():
+                return self._case(statement)
+            case Loop():
+                return self._loop(statement)
+            case Function(name, body):
+                self.functions[name] = body
+                return True
+
+    def _chain(self, chain: Chain) -> bool | None:
+        held: bool | None = True
+        for joint, part in chain.parts:
+            if (joint == "&&" and held is False) or (joint == "||" and held is True):
+                continue
+            if joint in ("&&", "||") and held is None:
+                self._refuse_if_it_matters(part, part)
+                continue
+            held = self.run(part)
+        return held if not chain.negated or held is None else not held
+
+    def _either(self, statement: Either) -> bool | None:
+        for place, (condition, body) in enumerate(statement.branches):
+            held = True if condition is None else self.run(condition)
+            if held:
+                return self.run(body)
+            if held is None:
+                for _, each in statement.branches[place:]:
+                    self._refuse_if_it_matters(each, condition)
+                return True
+        return True
+
+    def _case(self, statement: Case) -> bool | None:
+        word = self.variables.text_of(statement.word)
+        for patterns, body in statement.branches:
+            if any(fnmatchcase(word, self.variables.text_of(pattern)) for pattern in patterns):
+                if not is_known(word) and not all(pattern == "*" for pattern in patterns):
+                    break
+                if is_known(word) or len(statement.branches) == 1:
+                    return self.run(body)
+        if not is_known(word):
+            for _, body in statement.branches:
+                self._refuse_if_it_matters(body, statement)
+        return True
+
+    def _loop(self, statement: Loop) -> bool | None:
+        if statement.words is None:
+            self._refuse_if_it_matters(statement.body, statement)
+            return True
+        for word in statement.words:
+            for value in self.variables.fields_of(word):
+                if not is_known(value):
+                    self._refuse_if_it_matters(statement.body, statement)
+                    return True
+                self.variables.values[statement.name] = value
+                self.run(statement.body)
+        return True
+
+    def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
+        """Raise InputError if statements that may or may not run change what the script starts."""
+        if not any(self._matters(command) for command in _commands(body)):
+            return
+        line, words = _place(condition)
+        raise InputError(
+            f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on it: give"
+            " what it asks for with --args, as in --args 'NAME=value', or a copy with the branch that runs."
+        )
+
+    def _matters(self, command: Command) -> bool:
+        first = command.tokens[0].text
+        if first in ("echo", "printf", "cat", "mkdir", "exit", "return", "cd", "rm", "trap", "local"):
+            return False
+        return (
+            first in ("source", ".", "eval", "set", "shift", "export")
+            or first in self.functions
+            or any(_ASSIGNMENT.fullmatch(token.text) for token in command.tokens[:1])
+            or any("--" in token.text for token in command.tokens)
+        )
+
+    def _command(self, command: Command) -> bool | None:
+        tokens = list(command.tokens)
+        first = tokens[0].text
+        if first in ("[", "test"):
+            words = [token.text for token in tokens[1:]]
+            return self._holds(words[:-1] if first == "[" else words, patterns=False)
+        if first in _DECLARES:
+            tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
+            for token in tokens:
+                self._assign(token)
+            return True
+        before = []
+        while tokens and (tokens[0].elements is not None or _ASSIGNMENT.fullmatch(tokens[0].text)):
+            before.append(tokens.pop(0))
+        if not tokens:
+            for token in before:
+                self._assign(token)
+            return True
+        words = [word for token in tokens for word in self.variables.fields_of(token.text)]
+        return self._start(words, command.line) if words else True
+
+    def _start(self, words: list[str], line: int) -> bool | None:
+        """Follow a command of these words: a builtin, a function, a shell, or one that starts something."""
+        name, rest = words[0].rpartition("/")[2], words[1:]
+        if name in ("exit", "return"):
+            raise _ExitError
+        if name in ("true", "false", ":"):
+            return name != "false"
+        if name in self.functions:
+            return self._call(self.functions[name], rest)
+        if name in ("source", "."):
+            self._source(rest)
+        elif name == "eval":
+            self._text(" ".join(rest))
+        elif name in ("bash", "sh") and "-c" in rest[:-1]:
+            self._text(rest[rest.index("-c") + 1])
+        elif name == "set" and "--" in rest:
+            self.variables.arguments = rest[rest.index("--") + 1 :]
+        elif name == "shift":
+            self.variables.arguments = (self.variables.arguments or [])[1:]
+        elif name in ("unset", "read", "mapfile"):
+            for each in rest:
+                self.variables.values.pop(each, None)
+        elif name in _SILENT:
+            return None if name in ("grep", "which", "command", "type", "let") else True
+        else:
+            self.commands.append(Started(tuple(words), line))
+        return True
+
+    def _call(self, body: Statement, arguments: Sequence[str]) -> bool | None:
+        outer, self.variables.arguments = self.variables.arguments, list(arguments)
+        self.depth += 1
         try:
-            return str(_number(ast.parse(known, mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError):
-            return match[0]
+            return self.run(body)
+        except _ExitError:
+            return True
+        finally:
+            self.depth -= 1
+            self.variables.arguments = outer
 
-    summed = _ARITHMETIC.sub(value_of_sum, word)
-    return _VARIABLE.sub(lambda m: variables.get(m[1] or m[3], m[2] if m[2] is not None else m[0]), summed)
+    def _text(self, text: str) -> None:
+        self.depth += 1
+        self.run(parse(text, str(self.path)))
+        self.depth -= 1
+
+    def _source(self, words: Sequence[str]) -> None:
+        """Follow a script that is sourced, where it lies beside; another leaves its variables unset."""
+        if not words:
+            return
+        folder, name = self.path.parent, Path(words[0])
+        places = [folder / name.name] if name.is_absolute() or not is_known(words[0]) else [folder / name]
+        found = next((each for each in places if each.is_file()), None)
+        if found is not None:
+            self._text(read_file(found, "sourced script").decode(errors="replace"))
+
+    def _assign(self, token: Token) -> None:
+        """Set a variable, or add to it."""
+        values = self.variables.values
+        matched = _ASSIGNMENT.fullmatch(token.text)
+        if matched is None:
+            return
+        name, index, adds, text = matched[1], matched[2], bool(matched[3]), matched[4]
+        before = values.get(name)
+        if token.elements is not None:
+            new = [word for element in token.elements for word in self.variables.fields_of(element)]
+            old = before if isinstance(before, list) else [] if before is None else [before]
+            values[name] = [*old, *new] if adds else new
+            self._note(new)
+            return
+        value = self.variables.text_of(text)
+        if index is not None:
+            place = self.variables.sum_of(index[1:-1])
+            array = list(before) if isinstance(before, list) else []
+            if place is not None and 0 <= place <= len(array):
+                values[name] = [*array[:place], value, *array[place + 1 :]]
+            return
+        if isinstance(before, list) and adds:
+            values[name] = [before[0] + value, *before[1:]] if before else [value]
+        else:
+            values[name] = f"{before}{value}" if adds and before is not None else value
+        self._note(value.split())
+
+    def _note(self, words: Sequence[str]) -> None:
+        if any(word.startswith("--") for word in words):
+            self.assigned.append(tuple(words))
+
+    def _arithmetic(self, text: str) -> bool | None:
+        total = None if re.search(r"(?<![=!<>])=(?!=)|\+\+|--", text) else self.variables.sum_of(text)
+        return None if total is None else total != 0
+
+    def _holds(self, words: Sequence[str], *, patterns: bool) -> bool | None:
+        """Tell whether a condition of `[ ]` or `[[ ]]` holds; None: the file does not tell."""
+        for joint, either in (("||", True), ("-o", True), ("&&", False), ("-a", False)):
+            if joint in words:
+                at = words.index(joint)
+                first, second = (self._holds(part, patterns=patterns) for part in (words[:at], words[at + 1 :]))
+                if either in (first, second):
+                    return either
+                return None if None in (first, second) else not either
+        if words[:1] == ["!"]:
+            held = self._holds(words[1:], patterns=patterns)
+            return None if held is None else not held
+        if words[:1] == ["("] and words[-1:] == [")"]:
+            return self._holds(words[1:-1], patterns=patterns)
+        match list(words):
+            case []:
+                return False
+            case [one]:
+                return self._is_filled(one)
+            case ["-z", one]:
+                filled = self._is_filled(one)
+                return None if filled is None else not filled
+            case ["-n", one]:
+                return self._is_filled(one)
+            case [left, sign, right]:
+                return self._compared(left, sign, right, patterns=patterns)
+            case _:
+                return None
+
+    def _is_filled(self, word: str) -> bool | None:
+        """Tell whether a word has letters; a variable that the script does not set has none."""
+        text = self.variables.text_of(word)
+        if is_known(text):
+            return bool(text)
+        return False if re.fullmatch(r"\$(\w+|\{\w+\})", text) else None
+
+    def _compared(self, left: str, sign: str, right: str, *, patterns: bool) -> bool | None:
+        first, second = self.variables.text_of(left), self.variables.text_of(right)
+        if not (is_known(first) and is_known(second)):
+            return None
+        if sign in ("=", "==", "!="):
+            same = fnmatchcase(first, second) if patterns and not re.search("['\"]", right) else first == second
+            return same if sign != "!=" else not same
+        if sign == "=~":
+            try:
+                return re.search(second, first) is not None
+            except re.error:
+                return None
+        numbers = self.variables.sum_of(first), self.variables.sum_of(second)
+        if sign not in _COMPARISONS or numbers[0] is None or numbers[1] is None:
+            return None
+        return _COMPARISONS[sign](numbers[0], numbers[1])
 
 
-def _number(expression: ast.expr) -> int:
-    """The value of a sum, product or quotient of whole numbers; raises ValueError if it is none."""
-    match expression:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
-            return _OPERATIONS[type(operation)](_number(left), _number(right))
+_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
+    "-ge": operator.ge,
+}  # fmt: skip
+
+
+def _condition_words(text: str) -> list[str]:
+    """The words of a condition in double brackets, as written."""
+    return re.findall(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\$\([^)]*\)|\$\{[^}]*\}|[^\s"'()]|\((?=\S))+|[()]""", text)
+
+
+def _commands(statement: Statement) -> Iterator[Command]:
+    """All simple commands in a statement."""
+    match statement:
+        case Command():
+            yield statement
+        case Chain(parts, _):
+            for _, part in parts:
+                yield from _commands(part)
+        case Either(branches, _):
+            for condition, body in branches:
+                if condition is not None:
+                    yield from _commands(condition)
+                yield from _commands(body)
+        case Case(_, cases, _):
+            for _, body in cases:
+                yield from _commands(body)
+        case Loop(body=body):
+            yield from _commands(body)
+        case Function() | Test():
+            return
+
+
+def _place(statement: Statement | None) -> tuple[int, str]:
+    """The line of a condition, and its words."""
+    match statement:
+        case Test(_, text, line):
+            return line, text.strip()
+        case Case(word, _, line):
+            return line, word
+        case Loop(name, words, _, line):
+            return line, f"for {name} in {' '.join(words)}" if words is not None else "a loop"
+        case Chain(parts, _) if parts:
+            return _place(parts[0][1])
+        case Command(tokens, line):
+            return line, " ".join(token.text for token in tokens)
+        case Either(_, line):
+            return line, "if"
         case _:
-            raise ValueError
-
-
-_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+            return 1, "a condition"

@@ -12,6 +12,7 @@ from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader
 from debubble.imports.torch_hosts import balanced_layers, layers_of
+from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 
 
@@ -40,11 +41,12 @@ def torch(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order=order,
         strategies={},
-        unread=tuple(_unread(listed=modules.exists())),
+        rest=Unread(tuple(_remarks(listed=modules.exists()))),
+        unsaid=dict.fromkeys(("dtype", "gradients", "zero"), read.defaults.of),
     )
 
 
-def _unread(*, listed: bool) -> Iterator[str]:
+def _remarks(*, listed: bool) -> Iterator[str]:
     yield "What is recomputed is your model's: predicted is that nothing is."
     if not listed:
         yield "There is no modules.json beside the CSV: predicted are stages of equally many layers."

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.job import ImportedJob, batches_in
+from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.model import hub_model
 from debubble.imports.registry import UserFacts, importer
-from debubble.imports.settings import SettingsReader, read_constants, read_settings, unread
+from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, expert_ranks, layer_strategies, layers_of, order_of
+from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 
@@ -25,10 +26,6 @@ _FLAVORS = {
 }
 """torchtitan's models and flavors that have another name here."""
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
-_MAY_COST = re.compile(
-    r"compile|float8|mx|async_tp|offload|reshard|parallel|checkpoint_mode|memory_budget|activation_checkpoint|quantiz|training\.(dtype|enable)"
-)
-"""Words in the names of settings that change time or memory of a step."""
 
 
 def read_recipe(path: Path) -> Mapping[str, Any]:
@@ -38,11 +35,36 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
         InputError: if it is neither.
     """
     if path.suffix != ".py":
-        return read_settings(path)
+        return dict(_renamed(read_settings(path)))
     constants = read_constants(path)
     if "PARALLELISM" not in constants:
         raise InputError(f"{path} is no recipe of debubble's: it has no PARALLELISM.")
     return dict(_of_recipe(constants))
+
+
+def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings by the names that they have had since 2025; those of 2024 stood in other parts."""
+    for name, value in settings.items():
+        yield _RENAMED.get(name, name), value
+
+
+_RENAMED = {
+    "training.batch_size": LOCAL,
+    **{
+        f"{part}.{degree}": f"parallelism.{degree}"
+        for part in ("training", "experimental")
+        for degree in (
+            "data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree",
+            "pipeline_parallel_degree", "context_parallel_degree", "pipeline_parallel_schedule",
+            "pipeline_parallel_split_points", "enable_async_tensor_parallel",
+        )
+    },
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    "training.compile": "compile.enable",
+    "training.fsdp_reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
+    "experimental.pipeline_parallel_microbatches": "parallelism.num_pp_microbatches",
+}  # fmt: skip
+"""Settings of torchtitan's first versions -> their later names."""
 
 
 def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -79,13 +101,13 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         sharded = read.size("parallelism.data_parallel_shard_degree")
     data = replicas * sharded
     length = _length(read, given.sequence_length)
-    size, number = _batch(read, length, data=data, pipeline=pipeline)
+    batch = _batch(read, length, data=data, pipeline=pipeline)
     order = "1f1b" if pipeline == 1 else _order(read)
     parts = read.get("parallelism.module_fqns_per_model_part")
-    layers = layers_of(parts) if parts else _split(read, model, pipeline, chunks_of(order))
+    layers = layers_of(parts) if parts else _split(read, model, pipeline, order)
     expert, expert_tensor = expert_ranks(read, "parallelism.expert_parallel_degree", model, tensor=tensor)
     options = RunOptions(
-        micro_batch_size=size,
+        micro_batch_size=batch.size,
         sequence_length=length,
         tensor=tensor,
         data=data,
@@ -101,11 +123,14 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=given.micro_batches or number,
+        micro_batches=given.micro_batches or batch.number * batch.passes,
+        passes=1 if given.micro_batches else batch.passes,
         layers=layers,
         order=order,
         strategies=_strategies(read, model),
-        unread=tuple(_unread(read, options)),
+        sequence_parallel=bool(read.get("parallelism.enable_sequence_parallel", True)),
+        unsaid=_unsaid(read, given),
+        rest=Unread.of(read, _remarks(read, options), "torchtitan"),
     )
 
 
@@ -123,26 +148,36 @@ def _length(read: SettingsReader, instead: int | None) -> int:
     return read.size(name if read.get(name) is not None else "training.seq_len", instead=instead)
 
 
-def _batch(read: SettingsReader, length: int, *, data: int, pipeline: int) -> tuple[int, int]:
-    """Sequences per micro-batch, and micro-batches per step and replica.
+def _batch(read: SettingsReader, length: int, *, data: int, pipeline: int) -> Batch:
+    """The batch of a step and replica.
 
-    A pipeline divides a local batch; without one it is a micro-batch, and the gradients of several add up to the global
+    A pipeline divides a local batch; without one it is a micro-batch.  Gradients of several passes add up to the global
     batch.  torchtitan's development version counts tokens in place of sequences.
     """
-    tokens = "training.num_tokens_per_microbatch_per_dp_rank"
+    tokens, count = "training.num_tokens_per_microbatch_per_dp_rank", "parallelism.num_pp_microbatches"
     if read.get(tokens) is not None:
         size = max(1, read.size(tokens) // length)
-        local, of_step = size, read.number("training.num_tokens_per_train_step", -1) // length
-        number = read.size("parallelism.num_pp_microbatches", 1)
+        number = read.size(count, 1)
+        whole = size * number if pipeline > 1 else size
+        name, of_step = "training.num_tokens_per_train_step", read.number("training.num_tokens_per_train_step", -1)
+        of_step = of_step // length if of_step > 0 else -1
     else:
-        whole = read.size(LOCAL, 8 if pipeline == 1 else 1)
-        size = whole if pipeline == 1 else read.size("parallelism.pipeline_parallel_microbatch_size", 1)
-        local, of_step = whole, read.number("training.global_batch_size", -1)
-        count = "parallelism.num_pp_microbatches"
-        number = read.size(count) if read.get(count) else batches_in(whole, size, read.path, name=LOCAL)
-    if pipeline > 1:
-        return size, number
-    return size, 1 if of_step < 0 else batches_in(of_step, local * data, read.path, name="training.global_batch_size")
+        name, of_step = "training.global_batch_size", read.number("training.global_batch_size", -1)
+        size, number = _micro_batches(read, pipeline)
+        whole = size * number
+    passes = 1 if of_step < 0 else batches_in(of_step, whole * data, read.path, name=name)
+    return Batch(size, number, passes) if pipeline > 1 else Batch(size, passes, 1)
+
+
+def _micro_batches(read: SettingsReader, pipeline: int) -> tuple[int, int]:
+    """Sequences per micro-batch and micro-batches in a local batch."""
+    count, size = "parallelism.num_pp_microbatches", "parallelism.pipeline_parallel_microbatch_size"
+    if pipeline == 1:
+        return read.size(LOCAL), 1
+    if read.get(count):
+        number = read.size(count)
+        return read.size(size) if size in read else batches_in(read.size(LOCAL), number, read.path, name=LOCAL), number
+    return read.size(size, 1), batches_in(read.size(LOCAL), read.size(size, 1), read.path, name=LOCAL)
 
 
 def _zero(read: SettingsReader, pipeline: int) -> int:
@@ -165,15 +200,28 @@ def _model(read: SettingsReader) -> Model:
     return Model.from_hf({**text.config, "num_nextn_predict_layers": 0}) if text.mtp_layers else text
 
 
-def _split(read: SettingsReader, model: Model, pipeline: int, chunks: int) -> tuple[int, ...]:
-    """Torchtitan's own split into stages."""
+def _split(read: SettingsReader, model: Model, pipeline: int, order: str | Schedule) -> tuple[int, ...]:
+    """Torchtitan's own split into stages, or that of its first versions at the layers that it names."""
+    points = read.get("parallelism.pipeline_parallel_split_points", [])
+    if points:
+        return _between(points, model.layers, read)
     first = read.size("parallelism.pipeline_parallel_first_stage_less_layers", 1)
     last = read.size("parallelism.pipeline_parallel_last_stage_less_layers", 1)
     per_stage = read.number("parallelism.pipeline_parallel_layers_per_stage", 0)
-    stages = -(-(model.layers + first + last) // per_stage) if per_stage else pipeline * chunks
+    stages = -(-(model.layers + first + last) // per_stage) if per_stage else pipeline * chunks_of(order)
     if stages % pipeline:
         raise InputError(f"{stages} stages cannot be divided over {pipeline} pipeline devices.")
     return balanced_layers(model.layers, stages, first_less=first, last_less=last)
+
+
+def _between(points: object, layers: int, read: SettingsReader) -> tuple[int, ...]:
+    """Layers per stage, of the modules such as `layers.16` with which the later stages begin."""
+    names = points if isinstance(points, list) else str(points).split(",")
+    starts = [str(name).strip().removeprefix("layers.") for name in names]
+    bounds = [0, *(int(start) for start in starts if start.isdigit()), layers]
+    if len(bounds) != len(starts) + 2 or bounds != sorted(set(bounds)):
+        raise InputError(f"{read.path}: pipeline_parallel_split_points is {points!r}, which is no list of layers.N.")
+    return tuple(end - begin for begin, end in pairwise(bounds))
 
 
 def _strategies(read: SettingsReader, model: Model) -> dict[int, tuple[str, str]]:
@@ -193,16 +241,39 @@ def _policy(read: SettingsReader) -> str:
 
     A configuration that torchtitan saved has no name for its policy, but the settings of one.
     """
-    mode = read.get("activation_checkpoint.mode")
-    if mode == "selective":
-        return str(read.get("activation_checkpoint.selective_ac_option", "op"))
-    if mode is not None:
-        return str(mode)
     own = {"force_recompute_mm_shapes_by_fqns": "op", "memory_budget": "memory_budget", "preserve_rng_state": "full"}
-    return next((policy for name, policy in own.items() if f"activation_checkpoint.{name}" in read), "none")
+    part = "activation_checkpoint"
+    if f"{part}.mode" not in read.settings and any(name.startswith(part) for name in read.settings):
+        saved = (policy for name, policy in own.items() if f"{part}.{name}" in read.settings)
+        read.skip(part)
+        return next(saved, "none")
+    mode = str(read.get(f"{part}.mode", "none"))
+    return str(read.get(f"{part}.selective_ac_option")) if mode == "selective" else mode
 
 
-def _unread(read: SettingsReader, options: RunOptions) -> Iterator[str]:
+def _unsaid(read: SettingsReader, given: UserFacts) -> dict[str, str]:
+    """The facts that the configuration leaves to torchtitan's defaults."""
+    facts: dict[str, tuple[str, ...]] = {
+        "dtype": ("training.mixed_precision_param",),
+        "gradients": ("training.mixed_precision_reduce",),
+        "sequence_parallel": ("parallelism.enable_sequence_parallel",),
+        "zero": ("parallelism.fsdp_reshard_after_forward", "parallelism.data_parallel_shard_degree"),
+        "selective checkpointing of every 2nd layer": (
+            "activation_checkpoint", "activation_checkpoint.mode", RECOMPUTED,
+            *(name for name in read.settings if name.startswith("activation_checkpoint.")),
+        ),
+        "local batches of 8": (LOCAL, "training.num_tokens_per_microbatch_per_dp_rank", RECOMPUTED),
+    }  # fmt: skip
+    if given.sequence_length is None:
+        facts["sequences of 2048"] = ("training.seq_len", "training.max_context_length")
+    return {
+        fact: of
+        for fact, of in read.unsaid(**facts).items()
+        if "activation_checkpoint" not in facts[fact] or "activation_checkpoint" not in read.settings
+    }
+
+
+def _remarks(read: SettingsReader, options: RunOptions) -> Iterator[str]:
     policy = _policy(read)
     if policy == "op":
         yield (
@@ -216,4 +287,3 @@ def _unread(read: SettingsReader, options: RunOptions) -> Iterator[str]:
     if not read.get("parallelism.enable_sequence_parallel", True) and options.tensor > 1:
         yield "parallelism.enable_sequence_parallel is off, and the prediction counts on it."
     yield from read.assume("training.dtype", "float32")
-    yield from unread(read.left, _MAY_COST)

@@ -1,0 +1,132 @@
+"""Entries of configurations that are known to cost neither time nor memory of a step, as patterns of their names.
+
+Whatever matches none of them is told as not in the prediction.  Dashes count as underscores.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import translate
+from functools import cache
+from typing import Any
+
+_LAUNCHER = """
+    nproc_per_node nnodes node_rank master_addr master_port rdzv_* local_rank local_ranks_filter rank world_size
+    hostfile num_gpus num_nodes ntasks ntasks_per_node nodelist launcher job_name max_restarts tee redirects include
+    exclude role standalone mpi kill_on_bad_exit container_* mounts
+"""
+_TRAINING = """
+    lr lr_* min_lr max_lr *_lr *.lr *.min_lr *learning_rate* *warmup* *weight_decay* adam_* *betas *beta1 *beta2 eps
+    *_eps *.eps *epsilon *amsgrad clip_grad *gradient_clipping *max_norm *max_grad_norm *grad_clip* init_method_*
+    *seed train_iters train_samples eval_iters eval_interval *epochs *max_steps *total_steps steps train_steps
+    iterations
+    loss_scale* *initial_loss_scale *min_loss_scale hysteresis override_opt_param_scheduler override_opt_*
+    use_checkpoint_opt_* finetune check_for_nan* no_check_for_nan* check_for_spiky* check_for_large_grads
+    no_load_optim no_load_rng no_save_optim no_save_rng lr_scheduler.* scheduler.* mtp_loss_scaling_factor
+    calculate_per_token_loss muon_* sgd_momentum data_parallel_random_init perform_initialization
+"""
+_MODEL = """
+    rotary_base rotary_percent rotary_interleaved rotary_scaling_factor rotary_seq_len_interpolation_factor
+    rotary_emb_base rope_theta rope_scaling* rope_type use_rope_scaling norm_epsilon layernorm_epsilon *norm_eps
+    attention_softmax_in_fp32 mscale mscale_all_dim beta_fast beta_slow moe_aux_loss_coeff moe_z_loss_coeff
+    moe_router_load_balancing_type moe_router_score_function moe_router_bias_update_rate moe_router_enable_expert_bias
+    moe_router_pre_softmax moe_router_topk_scaling_factor moe_router_num_groups moe_router_group_topk
+    moe_router_dtype moe_per_layer_logging moe_input_jitter_eps apply_layernorm_1p norm_init_weight
+"""
+_FILES = """
+    save save_interval save_retain_interval load load_* ckpt_format ckpt_step ckpt_convert_* dist_ckpt_* async_save
+    use_dist_ckpt* auto_detect_ckpt_format use_persistent_ckpt_worker non_persistent_* pretrained_checkpoint
+    use_checkpoint_args exit_on_missing_checkpoint ckpt_fully_parallel_* ckpt_assume_constant_structure
+    !heterogeneous* *_path *_dir *_folder data_* !data_parallel* data split mock_data tokenizer_* tokenizer
+    vocab_file vocab_extra_ids     tiktoken_* merge_file merges_file reset_position_ids reset_attention_mask
+    eod_mask_loss num_workers
+    num_dataset_builder_threads dataloader_type no_mmap_bin_files mmap_warmup legacy_tokenizer no_create_attention_mask*
+    make_vocab_size_divisible_by exit_* short_seq_prob mask_prob null_tokenizer* train_data_path valid_data_path
+    test_data_path per_split_data_args_path cache_dir output_dir remote_save_url
+"""
+_WATCHING = """
+    log_* no_log_* logging_level tensorboard_* disable_tensorboard no_tensorboard wandb_* disable_wandb mlflow_*
+    disable_mlflow one_logger_* enable_one_logger no_one_logger profile profile_* use_pytorch_profiler timing_log_*
+    record_memory_history memory_snapshot_* distributed_backend distributed_timeout_* *throughput steps_per_print
+    wall_clock_breakdown *.verbose print_* config_logger_dir error_injection_* rerun_mode straggler_* log_straggler
+    adlr_* app_tag_* exp_name description disable_last_saving auto_continue_train use_rocm_mem_info*
+    barrier_with_l1_time     no_barrier_with_level_1_timing nccl_communicator_config_path dump_state
+    result_rejected_tracker_filename
+"""
+_COMMON = _LAUNCHER + _TRAINING + _MODEL + _FILES + _WATCHING
+
+_MEGATRON = """
+        use_mcore_models transformer_impl deepspeed framework use_cpu_initialization distributed_init_method
+        dataset.* logger.* tokenizer.* profiling.* scheduler.* rng.* dist.* rerun.* validation.* straggler.*
+        checkpoint.* peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method
+        deepspeed_config
+"""
+_OF_FRAMEWORKS: Mapping[str, str] = {
+    "megatron": _MEGATRON,
+    "primus": _MEGATRON + " work_group user_name workspace trainable sink_level file_sink_level stderr_sink_level",
+    "torchtitan": """
+        job.* metrics.* profiling.* lr_scheduler.* checkpoint.* comm.* validation.* debug.* dataloader.* hf_assets.*
+        training.dataset* training.steps training.gc_freq training.gc_debug training.seed model.tokenizer*
+        model.hf_assets* model.print* model_spec.* optimizer.implementation optimizer.lr optimizer.weight_decay
+        experimental.custom_* training.warmup_steps memory_estimation.* training.data_parallel_type
+    """,
+    "automodel": """
+        recipe recipe.* dist_env.* rng.* checkpoint.* loss_fn.* tokenizer.* validation.* validation_dataset.*
+        validation_dataloader.* packed_sequence.split* logger.* wandb.* lr_scheduler.* dataloader.*
+        dataset.* step_scheduler.ckpt_* step_scheduler.val_* step_scheduler.num_epochs step_scheduler.max_steps
+        step_scheduler.save_* model._target_ model.config._target_ model.trust_remote_code
+        model.config.trust_remote_code         distributed.backend optimizer.foreach peft._target_ peft.alpha
+        peft.dropout peft.dropout_position
+        ci.* benchmark.*
+    """,
+    "deepspeed": """
+        bf16.check_grad_overflow fp16.loss_scale* fp16.initial_scale_power fp16.hysteresis fp16.min_loss_scale
+        fp16.consecutive_hysteresis optimizer.params.* scheduler.* tensorboard.* wandb.* csv_monitor.* comms_logger.*
+        flops_profiler.*         zero_allow_untested_optimizer prescale_gradients gradient_predivide_factor
+        checkpoint.* planned_*
+        zero_optimization.stage3_gather_16bit_weights_on_model_save zero_optimization.round_robin_gradients
+        zero_optimization.ignore_unused_parameters zero_force_ds_cpu_optimizer disable_allgather
+    """,
+    "mindformers": """
+        runner_config.epochs runner_config.sink_mode runner_config.sink_size runner_wrapper.* output_dir load_checkpoint
+        train_dataset.* train_dataset_task.* eval_dataset.* eval_dataset_task.* trainer.* processor.* callbacks
+        callbacks.* eval_callbacks lr_schedule.* context.mode context.device_* context.ascend_config.* context.save_*
+        profile* auto_trans_ckpt auto_tune autotune_* filepath_prefix run_mode resume_training remote_save_url
+        only_save_*         src_strategy* transform_process_num do_eval eval_* metric.* monitor_config.*
+        use_parallel model.arch.type
+        model.model_config.type model.model_config.*_token_id model.model_config.checkpoint_name_or_path
+        model.model_config.repetition_penalty model.model_config.max_decode_length model.model_config.top_k
+        model.model_config.top_p model.model_config.do_sample model.model_config.temperature
+        model.model_config.theta model.model_config.extend_method model.model_config.batch_size
+        model.model_config.use_past optimizer.beta* layer_scale layer_decay lr_scale* max_device_memory
+        context.max_device_memory context.max_call_depth
+    """,
+    "torch": "",
+}
+
+_OFF = (False, None, 0, 0.0, "0", "0.0", "false", "False", "null")
+_DECIDED_BY_ZERO = re.compile("level|overlap|fus|reshard|size|threshold|opt_level|warm")
+"""Words in the names of entries for which 0 or off is a choice that costs something."""
+
+
+@cache
+def _known(framework: str) -> re.Pattern[str]:
+    names = (_COMMON + _OF_FRAMEWORKS[framework]).replace("-", "_").split()
+    free = "|".join(translate(name) for name in names if name[0] != "!")
+    never = "|".join(translate(name[1:]) for name in names if name[0] == "!")
+    return re.compile(f"(?!{never})(?:{free})")
+
+
+def is_harmless(name: str, value: Any, framework: str) -> bool:
+    """Tell whether an entry is known to cost neither time nor memory of a step.
+
+    Args:
+        name: Its name.
+        value: Its value: what is off costs nothing, where off is not itself a choice.
+        framework: The importer's name.
+    """
+    plain = name.removeprefix("--").replace("-", "_").lower()
+    if value in _OFF and not isinstance(value, list | dict | tuple) and not _DECIDED_BY_ZERO.search(plain):
+        return True
+    return _known(framework).fullmatch(plain) is not None

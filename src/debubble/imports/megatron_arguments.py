@@ -1,0 +1,69 @@
+"""Megatron-LM's arguments by type: words, numbers, switches, and which of them were asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from debubble.imports.settings import SettingsReader
+from debubble.ir import InputError
+
+
+class Arguments(SettingsReader):
+    """Arguments, whose values are words: the numbers among them, and which of them were asked for."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An argument's value; `default` where it is missing or off."""
+        value = super().get(name, default)
+        return default if value is False else value
+
+    def __contains__(self, name: str) -> bool:
+        return self._value(name) not in (None, False)
+
+    def word(self, name: str, default: str | None = None) -> str | None:
+        """The value of an argument that has one."""
+        value = self.get(name, default)
+        if isinstance(value, tuple):
+            return " ".join(map(str, value))
+        return value if value is None else str(value)
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """The words after an argument; those of a list in one word are several."""
+        value = self.get(name, ())
+        if isinstance(value, str):
+            return tuple(filter(None, value.strip("[]").replace(",", " ").split()))
+        return () if value is True else tuple(map(str, value))
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A whole number; raises InputError if it is missing without a default, or is none."""
+        word = self.word(name)
+        if word is None:
+            if default is None:
+                raise InputError(f"{self.path} does not say {name}; give what it describes on the command line.")
+            return default
+        return self._whole(name, word)
+
+    def numbers(self, name: str) -> list[int]:
+        """The whole numbers after an argument; raises InputError if one is none."""
+        return [self._whole(name, word) for word in self.words(name)]
+
+    def _whole(self, name: str, word: str) -> int:
+        try:
+            return int(word)
+        except ValueError:
+            hint = (
+                ", which the file does not set: give it with --args, as in --args 'NAME=1'"
+                if "$" in word
+                else (", which is no whole number that is known here")
+            )
+            raise InputError(f"{self.path}: {name} is '{word}'{hint}.") from None
+
+    def share(self, name: str) -> float:
+        """A number between 0 and 1, which is 1 if the argument is not there; raises InputError if it is none."""
+        word = self.word(name, "1")
+        try:
+            share = float(word or "")
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise InputError(f"{self.path}: {name} is '{word}', which is no share between 0 and 1.")
+        return share

@@ -1,0 +1,80 @@
+"""What of Megatron-LM's arguments is predicted otherwise than it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from debubble.imports.megatron_arguments import Arguments
+from debubble.ir import RunOptions
+from debubble.targets.frameworks import MEGATRON_MODULES
+from debubble.targets.offload import MODULES
+
+
+def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
+    """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
+    counted_on = {
+        "--sequence-parallel": options.tensor > 1,
+        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0,
+        "--delay-wgrad-compute": options.expert_overlap,
+    }
+    for name, needed in counted_on.items():
+        if name not in arguments and needed:
+            yield f"{name} is off, and the prediction counts on it."
+    uniform = arguments.word("--recompute-method") == "uniform" and arguments.number("--recompute-num-layers", 1) > 1
+    if uniform or arguments.number("--checkpoint-num-layers", 1) > 1:
+        yield "Uniform recomputation is taken for one input kept per layer, not one per group of layers."
+    modules = set(arguments.words("--recompute-modules"))
+    unknown = modules - {name for setting in MEGATRON_MODULES for name in setting.split("+")}
+    if unknown:
+        yield f"--recompute-modules {' '.join(sorted(unknown))} is not priced."
+    if "--fine-grained-activation-offloading" in arguments and arguments.word("--recompute-granularity") == "full":
+        yield "--fine-grained-activation-offloading beside full recomputation is predicted to move nothing."
+    unmoved = set(arguments.words("--offload-modules")) - {*MODULES}
+    if unmoved:
+        yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
+    if options.expert > 1:
+        yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
+    yield from arguments.assume("--attention-backend", "flash", "fused", "auto")
+    yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise")
+    for name in ("--main-grads-dtype", "--main-params-dtype"):
+        yield from arguments.assume(name, "fp32")
+    if options.optimizer != "adamw-8bit":
+        for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
+            yield from arguments.assume(name, "fp32")
+    if options.lora:
+        kind = (arguments.word("peft._target_") or "LoRA").rpartition(".")[2]
+        if kind != "LoRA":
+            yield f"peft._target_ is {kind}, and the prediction counts on LoRA."
+        modules = set(arguments.words("peft.target_modules"))
+        if modules and modules != _ADAPTED:
+            yield f"peft.target_modules is {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
+    yield from arguments.assume("--min-offloaded-tensor-size", "0")
+    for name in _COUNTED:
+        arguments.get(name)
+    for name, sentence in _UNPRICED.items():
+        if name in arguments:
+            yield f"{name}: {sentence}"
+
+
+_ADAPTED = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
+"""The linear layers that adapters are predicted on, by Megatron-Bridge's names."""
+
+_COUNTED = (
+    "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer", "--disable-bias-linear",
+    "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm", "--sequence-parallel",
+    "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed", "--checkpoint-activations",
+    "--checkpoint-num-layers", "--share-embeddings-and-output-weights",
+)  # fmt: skip
+"""Arguments that change nothing beside those that were read."""
+
+_UNPRICED = {
+    "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",
+    "--microbatch-group-size-per-virtual-pipeline-stage": "groups are predicted to be as long as the pipeline.",
+    "--tp-comm-overlap": "tensor-parallel messages are predicted to be waited for.",
+    "--overlap-grad-reduce": "gradients are predicted to be summed after the pipeline.",
+    "--overlap-param-gather": "parameters are predicted to be gathered after the optimizer's step.",
+    "--grad-reduce-in-bf16": "gradients are predicted to be summed in fp32.",
+    "--no-flash-attn": "attention is predicted to keep no scores.",
+    "--moe-shared-expert-intermediate-size": "the shared expert is not in the model; give it with --model.",
+}
+"""Arguments that change a step and are not predicted."""

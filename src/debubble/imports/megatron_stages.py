@@ -1,0 +1,103 @@
+"""Layers per stage as Megatron-LM divides them: by a layout, evenly, with other ends, or as DeepSpeed partitions."""
+
+from __future__ import annotations
+
+import re
+
+from debubble.imports.deepspeed_partition import partitioned_layers
+from debubble.imports.job import even_layers
+from debubble.imports.megatron_arguments import Arguments
+from debubble.ir import InputError
+from debubble.models import Model
+
+LAYOUT = "--pipeline-model-parallel-layout"
+_FIRST, _LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+_PER_VIRTUAL, _VIRTUAL = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
+_PARTITION = "--pp-partition-method"
+SPLITS = (
+    _PER_VIRTUAL, _VIRTUAL, _FIRST, _LAST,
+    "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
+)  # fmt: skip
+"""Other ways to divide layers, which Megatron-LM refuses beside a layout."""
+
+
+def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[int, ...], int | None]:
+    """Layers per stage, and the stage of the multi-token-prediction layers (None: the last).
+
+    Raises:
+        InputError: if Megatron-LM cannot divide them so.
+    """
+    layers, layout = model.layers, arguments.word(LAYOUT)
+    if layout is not None:
+        return _by_layout(layout, model, pipeline)
+    if _PARTITION in arguments or "--deepspeed" in arguments:
+        method = arguments.word(_PARTITION, "type:transformer") or ""
+        return partitioned_layers(method, model, pipeline), None
+    ends = (
+        int("--account-for-embedding-in-pipeline-split" in arguments),
+        int("--account-for-loss-in-pipeline-split" in arguments),
+    )
+    chunks = _chunks(arguments, layers + sum(ends), pipeline)
+    first, last = arguments.numbers(_FIRST), arguments.numbers(_LAST)
+    if not first and not last:
+        return _even_stages(layers, ends, pipeline * chunks), None
+    if pipeline == 1:
+        raise InputError(
+            f"{arguments.path}: {_FIRST if first else _LAST} is for the stages of a pipeline, and"
+            " --pipeline-model-parallel-size is 1: leave it out, as Megatron-LM refuses it, or give --pipeline."
+        )
+    between = pipeline - len(first) - len(last)
+    if between < 0:
+        raise InputError(f"{arguments.path} says the layers of the first and the last of {pipeline} pipeline devices.")
+    middle = even_layers(layers - sum(first) - sum(last), between) if between else ()
+    parts = [even_layers(count, chunks) for count in (*first, *middle, *last)]
+    return tuple(part[chunk] for chunk in range(chunks) for part in parts), None
+
+
+def _chunks(arguments: Arguments, layers: int, pipeline: int) -> int:
+    """Stages per device, where embedding and loss count among the layers if the arguments say so."""
+    per_stage = arguments.number(_PER_VIRTUAL, 0)
+    if not per_stage:
+        return max(arguments.number(_VIRTUAL, 1), 1)
+    if layers % pipeline or layers // pipeline % per_stage:
+        raise InputError(
+            f"{arguments.path}: {_PER_VIRTUAL} is {per_stage}, which does not divide the layers of a device: {layers}"
+            f" over {pipeline} pipeline devices."
+        )
+    return layers // pipeline // per_stage
+
+
+def _even_stages(layers: int, ends: tuple[int, int], stages: int) -> tuple[int, ...]:
+    """Layers per stage, where embedding and loss stand for so many layers each."""
+    counts = list(even_layers(layers + sum(ends), stages))
+    counts[0] -= ends[0]
+    counts[-1] -= ends[1]
+    return tuple(counts)
+
+
+def _by_layout(layout: str, model: Model, pipeline: int) -> tuple[tuple[int, ...], int | None]:
+    """The layers of a layout's stages, and the stage of its multi-token-prediction layers."""
+    stages = _layout(layout)
+    if len(stages) % pipeline:
+        raise InputError(
+            f"{LAYOUT} has {len(stages)} stages, which must be a multiple of the {pipeline} pipeline devices."
+        )
+    further = sum(stage.count("m") for stage in stages)
+    if further != model.mtp_layers:
+        raise InputError(
+            f"{LAYOUT} places {further} multi-token-prediction layers, and the model has {model.mtp_layers}: give"
+            " --mtp-num-layers, or num_nextn_predict_layers in the model's config.json."
+        )
+    mtp = next((s for s, stage in enumerate(stages) if "m" in stage), None)
+    return tuple(stage.count("t") for stage in stages), mtp
+
+
+def _layout(text: str) -> list[str]:
+    """The stages of a layout string such as `Et*3|(tt|)*29,m|L`, one letter per layer; InputError if it is none."""
+    flat = text.replace(",", "").replace(" ", "")
+    while (group := re.search(r"\(([^()]*)\)(?:\*(\d+))?", flat)) is not None:
+        flat = flat[: group.start()] + group[1] * int(group[2] or 1) + flat[group.end() :]
+    flat = re.sub(r"([EtmL])\*(\d+)", lambda match: match[1] * int(match[2]), flat)
+    if re.fullmatch(r"[EtmL|]+", flat) is None:
+        raise InputError(f"{LAYOUT} is '{text}', which is no layout of E, t, m, L and |.")
+    return flat.split("|")

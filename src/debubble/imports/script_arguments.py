@@ -1,0 +1,84 @@
+"""The arguments of the training that a script starts: the one of its commands that has them, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from debubble.imports.megatron_scripts import SCRIPT, is_other_script
+from debubble.imports.shell import ScriptRun, Started
+from debubble.ir import InputError
+
+_OF_TRAINING = frozenset(
+    (
+        "--num-layers", "--hidden-size", "--micro-batch-size", "--global-batch-size", "--seq-length",
+        "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-attention-heads", "--lr", "--bf16",
+    )
+)  # fmt: skip
+"""Arguments by which a command is known to train."""
+_UNSET = re.compile(r"\$(\w+|\{\w+(\[[@*]\])?\}|@|\*)")
+"""A word that is nothing but a variable which nobody sets."""
+
+
+def training_words(script: ScriptRun, path: Path) -> list[str]:
+    """The words of the command that trains; those of all variables where none does.
+
+    Raises:
+        InputError: if several commands train with other arguments.
+    """
+    training = [command for command in script.commands if _OF_TRAINING & set(_names(command.words))]
+    if not training:
+        with_options = [command.words for command in script.commands if any(map(_is_name, command.words))]
+        return [word for words in (*script.assigned, *with_options) for word in words]
+    named = {command.line: named_arguments(command.words) for command in training}
+    most = max(named, key=lambda line: len(named[line]))
+    others = [
+        line
+        for line, arguments in named.items()
+        if any(named[most].get(name, value) != value for name, value in arguments.items() if name in _OF_TRAINING)
+    ]
+    if others:
+        lines = ", ".join(map(str, sorted({most, *others})))
+        raise InputError(f"{path} starts several trainings (lines {lines}): give a copy with the one that is meant.")
+    chosen: Started = next(command for command in training if command.line == most)
+    return list(chosen.words)
+
+
+def named_arguments(words: Iterable[str]) -> dict[str, Any]:
+    """The arguments, the last of each name, with the words after it; variables that nobody sets by themselves."""
+    arguments: dict[str, Any] = {}
+    name: str | None = None
+    for word in _divided(words):
+        if _is_name(word):
+            name, _, value = word.partition("=")
+            name = f"--{name[2:].replace('_', '-')}"
+            arguments[name] = (value,) if value else ()
+        elif _UNSET.fullmatch(word) and (name is None or arguments[name] or "@" in word or "*" in word):
+            arguments[word] = ()
+        elif name is not None:
+            arguments[name] += (word,)
+        elif word.endswith(".py") and is_other_script(Path(word).stem):
+            arguments[SCRIPT] = (word,)
+        if word.endswith(".py") and name is not None and is_other_script(Path(word).stem):
+            arguments[SCRIPT] = (word,)
+    return {name: _plain(values) for name, values in arguments.items()}
+
+
+def _divided(words: Iterable[str]) -> Iterable[str]:
+    """The words, where those of several words that begin with a name are several."""
+    for word in words:
+        yield from word.split() if word.lstrip().startswith("--") and re.search(r"\s", word) else (word,)
+
+
+def _names(words: Sequence[str]) -> set[str]:
+    return {f"--{w[2:].replace('_', '-').partition('=')[0]}" for w in _divided(words) if _is_name(w)}
+
+
+def _is_name(word: str) -> bool:
+    return word.startswith("--") and len(word) > 2
+
+
+def _plain(values: tuple[str, ...]) -> Any:
+    return True if not values else values[0] if len(values) == 1 else values

@@ -1,0 +1,269 @@
+"""The values of a shell's words: variables, arrays, sums and quotes, as bash expands them.
+
+What a script does not set stays as it is written, such as `$WORLD_SIZE` or `$(nproc)`; defaults such as `${TP:-4}` are
+taken for variables that it does not set.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import translate
+
+from debubble.imports.shell_syntax import end_of_quoted
+
+Value = str | list[str]
+"""A variable's value: a text, or the elements of an array."""
+
+_PARAMETER = re.compile(r"(?P<length>#)?(?P<name>\w+|[@*#?$!-])(?:\[(?P<index>[^]]*)\])?(?P<rest>.*)", re.DOTALL)
+_PLAIN = re.compile(r"\$(\w+|[@*#?$!-])")
+_BLANKLESS = re.compile(r"(?:\$\([^()]*\)|\$\{[^{}]*\}|`[^`]*`|\S)+")
+"""Texts without blanks, but for those within what is not known."""
+_UNKNOWN = re.compile(r"\$[\w({@*#?!]|`")
+
+
+def is_known(text: str) -> bool:
+    """Tell whether a text has nothing in it that the script does not set."""
+    return _UNKNOWN.search(text) is None
+
+
+@dataclass
+class Variables:
+    """The variables of a script, and the arguments that it was started with."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    arguments: list[str] | None = None
+    """None: nobody said them."""
+
+    def fields_of(self, word: str) -> list[str]:
+        """The words that a word as written becomes: quotes are removed, and values without quotes are divided."""
+        fields: list[str] = []
+        current: str | None = None
+        for text, divided in self._pieces(word):
+            if not divided:
+                current = (current or "") + text
+                continue
+            words = _BLANKLESS.findall(text)
+            if text[:1].isspace() and current is not None:
+                fields.append(current)
+                current = None
+            for number, each in enumerate(words):
+                current = (current or "") + each if number == 0 else each
+                if number < len(words) - 1 or text[-1:].isspace():
+                    fields.append(current)
+                    current = None
+        return fields if current is None else [*fields, current]
+
+    def text_of(self, word: str) -> str:
+        """The one text that a word becomes, as behind `=`: values are not divided."""
+        return "".join(text for text, _ in self._pieces(word))
+
+    def _pieces(self, word: str) -> list[tuple[str, bool]]:
+        """The parts of a word with their values, and whether blanks divide them."""
+        pieces: list[tuple[str, bool]] = []
+        at = 0
+        while at < len(word):
+            letter = word[at]
+            if letter == "\\":
+                pieces.append((word[at + 1 : at + 2], False))
+                at += 2
+            elif letter == "'":
+                end = end_of_quoted(word, at)
+                pieces.append((word[at + 1 : end - 1], False))
+                at = end
+            elif letter == '"':
+                end = end_of_quoted(word, at)
+                pieces += self._quoted(word[at + 1 : end - 1])
+                at = end
+            elif letter in "$`":
+                text, end = self._expansion(word, at)
+                value = "" if text == _NOTHING else text.replace(_BREAK, " ")
+                pieces.append((value, text != word[at:end]))
+                at = end
+            else:
+                end = at + 1
+                while end < len(word) and word[end] not in "\\'\"$`":
+                    end += 1
+                pieces.append((word[at:end], False))
+                at = end
+        return pieces
+
+    def _quoted(self, text: str) -> list[tuple[str, bool]]:
+        """The parts of a quoted text; only an array's elements are words of their own."""
+        pieces: list[tuple[str, bool]] = [("", False)]
+        at = 0
+        while at < len(text):
+            if text[at] == "\\" and text[at + 1 : at + 2] in ('"', "\\", "$", "`", "\n"):
+                pieces.append((text[at + 1 : at + 2].strip("\n"), False))
+                at += 2
+            elif text[at] in "$`":
+                value, at = self._expansion(text, at)
+                elements = value.split(_BREAK)
+                if value == _NOTHING:
+                    pieces = [each for each in pieces if each != ("", False)]
+                    continue
+                for number, element in enumerate(elements):
+                    pieces += [(" ", True), (element, False)] if number else [(element, False)]
+            else:
+                pieces.append((text[at], False))
+                at += 1
+        return pieces
+
+    def _expansion(self, text: str, at: int) -> tuple[str, int]:
+        """The value of what begins at a `$` or a backtick, and the index after it."""
+        if text[at] == "`":
+            end = end_of_quoted(text, at)
+            return text[at:end], end
+        if text.startswith("$((", at):
+            end = end_of_quoted(text, at)
+            total = self.sum_of(text[at + 3 : end - 2])
+            return (text[at:end] if total is None else str(total)), end
+        if text.startswith("${", at):
+            end = end_of_quoted(text, at)
+            return self._parameter(text[at + 2 : end - 1], text[at:end]), end
+        if text.startswith("$(", at):
+            end = end_of_quoted(text, at)
+            return text[at:end], end
+        if text.startswith("$'", at):
+            end = end_of_quoted(text, at + 1)
+            return text[at + 2 : end - 1], end
+        match = _PLAIN.match(text, at)
+        if match is None:
+            return "$", at + 1
+        return self._parameter(match[1], match[0]), match.end()
+
+    def _parameter(self, inner: str, raw: str) -> str:
+        """The value of a parameter such as `X`, `X:-4` or `A[@]`; what it is written as if nobody sets it."""
+        match = _PARAMETER.fullmatch(inner)
+        if match is None:
+            return raw
+        value = self._lookup(match["name"], match["index"])
+        if match["length"] and not match["rest"]:
+            many = match["index"] in ("@", "*")
+            array = self.values.get(match["name"])
+            return raw if value is None else str(len(array) if many and isinstance(array, list) else len(value))
+        return self._with_operator(match["name"], value, match["rest"], raw)
+
+    def _lookup(self, name: str, index: str | None) -> str | None:
+        """A variable's text, the elements of an array with breaks between them; None: nobody sets it."""
+        if name in ("@", "*"):
+            given = self.arguments or []
+            return (_BREAK if name == "@" else " ").join(given) if given else _NOTHING
+        if name == "#":
+            return None if self.arguments is None else str(len(self.arguments))
+        if name.isdigit():
+            place = int(name) - 1
+            return self.arguments[place] if self.arguments and 0 <= place < len(self.arguments) else None
+        value = self.values.get(name)
+        if isinstance(value, list):
+            if index in ("@", "*"):
+                return (_BREAK if index == "@" else " ").join(value) if value else _NOTHING
+            place_of = self.sum_of(index) if index else 0
+            return value[place_of] if place_of is not None and -len(value) <= place_of < len(value) else None
+        return value
+
+    def _with_operator(self, name: str, value: str | None, rest: str, raw: str) -> str:
+        """The value after an operator such as `:-default` or `%suffix`."""
+        if not rest:
+            return raw if value is None else value
+        colon, rest_of = rest.startswith(":"), rest.removeprefix(":")
+        missing = value is None or (colon and value == "")
+        sign, word = rest_of[:1], rest_of[1:]
+        if sign in ("-", "="):
+            taken = self.text_of(word) if missing else value or ""
+            if sign == "=" and missing:
+                self.values[name] = taken
+            return taken
+        if sign == "+":
+            return "" if missing else self.text_of(word)
+        if sign == "?":
+            return raw if missing else value or ""
+        if value is None or colon:
+            return raw
+        if rest in _CHANGES:
+            return _CHANGES[rest](value)
+        cut = self._cut(value, rest)
+        return raw if cut is None else cut
+
+    def _cut(self, value: str, rest: str) -> str | None:
+        """The value without a prefix or suffix, or with another text in place of a pattern; None: another operator."""
+        if rest[0] in "#%":
+            longest = rest[:2] in ("##", "%%")
+            pattern = re.compile(translate(self.text_of(rest[2 if longest else 1 :])))
+            cuts = range(len(value) + 1) if (rest[0] == "#") != longest else range(len(value), -1, -1)
+            for cut in cuts:
+                part, other = (value[:cut], value[cut:]) if rest[0] == "#" else (value[cut:], value[:cut])
+                if pattern.fullmatch(part):
+                    return other
+            return value
+        if rest[0] == "/":
+            every = rest.startswith("//")
+            old, _, new = rest[1 + every :].partition("/")
+            return value.replace(self.text_of(old), self.text_of(new), -1 if every else 1)
+        return None
+
+    def sum_of(self, text: str) -> int | None:
+        """The value of an arithmetic expression; None if something in it is not known."""
+        plain = re.sub(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b", lambda m: self._number(m[1] or m[2], m[0]), text)
+        plain = plain.replace("&&", " and ").replace("||", " or ")
+        plain = re.sub(r"!(?!=)", " not ", plain)
+        try:
+            return _number(ast.parse(plain.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError):
+            return None
+
+    def _number(self, name: str, raw: str) -> str:
+        value = self._lookup(name, None)
+        return raw if value is None else f"({value})" if value else "0"
+
+
+_BREAK = "\0"
+"""What stands between the elements of an array in `"${A[@]}"`, where they are words of their own."""
+_NOTHING = "\0\0"
+"""The value of an array without elements, which is no word at all."""
+
+_CHANGES: Mapping[str, Callable[[str], str]] = {
+    ",,": str.lower, "^^": str.upper, ",": lambda text: text[:1].lower() + text[1:],
+    "^": lambda text: text[:1].upper() + text[1:],
+}  # fmt: skip
+_MOST_DIGITS = 30
+
+
+def _number(expression: ast.expr) -> int:
+    """The value of an expression of whole numbers; raises ValueError if it is none."""
+    match expression:
+        case ast.Constant(value=int(number)) if number < 10**_MOST_DIGITS:
+            return int(number)
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+            return _OPERATIONS[type(operation)](_number(left), _number(right))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_number(operand)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return int(not _number(operand))
+        case ast.BoolOp(op=joint, values=values):
+            truths = [_number(value) for value in values]
+            return int(all(truths) if isinstance(joint, ast.And) else any(truths))
+        case ast.Compare(left=left, ops=[comparison], comparators=[right]) if type(comparison) in _COMPARISONS:
+            return int(_COMPARISONS[type(comparison)](_number(left), _number(right)))
+        case _:
+            raise ValueError
+
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}

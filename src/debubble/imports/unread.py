@@ -1,0 +1,56 @@
+"""The entries of a file that nobody asked for: known to cost nothing, or not in the prediction.
+
+An entry that is not known is never taken to be free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from debubble.imports.harmless import is_harmless
+from debubble.imports.settings import SettingsReader
+
+_NAMED = 12
+"""Settings that are named in a sentence: a log lists hundreds."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What of a file is not in the prediction, or is known to cost nothing.
+
+    Attributes:
+        remarks: Sentences on entries that were read and are predicted otherwise, one each.
+        unknown: Names of entries that are not in the prediction.
+        free: Names of entries that are known to cost neither time nor memory.
+    """
+
+    remarks: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    free: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(read: SettingsReader, remarks: Iterable[str], framework: str) -> Unread:
+        """The entries that were not asked for, after these remarks have asked for theirs."""
+        said = tuple(remarks)
+        left = sorted(read.left)
+        free = tuple(name for name in left if is_harmless(name, read.settings[name], framework))
+        return Unread(said, tuple(name for name in left if name not in free), free)
+
+    @property
+    def not_predicted(self) -> int:
+        """How many entries are not in the prediction as they are."""
+        return len(self.remarks) + len(self.unknown)
+
+    def sentences(self) -> Iterator[str]:
+        """All that is to be known, the remarks first."""
+        yield from self.remarks
+        if self.unknown:
+            yield f"Not in the prediction: {_names(self.unknown)}."
+        if self.free:
+            yield f"Known to cost neither time nor memory: {_names(self.free)}."
+
+
+def _names(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{' '.join(names[:_NAMED])}{more}"

@@ -1,0 +1,118 @@
+"""Scripts as bash reads them: the expected words are those that bash gives to `run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from debubble.imports.settings import read_arguments
+from debubble.imports.shell import follow
+from debubble.ir import InputError
+
+AS_IN_BASH = [
+    ('A="x y"; run $A "$A" \'$A\'', ["x y x y $A"], 4),
+    ('A=(--x 1 "--y 2" "z w"); run "${A[@]}"', ["--x 1 --y 2 z w"], 4),
+    ('A=(--x 1 "--y 2"); run ${A[@]} tail', ["--x 1 --y 2 tail"], 5),
+    ('A=(1 2); run pre"${A[@]}"post "${A[*]}"', ["pre1 2post 1 2"], 3),
+    ("N=4; T=$((N*2+1)); run $T ${T} $((T/3)) ${N}x", ["9 9 3 4x"], 4),
+    ("S=7B; if [ $S = 7B ]; then L=32; elif [ $S = 13B ]; then L=40; fi; run $L", ["32"], 1),
+    ("S=13B; case $S in 7B) L=32;; 13B|14B) L=40 ;; *) L=0;; esac; run $L", ["40"], 1),
+    ("X=; [ -z $X ] && X=5; [[ -n $X && $X -gt 4 ]] && Y=yes || Y=no; run $X $Y", ["5 yes"], 2),
+    ('f() { run --in $1 "$2" $#; }; f a "b c"', ["--in a b c 2"], 4),
+    ('for i in 1 2 3; do A+=" --n $i"; done; run $A', ["--n 1 --n 2 --n 3"], 6),
+    ("A=(1 2); A+=(3); run ${#A[@]} ${A[1]} ${A[-1]}", ["3 2 3"], 3),
+    ("P=/a/b.tar.gz; run ${P##*/} ${P%.gz} ${P%%.*} ${P/b/Q}", ["b.tar.gz /a/b.tar /a/b /a/Q.tar.gz"], 4),
+    ("run --a 1 \\\n  --b 2 # --c 3\nrun --d", ["--a 1 --b 2", "--d"], 4),
+    ("cat <<EOF\n--not 1\nEOF\nrun 'say \"so\"' a\\ b", ['say "so" a b'], 2),
+    ("V=${V:-8}; W=${W-9}; : ${Q:=3}; run $V $W $Q ${V:+set} x${NO:+y}z", ["8 9 3 set xz"], 5),
+    ("set -- p q; run $1 \"$@\" $#; shift; run $*", ["p p q 2", "q"], 4),
+    ("A=5; ((A > 3)) && run big; if (( A % 2 == 1 )); then run odd; fi", ["big", "odd"], 1),
+    ("run a > /dev/null 2>&1; run d &> /dev/null &", ["a", "d"], 1),
+    ("X=Ab; run ${X,,} ${X^^}", ["ab AB"], 2),
+    ("bash -c \"run --q 1 'a b'\"; eval 'run $((1 + 1))'", ["--q 1 a b", "2"], 3),
+    ("A=1; A=2 run $A; run $A", ["1", "1"], 1),
+    ("if ! [ 1 -eq 2 ]; then run no; fi; [ 1 -eq 1 -a 2 -eq 3 ] || run good", ["no", "good"], 1),
+    ('X="a*b"; [[ $X == a* ]] && run star; [[ abc =~ ^a.c$ ]] && run re', ["star", "re"], 1),
+    ('E=(); run "${E[@]}" x ${E[@]}', ["x"], 1),
+    ("run 'Et*3|(tt|)*2,t|L' \"E|t\"", ["Et*3|(tt|)*2,t|L E|t"], 2),
+    ("false || run one; true || run never; exit 0; run never", ["one"], 1),
+    ("{ run a; }; ( run b )", ["a", "b"], 1),
+]  # fmt: skip
+"""A script, what bash gives to each `run` (with blanks between the words), and how many words the first has."""
+
+
+@pytest.mark.parametrize(("script", "runs", "words"), AS_IN_BASH)
+def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: int) -> None:
+    started = [command.words[1:] for command in follow(script, Path("job.sh")).commands]
+
+    assert [" ".join(each) for each in started] == runs
+    assert len(started[0]) == words
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("if [ $SIZE = 7B ]; then LAYERS=32; fi; run --num-layers $LAYERS", r"line 1 decides \(\[ \$SIZE = 7B \]\)"),
+        ("if [ -f x ]; then A=--bf16; fi; run $A", "line 1 decides"),
+        ("while read LINE; do A+=$LINE; done; run $A", "a loop"),
+        ("case $SIZE in a) L=1;; b) L=2;; esac; run --num-layers $L", r"decides \(\$SIZE\)"),
+        ("for ((i=0; i<3; i++)); do run --x; done", "A counting loop is not read|name is missing"),
+        ("run --num-layers 'x", "No closing '"),
+        ("if [ 1 = 1 ]; then run --x", "'fi' is missing"),
+    ],
+)
+def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        follow(script, Path("job.sh"))
+
+
+def test_a_condition_without_consequences_is_passed_over() -> None:
+    script = "if [ ! -d $OUT ]; then mkdir -p $OUT; fi\n[ -z $2 ] || echo two\nrun --bf16"
+
+    assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--bf16")]
+
+
+def test_the_scripts_arguments_and_environment_are_given() -> None:
+    script = "TP=$1; if [ $MODE = long ]; then N=$2; else N=1; fi; run $TP $N $#"
+
+    [command] = follow(script, Path("job.sh"), "MODE=long 4 '8'").commands
+
+    assert command.words == ("run", "4", "8", "2")
+
+
+def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
+    script = (
+        f"touch {tmp_path}/made; X=$(touch {tmp_path}/made); eval 'touch {tmp_path}/made'; run `touch {tmp_path}/made`"
+    )
+
+    follow(script, tmp_path / "job.sh")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sourced_script_beside_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "model.sh").write_text("MODEL_ARGS=(--num-layers 4)\n")
+    (tmp_path / "job.sh").write_text('source "$HERE/scripts/model.sh"\npython train.py ${MODEL_ARGS[@]} --bf16\n')
+
+    assert read_arguments(tmp_path / "job.sh") == {"--num-layers": "4", "--bf16": True}
+
+
+def test_a_variable_that_nobody_sets_is_an_entry_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("run --num-layers 4 ${MODEL_ARGS[@]} --lr $LR $MORE --bf16\n")
+
+    assert read_arguments(tmp_path / "job.sh") == {
+        "--num-layers": "4", "${MODEL_ARGS[@]}": True, "--lr": "$LR", "$MORE": True, "--bf16": True,
+    }  # fmt: skip
+
+
+def test_several_trainings_in_a_script_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("run --num-layers 4 --bf16\nrun --num-layers 8 --bf16\n")
+
+    with pytest.raises(InputError, match=r"starts several trainings \(lines 1, 2\)"):
+        read_arguments(tmp_path / "job.sh")
+
+
+def test_a_loop_without_end_is_refused() -> None:
+    with pytest.raises(InputError, match="too long to follow"):
+        follow("f() { f; }; f", Path("job.sh"))
