@@ -37,6 +37,12 @@ class InfeasibleError(DebubbleError):
         super().__init__(sentence)
 
 
+class UnsupportedError(InfeasibleError):
+    """A planner cannot make what is asked for, however much memory there is."""
+
+    exit_code = 2
+
+
 class CutOffError(InfeasibleError):
     """The deadline on the clock came before a planner had found anything that fits."""
 

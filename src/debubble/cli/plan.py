@@ -16,7 +16,7 @@ from debubble.cli.output import console, log, print_answer
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
 from debubble.files import write_whole
-from debubble.ir import CutOffError, InfeasibleError, Origin, Plan
+from debubble.ir import CutOffError, InfeasibleError, Origin, Plan, UnsupportedError
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -116,7 +116,7 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
     """The plan; where nothing fits, the error says what would, and so does the report if one was asked for."""
     try:
         return request.plan(status)
-    except CutOffError:
+    except (CutOffError, UnsupportedError):
         raise
     except InfeasibleError as error:
         if not isinstance(request, ModelRequest):

@@ -65,7 +65,7 @@ class ModelRequest:
             fixed = {**degrees, "micro_batches": number}
         return Job(
             model=self.model, cluster=cluster, global_batch=batch, options=options, fixed=fixed, target=asked.target,
-            effort=self.search.effort,
+            effort=self.search.effort, deadline=self.search.deadline,
         )  # fmt: skip
 
 

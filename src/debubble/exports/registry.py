@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from debubble.errors import readable
 from debubble.exports.layers import ENDS, require_layers
 from debubble.exports.options import OptionTable, settings_of
-from debubble.exports.prices import module_offload, to_whole_layers
+from debubble.exports.prices import fits, module_offload, to_whole_layers
 from debubble.exports.reduction import compute_only, with_kept_ends
 from debubble.ir import ExportError, Plan
 from debubble.models import Model
@@ -24,7 +25,7 @@ class Export:
     files: Mapping[str, str]
     """Name -> content."""
     losses: tuple[str, ...] = ()
-    """One sentence for each thing that the target cannot express; the plan still fits in memory."""
+    """One sentence for each thing that the target cannot express; a plan that fits still does."""
 
 
 Exporter = Callable[[Plan], Export]
@@ -61,19 +62,29 @@ def exporter(
             if layers:
                 require_layers(plan, target=target.title)
             _check(target, plan)
+            plan, too_large = _without_limit(plan)
             offloads = plan.schedule.offloaded and module_offload(plan, target) is not None
             reduced, losses = compute_only(plan, target=target, offloads=bool(offloads))
             settings, lost = settings_of(reduced, options)
             reduced, of_ends = with_kept_ends(reduced, target=target.title) if layers else (reduced, ())
             reduced, of_layers = to_whole_layers(reduced)
             made = make(reduced, settings)
-            said = (*lost, *_unit_losses(plan), *losses, *of_ends, *of_layers, *made.losses)
+            said = (*too_large, *lost, *_unit_losses(plan), *losses, *of_ends, *of_layers, *made.losses)
             return Export(files=made.files, losses=(*said, *_total_slowdown(plan, made.runs, said)))
 
         exports.add(name, export)
         return export
 
     return register
+
+
+def _without_limit(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """An imported job that is predicted not to fit, without its limit: it runs, whatever is predicted."""
+    if plan.planner != "imported" or fits(plan):
+        return plan, ()
+    unlimited = replace(plan, costs=plan.costs.with_limit(None))
+    peak = readable(float(max(unlimited.simulate().peak_memory)))
+    return unlimited, (f"The imported job is predicted not to fit: its fullest device needs {peak}.",)
 
 
 def _check(target: Target, plan: Plan) -> None:

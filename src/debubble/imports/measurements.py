@@ -23,7 +23,11 @@ from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_step import seconds_per_step
 
 _OPERATION = re.compile(r"PP:(\d+)([FBIW])\d+")
-_TIMER = re.compile(r"(forward|backward)-compute \.*: \([\d.]+, ([\d.]+)\)")
+_OLD_OPERATION = re.compile(r"(?:Forward|Backward) \d+")
+_TIMER = re.compile(r"(forward|backward)-compute[ .]*: (?:\([\d.]+, ([\d.]+)\)|([\d.]+))")
+"""A timer's range over ranks (minmax), or its one value (max, and older versions)."""
+_RANKS = re.compile(r"(forward|backward)-compute:[ \t]*((?:\n[^\n]*\brank +\d+: [\d.]+)+)")
+"""A timer of every rank (--timing-log-option all)."""
 _ITERATION = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
 
 
@@ -73,17 +77,24 @@ def read_measurements(paths: Sequence[Path]) -> MeasuredStep:
     durations: dict[tuple[Kind, int], list[float]] = {}
     totals: dict[Kind, list[float]] = {}
     steps: list[float] = []
+    old_names = False
     for path in paths:
         text = _text(path)
         if text.lstrip().startswith("{"):
             events = _events(text, path)
+            old_names = old_names or any(_OLD_OPERATION.fullmatch(str(event.get("name"))) for event in events)
             for key, seconds in _operations(events):
                 durations.setdefault(key, []).append(seconds)
             steps += [event["dur"] / 1e6 for event in events if str(event.get("name")).startswith("ProfilerStep#")]
         else:
-            for name, slowest in _TIMER.findall(text):
-                totals.setdefault(Kind.F if name == "forward" else Kind.B, []).append(float(slowest) / 1e3)
+            for kind, seconds in _timers(text):
+                totals.setdefault(kind, []).append(seconds)
             steps += [float(elapsed) / 1e3 for elapsed in _ITERATION.findall(text)]
+    if not durations and old_names:
+        raise InputError(
+            "The traces name operations as older versions of torch do ('Forward 0'), which says no stage and counts the"
+            " waiting for messages: trace with a version that names them as PP:2F5."
+        )
     if not durations and not totals:
         raise InputError(
             "The files have neither operations of torch's pipelining (PP:2F5) nor Megatron-LM's timers of"
@@ -136,6 +147,17 @@ def _events(text: str, path: Path) -> list[dict[str, Any]]:
     except (ValueError, KeyError) as error:
         raise InputError(f"{path} is no trace of torch.profiler: it has no traceEvents.") from error
     return [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event]
+
+
+def _timers(log: str) -> Iterator[tuple[Kind, float]]:
+    """What all forwards or all backwards of a step took on the slowest rank, as often as the log says it."""
+    for name, slowest, alone in _TIMER.findall(log):
+        yield _KINDS[name], float(slowest or alone) / 1e3
+    for name, ranks in _RANKS.findall(log):
+        yield _KINDS[name], max(map(float, re.findall(r"rank +\d+: ([\d.]+)", ranks))) / 1e3
+
+
+_KINDS = {"forward": Kind.F, "backward": Kind.B}
 
 
 def _operations(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[Kind, int], float]]:

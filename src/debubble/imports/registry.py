@@ -110,6 +110,11 @@ class Importer:
         """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
         read = self.read_job(SettingsReader(settings, path, DEFAULTS.get(self.name, NO_DEFAULTS)), given)
         given.check_followed(read, path)
+        if not read.model.known:
+            raise InputError(
+                f"debubble does not know the family '{read.model.family}', and a job of it is not predicted from"
+                " another's: plan it with its units (--units)."
+            )
         return read.with_given(given.options)
 
 

@@ -11,6 +11,7 @@ from debubble.errors import (
     PluginError,
     ScheduleError,
     SolverError,
+    UnsupportedError,
 )
 from debubble.ir.lowering.lower import lower, lower_forwards
 from debubble.ir.ops import Kind, Lane, Op
@@ -54,6 +55,7 @@ __all__ = [
     "Trace",
     "TraceEvent",
     "TraceStep",
+    "UnsupportedError",
     "WhatIf",
     "check",
     "lower",

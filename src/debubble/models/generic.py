@@ -5,9 +5,10 @@ What distinguishes them in time and memory is read from the config: gates, exper
 
 from __future__ import annotations
 
+from debubble.ir import InputError
 from debubble.models.architecture import Architecture, Experts, Layer, Mlp
 from debubble.models.entries import Entries
-from debubble.models.layers import sparse_mlps, unpriced_error, windows
+from debubble.models.layers import sparse_mlps, windows
 from debubble.models.mixers import Attention
 
 KNOWN = frozenset(
@@ -42,13 +43,32 @@ FOUR_NORMS = frozenset(("glm4", "vaultgemma"))
 FP32_NORMS = frozenset(("cohere", "cohere2"))
 """Families whose norm is called a LayerNorm, but is written out like an RMSNorm."""
 _LAYERS = ("full_attention", "sliding_attention")
-_OTHER_LAYERS = (
-    "kv_lora_rank", "state_size", "ssm_state_size", "mamba_d_state", "conv_L_cache", "linear_num_key_heads",
-    "block_types", "hybrid_override_pattern", "layers_block_type", "kv_channels", "moe_num_experts",
-    "is_encoder_decoder", "hidden_size_per_layer_input", "type_vocab_size",
+_OTHER_LAYERS = {
+    "index_topk": "attention to tokens that an indexer chooses",
+    "is_encoder_decoder": "an encoder",
+    "type_vocab_size": "an encoder's segments",
+    "hidden_size_per_layer_input": "tables of every layer",
+    "hybrid_override_pattern": "layers by a pattern",
+    "layers_block_type": "layers of several kinds",
+    "block_types": "layers of several kinds",
+    "mamba_d_state": "state-space layers",
+    "ssm_state_size": "state-space layers",
+    "state_size": "state-space layers",
+    "conv_L_cache": "convolutions",
+    "linear_num_key_heads": "linear attention",
+    "kv_lora_rank": "latent attention",
+    "kv_channels": "heads of another width",
+    "moe_num_experts": "experts by other names",
+}
+"""Entries of configs whose layers are unlike a Llama's -> what they say of the layers, the most telling first."""
+ENCODERS = frozenset(
+    (
+        "albert", "bart", "beit", "bert", "camembert", "clip", "deberta", "deberta-v2", "deit", "dinov2", "distilbert",
+        "electra", "longformer", "modernbert", "mpnet", "mt5", "nomic_bert", "pegasus", "roberta", "siglip", "swin",
+        "t5", "vit", "wav2vec2", "whisper", "xlm-roberta",
+    )
 )  # fmt: skip
-"""Entries of configs whose layers are unlike a Llama's: compressed keys, state spaces, convolutions, other experts,
-tables per layer or per segment."""
+"""Families that are no causal language models."""
 
 
 PER_TOKEN = {
@@ -60,6 +80,18 @@ PER_TOKEN = {
 def read_other(config: Entries) -> Architecture:
     """The model of such a config.  Raises InputError if its layers are not an attention and an MLP each."""
     _check_layers(config)
+    try:
+        return _like_llama(config)
+    except InputError as error:
+        if config.family in KNOWN:
+            raise
+        raise InputError(
+            f"debubble does not know the family '{config.family}', and cannot take it for a Llama: {error}  Give the"
+            " units of this one with --units."
+        ) from error
+
+
+def _like_llama(config: Entries) -> Architecture:
     entries, family = config.entries, config.family
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     gated = family not in UNGATED
@@ -94,11 +126,16 @@ def read_other(config: Entries) -> Architecture:
 
 def _check_layers(config: Entries) -> None:
     entries = config.entries
-    kinds = [kind for kind in entries.get("layer_types") or () if kind not in _LAYERS]
+    kinds = [f"{kind} layers" for kind in entries.get("layer_types") or () if kind not in _LAYERS]
     named = [name for name in entries.get("architectures") or () if not name.endswith(("CausalLM", "LMHeadModel"))]
-    unlike = [*kinds, *(key for key in _OTHER_LAYERS if entries.get(key)), *named]
+    unlike = [*(f"{words} ({key})" for key, words in _OTHER_LAYERS.items() if entries.get(key)), *kinds, *named]
+    if config.family in ENCODERS:
+        unlike.insert(0, "an encoder, not a causal language model")
     if unlike:
-        raise unpriced_error(config, unlike[0])
+        raise InputError(
+            f"{config.name} has the model_type '{config.family}' with {unlike[0]}, which debubble has no layers for:"
+            " give the units of this one with --units."
+        )
 
 
 def _shares_all_keys(config: Entries) -> bool:

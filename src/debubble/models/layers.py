@@ -80,9 +80,8 @@ def sparse_mlps(config: Entries, experts: Experts, *, dense: int = 0) -> list[Ml
 def unpriced_error(config: Entries, what: str) -> InputError:
     """The refusal of a model with parts that debubble has no costs for."""
     return InputError(
-        f"{config.name} has the model_type '{config.family}' with '{what}', but debubble prices causal models whose"
-        " layers are attention (grouped, latent or linear) or state spaces, and MLPs or experts: give the units of"
-        " this one with --units."
+        f"{config.name} has the model_type '{config.family}' with '{what}', which debubble has no layers for: give the"
+        " units of this one with --units."
     )
 
 

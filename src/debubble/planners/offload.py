@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from debubble.costs.units import Partition
-from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule, StageCosts
+from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule, StageCosts, UnsupportedError
 from debubble.planners.partitioning.balance import even_and_balanced
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
@@ -96,5 +96,8 @@ def pipeoffload(problem: Problem) -> Solution:
 def adaoffload(problem: Problem) -> Solution:
     """PipeOffload with a denser fill phase, and PipeOffload where that is no faster."""
     if problem.chunks not in (None, 1):
-        raise InfeasibleError("AdaOffload holds one stage per device; ask for one chunk.")
+        raise UnsupportedError(
+            f"AdaOffload holds one stage per device, and --chunks asks for {problem.chunks}: leave it out, or take"
+            " another planner, such as auto."
+        )
     return _best_of(problem, "adaoffload")

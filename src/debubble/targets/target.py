@@ -125,5 +125,10 @@ def runs_in(
     *,
     units: Units | None = None,
 ) -> tuple[str, ...]:
-    """Names of the targets that run a model's plan as it is; `units` are the half-layers of one that offloads."""
+    """Names of the targets that run a model's plan as it is; `units` are the half-layers of one that offloads.
+
+    A model of a family that debubble does not know is promised to none.
+    """
+    if not model.known:
+        return ()
     return tuple(name for name, target in targets.items() if target.runs(schedule, stages, options, model, units=units))

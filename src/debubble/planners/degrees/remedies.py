@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,7 +14,8 @@ from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import footprint, too_large
 from debubble.planners.degrees.search import Ranking, rank
-from debubble.planners.degrees.space import Job, configurations, smallest_batches
+from debubble.planners.degrees.shortlist import shortlist
+from debubble.planners.degrees.space import Job
 from debubble.planners.problem import Problem
 from debubble.planners.registry import planners
 from debubble.search.effort import Effort
@@ -24,6 +26,8 @@ MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
 """Factors by which more devices are tried."""
 LORA_RANK = 16
 """The rank of the adapters that are tried in place of training the whole model."""
+SECONDS = 60.0
+"""Seconds on the clock after which no further change is tried, where the job has no deadline."""
 MOST = 4
 """Changes that are told."""
 WITH_HOST = ("chronos", "pipeoffload")
@@ -57,9 +61,21 @@ def remedies(job: Job) -> list[Remedy]:
     """The first changes that fit, cheapest first: other degrees, LoRA, more devices, a smaller optimizer.
 
     All but the first keep the job's fixed degrees.  Where no quick plan of other degrees or of more devices fits, plans
-    with optimizers or activations on the host are tried.
+    with optimizers or activations on the host are tried.  No change is begun after the job's deadline.
     """
-    return list(islice(_remedies(job), MOST))
+    return list(islice(_remedies(job, Clock(job.deadline)), MOST))
+
+
+class Clock:
+    """The time that changes may be tried for: a job's deadline, or a minute."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = time.monotonic() + (SECONDS if seconds is None else seconds)
+
+    @property
+    def over(self) -> bool:
+        """True if it has passed."""
+        return time.monotonic() > self._end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,25 +125,26 @@ def option_words(degrees: Degrees) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in told) or "--pipeline 1"
 
 
-def _remedies(job: Job) -> Iterator[Remedy]:
+def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
     """Every change that fits."""
     if job.fixed:
         free = replace(job, fixed={})
         yield from list(_quick_remedy("", free)) or _host_remedy("", free)
-    if not job.options.lora:
+    if not job.options.lora and not clock.over:
         yield from _quick_remedy(f"--lora {LORA_RANK}", replace(job, options=replace(job.options, lora=LORA_RANK)))
-    yield from _more_devices(replace(job, fixed={}))
-    if job.options.optimizer in ("adam", "adamw") and not job.options.lora:
+    if not clock.over:
+        yield from _more_devices(replace(job, fixed={}), clock)
+    if job.options.optimizer in ("adam", "adamw") and not job.options.lora and not clock.over:
         smaller = replace(job, options=replace(job.options, optimizer="adamw-8bit"))
         yield from _quick_remedy("--optimizer adamw-8bit", smaller)
 
 
-def _more_devices(job: Job) -> Iterator[Remedy]:
+def _more_devices(job: Job, clock: Clock) -> Iterator[Remedy]:
     """The fewest times as many devices that fit; before them fewer that do with the host's memory."""
     with_host: list[Remedy] = []
     for multiple in MULTIPLES:
         larger = job.cluster.with_count(multiple * job.cluster.count)
-        if larger is None:
+        if larger is None or clock.over:
             return
         change, more = f"--cluster {larger.to_dict()['devices']}", replace(job, cluster=larger)
         quick = list(_quick_remedy(change, more))
@@ -152,7 +169,7 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     if not _has_room(job, with_host=True):
         return
     try:
-        problems = {degrees: job.problem(degrees) for degrees in smallest_batches(job)}
+        problems = {degrees: job.problem(degrees) for degrees in shortlist(job, on_hosts=True).choices}
     except DebubbleError:
         return
     possible = [degrees for degrees, problem in problems.items() if too_large(problem) is None]
@@ -194,12 +211,21 @@ def _words(change: str, degrees: Degrees) -> str:
 
 
 def _best(job: Job) -> tuple[Degrees, float] | None:
-    """The fastest quick plan; None if none fits."""
+    """The fastest quick plan of the shortlist, with its best size of micro-batches; None if none fits."""
     try:
-        problems = {degrees: job.problem(degrees) for degrees in configurations(job)}
+        listed = shortlist(job)
     except DebubbleError:
         return None
     effort = Effort(TRIED)
+    found = _fastest(job, listed.choices, effort)
+    if found is None:
+        return None
+    return _fastest(job, listed.sizes_of(found[0]), effort) or found
+
+
+def _fastest(job: Job, choices: Sequence[Degrees], effort: Effort) -> tuple[Degrees, float] | None:
+    """The fastest quick plan of these choices; None if none fits."""
+    problems = {degrees: job.problem(degrees) for degrees in choices}
     ranking: Ranking[Degrees] = Ranking()
     rank(
         [degrees for degrees, problem in problems.items() if too_large(problem) is None],

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from debubble.costs.units import Partition, Units
-from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
+from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts, UnsupportedError
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.partitioning.pareto import Front, StageRecomputation, front
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
@@ -31,10 +31,13 @@ class Stages(ABC):
     def even(problem: Problem) -> Stages:
         """The fixed stages, or the even partition of the units.
 
-        Raises InfeasibleError if the problem wants several stages per device.
+        Raises UnsupportedError if the problem wants several stages per device.
         """
         if problem.chunks not in (None, 1):
-            raise InfeasibleError("This planner holds one stage per device; ask for one chunk.")
+            raise UnsupportedError(
+                f"This planner holds one stage per device, and --chunks asks for {problem.chunks}: leave it out, or"
+                " take another planner, such as auto."
+            )
         match problem.workload:
             case FixedStages(costs):
                 return GivenStages(problem, costs)
