@@ -48,9 +48,16 @@ def full_name(name: str, names: Iterable[str], *, what: str) -> str:
 def unknown_name(name: str, names: Iterable[str], *, what: str) -> InputError:
     """The error for a name that is none of these, with those like it or else with all of them."""
     known = {each.lower(): each for each in names}
+    meant = _MEANT.get((what, str(name).lower()))
+    if meant in known:
+        return InputError(f"There is no {what} '{name}', which is a schedule; did you mean '{meant}'?")
     close = [known[each] for each in difflib.get_close_matches(str(name).lower(), known, n=3)]
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(known.values())}."
     return InputError(f"There is no {what} '{name}'; {hint}")
+
+
+_MEANT = {("planner", schedule): "megatron-even" for schedule in ("1f1b", "gpipe", "interleaved", "interleaved1f1b")}
+"""A kind and a name that is of another kind -> the one of the kind that is meant."""
 
 
 class Registry(Mapping[str, T], Generic[T]):

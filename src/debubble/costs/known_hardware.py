@@ -225,6 +225,12 @@ _add("GB200-192GB", **{**_BLACKWELL, "flops": 2500e12, "fp8_flops": 5000e12, "ho
 _add("B300-288GB", **{**_BLACKWELL, "network_bandwidth": _INFINIBAND_800}, memory=268 * GIB, memory_bandwidth=8000e9,
      source="NVIDIA HGX B300 datasheet (2.1 TB and 72 PFLOP/s sparse fp8 for 8; ConnectX-8)",
      url="https://www.nvidia.com/en-us/data-center/hgx/")  # fmt: skip
+_add("GB300-288GB", **{**_BLACKWELL, "flops": 2500e12, "fp8_flops": 5000e12, "host_bandwidth": 225e9,
+                       "network_bandwidth": _INFINIBAND_800, "host_memory": 240 * GIB},
+     memory=268 * GIB, memory_bandwidth=8000e9, devices_per_node=72,
+     source="NVIDIA GB300 NVL72 datasheet (360 and 720 PFLOP/s sparse in bf16 and fp8 for 72; ConnectX-8; a Grace of"
+            " 480 GB and its NVLink-C2C for two GPUs)",
+     url="https://www.nvidia.com/en-us/data-center/gb300-nvl72/")  # fmt: skip
 _add("L40S-48GB", **_PCIE_4_CARD, efficiency=AMPERE, memory=45 * GIB, flops=362e12, fp8_flops=733e12,
      memory_bandwidth=864e9,
      source="NVIDIA L40S datasheet (PCIe 4, no NVLink); 46068 MiB reported by the driver",
@@ -259,6 +265,23 @@ _add("RTX4090-24GB", **_WORKSTATION, efficiency=AMPERE, memory=24564 * _MIB, flo
      source="NVIDIA Ada whitepaper (fp32 accumulation; PCIe 4, no NVLink)",
      url="https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf")  # fmt: skip
 _add("RTX5090-32GB", **_WORKSTATION, memory=32 * GIB, flops=209.5e12, fp8_flops=419e12, memory_bandwidth=1792e9,
+     link_bandwidth=PCIE5, host_bandwidth=PCIE5,
+     source="NVIDIA RTX Blackwell whitepaper (bf16 with fp32 accumulation; PCIe 5, no NVLink)",
+     url="https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/"
+         "nvidia-rtx-blackwell-gpu-architecture.pdf")  # fmt: skip
+_add("RTX3060-12GB", **_WORKSTATION, efficiency=AMPERE, memory=12 * GIB, flops=25.5e12, memory_bandwidth=360e9,
+     link_bandwidth=PCIE4, host_bandwidth=PCIE4,
+     source="NVIDIA GeForce RTX 3060 specifications (112 tensor cores at 1.78 GHz, fp32 accumulation; PCIe 4)",
+     url="https://www.nvidia.com/en-us/geforce/graphics-cards/30-series/rtx-3060-3060ti/")  # fmt: skip
+_add("RTX4070Ti-12GB", **_WORKSTATION, efficiency=AMPERE, memory=12282 * _MIB, flops=80.2e12, fp8_flops=160.4e12,
+     memory_bandwidth=504.2e9, link_bandwidth=PCIE4, host_bandwidth=PCIE4,
+     source="NVIDIA Ada whitepaper (fp32 accumulation; PCIe 4, no NVLink)",
+     url="https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf")  # fmt: skip
+_add("RTX4080-16GB", **_WORKSTATION, efficiency=AMPERE, memory=16376 * _MIB, flops=97.5e12, fp8_flops=194.9e12,
+     memory_bandwidth=716.8e9, link_bandwidth=PCIE4, host_bandwidth=PCIE4,
+     source="NVIDIA Ada whitepaper (fp32 accumulation; PCIe 4, no NVLink)",
+     url="https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf")  # fmt: skip
+_add("RTX5080-16GB", **_WORKSTATION, memory=16303 * _MIB, flops=112.6e12, fp8_flops=225.1e12, memory_bandwidth=960e9,
      link_bandwidth=PCIE5, host_bandwidth=PCIE5,
      source="NVIDIA RTX Blackwell whitepaper (bf16 with fp32 accumulation; PCIe 5, no NVLink)",
      url="https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/"

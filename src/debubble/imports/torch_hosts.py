@@ -34,7 +34,10 @@ def order_of(name: str, csv: str, path: Path) -> str | Schedule:
     if csv:
         return torch_csv.read(path.with_name(Path(csv).name) if not Path(csv).exists() else Path(csv))
     if name.lower() not in ORDERS:
-        raise InputError(f"{path}: the schedule '{name}' is not known here; there are: {', '.join(ORDERS)}.")
+        raise InputError(
+            f"{path}: the schedule '{name}' is not known here; known are {', '.join(ORDERS)}, and any order as a CSV"
+            " (pipeline_parallel_schedule_csv), which torch writes of a schedule."
+        )
     return ORDERS[name.lower()]
 
 

@@ -89,6 +89,22 @@ def _llama4(experts: int, *, step: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _qwen2(layers: int, *, hidden: int, heads: int, ffn: int, kv_heads: int, **entries: Any) -> dict[str, Any]:
+    common = {
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32768, "rope_theta": 1000000.0, "vocab": 152064,
+    }  # fmt: skip
+    return _llama(layers, hidden=hidden, heads=heads, ffn=ffn, kv_heads=kv_heads, **{**common, **entries})
+
+
+def _falcon(layers: int, *, hidden: int, heads: int, **entries: Any) -> dict[str, Any]:
+    return {
+        "model_type": "falcon", "architectures": ["FalconForCausalLM"], "hidden_size": hidden, "bias": False,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": 65024, "alibi": False,
+        "parallel_attn": True, "layer_norm_epsilon": 1e-5, **entries,
+    }  # fmt: skip
+
+
 def _qwen3(layers: int, *, hidden: int, heads: int, ffn: int, kv_heads: int = 8, **entries: Any) -> dict[str, Any]:
     common = {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "rms_norm_eps": 1e-6,
@@ -185,10 +201,13 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "gpt3-23b": _gpt(72, **_GPT3_13B),
     "gpt3-28b": _gpt(88, **_GPT3_13B),
     "gpt3-175b": _gpt(96, hidden=12288, heads=96, positions=2048),
-    "qwen2.5-32b": _llama(
-        64, hidden=5120, heads=40, ffn=27648, kv_heads=8, vocab=152064, model_type="qwen2",
-        architectures=["Qwen2ForCausalLM"], max_position_embeddings=32768, rope_theta=1000000.0,
-    ),
+    "qwen1.5-14b": _qwen2(40, hidden=5120, heads=40, ffn=13696, kv_heads=40),
+    "qwen2-7b": _qwen2(28, hidden=3584, heads=28, ffn=18944, kv_heads=4),
+    "qwen2-72b": _qwen2(80, hidden=8192, heads=64, ffn=29568, kv_heads=8),
+    "qwen2.5-7b": _qwen2(28, hidden=3584, heads=28, ffn=18944, kv_heads=4),
+    "qwen2.5-14b": _qwen2(48, hidden=5120, heads=40, ffn=13824, kv_heads=8),
+    "qwen2.5-32b": _qwen2(64, hidden=5120, heads=40, ffn=27648, kv_heads=8, rms_norm_eps=1e-5),
+    "qwen2.5-72b": _qwen2(80, hidden=8192, heads=64, ffn=29568, kv_heads=8),
     "qwen3-0.6b": _qwen3(28, hidden=1024, heads=16, ffn=3072, tie_word_embeddings=True),
     "qwen3-1.7b": _qwen3(28, hidden=2048, heads=16, ffn=6144, tie_word_embeddings=True),
     "qwen3-4b": _qwen3(36, hidden=2560, heads=32, ffn=9728, tie_word_embeddings=True),
@@ -208,9 +227,25 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         heads=128, experts=256, dense=3, vocab=129280, model_type="deepseek_v3", num_nextn_predict_layers=1,
         n_group=8, topk_group=4,
     ),
+    "deepseek-v2-lite": _llama(
+        27, hidden=2048, heads=16, ffn=10944, vocab=102400, model_type="deepseek_v2",
+        architectures=["DeepseekV2ForCausalLM"], moe_intermediate_size=1408, n_routed_experts=64, n_shared_experts=2,
+        num_experts_per_tok=6, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, rms_norm_eps=1e-6, max_position_embeddings=163840,
+    ),
     "kimi-k2": _deepseek(heads=64, experts=384, dense=1, vocab=163840, model_type="kimi_k2"),
+    "glm-4-9b": _llama(
+        40, hidden=4096, heads=32, ffn=13696, kv_heads=2, vocab=151552, model_type="glm",
+        architectures=["GlmForCausalLM"], head_dim=128, attention_bias=True, max_position_embeddings=131072,
+    ),
     "glm-4.5": _glm45(92, hidden=5120, ffn=12288, inner=1536, experts=160, dense=3, norm=True),
     "glm-4.5-air": _glm45(46, hidden=4096, ffn=10944, inner=1408, experts=128, dense=1, norm=False),
+    "gemma2-9b": {
+        "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_size": 3584, "head_dim": 256,
+        "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "vocab_size": 256000, "sliding_window": 4096, "query_pre_attn_scalar": 256, "max_position_embeddings": 8192,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
     "gemma3-1b": {
         "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152, "head_dim": 256,
         "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1,
@@ -233,6 +268,10 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         32, hidden=4096, heads=32, ffn=14336, kv_heads=8, vocab=32768, model_type="mistral",
         architectures=["MistralForCausalLM"], max_position_embeddings=32768, rope_theta=1000000.0, sliding_window=None,
     ),
+    "mistral-large": _llama(
+        88, hidden=12288, heads=96, ffn=28672, kv_heads=8, vocab=32768, model_type="mistral", head_dim=128,
+        architectures=["MistralForCausalLM"], max_position_embeddings=131072, rope_theta=1000000.0, sliding_window=None,
+    ),
     "mistral-small-3.1-24b": {
         "model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "spatial_merge_size": 2,
         "multimodal_projector_bias": False,
@@ -251,6 +290,17 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         architectures=["MixtralForCausalLM"], max_position_embeddings=32768, rope_theta=1000000.0,
         num_local_experts=8, num_experts_per_tok=2,
     ),
+    "mixtral-8x22b": _llama(
+        56, hidden=6144, heads=48, ffn=16384, kv_heads=8, model_type="mixtral", architectures=["MixtralForCausalLM"],
+        max_position_embeddings=65536, rope_theta=1000000.0, num_local_experts=8, num_experts_per_tok=2,
+    ),
+    "yi-34b": _llama(60, hidden=7168, heads=56, ffn=20480, kv_heads=8, vocab=64000, rope_theta=5000000.0),
+    "falcon-7b": _falcon(32, hidden=4544, heads=71, multi_query=True, new_decoder_architecture=False),
+    "falcon-40b": _falcon(60, hidden=8192, heads=128, num_kv_heads=8, new_decoder_architecture=True),
+    "bloom": {
+        "model_type": "bloom", "architectures": ["BloomForCausalLM"], "hidden_size": 14336, "n_layer": 70,
+        "num_attention_heads": 112, "vocab_size": 250880, "layer_norm_epsilon": 1e-5, "use_bias": True,
+    },
     "llama-tiny": _llama(8, hidden=256, heads=8, ffn=704, kv_heads=4, vocab=320, max_position_embeddings=512),
     "gpt2-tiny": _gpt(
         8, hidden=256, heads=8, positions=512, vocab=320, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0

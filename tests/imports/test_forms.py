@@ -1,0 +1,299 @@
+"""One short input for each form in which people have jobs, and what it is read as, or the sentence that refuses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.imports import imports
+from debubble.imports.job import ImportedJob
+from debubble.imports.registry import UserFacts
+from debubble.ir import InputError
+
+SIZES = (
+    "--num-layers 8 --hidden-size 512 --ffn-hidden-size 1408 --num-attention-heads 8 --swiglu --normalization RMSNorm"
+    " --position-embedding-type rope --untie-embeddings-and-output-weights --vocab-size 32000 --seq-length 1024"
+    " --max-position-embeddings 1024"
+)
+RUN = "--micro-batch-size 1 --global-batch-size 16 --bf16 --pipeline-model-parallel-size 4"
+GPT = f"torchrun pretrain_gpt.py {SIZES} {RUN}"
+BRIDGE = """
+model: {hf_model_id: meta-llama/Meta-Llama-3-8B, seq_length: 1024, pipeline_model_parallel_size: 4}
+train: {micro_batch_size: 1, global_batch_size: 16}
+"""
+PRIMUS = """
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: llama3_8B.yaml
+    overrides: {seq_length: 1024, pipeline_model_parallel_size: 2, tensor_model_parallel_size: 2, MORE}
+"""
+TITAN = '[model]\nname = "llama3"\nflavor = "8B"\n'
+AUTOMODEL = "model: {MODEL}\ndistributed: {pp_size: 4, pipeline: {PIPELINE}}\ndataset: {seq_len: 1024}\n"
+NAMED = "pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B"
+MIND = """
+model:
+  model_config: {hidden_size: 512, num_layers: 8, num_heads: 8, vocab_size: 32000, seq_length: 1024, MODEL}
+parallel_config: {data_parallel: 1, pipeline_stage: 4, micro_batch_num: 8, PARALLEL}
+"""
+SCHEDULE = 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "1F1B"\n'
+
+
+@dataclass(frozen=True)
+class Form:
+    """A file of a framework, what the user adds, and what is read: attributes of the job or of its options."""
+
+    framework: str
+    file: str
+    text: str
+    read: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+    args: str | None = None
+    refused: str | None = None
+    devices: int = 4
+
+    def job(self, folder: Path) -> ImportedJob:
+        """The job of the file."""
+        path = folder / self.file
+        path.write_text(self.text)
+        importer = imports[self.framework]
+        facts = UserFacts(cluster=db.Cluster.parse(f"{self.devices}xH100-80GB"), **self.given)
+        return importer.job(importer.read(path, self.args), path, facts)
+
+
+def megatron(more: str, **rest: Any) -> Form:
+    return Form("megatron", "job.sh", f"{GPT} {more}\n", **rest)
+
+
+def script(text: str, **rest: Any) -> Form:
+    return Form("megatron", "job.sh", text, **rest)
+
+
+FULL = ("full", "full")
+FORMS: dict[str, Form] = {
+    # What the file leaves out.
+    "primus' base configuration": Form(
+        "primus", "run.yaml", PRIMUS.replace(", MORE", ""),
+        {"dtype": "bf16", "zero": 1, "sequence_parallel": True, "micro_batch_size": 2}, devices=8,
+    ),
+    "primus says otherwise": Form(
+        "primus", "run.yaml", PRIMUS.replace("MORE", "bf16: false, fp16: true, use_distributed_optimizer: false"),
+        {"dtype": "fp16", "zero": 0}, devices=8,
+    ),
+    "primus' layers in a string": Form(
+        "primus", "run.yaml", PRIMUS.replace("MORE", "recompute_granularity: full, recompute_layer_ids: '0,3'"),
+        {"strategies": {0: FULL, 3: FULL}}, devices=8,
+    ),
+    "primus of another framework": Form(
+        "primus", "run.yaml", PRIMUS.replace("megatron", "torchtitan").replace(", MORE", ""),
+        refused="is for Primus's framework 'torchtitan'", devices=8,
+    ),
+    "bridge's recipe": Form("megatron", "run.yaml", BRIDGE, {"dtype": "bf16", "zero": 1}),
+    "torchtitan's checkpointing": Form(
+        "torchtitan", "run.toml", TITAN, {"micro_batch_size": 8, "sequence_length": 2048, "checkpointed": 16}
+    ),
+    "torchtitan's local batch": Form(
+        "torchtitan", "run.toml", f"{TITAN}[parallelism]\n{SCHEDULE}", {"micro_batches": 8, "micro_batch_size": 1}
+    ),
+    "megatron's dtype": script(GPT.replace("--bf16 ", ""), read={"dtype": "fp32", "zero": 0}),
+    "deepspeed without a dtype": Form(
+        "deepspeed", "ds.json", "{}", {"dtype": "fp32"}, {"model": db.models["llama3-8b"], "sequence_length": 1024}
+    ),
+    "deepspeed with what it does not say": Form(
+        "deepspeed", "ds.json", "{}", {"dtype": "bf16", "lora": 32, "quantize": "nf4"},
+        {
+            "model": db.models["llama3-8b"], "sequence_length": 1024, "dtype": "bf16", "lora": 32, "quantize": "nf4",
+        },
+    ),
+    # What is read.
+    "bridge's adapters": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{dim: 8}}\n", {"lora": 8}),
+    "bridge's adapters without a rank": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{alpha: 4}}\n", {"lora": 32}),
+    "gradients in bf16": megatron(
+        "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradients": "bf16", "not_predicted": 2}
+    ),
+    "checkpoint-activations": megatron("--checkpoint-activations", read={"checkpointed": 8}),
+    "fp8 as logs have it": megatron("--fp8 hybrid", read={"dtype": "fp8", "not_predicted": 0}),
+    "an entry that nobody knows": megatron("--my-new-kernel --lr 1", read={"not_predicted": 1}),
+    "virtual stages with the ends": megatron(
+        "--num-layers 6 --num-layers-per-virtual-pipeline-stage 1 --account-for-embedding-in-pipeline-split"
+        " --account-for-loss-in-pipeline-split", read={"layers": (0, 1, 1, 1, 1, 1, 1, 0)},
+    ),
+    "multi-token prediction": megatron(
+        "--mtp-num-layers 1 --pipeline-model-parallel-layout 'Ett|tt|tt|ttmL'",
+        read={"layers": (2, 2, 2, 2), "mtp_stage": 3, "mtp_layers": 1},
+    ),
+    "bloom's partition": megatron(
+        "--num-layers 10 --pp-partition-method 'type:transformer|embedding'", read={"layers": (2, 3, 3, 2)}
+    ),
+    "torchtitan of 2024": Form(
+        "torchtitan", "run.toml",
+        f"{TITAN}[training]\nbatch_size = 8\nseq_len = 1024\ntensor_parallel_degree = 2\n"
+        "[experimental]\npipeline_parallel_degree = 2\npipeline_parallel_microbatches = 4\n"
+        'pipeline_parallel_split_points = ["layers.12"]\n',
+        {"pipeline": 2, "tensor": 2, "micro_batches": 4, "micro_batch_size": 2, "layers": (12, 20)},
+    ),
+    "torchtitan's accumulation": Form(
+        "torchtitan", "run.toml",
+        f"{TITAN}[training]\nlocal_batch_size = 8\nglobal_batch_size = 16\n[parallelism]\n{SCHEDULE}",
+        {"micro_batches": 16, "passes": 2},
+    ),
+    "automodel's layers per stage": Form(
+        "automodel", "run.yaml",
+        AUTOMODEL.replace("MODEL", NAMED).replace("PIPELINE", "pp_schedule: interleaved1f1b, layers_per_stage: 2"),
+        {"layers": (2,) * 16, "order": "interleaved"},
+    ),
+    "automodel's from_config": Form(
+        "automodel", "run.yaml",
+        AUTOMODEL.replace("MODEL", f"config: {{{NAMED}}}, torch_dtype: bf16").replace("PIPELINE", "pp_schedule: 1f1b"),
+        {"dtype": "bf16", "layers": (8, 8, 8, 8)},
+    ),
+    "mindformers' experts": Form(
+        "mindformers", "run.yaml",
+        MIND.replace("MODEL", "intermediate_size: 1408").replace("PARALLEL", "")
+        + "moe_config: {expert_num: 4, num_experts_chosen: 2}\n",
+        {"experts": 4},
+    ),
+    "mindformers by other names": Form(
+        "mindformers", "run.yaml",
+        MIND.replace("num_heads", "num_attention_heads").replace("num_layers", "num_hidden_layers")
+        .replace("MODEL", "num_key_value_heads: 4, multiple_of: 128").replace("PARALLEL", ""),
+        {"kv_heads": 4, "ffn": 1408},
+    ),
+    "deepspeed's partition": Form(
+        "deepspeed", "ds.json", '{"pipeline": {"partition_method": "uniform"}}', {"layers": (8, 9, 9, 6)},
+        {"model": db.models["llama3-8b"], "sequence_length": 1024, "pipeline": 4},
+    ),
+    # Shell.
+    "quoted elements": script(f'A=("--fp8-format hybrid")\n{GPT} ${{A[@]}}', read={"dtype": "fp8"}),
+    "nested variables": script(f'A=" {SIZES} "\nCMD="train.py $A {RUN}"\ntorchrun $CMD', read={"pipeline": 4}),
+    "positional parameters": script(f"{GPT} --global-batch-size $1", read={"micro_batches": 32}, args="32"),
+    "an environment variable": script(f"{GPT} --global-batch-size $B", read={"micro_batches": 8}, args="B=8"),
+    "positional parameters that are not given": script(
+        f"{GPT} --global-batch-size $1", refused="--global-batch-size is '[$]1', which the file does not set: give it"
+    ),
+    "a branch": script(
+        f"S=a\nif [ $S = a ]; then L=8; else L=16; fi\n{GPT} --num-layers $L", read={"layers": (2,) * 4}
+    ),
+    "a branch that is not told": script(
+        f"if [ $S = a ]; then L=8; else L=16; fi\n{GPT} --num-layers $L", refused="line 1 decides"
+    ),
+    "arguments as a mapping": Form(
+        "megatron", "run.yaml",
+        "MODEL_ARGS:\n" + "\n".join(
+            f"  --{name.partition(' ')[0]}: {name.partition(' ')[2] or 'true'}"
+            for name in (each.strip() for each in f"{SIZES} {RUN}".split("--") if each.strip())
+        ),
+        {"pipeline": 4, "dtype": "bf16", "zero": 0},
+    ),
+    "a log with ranks": Form(
+        "megatron", "log.txt",
+        "\n".join(
+            f"[default0]:  {name.replace('-', '_')} {'.' * 20} {value or 'True'}"
+            for name, _, value in (
+                each.strip().partition(" ") for each in f"{SIZES} {RUN}".split("--") if each.strip()
+            )
+        ),
+        {"pipeline": 4, "dtype": "bf16"},
+    ),
+    # What is refused.
+    "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="--hybrid-override-pattern describes"),
+    "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, whose model is no"),
+    "a layout of too many stages": megatron(
+        "--pipeline-model-parallel-layout 'Et|tt|tt|tt|tL'", refused="has 5 stages, which must be a multiple of the 4"
+    ),
+    "a last stage without a pipeline": script(
+        f"{GPT} --pipeline-model-parallel-size 1 --decoder-last-pipeline-num-layers 1", refused="leave it out"
+    ),
+    "deepspeed's auto": Form(
+        "deepspeed", "ds.json", '{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
+        given={"model": db.models["llama3-8b"], "sequence_length": 1024},
+        refused="are 'auto', which your trainer fills in: give --dtype",
+    ),
+    "mindformers' expert ranks": Form(
+        "mindformers", "run.yaml",
+        MIND.replace("MODEL", "intermediate_size: 1408").replace("PARALLEL", "expert_parallel: 2"),
+        refused="expert_parallel is 2, and the model has no experts: say them in moe_config",
+    ),
+    "mindformers' shared experts": Form(
+        "mindformers", "run.yaml",
+        MIND.replace("MODEL", "").replace("PARALLEL", "") + "moe_config: {expert_num: 4, shared_expert_num: 1}\n",
+        refused="moe_config.shared_expert_num describes layers that are not read",
+    ),
+    "torch's interleaved zero bubble": Form(
+        "torchtitan", "run.toml", f"{TITAN}[parallelism]\n{SCHEDULE.replace('1F1B', 'InterleavedZeroBubble')}",
+        refused="any order as a CSV",
+    ),
+    "arguments for a YAML file": Form(
+        "automodel", "run.yaml", AUTOMODEL, args="1", refused="--args are a shell script's arguments"
+    ),
+    "a family that nobody knows": Form(
+        "deepspeed", "ds.json", '{"bf16": {"enabled": true}}',
+        given={
+            "model": db.Model.from_hf(
+                {
+                    "model_type": "mine", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,
+                    "num_hidden_layers": 4, "vocab_size": 320,
+                }
+            ),
+            "sequence_length": 64,
+        },
+        refused="does not know the family 'mine'",
+    ),
+}  # fmt: skip
+
+
+def found(job: ImportedJob, name: str) -> Any:
+    """What a job has under a name: of itself, its options, its model, or what is counted."""
+    counted = {
+        "checkpointed": list(job.strategies.values()).count(FULL),
+        "not_predicted": job.rest.not_predicted,
+        "experts": 0 if job.model.experts is None else job.model.experts.count,
+    }
+    if name in counted:
+        return counted[name]
+    holder = next(each for each in (job, job.options, job.model) if hasattr(each, name))
+    return getattr(holder, name)
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.refused is None])
+def test_a_form_is_read(name: str, tmp_path: Path) -> None:
+    job = FORMS[name].job(tmp_path)
+
+    assert {each: found(job, each) for each in FORMS[name].read} == FORMS[name].read
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.refused is not None])
+def test_a_form_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=FORMS[name].refused):
+        FORMS[name].job(tmp_path)
+
+
+def test_the_summary_says_whose_defaults_it_rests_on(tmp_path: Path) -> None:
+    assert FORMS["primus' base configuration"].job(tmp_path).summary == (
+        "computes in bf16 (default of Primus), gradients in fp32 (default of Primus), sequence parallelism on (default"
+        " of Primus), ZeRO-1 (default of Primus), micro-batches of 2 (default of Primus), a global batch of 16 (default of"
+        " Primus)"
+    )
+
+
+def test_a_pipeline_that_accumulates_drains_after_each_pass(tmp_path: Path) -> None:
+    form = FORMS["torchtitan's accumulation"]
+    once = Form("torchtitan", "once.toml", form.text.replace("global_batch_size = 16\n", ""))
+    cluster = db.Cluster.parse("4xH200")
+
+    one, two = (float(each.job(tmp_path).plan(cluster).simulate().makespan) for each in (once, form))
+
+    assert two == pytest.approx(2 * one)
+
+
+def test_adapters_of_other_modules_are_told(tmp_path: Path) -> None:
+    text = f"{BRIDGE}peft: {{_target_: megatron.bridge.peft.dora.DoRA, dim: 8, target_modules: [linear_qkv]}}\n"
+    assert Form("megatron", "run.yaml", text).job(tmp_path).unread == (
+        "peft._target_ is DoRA, and the prediction counts on LoRA.",
+        "peft.target_modules is linear_qkv, and the prediction counts on all linear layers.",
+    )
