@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.exports import exports
 from debubble.imports import imports
 from debubble.imports.job import ImportedJob
 from debubble.imports.registry import UserFacts
@@ -276,8 +277,8 @@ def test_a_form_is_refused(name: str, tmp_path: Path) -> None:
 def test_the_summary_says_whose_defaults_it_rests_on(tmp_path: Path) -> None:
     assert FORMS["primus' base configuration"].job(tmp_path).summary == (
         "computes in bf16 (default of Primus), gradients in fp32 (default of Primus), sequence parallelism on (default"
-        " of Primus), ZeRO-1 (default of Primus), micro-batches of 2 (default of Primus), a global batch of 16 (default of"
-        " Primus)"
+        " of Primus), ZeRO-1 (default of Primus), micro-batches of 2 (default of Primus), a global batch of 16 (default"
+        " of Primus)"
     )
 
 
@@ -289,6 +290,15 @@ def test_a_pipeline_that_accumulates_drains_after_each_pass(tmp_path: Path) -> N
     one, two = (float(each.job(tmp_path).plan(cluster).simulate().makespan) for each in (once, form))
 
     assert two == pytest.approx(2 * one)
+
+
+def test_a_job_that_is_predicted_not_to_fit_is_exported(tmp_path: Path) -> None:
+    plan = Form("megatron", "run.yaml", BRIDGE).job(tmp_path).plan(db.Cluster.parse("4xRTX3060-12GB"))
+
+    made = exports["megatron"](plan)
+
+    assert made.losses[0].startswith("The imported job is predicted not to fit: its fullest device needs ")
+    assert "--pipeline-model-parallel-layout" in made.files["megatron-arguments.sh"]
 
 
 def test_adapters_of_other_modules_are_told(tmp_path: Path) -> None:

@@ -84,6 +84,32 @@ def test_megatrons_timers_scale_all_stages_alike(tmp_path: Path) -> None:
     assert fit.measured == 0.9
 
 
+@pytest.mark.parametrize(
+    "timers",
+    [
+        "time (ms) | forward-compute: 10.5 | backward-compute: 20.25 | optimizer: 5.00",
+        "max time across ranks (ms):\n    forward-compute ......: 10.5\n    backward-compute .....: 20.25",
+        "times across ranks (ms):\n  forward-compute:\n     rank  0: 9.00\n     rank  1: 10.50\n  backward-compute:\n"
+        "     rank  0: 20.25\n     rank  1: 3.00\n",
+        "[default7]: (min, max) time across ranks (ms):\n[default7]:    forward-compute ....: (1.0, 10.5)\n"
+        "[default7]:    backward-compute ....: (1.0, 20.25)",
+    ],
+    ids=["one value", "max", "all", "a prefix"],
+)
+def test_timers_are_read_in_every_form_that_megatron_logs(timers: str, tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(timers)
+
+    assert read_measurements([tmp_path / "log.txt"]).totals == {Kind.F: 0.0105, Kind.B: 0.02025}
+
+
+def test_a_trace_of_an_older_torch_is_refused_for_its_names(tmp_path: Path) -> None:
+    events = [{"ph": "X", "name": f"{kind} {place}", "dur": 5} for kind in ("Forward", "Backward") for place in (0, 1)]
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": events}))
+
+    with pytest.raises(InputError, match="as older versions of torch do"):
+        read_measurements([tmp_path / "rank0.json"])
+
+
 def test_a_trace_without_operations_says_what_it_should_have(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text('{"traceEvents": []}')
 

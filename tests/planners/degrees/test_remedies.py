@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 import debubble as db
 from debubble.ir import RunOptions
+from debubble.ir.degrees import Degrees
 from debubble.planners.degrees import Job
 from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.remedies import MOST, Misfit, misfit, remedies
+from debubble.planners.degrees.shortlist import least_states, shortlist
+from debubble.planners.degrees.space import smallest_batches
 
 LLAMA = db.models["llama3-8b"]
 
@@ -77,3 +84,50 @@ def test_the_command_says_once_that_nothing_fits(run: Any) -> None:
     assert said.count("Nothing fits.") == 1
     assert said.count("What fits (tried): ") == 1
     assert "; --lora 16 --pipeline 1: " in said
+
+
+def test_no_change_is_tried_after_the_deadline() -> None:
+    asked = replace(job("1xH100-80GB"), deadline=0.0)
+    assert remedies(asked) == []
+
+
+def test_a_shortlist_has_the_choices_whose_states_may_fit() -> None:
+    asked = Job(model=db.models["llama3-70b"], cluster=db.Cluster.parse("16xH100-80GB"), global_batch=16)
+    limit = max(asked.cluster.memory_limits)
+
+    listed = shortlist(asked)
+
+    fit = [each for each in smallest_batches(asked) if too_large(asked.problem(each)) is None]
+    assert {*listed.choices} >= {each for each in fit if least_states(asked, each) <= limit} - {
+        each for each in fit if each.zero == 0 and each.data > 1
+    }
+    assert all(least_states(asked, each) <= limit for each in listed.choices)
+
+
+@pytest.mark.parametrize("degrees", [{"tensor": 4, "pipeline": 4}, {"tensor": 2, "data": 8, "zero": 3}])
+def test_the_least_states_are_at_most_those_of_the_units(degrees: dict[str, int]) -> None:
+    asked = Job(model=db.models["qwen3-30b-a3b"], cluster=db.Cluster.parse("16xH200"), global_batch=16)
+    chosen = Degrees(**degrees, micro_batches=2)
+    problem = asked.problem(chosen)
+
+    states = sum(float(unit.static) for unit in problem.units.units) / chosen.pipeline
+
+    assert 0.9 * states < least_states(asked, chosen) <= states
+
+
+def test_a_planner_of_one_stage_per_device_says_so(run: Any) -> None:
+    code, _, said = run(
+        "plan", "gpt2-tiny", "--cluster", "2xCPU", "--chunks", "2", "--planner", "adapipe", "--sequence-length", "64"
+    )
+
+    assert code == 2
+    assert said.startswith("debubble: This planner holds one stage per device, and --chunks asks for 2: leave it out")
+
+
+def test_a_schedule_for_a_planner_is_told_the_planner(run: Any) -> None:
+    code, _, said = run("plan", "gpt2-tiny", "--cluster", "2xCPU", "--planner", "1f1b")
+
+    assert (code, said) == (
+        2,
+        "debubble: There is no planner '1f1b', which is a schedule; did you mean 'megatron-even'?\n",
+    )
