@@ -35,7 +35,20 @@ MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
         ("llama2-70b", 68_976_648_192),
         ("llama3-8b", 8_030_261_248),
         ("llama3-70b", 70_553_706_496),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
         ("qwen2.5-32b", 32_763_876_352),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("deepseek-v2-lite", 15_706_484_224),
+        ("glm-4-9b", 9_399_951_360),
+        ("gemma2-9b", 9_241_705_984),
+        ("mistral-large", 122_610_069_504),
+        ("mixtral-8x22b", 140_620_634_112),
+        ("yi-34b", 34_388_917_248),
+        ("falcon-40b", 41_303_293_952),
         ("mixtral-8x7b", 46_702_792_704),
         ("llama3.1-8b", 8_030_261_248),
         ("llama3.1-405b", 405_853_388_800),
@@ -321,7 +334,7 @@ def test_a_file_that_is_no_config_is_refused_with_a_sentence(
 
 
 def test_a_name_is_completed_if_only_one_begins_so() -> None:
-    assert named_model("mixtral") == models["mixtral-8x7b"]
+    assert named_model("kimi") == models["kimi-k2"]
 
 
 @pytest.mark.parametrize(
@@ -329,7 +342,7 @@ def test_a_name_is_completed_if_only_one_begins_so() -> None:
     [
         ("lama2-13b", "There is no model or file 'lama2-13b'; did you mean 'llama2-13b' or"),
         ("llama2-1", "'llama2-1' may be llama2-13b or llama2-18b: write more of it"),
-        ("bloom", "There is no model or file 'bloom'; there are: llama2-7b"),
+        ("whisper", "There is no model or file 'whisper'; there are: llama2-7b"),
     ],
 )
 def test_an_unknown_name_is_answered_with_those_that_are_like_it_or_all(name: str, sentence: str) -> None:

@@ -119,6 +119,9 @@ FORMS: dict[str, Form] = {
     ),
     "checkpoint-activations": megatron("--checkpoint-activations", read={"checkpointed": 8}),
     "fp8 as logs have it": megatron("--fp8 hybrid", read={"dtype": "fp8", "not_predicted": 0}),
+    "gpt's default tokenizer": script(
+        GPT.replace("--vocab-size 32000", "--vocab-file v.json --merge-file m.txt"), read={"vocab": 50304}
+    ),
     "an entry that nobody knows": megatron("--my-new-kernel --lr 1", read={"not_predicted": 1}),
     "virtual stages with the ends": megatron(
         "--num-layers 6 --num-layers-per-virtual-pipeline-stage 1 --account-for-embedding-in-pipeline-split"
@@ -175,13 +178,14 @@ FORMS: dict[str, Form] = {
     "positional parameters": script(f"{GPT} --global-batch-size $1", read={"micro_batches": 32}, args="32"),
     "an environment variable": script(f"{GPT} --global-batch-size $B", read={"micro_batches": 8}, args="B=8"),
     "positional parameters that are not given": script(
-        f"{GPT} --global-batch-size $1", refused="--global-batch-size is '[$]1', which the file does not set: give it"
+        f"{GPT} --global-batch-size $1", refused="--global-batch-size is '[$]1', which the file does not tell: give"
     ),
     "a branch": script(
         f"S=a\nif [ $S = a ]; then L=8; else L=16; fi\n{GPT} --num-layers $L", read={"layers": (2,) * 4}
     ),
     "a branch that is not told": script(
-        f"if [ $S = a ]; then L=8; else L=16; fi\n{GPT} --num-layers $L", refused="line 1 decides"
+        f"if [ $S = a ]; then L=8; else L=16; fi\n{GPT} --num-layers $L",
+        refused=r"--num-layers is '\$\(L: line 1 decides\)', which the file does not tell",
     ),
     "arguments as a mapping": Form(
         "megatron", "run.yaml",

@@ -207,7 +207,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         ("pretrain --num-layers 'x\n", "cannot be read as a shell script"),
         (
             SCRIPT.replace("--num-layers 32", "--num-layers $LAYERS"),
-            "--num-layers is '[$]LAYERS', which the file does not set: give it with --args",
+            "--num-layers is '[$]LAYERS', which the file does not tell: give what it depends on",
         ),
         (SCRIPT.replace("--vocab-size 128256", ""), "do not say --vocab-size"),
         (SCRIPT.replace("--swiglu", ""), "a model without SwiGLU"),

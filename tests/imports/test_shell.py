@@ -53,11 +53,13 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("if [ $SIZE = 7B ]; then LAYERS=32; fi; run --num-layers $LAYERS", r"line 1 decides \(\[ \$SIZE = 7B \]\)"),
+        ("if [ $SIZE = 7B ]; then A=--bf16; fi; run $A", r"line 1 decides \(\[ \$SIZE = 7B \]\)"),
+        ("if [ $SIZE = 7B ]; then run --x 1; else run --x 2; fi", "line 1 decides"),
         ("if [ -f x ]; then A=--bf16; fi; run $A", "line 1 decides"),
-        ("while read LINE; do A+=$LINE; done; run $A", "a loop"),
-        ("case $SIZE in a) L=1;; b) L=2;; esac; run --num-layers $L", r"decides \(\$SIZE\)"),
-        ("for ((i=0; i<3; i++)); do run --x; done", "A counting loop is not read|name is missing"),
+        ("while read LINE; do A+=$LINE; break; done; run $A", "too long to follow"),
+        ("while [ -f x ]; do A+=(--x); done; run $A", r"line 1 decides \(\[ -f x \]\)"),
+        ("case $SIZE in a) A=--x;; b) A=--y;; esac; run $A", r"decides \(\$SIZE\)"),
+        ("for ((i=0; i<3; i++)); do run --x; done", "a counting loop"),
         ("run --num-layers 'x", "No closing '"),
         ("if [ 1 = 1 ]; then run --x", "'fi' is missing"),
     ],
@@ -67,10 +69,44 @@ def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: s
         follow(script, Path("job.sh"))
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "L=1\nif [ $SIZE = 7B ]; then L=32; fi; run $L",
+        "L=1\ncase $SIZE in a) L=1;; b) L=2;; esac; run $L",
+        "L=1\nfor ((i=0; i<3; i++)); do L=2; done; run ${L:-4}",
+        "L=1\n[ -f x ] && L=2; run $L",
+        "L=1\nif [ -f x ]; then export L=2; fi; run $L",
+    ],
+)
+def test_a_variable_that_a_condition_decides_is_left_open(script: str) -> None:
+    [command] = follow(script, Path("job.sh")).commands
+
+    assert command.words == ("run", "$(L: line 2 decides)")
+
+
 def test_a_condition_without_consequences_is_passed_over() -> None:
     script = "if [ ! -d $OUT ]; then mkdir -p $OUT; fi\n[ -z $2 ] || echo two\nrun --bf16"
 
     assert [command.words for command in follow(script, Path("job.sh")).commands] == [("run", "--bf16")]
+
+
+PARSING = """GBS=64
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --gbs) GBS="$2"; shift; shift;;
+    *) shift;;
+  esac
+done
+if [ "$3" == "" ]; then LEN=1024; fi
+run $GBS $LEN"""
+
+
+@pytest.mark.parametrize(("given", "words"), [(None, ("64", "1024")), ("--other --gbs 8", ("8", "1024"))])
+def test_a_script_may_read_its_own_options(given: str | None, words: tuple[str, ...]) -> None:
+    [command] = follow(PARSING, Path("job.sh"), given).commands
+
+    assert command.words[1:] == words
 
 
 def test_the_scripts_arguments_and_environment_are_given() -> None:

@@ -49,6 +49,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         optimizer=_optimizer(read),
         dtype=_dtype(read),
         lora=_lora(read),
+        quantize=_quantize(read),
     )
     checkpointing = bool(read.get("distributed.activation_checkpointing", False))
     return ImportedJob(
@@ -68,7 +69,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
             sequence_parallel=("distributed.sequence_parallel",),
             zero=("distributed.strategy", "distributed.reshard_after_forward"),
         ),
-        rest=Unread.of(read, _remarks(read, options, micro_batches=batch.number), "automodel"),
+        rest=Unread.of(read, _remarks(read, options, pipeline=pipeline, micro_batches=batch.number), "automodel"),
     )
 
 
@@ -88,9 +89,19 @@ def _lora(read: SettingsReader) -> int:
     return read.size("peft.dim", 8) if any(name.startswith("peft.") for name in read.settings) else 0
 
 
+def _quantize(read: SettingsReader) -> str | None:
+    """The format of bitsandbytes' frozen weights."""
+    if not read.get("quantization.load_in_4bit", False):
+        return None
+    read.skip("quantization.")
+    return "nf4-dq" if read.get("quantization.bnb_4bit_use_double_quant", False) else "nf4"
+
+
 def _split(read: SettingsReader, layers: int, pipeline: int, order: str | Schedule) -> tuple[int, ...]:
     """Layers per stage: Automodel divides them evenly, into as many stages as `layers_per_stage` makes."""
     setting = "distributed.pipeline.layers_per_stage"
+    if pipeline == 1:
+        return (layers,)
     if read.get(setting) is None:
         return balanced_layers(layers, pipeline * chunks_of(order), first_less=0, last_less=0)
     per_stage = read.size(setting)
@@ -163,7 +174,14 @@ def _optimizer_class(read: SettingsReader) -> str:
     return str(read.get("optimizer._target_", "torch.optim.AdamW")).rpartition(".")[2]
 
 
-def _remarks(read: SettingsReader, options: RunOptions, *, micro_batches: int) -> Iterator[str]:
+def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_batches: int) -> Iterator[str]:
+    if pipeline == 1:
+        read.skip("distributed.pipeline.")
+    for part in ("compile", "fp8"):
+        if read.settings.get(f"{part}.enabled", False) is False:
+            read.skip(f"{part}.")
+    if options.quantize and read.get("quantization.bnb_4bit_quant_type", "nf4") != "nf4":
+        yield "quantization.bnb_4bit_quant_type is another than nf4, and the prediction counts on nf4."
     if options.zero == 3 and micro_batches > 1 and _defers_gradients(read):
         yield (
             "Gradients stay whole until the last micro-batch (defer_fsdp_grad_sync), which takes more memory than is"

@@ -78,7 +78,7 @@ _OF_FRAMEWORKS: Mapping[str, str] = {
         step_scheduler.save_* model._target_ model.config._target_ model.trust_remote_code
         model.config.trust_remote_code         distributed.backend optimizer.foreach peft._target_ peft.alpha
         peft.dropout peft.dropout_position
-        ci.* benchmark.*
+        ci.* benchmark.* step_scheduler.gc_every_steps
     """,
     "deepspeed": """
         bf16.check_grad_overflow fp16.loss_scale* fp16.initial_scale_power fp16.hysteresis fp16.min_loss_scale

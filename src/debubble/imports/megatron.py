@@ -12,7 +12,7 @@ from debubble.imports.defaults import DEFAULTS
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.megatron_arguments import Arguments
 from debubble.imports.megatron_bridge import read_bridge
-from debubble.imports.megatron_model import model_of
+from debubble.imports.megatron_model import model_of, takes_gpt2_words
 from debubble.imports.megatron_remarks import remarks_on
 from debubble.imports.megatron_stages import LAYOUT, SPLITS, stages_of
 from debubble.imports.registry import Settings, UserFacts, importer
@@ -60,6 +60,10 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
 def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJob:
     """The job of Megatron-LM's arguments in a framework that takes them."""
     pipeline = arguments.size("--pipeline-model-parallel-size", 1, instead=given.pipeline)
+    if "--no-pipeline-parallel" in arguments and given.pipeline is None:
+        pipeline = 1
+    if arguments.number("--ds-sequence-parallel-size", 1) > 1:
+        raise InputError(f"{arguments.path}: --ds-sequence-parallel-size is not predicted; only 1 is.")
     tensor = arguments.size("--tensor-model-parallel-size", 1)
     context = arguments.size("--context-parallel-size", 1)
     data = replicas(given.cluster, arguments.path, pipeline=pipeline, tensor=tensor, context=context)
@@ -73,6 +77,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         )
     model = model_of(arguments, given.model)
     layers, mtp_stage = stages_of(arguments, model, pipeline)
+    zero = _zero(arguments)
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=arguments.size("--seq-length", instead=given.sequence_length),
@@ -81,7 +86,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         context=context,
         expert=arguments.size("--expert-model-parallel-size", 1),
         expert_tensor=_expert_tensor(arguments, tensor),
-        zero=_zero(arguments) if data * context > 1 else int("--use-distributed-optimizer" in arguments),
+        zero=zero if data * context > 1 else min(zero, 1),
         optimizer=_optimizer(arguments),
         dtype=_dtype(arguments),
         host_optimizer=_host_optimizer(arguments),
@@ -170,6 +175,8 @@ def _unsaid(arguments: Arguments, given: UserFacts) -> dict[str, str]:
         taken["sequences of {}"] = "--seq-length"
     if given.micro_batches is not None:
         del taken["a global batch of {}"]
+    if given.model is None and takes_gpt2_words(arguments):
+        facts["GPT-2's vocabulary"] = ("--tokenizer-type",)
     values = arguments.defaults.values
     facts |= {words.format(values[name]): (name,) for words, name in taken.items() if name in values}
     return arguments.unsaid(**facts)

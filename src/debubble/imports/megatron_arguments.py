@@ -50,12 +50,10 @@ class Arguments(SettingsReader):
         try:
             return int(word)
         except ValueError:
-            hint = (
-                ", which the file does not set: give it with --args, as in --args 'NAME=1'"
-                if "$" in word
-                else (", which is no whole number that is known here")
-            )
-            raise InputError(f"{self.path}: {name} is '{word}'{hint}.") from None
+            hint = "which is no whole number that is known here"
+            if "$" in word:
+                hint = "which the file does not tell: give what it depends on with --args, as in --args 'NAME=1'"
+            raise InputError(f"{self.path}: {name} is '{word}', {hint}.") from None
 
     def share(self, name: str) -> float:
         """A number between 0 and 1, which is 1 if the argument is not there; raises InputError if it is none."""

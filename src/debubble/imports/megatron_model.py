@@ -73,6 +73,11 @@ def _check_layers(arguments: Arguments) -> None:
             f"{arguments.path} runs {script}, whose model is no GPT and is not read from arguments: give its"
             " config.json with --model."
         )
+    if "--deepspeed" in arguments and _experts(arguments):
+        raise InputError(
+            f"{arguments.path}: Megatron-DeepSpeed has experts in every second layer or as --expert-interval says, which"
+            " is not read here: give the model's config.json with --model."
+        )
     unlike = [name for name in arguments.settings if _OTHER_LAYERS.fullmatch(name) and name in arguments]
     if arguments.word("--moe-layer-freq", "1") != "1":
         unlike.append("--moe-layer-freq")
@@ -124,7 +129,8 @@ _OF_THE_MODEL = (
 
 def _vocabulary(arguments: Arguments) -> int:
     """The size of a tokenizer's vocabulary, as Megatron-LM pads it; raises InputError if it is not known."""
-    kind, name = arguments.word("--tokenizer-type") or "", arguments.word("--tokenizer-model") or ""
+    name = arguments.word("--tokenizer-model") or ""
+    kind = arguments.word("--tokenizer-type") or (GPT2 if takes_gpt2_words(arguments) else "")
     of_model = hub_model(name) if kind == "HuggingFaceTokenizer" else None
     words = of_model.vocab if of_model is not None else _TOKENIZERS.get(kind)
     if words is None:
@@ -136,5 +142,12 @@ def _vocabulary(arguments: Arguments) -> int:
     return -(-words // multiple) * multiple
 
 
-_TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
+def takes_gpt2_words(arguments: Arguments) -> bool:
+    """Tell whether the vocabulary is that of pretrain_gpt.py's default tokenizer, whose files the arguments name."""
+    said = ("--tokenizer-type", "--tokenizer-model", "--vocab-size", "--padded-vocab-size")
+    return "--merge-file" in arguments.settings and not any(name in arguments.settings for name in said)
+
+
+GPT2 = "GPT2BPETokenizer"
+_TOKENIZERS = {GPT2: 50257, "Llama2Tokenizer": 32000}
 """Tokenizers of one vocabulary each."""

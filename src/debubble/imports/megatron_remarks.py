@@ -35,6 +35,8 @@ def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
     yield from arguments.assume("--attention-backend", "flash", "fused", "auto")
+    if "--deepspeed" in arguments and "--zero-stage" not in arguments:
+        yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise")
     for name in ("--main-grads-dtype", "--main-params-dtype"):
         yield from arguments.assume(name, "fp32")
@@ -63,7 +65,7 @@ _COUNTED = (
     "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer", "--disable-bias-linear",
     "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm", "--sequence-parallel",
     "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed", "--checkpoint-activations",
-    "--checkpoint-num-layers", "--share-embeddings-and-output-weights",
+    "--checkpoint-num-layers", "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights",
 )  # fmt: skip
 """Arguments that change nothing beside those that were read."""
 

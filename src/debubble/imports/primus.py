@@ -33,11 +33,11 @@ def read_experiment(path: Path) -> Mapping[str, Any]:
     }
     if not overrides:
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
-    framework = settings.get(f"{_TRAINER}framework", "megatron")
+    framework = _with_default(settings.get(f"{_TRAINER}framework", "megatron"))
     if framework != "megatron":
         raise InputError(f"{path} is for Primus's framework '{framework}'; only experiments of megatron are read.")
-    model = settings.get(f"{_TRAINER}model")
-    return overrides if model is None else {**overrides, "model": model.removesuffix(".yaml").replace("_", "-")}
+    model = _with_default(settings.get(f"{_TRAINER}model"))
+    return overrides if model is None else {**overrides, "model": str(model).removesuffix(".yaml").replace("_", "-")}
 
 
 def _with_default(value: Any) -> Any:

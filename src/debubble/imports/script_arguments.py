@@ -18,8 +18,10 @@ _OF_TRAINING = frozenset(
     )
 )  # fmt: skip
 """Arguments by which a command is known to train."""
-_UNSET = re.compile(r"\$(\w+|\{\w+(\[[@*]\])?\}|@|\*)")
-"""A word that is nothing but a variable which nobody sets."""
+_UNSET = re.compile(r"\$(\w+|\{\w+(\[[@*]\])?\}|@|\*|\((?!\().*\))", re.DOTALL)
+"""A word that is nothing but a variable or a command's output that the script does not tell."""
+_OF_ARGUMENTS = re.compile(r"\[[@*]\]|^\$[@*]$|args|options|opts|flags|extra|params|cmd", re.IGNORECASE)
+"""What is in the names of variables that hold arguments, and no value of one."""
 
 
 def training_words(script: ScriptRun, path: Path) -> list[str]:
@@ -55,7 +57,7 @@ def named_arguments(words: Iterable[str]) -> dict[str, Any]:
             name, _, value = word.partition("=")
             name = f"--{name[2:].replace('_', '-')}"
             arguments[name] = (value,) if value else ()
-        elif _UNSET.fullmatch(word) and (name is None or arguments[name] or "@" in word or "*" in word):
+        elif _UNSET.fullmatch(word) and (name is None or arguments[name] or _OF_ARGUMENTS.search(word)):
             arguments[word] = ()
         elif name is not None:
             arguments[name] += (word,)

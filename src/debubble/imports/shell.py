@@ -26,6 +26,7 @@ from debubble.imports.shell_syntax import (
     Statement,
     Test,
     Token,
+    While,
     parse,
 )
 from debubble.imports.shell_words import Variables, is_known
@@ -42,6 +43,8 @@ _SILENT = frozenset(
     )
 )  # fmt: skip
 """Commands whose words are no arguments of a training script."""
+_OF_ARGUMENTS = re.compile(r"\$\{?[#1@]")
+"""What stands for the script's arguments in a condition."""
 _MOST_STEPS = 20_000
 
 
@@ -131,6 +134,8 @@ class _Follower:
                 return self._case(statement)
             case Loop():
                 return self._loop(statement)
+            case While():
+                return self._while(statement)
             case Function(name, body):
                 self.functions[name] = body
                 return True
@@ -171,9 +176,6 @@ class _Follower:
         return True
 
     def _loop(self, statement: Loop) -> bool | None:
-        if statement.words is None:
-            self._refuse_if_it_matters(statement.body, statement)
-            return True
         for word in statement.words:
             for value in self.variables.fields_of(word):
                 if not is_known(value):
@@ -183,26 +185,38 @@ class _Follower:
                 self.run(statement.body)
         return True
 
-    def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
-        """Raise InputError if statements that may or may not run change what the script starts."""
-        if not any(self._matters(command) for command in _commands(body)):
-            return
-        line, words = _place(condition)
-        raise InputError(
-            f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on it: give"
-            " what it asks for with --args, as in --args 'NAME=value', or a copy with the branch that runs."
-        )
+    def _while(self, statement: While) -> bool | None:
+        """Follow a loop as long as its condition holds; one over arguments that nobody said does not run."""
+        while statement.condition is not None and (held := self.run(statement.condition)) is not None:
+            if held != statement.runs:
+                return True
+            self.run(statement.body)
+        over_arguments = statement.condition is not None and _OF_ARGUMENTS.search(_place(statement.condition)[1])
+        if not (over_arguments and self.variables.arguments is None):
+            self._refuse_if_it_matters(statement.body, statement.condition or statement)
+        return True
 
-    def _matters(self, command: Command) -> bool:
+    def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
+        """Leave open what statements that may or may not run set; InputError if they change what the script starts."""
+        line, words = _place(condition)
+        for command in _commands(body):
+            names = _assigned_names(command)
+            if names is not None:
+                self.variables.values |= {name: f"$({name}: line {line} decides)" for name in names}
+            elif self._starts(command):
+                raise InputError(
+                    f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on"
+                    " it: give what it asks for with --args, as in --args 'NAME=value', or a copy with the branch that"
+                    " runs."
+                )
+
+    def _starts(self, command: Command) -> bool:
+        """Tell whether a command starts something with arguments, or changes what later ones are."""
         first = command.tokens[0].text
-        if first in ("echo", "printf", "cat", "mkdir", "exit", "return", "cd", "rm", "trap", "local"):
+        if first in _SILENT and first not in ("set", "let"):
             return False
-        return (
-            first in ("source", ".", "eval", "set", "shift", "export")
-            or first in self.functions
-            or any(_ASSIGNMENT.fullmatch(token.text) for token in command.tokens[:1])
-            or any("--" in token.text for token in command.tokens)
-        )
+        named = any(re.search(r"(^|[\s\"'=(])--[A-Za-z]", _written(token)) for token in command.tokens)
+        return first in ("source", ".", "eval", "set", "shift") or first in self.functions or named
 
     def _command(self, command: Command) -> bool | None:
         tokens = list(command.tokens)
@@ -352,6 +366,9 @@ class _Follower:
 
     def _compared(self, left: str, sign: str, right: str, *, patterns: bool) -> bool | None:
         first, second = self.variables.text_of(left), self.variables.text_of(right)
+        if sign in ("=", "==", "!=") and "" in (first, second):
+            filled = self._is_filled(left if second == "" else right)
+            return None if filled is None else filled == (sign == "!=")
         if not (is_known(first) and is_known(second)):
             return None
         if sign in ("=", "==", "!="):
@@ -379,6 +396,22 @@ def _condition_words(text: str) -> list[str]:
     return re.findall(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\$\([^)]*\)|\$\{[^}]*\}|[^\s"'()]|\((?=\S))+|[()]""", text)
 
 
+def _written(token: Token) -> str:
+    """A token as written, with the elements of an array."""
+    return " ".join([token.text, *(token.elements or ())])
+
+
+def _assigned_names(command: Command) -> list[str] | None:
+    """The variables that a command sets, if it does nothing else and adds no arguments; None otherwise."""
+    tokens = list(command.tokens)
+    if tokens[0].text in _DECLARES:
+        tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
+    matched = [_ASSIGNMENT.fullmatch(token.text) for token in tokens]
+    if not all(matched) or any("--" in _written(token) for token in tokens):
+        return None
+    return [match[1] for match in matched if match is not None]
+
+
 def _commands(statement: Statement) -> Iterator[Command]:
     """All simple commands in a statement."""
     match statement:
@@ -395,7 +428,7 @@ def _commands(statement: Statement) -> Iterator[Command]:
         case Case(_, cases, _):
             for _, body in cases:
                 yield from _commands(body)
-        case Loop(body=body):
+        case Loop(body=body) | While(body=body):
             yield from _commands(body)
         case Function() | Test():
             return
@@ -409,7 +442,9 @@ def _place(statement: Statement | None) -> tuple[int, str]:
         case Case(word, _, line):
             return line, word
         case Loop(name, words, _, line):
-            return line, f"for {name} in {' '.join(words)}" if words is not None else "a loop"
+            return line, f"for {name} in {' '.join(words)}"
+        case While(line=line):
+            return line, "a counting loop"
         case Chain(parts, _) if parts:
             return _place(parts[0][1])
         case Command(tokens, line):

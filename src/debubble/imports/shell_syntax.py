@@ -57,10 +57,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop over words, or one that a condition ends (`words` is None)."""
+    """A loop over words."""
 
     name: str
-    words: tuple[str, ...] | None
+    words: tuple[str, ...]
+    body: Statement
+    line: int
+
+
+@dataclass(frozen=True)
+class While:
+    """A loop that ends when a condition has another value than `runs`; None: one that counts, which is not followed."""
+
+    condition: Statement | None
+    runs: bool
     body: Statement
     line: int
 
@@ -90,7 +100,7 @@ class Chain:
     negated: bool = False
 
 
-Statement = Command | Either | Case | Loop | Function | Test | Chain
+Statement = Command | Either | Case | Loop | While | Function | Test | Chain
 
 
 def parse(text: str, name: str) -> Chain:
@@ -205,7 +215,8 @@ def _tokens(text: str, name: str) -> Iterator[Token]:
             at = end
 
 
-_RESERVED = ("if", "then", "elif", "else", "while", "until", "do", "{", "!", "time")
+_RESERVED = ("if", "then", "elif", "else", "for", "while", "until", "do", "{", "!", "time")
+"""Words after which a command begins, or the brackets of a counting loop."""
 
 
 def _line_end(text: str, at: int) -> int:
@@ -396,7 +407,8 @@ class _Parser:
     def _for(self) -> Statement:
         line = self._take("for").line
         if (token := self._peek()) is not None and token.kind == "((":
-            raise unreadable(self._name, line, "A counting loop is not read: give a copy without it")
+            self._at += 1
+            return While(None, True, self._body(), line)
         name, words = self._command_word(), list[str]()
         self._skip_ends()
         if self._is("word", "in"):
@@ -408,9 +420,9 @@ class _Parser:
         return Loop(name, tuple(words), self._body(), line)
 
     def _while(self) -> Statement:
-        line = self._take("while", "until").line
-        self._chain(("do",))
-        return Loop("", None, self._body(), line)
+        first = self._take("while", "until")
+        condition = self._chain(("do",))
+        return While(condition, first.text == "while", self._body(), first.line)
 
     def _body(self) -> Statement:
         self._skip_ends()

@@ -194,6 +194,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "llama3.1-405b": _llama31(126, hidden=16384, heads=128, ffn=53248),
     "llama3.2-1b": _llama31(16, hidden=2048, heads=32, ffn=8192, factor=32.0, tie_word_embeddings=True),
     "llama3.2-3b": _llama31(28, hidden=3072, heads=24, ffn=8192, factor=32.0, tie_word_embeddings=True),
+    "llama3.3-70b": _llama31(80, hidden=8192, heads=64, ffn=28672),
     "llama4-scout": _llama4(16, step=1),
     "llama4-maverick": _llama4(128, step=2),
     "gpt3-13b": _gpt(40, **_GPT3_13B),
@@ -204,6 +205,13 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "qwen1.5-14b": _qwen2(40, hidden=5120, heads=40, ffn=13696, kv_heads=40),
     "qwen2-7b": _qwen2(28, hidden=3584, heads=28, ffn=18944, kv_heads=4),
     "qwen2-72b": _qwen2(80, hidden=8192, heads=64, ffn=29568, kv_heads=8),
+    "qwen2.5-0.5b": _qwen2(
+        24, hidden=896, heads=14, ffn=4864, kv_heads=2, vocab=151936, tie_word_embeddings=True
+    ),
+    "qwen2.5-1.5b": _qwen2(
+        28, hidden=1536, heads=12, ffn=8960, kv_heads=2, vocab=151936, tie_word_embeddings=True
+    ),
+    "qwen2.5-3b": _qwen2(36, hidden=2048, heads=16, ffn=11008, kv_heads=2, vocab=151936, tie_word_embeddings=True),
     "qwen2.5-7b": _qwen2(28, hidden=3584, heads=28, ffn=18944, kv_heads=4),
     "qwen2.5-14b": _qwen2(48, hidden=5120, heads=40, ffn=13824, kv_heads=8),
     "qwen2.5-32b": _qwen2(64, hidden=5120, heads=40, ffn=27648, kv_heads=8, rms_norm_eps=1e-5),
