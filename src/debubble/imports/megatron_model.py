@@ -75,8 +75,8 @@ def _check_layers(arguments: Arguments) -> None:
         )
     if "--deepspeed" in arguments and _experts(arguments):
         raise InputError(
-            f"{arguments.path}: Megatron-DeepSpeed has experts in every second layer or as --expert-interval says, which"
-            " is not read here: give the model's config.json with --model."
+            f"{arguments.path}: Megatron-DeepSpeed has experts in every second layer or as --expert-interval says,"
+            " which is not read here: give the model's config.json with --model."
         )
     unlike = [name for name in arguments.settings if _OTHER_LAYERS.fullmatch(name) and name in arguments]
     if arguments.word("--moe-layer-freq", "1") != "1":

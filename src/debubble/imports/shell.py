@@ -17,7 +17,7 @@ from pathlib import Path
 
 from debubble.files import read_file
 from debubble.imports.shell_syntax import (
-    Case,
+    CaseStatement,
     Chain,
     Command,
     Either,
@@ -29,7 +29,7 @@ from debubble.imports.shell_syntax import (
     While,
     parse,
 )
-from debubble.imports.shell_words import Variables, is_known
+from debubble.imports.shell_words import ShellVariables, is_known
 from debubble.ir import InputError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
@@ -109,7 +109,7 @@ class _Follower:
     """The state of a script: its variables and functions, and what it has started."""
 
     path: Path
-    variables: Variables = field(default_factory=Variables)
+    variables: ShellVariables = field(default_factory=ShellVariables)
     functions: dict[str, Statement] = field(default_factory=dict)
     commands: list[Started] = field(default_factory=list)
     assigned: list[tuple[str, ...]] = field(default_factory=list)
@@ -130,7 +130,7 @@ class _Follower:
                 return self._arithmetic(text) if kind == "((" else self._holds(_condition_words(text), patterns=True)
             case Either():
                 return self._either(statement)
-            case Case():
+            case CaseStatement():
                 return self._case(statement)
             case Loop():
                 return self._loop(statement)
@@ -162,7 +162,7 @@ class _Follower:
                 return True
         return True
 
-    def _case(self, statement: Case) -> bool | None:
+    def _case(self, statement: CaseStatement) -> bool | None:
         word = self.variables.text_of(statement.word)
         for patterns, body in statement.branches:
             if any(fnmatchcase(word, self.variables.text_of(pattern)) for pattern in patterns):
@@ -425,7 +425,7 @@ def _commands(statement: Statement) -> Iterator[Command]:
                 if condition is not None:
                     yield from _commands(condition)
                 yield from _commands(body)
-        case Case(_, cases, _):
+        case CaseStatement(_, cases, _):
             for _, body in cases:
                 yield from _commands(body)
         case Loop(body=body) | While(body=body):
@@ -439,7 +439,7 @@ def _place(statement: Statement | None) -> tuple[int, str]:
     match statement:
         case Test(_, text, line):
             return line, text.strip()
-        case Case(word, _, line):
+        case CaseStatement(word, _, line):
             return line, word
         case Loop(name, words, _, line):
             return line, f"for {name} in {' '.join(words)}"

@@ -47,7 +47,7 @@ class Either:
 
 
 @dataclass(frozen=True)
-class Case:
+class CaseStatement:
     """A word, and the statements for its patterns."""
 
     word: str
@@ -100,7 +100,7 @@ class Chain:
     negated: bool = False
 
 
-Statement = Command | Either | Case | Loop | While | Function | Test | Chain
+Statement = Command | Either | CaseStatement | Loop | While | Function | Test | Chain
 
 
 def parse(text: str, name: str) -> Chain:
@@ -402,7 +402,7 @@ class _Parser:
                 self._at += 1
             self._skip_ends()
         self._take("esac")
-        return Case(word, tuple(branches), line)
+        return CaseStatement(word, tuple(branches), line)
 
     def _for(self) -> Statement:
         line = self._take("for").line

@@ -31,7 +31,7 @@ def is_known(text: str) -> bool:
 
 
 @dataclass
-class Variables:
+class ShellVariables:
     """The variables of a script, and the arguments that it was started with."""
 
     values: dict[str, Value] = field(default_factory=dict)
