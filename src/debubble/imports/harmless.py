@@ -24,7 +24,8 @@ _TRAINING = """
     loss_scale* *initial_loss_scale *min_loss_scale hysteresis override_opt_param_scheduler override_opt_*
     use_checkpoint_opt_* finetune check_for_nan* no_check_for_nan* check_for_spiky* check_for_large_grads
     no_load_optim no_load_rng no_save_optim no_save_rng lr_scheduler.* scheduler.* mtp_loss_scaling_factor
-    calculate_per_token_loss muon_* sgd_momentum data_parallel_random_init perform_initialization
+    calculate_per_token_loss muon_momentum muon_weight_decay* muon_use_nesterov muon_scale_mode
+    muon_extra_scale_factor sgd_momentum data_parallel_random_init perform_initialization
 """
 _MODEL = """
     rotary_base rotary_percent rotary_interleaved rotary_scaling_factor rotary_seq_len_interpolation_factor
@@ -37,7 +38,7 @@ _MODEL = """
 _FILES = """
     save save_interval save_retain_interval load load_* ckpt_format ckpt_step ckpt_convert_* dist_ckpt_* async_save
     use_dist_ckpt* auto_detect_ckpt_format use_persistent_ckpt_worker non_persistent_* pretrained_checkpoint
-    use_checkpoint_args exit_on_missing_checkpoint ckpt_fully_parallel_* ckpt_assume_constant_structure
+    exit_on_missing_checkpoint ckpt_fully_parallel_* ckpt_assume_constant_structure
     !heterogeneous* *_path *_dir *_folder data_* !data_parallel* data split mock_data tokenizer_* tokenizer
     vocab_file vocab_extra_ids     tiktoken_* merge_file merges_file reset_position_ids reset_attention_mask
     eod_mask_loss num_workers
