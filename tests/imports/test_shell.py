@@ -62,6 +62,10 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
         ("for ((i=0; i<3; i++)); do run --x; done", "a counting loop"),
         ("run --num-layers 'x", "No closing '"),
         ("if [ 1 = 1 ]; then run --x", "'fi' is missing"),
+        ("run()", "It ends too early"),
+        ("{ " * 5000, "nested too deeply"),
+        (f"A=aa; for i in {' '.join(map(str, range(40)))}; do A=$A$A; done; run $A", "more than 1,000,000 letters"),
+        ("if [[ aaaa =~ ^(a+)+$ ]]; then run --x; fi", "line 1 decides"),
     ],
 )
 def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: str) -> None:

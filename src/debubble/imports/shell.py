@@ -46,6 +46,7 @@ _SILENT = frozenset(
 _OF_ARGUMENTS = re.compile(r"\$\{?[#1@]")
 """What stands for the script's arguments in a condition."""
 _MOST_STEPS = 20_000
+_MOST_LETTERS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,11 @@ def follow(text: str, path: Path, arguments: str | None = None) -> ScriptRun:
             reader.variables.values[given[1]] = given[4]
             words = words[1:]
         reader.variables.arguments = words
-    with suppress(_ExitError):
-        reader.run(parse(text, str(path)))
+    try:
+        with suppress(_ExitError):
+            reader.run(parse(text, str(path)))
+    except RecursionError as error:
+        raise InputError(f"{path} cannot be read as a shell script: it is nested too deeply.") from error
     return ScriptRun(tuple(reader.commands), tuple(reader.assigned))
 
 
@@ -303,11 +307,13 @@ class _Follower:
         before = values.get(name)
         if token.elements is not None:
             new = [word for element in token.elements for word in self.variables.fields_of(element)]
+            self._check_length(sum(map(len, new)) + (sum(map(len, before)) if isinstance(before, list) else 0))
             old = before if isinstance(before, list) else [] if before is None else [before]
             values[name] = [*old, *new] if adds else new
             self._note(new)
             return
         value = self.variables.text_of(text)
+        self._check_length(len(value) + (len(before) if isinstance(before, str) else 0))
         if index is not None:
             place = self.variables.sum_of(index[1:-1])
             array = list(before) if isinstance(before, list) else []
@@ -319,6 +325,12 @@ class _Follower:
         else:
             values[name] = f"{before}{value}" if adds and before is not None else value
         self._note(value.split())
+
+    def _check_length(self, length: int) -> None:
+        if length > _MOST_LETTERS:
+            raise InputError(
+                f"{self.path} sets a variable of more than {_MOST_LETTERS:,} letters: give a copy without it."
+            )
 
     def _note(self, words: Sequence[str]) -> None:
         if any(word.startswith("--") for word in words):
@@ -375,10 +387,7 @@ class _Follower:
             same = fnmatchcase(first, second) if patterns and not re.search("['\"]", right) else first == second
             return same if sign != "!=" else not same
         if sign == "=~":
-            try:
-                return re.search(second, first) is not None
-            except re.error:
-                return None
+            return _matches(second, first)
         numbers = self.variables.sum_of(first), self.variables.sum_of(second)
         if sign not in _COMPARISONS or numbers[0] is None or numbers[1] is None:
             return None
@@ -389,6 +398,16 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
     "-ge": operator.ge,
 }  # fmt: skip
+
+
+def _matches(pattern: str, text: str) -> bool | None:
+    """Tell whether a text has a match of a pattern without groups; None: the pattern is another, or too long to try."""
+    if re.fullmatch(r"[\w^$.*+\- \[\]]{1,60}", pattern) is None or "[[" in pattern or len(text) > 200:
+        return None
+    try:
+        return re.search(pattern, text) is not None
+    except re.error:
+        return None
 
 
 def _condition_words(text: str) -> list[str]:

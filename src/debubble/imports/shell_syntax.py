@@ -313,7 +313,8 @@ class _Parser:
 
     def _statement(self) -> Statement:
         token = self._peek()
-        assert token is not None
+        if token is None:
+            raise self._error("It ends too early")
         if token.kind in ("[[", "(("):
             self._at += 1
             return Test(token.kind, token.text, token.line)

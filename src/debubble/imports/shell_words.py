@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
@@ -211,7 +212,8 @@ class ShellVariables:
         plain = plain.replace("&&", " and ").replace("||", " or ")
         plain = re.sub(r"!(?!=)", " not ", plain)
         try:
-            return _number(ast.parse(plain.strip(), mode="eval").body)
+            with warnings.catch_warnings(action="ignore"):
+                return _number(ast.parse(plain.strip(), mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError):
             return None
 
