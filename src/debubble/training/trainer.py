@@ -266,6 +266,7 @@ class TrainingRun:
             or prompt is not None
             or self._every(o.save_every)
             or self.step % METRICS_INTERVAL == 1
+            or not self._peaks  # the first step of a resumed run
         )
         try:
             observe = partial(self._observe, traced=traced, together=together)
