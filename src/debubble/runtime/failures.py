@@ -62,8 +62,11 @@ def explained_shortage(explain: Callable[[BaseException], DebubbleError]) -> Ite
         raise
 
 
-REPORTED = "DEBUBBLE_FAILURES_ARE_REPORTED"
-"""Environment variable of ranks whose launcher is ours, and says why they failed."""
+LAUNCH_FOLDER = "DEBUBBLE_LAUNCH_FOLDER"
+"""Environment variable of ranks whose launcher is ours and says why they failed: its folder, which is the user's alone.
+
+It has the ranks' rendezvous, their heartbeats, and the reasons of those that failed.
+"""
 
 
 class RunError(DebubbleError):
@@ -71,13 +74,17 @@ class RunError(DebubbleError):
 
 
 class EndedError(DebubbleError):
-    """Someone else has ended this rank: a launcher, because another rank has failed."""
+    """A signal has ended this rank: the launcher's, because another rank has failed, or someone else's."""
+
+    def __init__(self, received: signal.Signals) -> None:
+        self.received = received
+        super().__init__(f"The rank was ended by {received.name}.")
 
 
 def exit_rank(error: BaseException) -> NoReturn:
     """End this process because of the error, with its reason for the launcher or the user."""
     details = report_failure(error)
-    if REPORTED not in os.environ:
+    if LAUNCH_FOLDER not in os.environ:
         rank = os.environ.get("RANK", "0")
         while_doing = f" (It {details['doing']}.)" if details["doing"] else ""
         sys.stderr.write(f"{details['py_callstack']}debubble: rank {rank}: {details['text']}{while_doing}\n")
@@ -95,10 +102,10 @@ def report_failure(error: BaseException) -> dict[str, Any]:
     details = {
         "text": str(error) if own else f"{type(error).__name__}: {error}",
         "timestamp": str(int(time.time())),
-        "moment": time.time(),
+        "moment": time.monotonic(),
         "py_callstack": "" if own else "".join(traceback.format_exception(error)),
         "doing": "; ".join(getattr(error, "__notes__", ())),
-        "ended": isinstance(error, EndedError),
+        "ended_by": error.received.name if isinstance(error, EndedError) else "",
         "of_run": isinstance(error, RunError),
     }
     if "TORCHELASTIC_ERROR_FILE" in os.environ:

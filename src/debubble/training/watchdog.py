@@ -1,24 +1,26 @@
 """Notices that a run hangs, and says which rank it hangs in and what the others wait for.
 
-Every rank writes to a store, again and again, what it is doing.  A rank in which nothing has begun or ended for long
-asks the store what the others do, and ends the run with that.
+Every rank writes where all can read it, again and again, what it is doing.  A rank in which nothing has begun or ended
+for long reads what the others do, and ends the run with that.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from debubble.runtime.execution.status import RankStatus
-from debubble.runtime.failures import EndedError, RunError, exit_rank, report_failure, signal_listener
+from debubble.runtime.failures import LAUNCH_FOLDER, EndedError, RunError, exit_rank, report_failure, signal_listener
 from debubble.runtime.pipeline import Pipeline
 
 SAVING = "writes a checkpoint"
@@ -40,11 +42,48 @@ def watch(pipeline: Pipeline, *, patience: float = 600) -> Watchdog:
         pipeline: This rank's.
         patience: Seconds in which no operation begins or ends, on any rank, after which the run hangs.
     """
-    store = PrefixStore("watchdog", _get_default_store())
+    launched = os.environ.get(LAUNCH_FOLDER)
+    store = PrefixStore("watchdog", _get_default_store()) if launched is None else HeartbeatFolder(Path(launched))
     transport = pipeline.ranks.transport
     return Watchdog(
         pipeline.status, store=store, rank=transport.rank, ranks=transport.size, patience=patience, exit_rank=exit_rank
     )
+
+
+class HeartbeatStore(Protocol):
+    """Heartbeats by rank, as torch's stores have them."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Put a heartbeat in the place of the one before it."""
+
+    def get(self, key: str, /) -> str | bytes:
+        """A heartbeat that is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Tell whether all of these are there."""
+
+
+class HeartbeatFolder:
+    """Heartbeats in the folder of a launcher on this machine: torch's store in a file would grow with each of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def set(self, key: str, value: str, /) -> None:
+        """Put a heartbeat in the place of the one before it."""
+        try:
+            (self._folder / key / "next").write_text(value)
+            (self._folder / key / "next").rename(self._folder / key / "heartbeat")
+        except FileNotFoundError as error:
+            raise RuntimeError("The launcher has ended.") from error
+
+    def get(self, key: str, /) -> str:
+        """A heartbeat that is there."""
+        return (self._folder / key / "heartbeat").read_text()
+
+    def check(self, keys: list[str], /) -> bool:
+        """Tell whether all of these are there."""
+        return all((self._folder / key / "heartbeat").exists() for key in keys)
 
 
 class Heartbeat(NamedTuple):
@@ -75,7 +114,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self,
         status: RankStatus,
         *,
-        store: Store,
+        store: HeartbeatStore,
         rank: int,
         ranks: int,
         patience: float,
@@ -152,7 +191,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         }
 
     def _end_rank(self, received: signal.Signals) -> None:
-        error = EndedError(f"The rank was ended by {received.name}.")
+        error = EndedError(received)
         error.add_note(str(self._status))
         self._exit_rank(error)
 

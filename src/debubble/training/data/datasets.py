@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from debubble.ir import DebubbleError, InputError
+from debubble.processes import end_with_parent
 from debubble.runtime.batch import IGNORED, Entries, check_entries
-from debubble.runtime.launcher import end_with_parent
 from debubble.training.data.text import Sequences, Tokens, shuffled_indices
 from debubble.training.user_code import Dataset, current_folder_last
 
