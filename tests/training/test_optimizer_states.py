@@ -90,7 +90,7 @@ def test_states_of_8_bits_are_resumed_on_another_pipeline_and_refused_under_anot
     first, last = states(plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, dtype="fp32"))
     assert {**first, **last}.keys() == whole.keys()
     saver = Saver(tmp_path, keep=1)
-    saver.save(whole, checkpoint_folder.RunProgress(step=1, samples=0, seed=0, model=LLAMA, recipe={}))
+    saver.save(whole, checkpoint_folder.RunProgress(step=1, samples=0, seed=0, model=LLAMA))
     saver.wait()
     checkpoint = checkpoint_folder.latest(tmp_path)
     load(checkpoint, first)

@@ -265,7 +265,7 @@ def test_a_run_that_falls_back_takes_the_settings_of_the_checkpoint_that_it_goes
     glanced = with_settings({"steps": 3}, bare)
     assert glanced.clip == 0.7
     train_alone(glanced)
-    assert checkpoint_folder.progress_of(folder / "step-000003").recipe["clip"] == 0.5
+    assert checkpoint_folder.progress_of(folder / "step-000003").recipe.clip == 0.5
 
 
 @pytest.mark.usefixtures("process_group")

@@ -179,7 +179,7 @@ def _displays(options: TrainOptions, *, done: int) -> Iterator[AbstractContextMa
     if options.tensorboard is not None:
         yield tensorboard(options.tensorboard, done=done)
     if options.wandb is not None:
-        yield weights_and_biases(options.wandb, options.recipe)
+        yield weights_and_biases(options.wandb, options.recipe.settings)
 
 
 class TrainingRun:
@@ -222,7 +222,7 @@ class TrainingRun:
     def resume(self, newest: Path, progress: RunProgress) -> None:
         """Go on from a checkpoint."""
         state = state_of(self.pipeline)
-        if self.pipeline.averages is not None and progress.recipe.get("ema_decay") is None:
+        if self.pipeline.averages is not None and progress.recipe.ema_decay is None:
             self.pipeline.averages.restart()
             state = {name: piece for name, piece in state.items() if not name.startswith(AVERAGE)}
         load(newest, state)
