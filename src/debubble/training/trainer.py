@@ -43,7 +43,7 @@ from debubble.training.options import (
 )
 from debubble.training.progress import Show, StepReport, display, tensorboard, weights_and_biases
 from debubble.training.report import TrainingSummary, compare_timelines
-from debubble.training.resume import ask_rank_0, checkpoint_to_resume, load
+from debubble.training.resume import ask_rank_0, checkpoint_to_resume, group_numbers_in, load
 from debubble.training.samples import samples_of, validation_of
 from debubble.training.user_code import Dataset
 from debubble.training.watchdog import SAVING, watch
@@ -225,6 +225,7 @@ class TrainingRun:
         if self.pipeline.averages is not None and progress.recipe.ema_decay is None:
             self.pipeline.averages.restart()
             state = {name: piece for name, piece in state.items() if not name.startswith(AVERAGE)}
+        state |= group_numbers_in(newest)
         load(newest, state)
         take_numbers(self.pipeline, state)
         self.step = self.pipeline.steps_taken = progress.step
