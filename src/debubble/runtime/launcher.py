@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 GRACE = 3.0
 """Seconds that a rank gets to end before it is killed."""
+REQUESTED_GRACE = 30.0
+"""Seconds that the others get when the first rank has ended on request."""
 POLL_INTERVAL = 0.05
 """Seconds between two looks at the ranks."""
 
@@ -114,7 +116,8 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
                         process.send_signal(number)
                 time.sleep(POLL_INTERVAL)
             if failed:
-                time.sleep(POLL_INTERVAL)  # a rank that lost its peer may end before the system says that the peer did
+                # A rank that lost its peer may end before the system says that the peer did; on request all end alike.
+                _wait(processes, POLL_INTERVAL if requested is None else REQUESTED_GRACE)
                 failed, ending = _failures(processes), time.monotonic()
                 _end(processes)
                 raise first_failure(failed, reasons_in(Path(folder)), ending=ending, requested=requested)
@@ -154,16 +157,21 @@ def _failures(processes: Sequence[RankProcess]) -> dict[int, int]:
     return {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
 
 
+def _wait(processes: Sequence[RankProcess], seconds: float) -> None:
+    """Wait until all have ended, for so long at most."""
+    deadline = time.monotonic() + seconds
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL / 5)
+
+
 def _end(processes: Sequence[RankProcess]) -> None:
     """End all that still run, by force if they do not listen."""
-    deadline = time.monotonic() + GRACE
     for process in processes:
         process.send_signal(END_AT_ONCE)
-    while any(process.poll() is None for process in processes):
-        if time.monotonic() > deadline:
-            for process in processes:
-                process.send_signal(signal.SIGKILL)
-        time.sleep(POLL_INTERVAL / 5)
+    _wait(processes, GRACE)
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+    _wait(processes, GRACE)
 
 
 @contextmanager

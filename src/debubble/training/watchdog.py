@@ -21,10 +21,14 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.failures import LAUNCH_FOLDER, EndedError, RunError, exit_rank, report_failure, signal_listener
+from debubble.runtime.launcher import END_AT_ONCE
 from debubble.runtime.pipeline import Pipeline
+from debubble.training.end_request import REQUESTS
 
 SAVING = "writes a checkpoint"
 """A phase that may take long."""
+REQUEST_PATIENCE = 10
+"""Seconds in which a rank that is to end after its step may wait for others, which may have ended before it."""
 SHOWN = 4
 """Waiting ranks that an error names one by one."""
 
@@ -33,21 +37,26 @@ class HangError(RunError):
     """No operation has begun or ended for too long; the sentence says in which rank, and what the others wait for."""
 
 
-def watch(pipeline: Pipeline, *, patience: float = 600) -> Watchdog:
-    """Make the context of a training loop in which a rank ends if the run hangs.
+def watch(
+    pipeline: Pipeline, *, patience: float = 600, request_end: Callable[[signal.Signals], None] | None = None
+) -> Watchdog:
+    """Make the context of a training loop in which a rank ends if the run hangs, or on SIGTERM.
 
     All ranks enter it, on their main threads; torch.distributed is initialised.
 
     Args:
         pipeline: This rank's.
         patience: Seconds in which no operation begins or ends, on any rank, after which the run hangs.
+        request_end: Called on SIGTERM and SIGUSR1, on another thread, in place of ending at once: the loop is to end
+            after its step.
     """
     launched = os.environ.get(LAUNCH_FOLDER)
     store = PrefixStore("watchdog", _get_default_store()) if launched is None else HeartbeatFolder(Path(launched))
     transport = pipeline.ranks.transport
     return Watchdog(
-        pipeline.status, store=store, rank=transport.rank, ranks=transport.size, patience=patience, exit_rank=exit_rank
-    )
+        pipeline.status, store=store, rank=transport.rank, ranks=transport.size, patience=patience, exit_rank=exit_rank,
+        request_end=request_end,
+    )  # fmt: skip
 
 
 class HeartbeatStore(Protocol):
@@ -108,6 +117,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         patience: Seconds without progress after which the run hangs.
         exit_rank: Ends this process because of an error.
         period: Seconds between heartbeats.
+        request_end: As `watch` has it.
     """
 
     def __init__(
@@ -120,15 +130,19 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         patience: float,
         exit_rank: Callable[[BaseException], None],
         period: float = 1.0,
+        request_end: Callable[[signal.Signals], None] | None = None,
     ) -> None:
         self._status, self._rank, self._ranks = status, rank, ranks
         self._store, self._patience, self._exit_rank, self._period = store, patience, exit_rank, period
+        self._request_end = request_end
+        self._requested: signal.Signals | None = None
         self._end, self._count = Event(), 0
         self._context = ExitStack()
         self._thread = Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Watchdog:
-        self._context.enter_context(signal_listener(self._end_rank, signal.SIGTERM))
+        requests = (signal.SIGTERM,) if self._request_end is None else REQUESTS
+        self._context.enter_context(signal_listener(self._act, END_AT_ONCE, *requests))
         self.start()
         return self
 
@@ -157,6 +171,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 self._beat()
                 if self._status.progress != progress:
                     progress, since = self._status.progress, time.monotonic()
+                elif self._requested and not self._status.local and time.monotonic() - since > REQUEST_PATIENCE:
+                    self._end_rank(self._requested)
                 elif time.monotonic() - since > self._patience and (error := self._hang()) is not None:
                     self._exit_rank(error)
         except RuntimeError:
@@ -189,6 +205,14 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             rank: Heartbeat(*json.loads(self._store.get(str(rank)))) if self._store.check([str(rank)]) else None
             for rank in range(self._ranks)
         }
+
+    def _act(self, received: signal.Signals) -> None:
+        """Pass a request on to the loop, or end the rank."""
+        if self._request_end is None or received == END_AT_ONCE:
+            self._end_rank(received)
+        else:
+            self._request_end(received)
+            self._requested = received
 
     def _end_rank(self, received: signal.Signals) -> None:
         error = EndedError(received)
