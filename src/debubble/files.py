@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import TypeVar
 
@@ -107,13 +107,14 @@ def write_whole(path: Path, content: bytes) -> None:
     _check_replaceable(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        # Not mkstemp, whose files are the user's alone whatever the umask says.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}.") from error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
         os.unlink(temporary)

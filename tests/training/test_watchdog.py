@@ -13,6 +13,7 @@ import debubble as db
 from debubble.ir import lower
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.failures import report_failure
+from debubble.training.data.datasets import STARTS
 from debubble.training.watchdog import SAVING, Watchdog
 
 COSTS = db.StageCosts.of(stages=2)
@@ -75,6 +76,14 @@ def test_a_checkpoint_may_take_long(watched: Any, store: dist.HashStore) -> None
     saving.enter(SAVING, local=True)
     watched(1, saving, ranks=2, patience=60)
     errors = watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=0.01)
+    while not store.check(["0"]) or json.loads(store.get("0"))[0] < 20:
+        assert errors.empty()
+
+
+def test_the_process_that_reads_data_may_start_slowly(watched: Any, store: dist.HashStore) -> None:
+    starting = RankStatus()
+    starting.enter(STARTS, local=True)
+    errors = watched(0, starting, ranks=1, patience=0.01)
     while not store.check(["0"]) or json.loads(store.get("0"))[0] < 20:
         assert errors.empty()
 

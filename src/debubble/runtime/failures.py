@@ -46,6 +46,23 @@ class MoveMemoryError(DebubbleError):
         )
 
 
+class UserCodeError(DebubbleError):
+    """Code of the user's own raised; the sentence names what it raised, `traceback` says where."""
+
+    def __init__(self, sentence: str, traceback: str) -> None:
+        super().__init__(sentence)
+        self.traceback = traceback
+
+    @staticmethod
+    def of(error: Exception, what: str) -> UserCodeError:
+        """The error for what could not be done because this was raised."""
+        raised = " ".join("".join(traceback.format_exception_only(error)).split()).rstrip(".")
+        return UserCodeError(f"{what}: {raised}.", "".join(traceback.format_exception(error)))
+
+    def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, str]]:
+        return type(self), (str(self), self.traceback)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether torch's allocator for the GPU or for the CPU raised this."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
@@ -103,7 +120,7 @@ def report_failure(error: BaseException) -> dict[str, Any]:
         "text": str(error) if own else f"{type(error).__name__}: {error}",
         "timestamp": str(int(time.time())),
         "moment": time.monotonic(),
-        "py_callstack": "" if own else "".join(traceback.format_exception(error)),
+        "py_callstack": _traceback(error),
         "doing": "; ".join(getattr(error, "__notes__", ())),
         "ended_by": error.received.name if isinstance(error, EndedError) else "",
         "of_run": isinstance(error, RunError),
@@ -116,6 +133,13 @@ def report_failure(error: BaseException) -> dict[str, Any]:
             os.link(written, file)  # whole or not at all, and the first one stays
         written.unlink()
     return details
+
+
+def _traceback(error: BaseException) -> str:
+    """What the user needs beside the sentence."""
+    if isinstance(error, UserCodeError):
+        return error.traceback
+    return "" if isinstance(error, DebubbleError) else "".join(traceback.format_exception(error))
 
 
 @contextmanager

@@ -284,7 +284,7 @@ class TrainingRun:
         set_learning_rate(self.pipeline, rate)
         replica = self.pipeline.ranks.replica
         self.pipeline.status.begin_step()
-        with self.pipeline.status.phase("reads data", local=True):
+        with self.pipeline.status.phase(self._data.phase, local=True):
             batch = self._data.batch(self.samples + replica * self.rows, count=self.rows)
         traced = self.online is not None or self.step >= o.steps - TRACED_STEPS
         self.step += 1

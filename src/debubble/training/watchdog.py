@@ -23,10 +23,13 @@ from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.failures import LAUNCH_FOLDER, EndedError, RunError, exit_rank, report_failure, signal_listener
 from debubble.runtime.launcher import END_AT_ONCE
 from debubble.runtime.pipeline import Pipeline
+from debubble.training.data.datasets import STARTS
 from debubble.training.end_request import REQUESTS
 
 SAVING = "writes a checkpoint"
 """A phase that may take long."""
+START_PATIENCE = 300
+"""Seconds that the process which reads data may take to start, at least."""
 REQUEST_PATIENCE = 10
 """Seconds in which a rank that is to end after its step may wait for others, which may have ended before it."""
 SHOWN = 4
@@ -173,7 +176,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                     progress, since = self._status.progress, time.monotonic()
                 elif self._requested and not self._status.local and time.monotonic() - since > REQUEST_PATIENCE:
                     self._end_rank(self._requested)
-                elif time.monotonic() - since > self._patience and (error := self._hang()) is not None:
+                elif time.monotonic() - since > self._patience and (error := self._hang(since)) is not None:
                     self._exit_rank(error)
         except RuntimeError:
             return  # the store's host is gone: the launcher ends this rank, or starts it anew
@@ -182,15 +185,19 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._count += 1
         self._store.set(str(self._rank), json.dumps([self._count, self._status.local, str(self._status)]))
 
-    def _hang(self) -> HangError | None:
-        """An error that names the rank in which the run hangs; None while a checkpoint is written, or at the end."""
+    def _hang(self, since: float) -> HangError | None:
+        """An error that names the rank in which the run hangs; None while a checkpoint is written, or at the end.
+
+        Nor does it hang while a process to read data starts, unless nothing has moved since very long.
+        """
         before = self._heartbeats()
         for _ in range(3):
             if self._end.wait(self._period):
                 return None
             self._beat()
         beats = self._heartbeats()
-        if any(beat is not None and beat.doing == SAVING and beat != before[r] for r, beat in beats.items()):
+        patient = {SAVING, STARTS} if time.monotonic() - since < START_PATIENCE else {SAVING}
+        if any(beat is not None and beat.doing in patient and beat != before[r] for r, beat in beats.items()):
             return None
         silent = [f"rank {r} does not answer{_heartbeat_words(beat)}" for r, beat in beats.items() if beat == before[r]]
         answering = {r: beat for r, beat in beats.items() if beat is not None and beat != before[r]}
