@@ -29,8 +29,6 @@ from debubble.processes import child_command, end_with_parent
 from debubble.runtime.failures import LAUNCH_FOLDER, exit_rank
 from debubble.runtime.rank_reports import RankFailedError, first_failure, reasons_in
 
-__all__ = ["RankFailedError", "launch", "start"]
-
 T = TypeVar("T")
 
 GRACE = 3.0
