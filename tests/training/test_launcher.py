@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,24 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, sent: int, code: int) -> No
     launcher.join(20)
     assert launcher.exitcode == code
     wait_for_end(started(tmp_path))
+
+
+@pytest.mark.usefixtures("forked_processes")
+@pytest.mark.parametrize("sent", [*launcher.FORWARDED, signal.SIGQUIT])
+def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signals) -> None:
+    os.mkfifo(tmp_path / "waiting")
+
+    def send() -> None:
+        (tmp_path / "waiting").read_text()
+        os.kill(os.getpid(), sent)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(RankFailedError) as caught:
+        launch("tests.support.launched_rank", f"wait {tmp_path}", ranks=2)
+    sender.join()
+    assert str(caught.value) == f"The run was ended by {sent.name}."
+    assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 
 def test_a_process_started_by_torchrun_knows_that_it_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
