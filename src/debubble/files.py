@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import msgspec
 
 from debubble.errors import InputError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -20,6 +22,27 @@ def read_file(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"The {what} {path} cannot be read: {error.strerror}.") from error
+
+
+def parse(read: Callable[[S], T], content: S, refusal: str, *errors: type[Exception]) -> T:
+    """What a library's function reads in content of unknown origin.
+
+    Args:
+        read: The function.
+        content: What it reads.
+        refusal: The beginning of the sentence on content that it cannot read.
+        errors: What it raises for such content, besides ValueError.
+
+    Raises:
+        InputError: It cannot read it.
+    """
+    kinds: tuple[type[Exception], ...] = (ValueError, *errors)
+    try:
+        return read(content)
+    except RecursionError as error:
+        raise InputError(f"{refusal}: it is nested too deeply.") from error
+    except kinds as error:
+        raise InputError(f"{refusal}: {str(error).splitlines()[0].rstrip('.')}.") from error
 
 
 def decode_json(content: bytes, type_: type[T]) -> T:
