@@ -132,7 +132,7 @@ def test_between_two_calls_of_the_pipeline_a_rank_runs_the_training_loop(watched
     assert "rank 1 runs the training loop and does not end; rank 0 waits in 0B1" in str(errors.get(timeout=10))
 
 
-def test_the_heartbeats_of_a_launch_take_the_place_of_those_before(tmp_path: Path) -> None:
+def test_heartbeats_take_the_place_of_those_before(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     store = HeartbeatFolder(tmp_path)
     assert not store.check(["0"])

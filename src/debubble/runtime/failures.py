@@ -103,7 +103,7 @@ def exit_rank(error: BaseException) -> NoReturn:
     details = report_failure(error)
     if LAUNCH_FOLDER not in os.environ:
         rank = os.environ.get("RANK", "0")
-        while_doing = f" (It {details['doing']}.)" if details["doing"] else ""
+        while_doing = f" (It {details['doing']}.)" if details["doing"] and not details["of_run"] else ""
         sys.stderr.write(f"{details['py_callstack']}debubble: rank {rank}: {details['text']}{while_doing}\n")
         sys.stderr.flush()
     os._exit(error.exit_code if isinstance(error, DebubbleError) else 1)
