@@ -133,17 +133,18 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
     """
     with ExitStack() as locks:
         try:
-            for folder in {options.checkpoint, options.save} - {None}:
-                assert folder is not None
-                ask_rank_0(partial(_enter, locks, locked(folder)))
+            ask_rank_0(partial(_lock, options, locks))
             start = checkpoint_to_resume(options)
         except InputError as error:
             raise RunError(str(error)) from error
         return _train_from(start, options, dataset)
 
 
-def _enter(stack: ExitStack, context: AbstractContextManager[None]) -> None:
-    stack.enter_context(context)
+def _lock(options: TrainOptions, locks: ExitStack) -> None:
+    """Lock the folders that the run writes.  Raises InputError if another run has one of them."""
+    for folder in {options.checkpoint, options.save}:
+        if folder is not None:
+            locks.enter_context(locked(folder))
 
 
 def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | None) -> TrainingSummary | None:
