@@ -45,7 +45,7 @@ class Layout:
         halves = [PlannedUnit(kind, layer) for layer in range(2) for kind in ("attention", "mlp")]
         units = [PlannedUnit("embedding", None), *halves, PlannedUnit("head", None)]
         ends = [round(stage * len(units) / schedule.stages) for stage in range(schedule.stages + 1)]
-        costs = db.StageCosts.of(stages=schedule.stages, gathered=1 if self.options.zero == 3 else 0)
+        costs = db.StageCosts.of(stages=schedule.stages, static=2, gathered=1 if self.options.zero == 3 else 0)
         db.Plan(
             planner="soak", schedule=schedule, costs=costs, lower_bound=0, model=model,
             partition=tuple(tuple(units[a:b]) for a, b in pairwise(ends)),
