@@ -484,3 +484,10 @@ def test_options_that_do_not_fit_are_refused_with_a_sentence(
 def test_learned_positions_bound_the_sequence() -> None:
     with pytest.raises(InputError, match="learned positions for 2048 tokens; a sequence of 4096 is too long"):
         model_units(GPT3, A100S, RunOptions(sequence_length=4096))
+
+
+@pytest.mark.parametrize("lengths", [[22, 22, 23], [22, 22, 21]])
+def test_stages_of_another_model_are_refused(lengths: list[int]) -> None:
+    units = model_units(LLAMA, A100S, RunOptions())
+    with pytest.raises(InputError, match=rf"stages have {sum(lengths)} units, but its model has 66: plan again"):
+        Partition.cut(units, lengths)

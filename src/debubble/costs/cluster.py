@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LATENCY, Hardware, Table, find_hardware
-from debubble.files import read_file
+from debubble.files import parse, read_file
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST
 
@@ -311,10 +311,5 @@ def _check_share(name: str, value: float | Table) -> None:
 
 def _read(path: Path) -> Any:
     content = read_file(path, "cluster file")
-    try:
-        return yaml.safe_load(content)
-    except RecursionError as error:
-        raise InputError(f"The cluster file {path} is nested too deeply.") from error
-    except (yaml.YAMLError, ValueError, AttributeError) as error:
-        # PyYAML lets what its constructors of dates and numbers raise pass.
-        raise InputError(f"The cluster file {path} is not YAML: {str(error).splitlines()[0]}.") from error
+    # PyYAML lets what its constructors of dates and numbers raise pass.
+    return parse(yaml.safe_load, content, f"The cluster file {path} is not YAML", yaml.YAMLError, AttributeError)
