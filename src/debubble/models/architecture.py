@@ -112,6 +112,8 @@ class Architecture:
     """The tower that turns images into tokens, before the embedding."""
     whole_layers: bool = False
     """True if a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
+    beyond_units: str | None = None
+    """The entry of its config that debubble's own units of the family lack, so that its layers are whole; else None."""
     known: bool = True
     """True if the parameters of its family's models were held against transformers'."""
 
@@ -171,6 +173,11 @@ class Architecture:
                 f"debubble does not know '{self.family}' and takes it for a Llama of its sizes, with"
                 f" {self.parameters / 1e9:.2f} B parameters: if that is not the published number, give its units with"
                 " --units, or measure them with `debubble profile`."
+            )
+        elif self.beyond_units is not None:
+            remarks.append(
+                f"'{self.family}' runs with transformers' modules, in whole layers, because debubble's own do not know"
+                f" the entry '{self.beyond_units}' of its config: remove the entry if it changes nothing."
             )
         elif self.whole_layers and all(isinstance(layer.attention, Attention) for layer in self.per_layer):
             remarks.append(

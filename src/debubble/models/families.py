@@ -26,6 +26,7 @@ from debubble.models.layers import (
     windows,
 )
 from debubble.models.mixers import Attention, LatentAttention, LinearAttention, StateSpace
+from debubble.models.unit_entries import entry_beyond_units
 from debubble.models.vision import read_vision, text_entries
 
 
@@ -36,10 +37,17 @@ def read_architecture(config: Entries) -> Architecture:
     config.check_types()
     text = text_entries(config)
     if text is None:
-        return _FAMILIES.get(config.family, read_other)(config)
+        return _language_model(config)
     text.check_types()
-    model = _FAMILIES.get(text.family, read_other)(text)
+    model = _language_model(text)
     return replace(model, family=config.family, vision=read_vision(config, model.hidden))
+
+
+def _language_model(config: Entries) -> Architecture:
+    """The model of a config without towers: in whole layers if debubble's own units lack one of its entries."""
+    model = _FAMILIES.get(config.family, read_other)(config)
+    entry = entry_beyond_units(config)
+    return model if entry is None else replace(model, whole_layers=True, beyond_units=entry)
 
 
 def _llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any) -> Architecture:
@@ -108,29 +116,31 @@ def _qwen3_moe(config: Entries) -> Architecture:
 
 
 def _gemma_like(config: Entries, *, kv_heads: int, **changes: Any) -> Architecture:
-    activation = config.activation("hidden_activation", "hidden_act", default="gelu_pytorch_tanh")
     common: dict[str, Any] = {
         "head_dim": config.number("head_dim", 256),
-        # The first checkpoints say gelu, and mean its approximation.
-        "activation": "gelu_pytorch_tanh" if activation == "gelu" else activation,
+        "activation": config.activation("hidden_activation", default="gelu_pytorch_tanh"),
         "tied": config.flag("tie_word_embeddings", True),
-        "padding": config.get("pad_token_id", 0),
+        "padding": config.entries.get("pad_token_id", 0),
         "norm_offset": 1.0,
         "embedding_scale": config.number("hidden_size") ** 0.5,
     }
     return _llama_like(config, kv_heads=kv_heads, **{**common, **changes})
 
 
-def _gemma2(
-    config: Entries, *, cap: float | None = 50.0, logit_cap: float | None = 30.0, **fields: Any
-) -> Architecture:
+def _gemma(config: Entries) -> Architecture:
+    activation = config.activation("hidden_act", default="gelu_pytorch_tanh")
+    # The first checkpoints say gelu, and mean its approximation.
+    return _gemma_like(config, kv_heads=16, activation="gelu_pytorch_tanh" if activation == "gelu" else activation)
+
+
+def _gemma2(config: Entries, *, logit_cap: float | None = 30.0, **fields: Any) -> Architecture:
     return _gemma_like(
         config,
         kv_heads=4,
         norms_results=True,
         attention_scale=config.real("query_pre_attn_scalar", 256) ** -0.5,
-        # Null means none here, and a missing entry the default.
-        attention_cap=config.entries.get("attn_logit_softcapping", cap),
+        # Null means none here, and a missing entry the default; transformers' Gemma 3 caps logits alone.
+        attention_cap=None if config.family == "gemma3_text" else config.entries.get("attn_logit_softcapping", 50.0),
         logit_cap=config.entries.get("final_logit_softcapping", logit_cap),
         **fields,
     )
@@ -145,7 +155,7 @@ def _gemma3(config: Entries) -> Architecture:
         Layer(attention=Attention(rope=full if window is None else rope_of(config, local), window=window))
         for window in windows(config)
     )
-    return _gemma2(config, cap=None, logit_cap=None, per_layer=layers, qk_norm=True)
+    return _gemma2(config, logit_cap=None, per_layer=layers, qk_norm=True)
 
 
 def _gpt2(config: Entries) -> Architecture:
@@ -335,7 +345,7 @@ _FAMILIES: Mapping[str, Callable[[Entries], Architecture]] = {
     "mistral": partial(_llama_like, kv_heads=8, qkv_bias=False, output_bias=False),
     "qwen2": partial(_llama_like, kv_heads=32, qkv_bias=True, output_bias=False),
     "qwen3": _qwen3,
-    "gemma": partial(_gemma_like, kv_heads=16),
+    "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gpt2": _gpt2,

@@ -9,13 +9,10 @@ from debubble.ir import InputError
 from debubble.ir.plan_entries import RunOptions
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
-from debubble.models.mixers import Attention
 from debubble.models.quantization import NF4_BLOCK, NF4_DQ
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 """The dtypes in which the runtime computes."""
-ROPES = ("default", "linear", "llama3")
-"""The rotary scalings that its own units have."""
 
 
 def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str | None:
@@ -126,14 +123,6 @@ def _missing_in_units(model: ModelConfig) -> str | None:
         return "it has no vision towers: make the plan for the model's text_config to train that alone."
     if model.mtp_layers:
         return "it predicts the next token alone: set num_nextn_predict_layers to 0."
-    if model.whole_layers:
-        return None
-    if model.config.get("use_bidirectional_attention"):
-        return "it has causal attention alone: set use_bidirectional_attention to false."
-    if model.config.get("router_jitter_noise"):
-        return "it has no noise in routers: set router_jitter_noise to 0."
-    for layer in model.per_layer:
-        rope = layer.attention.rope if isinstance(layer.attention, Attention) else None
-        if rope is not None and rope.kind not in ROPES:
-            return f"it does not know the rotary scaling '{rope.kind}'; it knows {' and '.join(ROPES[1:])}."
+    if model.config.get("use_bidirectional_attention") is True or model.config.get("is_causal") is False:
+        return "it predicts tokens from those before them: remove use_bidirectional_attention and is_causal."
     return None
