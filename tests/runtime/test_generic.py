@@ -172,7 +172,7 @@ def test_offload_leaves_what_all_micro_batches_share() -> None:
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
-        ({"model_type": "hrm_text"}, {}, "'hrm_text' cannot be divided between its layers"),
+        ({"model_type": "hrm_text"}, {}, "its layers need more than the hidden states"),
         ({"model_type": "nothing"}, {}, "no causal model of the type 'nothing'"),
         ({"output_router_logits": True}, {}, "no auxiliary loss for the routers of 'olmo2'"),
         ({}, {"strategy": "norm"}, "in full or not at all, not 'norm'"),
@@ -183,6 +183,11 @@ def test_what_cannot_be_built_is_refused_with_a_sentence(config: Any, options: A
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=1), {**GENERIC["olmo2"], **config}, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: None)
+
+
+def test_a_model_that_is_no_row_of_layers_is_refused() -> None:
+    with pytest.raises(InputError, match="its base model has no single list of layers"):
+        ModelParts(transformers.AutoConfig.for_model("hrm_text").to_dict())
 
 
 def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_does() -> None:

@@ -14,6 +14,13 @@ from debubble.models.quantization import NF4_BLOCK, NF4_DQ
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 """The dtypes in which the runtime computes."""
 
+_LAYERS_APART = "its layers need more than the hidden states that those before them return: no other plan trains it."
+UNDIVIDED = {
+    **dict.fromkeys(("gemma4_unified_text", "hrm_text", "rwkv"), _LAYERS_APART),
+    "openai-gpt": "transformers does not say with what its weights start: no other plan trains it.",
+}
+"""Families with costs whose modules in transformers cannot be divided between layers, and why."""
+
 
 def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str | None:
     """Say in one sentence why the runtime cannot run a plan with these options; None if it can.
@@ -123,6 +130,8 @@ def _missing_in_units(model: ModelConfig) -> str | None:
         return "it has no vision towers: make the plan for the model's text_config to train that alone."
     if model.mtp_layers:
         return "it predicts the next token alone: set num_nextn_predict_layers to 0."
+    if model.family in UNDIVIDED:
+        return UNDIVIDED[model.family]
     if model.config.get("use_bidirectional_attention") is True or model.config.get("is_causal") is False:
         return "it predicts tokens from those before them: remove use_bidirectional_attention and is_causal."
     return None

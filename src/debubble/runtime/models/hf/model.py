@@ -40,8 +40,8 @@ class ForwardProbe:
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
-        self.tupled = False
-        """True if layers return their result as the first of a tuple."""
+        self.tuple_size = 0
+        """Size of the tuples whose first entries are the layers' results; 0: they return these alone."""
         self.given: list[LayerArguments] = []
         self.embedded: Tensor | None = None
         """The hidden states that the model is given in place of tokens."""
@@ -55,7 +55,7 @@ class ForwardProbe:
         self.given.append(given)
         replaced = self.result is not None and len(self.given) == self.layers
         y = self.result if replaced else given.hidden
-        return (y,) if self.tupled else y
+        return (y, *[None] * (self.tuple_size - 1)) if self.tuple_size else y
 
     def absent(self, name: str, x: Any) -> Any:
         """Note on which side of the layers a module runs, and return what stands for its result there."""
@@ -202,7 +202,7 @@ class ModelParts:
         """The frame without parameters, once it has shown how layers are called."""
         x = torch.full((*TRIAL, self.model.get_input_embeddings().weight.shape[-1]), torch.nan)
         why = ""
-        for self._probe.tupled in (False, True):
+        for self._probe.tuple_size in range(3):
             frame = self._frame(lambda _: False)
             for name, _ in frame.causal.named_parameters():
                 raise _refusal(config, f"'{name}' belongs to no module beside or in them")
