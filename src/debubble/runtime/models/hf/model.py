@@ -282,11 +282,8 @@ def _refusal(config: Mapping[str, Any], why: str) -> InputError:
     return InputError(f"transformers' '{config.get('model_type')}' cannot be divided between its layers: {why}.")
 
 
-def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
-    """Make the causal model of a config on the meta device, by transformers, to run in this dtype.
-
-    Raises InputError if there is none.
-    """
+def _import(config: Mapping[str, Any]) -> Any:
+    """The module transformers.  Raises InputError if it is missing or old."""
     family = str(config.get("model_type"))
     try:
         # transformers puts another module in its place while it is imported: an import statement of a second thread
@@ -296,13 +293,47 @@ def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) ->
         raise InputError(f"'{family}' runs with transformers' modules: pip install 'debubble[hf]'.") from error
     if int(transformers.__version__.partition(".")[0]) < 5:
         raise InputError(f"'{family}' runs with the modules of transformers 5 or later: update it.")
+    return transformers
+
+
+def complete_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config with transformers' defaults for what it leaves out.  Raises InputError if there is no such family."""
+    entries: Mapping[str, Any] = _read_config(_import(config), config).to_dict()
+    return entries
+
+
+def _read_config(transformers: Any, config: Mapping[str, Any]) -> Any:
+    family = str(config.get("model_type"))
+    try:
+        return type(transformers.AutoConfig.for_model(family)).from_dict(without_kernels(config))
+    except ValueError as error:
+        raise InputError(
+            f"transformers builds no causal model of the type '{family}': {_first_line(error)}."
+        ) from error
+
+
+def ignored_names(config: Mapping[str, Any]) -> Sequence[str]:
+    """Expressions for names in checkpoints of a family to which transformers pays no heed."""
+    if not ModelConfig.from_hf(config).whole_layers:
+        return ()
+    transformers = _import(config)
+    kind = transformers.AutoModelForCausalLM._model_mapping[type(_read_config(transformers, config))]
+    return kind._keys_to_ignore_on_load_unexpected or ()
+
+
+def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
+    """Make the causal model of a config on the meta device, by transformers, to run in this dtype.
+
+    Raises InputError if there is none.
+    """
+    family, transformers = str(config.get("model_type")), _import(config)
     if config.get("output_router_logits"):
         raise InputError(
             f"The runtime has no auxiliary loss for the routers of '{family}', which 'output_router_logits' asks for:"
             " set it to false."
         )
     try:
-        read = type(transformers.AutoConfig.for_model(family)).from_dict(without_kernels(config))
+        read = _read_config(transformers, config)
         # Fused attention draws dropout's masks from torch's global generator and caps no scores; grouped products know
         # no fp64.
         eager = {
