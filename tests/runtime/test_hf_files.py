@@ -136,7 +136,11 @@ def test_a_tied_checkpoint_begins_an_untied_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [FAMILIES["gpt2"], FAMILIES["llama-tied"], {**GENERIC["olmo2"], "tie_word_embeddings": True}, GENERIC["bloom"]],
+    [
+        FAMILIES["gpt2"],
+        FAMILIES["llama-tied"],
+        *({**GENERIC[name], "tie_word_embeddings": True} for name in ("olmo2", "bloom")),
+    ],
     ids=["gpt2", "llama", "olmo2", "bloom"],
 )
 def test_a_base_models_names_are_taken(config: Any, tmp_path: Path) -> None:
@@ -144,6 +148,13 @@ def test_a_base_models_names_are_taken(config: Any, tmp_path: Path) -> None:
     model.base_model.save_pretrained(tmp_path / "base")
     state = loaded(config, tmp_path / "base")
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_base_model_lacks_the_head_of_untied_tables(tmp_path: Path) -> None:
+    model = written(LLAMA, tmp_path / "whole")
+    model.base_model.save_pretrained(tmp_path / "base")
+    with pytest.raises(InputError, match="has no parameter 'lm_head.weight'"):
+        loaded(LLAMA, tmp_path / "base")
 
 
 def test_an_index_names_files_of_its_folder_alone(tmp_path: Path) -> None:
