@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import InputError
+from debubble.ir import InputError, RunOptions
 from debubble.models import ModelConfig, models
+from debubble.models.runtime_limits import beyond_runtime
 from debubble.models.unit_entries import DEFAULTS, KNOWN, WITHOUT_EFFECT
 from tests.support.runtime_cases import FAMILIES, LLAMA, plan_of, tokens_of, with_layers
 
@@ -160,3 +161,10 @@ def test_a_plan_names_the_entry_that_takes_it_from_the_units() -> None:
     remark = ModelConfig.from_hf({**LLAMA, "hidden_act": "mish"}).remark
     assert remark is not None
     assert "because debubble's own do not know the entry 'hidden_act: 'mish''" in remark
+
+
+@pytest.mark.parametrize("options", [{"lora": 2}, {"quantize": "nf4"}, {"context": 2}], ids=str)
+def test_what_needs_the_units_names_the_entry(options: dict[str, Any]) -> None:
+    refusal = beyond_runtime(RunOptions(**options), {**LLAMA, "hidden_act": "mish"})
+    assert refusal is not None
+    assert "runs with transformers' modules because its config has 'hidden_act: 'mish''" in refusal

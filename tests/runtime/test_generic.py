@@ -13,7 +13,7 @@ from debubble.ir import InputError, PlannedUnit, StageCosts
 from debubble.models import ModelConfig
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.hf.model import ModelParts
+from debubble.runtime.models.hf.model import ModelParts, on_meta
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
@@ -183,6 +183,12 @@ def test_what_cannot_be_built_is_refused_with_a_sentence(config: Any, options: A
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=1), {**GENERIC["olmo2"], **config}, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: None)
+
+
+@pytest.mark.parametrize("entry", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+def test_a_config_fetches_no_kernels(entry: str) -> None:
+    model = on_meta({**GENERIC["olmo2"], entry: "some-org/some-kernel"})
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_model_that_is_no_row_of_layers_is_refused() -> None:

@@ -65,9 +65,10 @@ def _missing_numbers(options: RunOptions, config: ModelConfig | None) -> str | N
             " output_router_logits to false."
         )
     if options.lora and config is not None and config.whole_layers:
-        return f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
+        return f"it has no LoRA for '{config.family}', which runs with {_modules(config)}: make the plan without."
     if options.quantize and (config is None or config.whole_layers):
-        return "it quantises the linear layers of its own units alone: make the plan without --quantize."
+        of_others = "" if config is None else f", and '{config.family}' runs with {_modules(config)}"
+        return f"it quantises the linear layers of its own units alone{of_others}: make the plan without --quantize."
     if options.quantize and options.zero > 2:
         return "ZeRO-3 divides no quantised weights: make the plan with ZeRO up to 2, or without --quantize."
     if options.quantize == NF4_DQ and options.tensor > 1:
@@ -75,6 +76,12 @@ def _missing_numbers(options: RunOptions, config: ModelConfig | None) -> str | N
     if options.quantize and options.tensor > 1 and config is not None:
         return _missing_blocks(options.tensor, config)
     return None
+
+
+def _modules(config: ModelConfig) -> str:
+    """The modules that a model runs with which has no units of its own, and why it has none if its family has."""
+    because = "" if config.beyond_units is None else f" because its config has '{config.beyond_units}'"
+    return f"transformers' modules{because}"
 
 
 def _missing_blocks(tensor: int, config: ModelConfig) -> str | None:
@@ -101,7 +108,8 @@ def _missing_overlap(options: RunOptions) -> str | None:
 def _missing_in_context(options: RunOptions, config: ModelConfig | None) -> str | None:
     """Say why sequences cannot be divided among ranks; None if they can."""
     if config is None or config.whole_layers:
-        return "it has context parallelism for its own units alone"
+        of_others = "" if config is None else f", and '{config.family}' runs with {_modules(config)}"
+        return f"it has context parallelism for its own units alone{of_others}"
     if config.dropout:
         return "context parallelism has no dropout"
     if config.router_balance:
