@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -88,7 +89,8 @@ def random_changes(family: str, count: int, seed: int) -> Iterator[dict[str, Any
 
 def outcome(family: str, changes: dict[str, Any]) -> str:
     """How such a model ends: refused by transformers or by debubble, or trained as transformers does."""
-    config = {**with_layers(TINY[family], 3), **changes}
+    # transformers writes into the dictionaries of rotary positions that it is given.
+    config = deepcopy({**with_layers(TINY[family], 3), **changes})
     if family == "gemma3_text" and "layer_types" not in changes:
         config.pop("layer_types")
     try:
