@@ -151,7 +151,7 @@ def test_a_length_that_cannot_be_divided_is_refused() -> None:
             {**LLAMA, "model_type": "olmo2"},
             {},
             "it has context parallelism for its own units alone, and 'olmo2' runs with transformers' modules",
-        ),  # fmt: skip
+        ),
         (LLAMA, {"sequence_length": 18}, "18 tokens cannot be cut into 2 x 2 equal parts"),
     ],
 )
