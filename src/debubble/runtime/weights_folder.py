@@ -46,7 +46,7 @@ class Place(NamedTuple):
     name: str
 
 
-class Weights(NamedTuple):
+class FolderTensors(NamedTuple):
     """The tensors of a folder, for a model."""
 
     places: Mapping[str, Place]
@@ -55,7 +55,7 @@ class Weights(NamedTuple):
     """The model's parameters by name, on the meta device."""
 
 
-def weights_of(folder: Path, files: Mapping[str, str], config: Mapping[str, Any]) -> Weights:
+def weights_of(folder: Path, files: Mapping[str, str], config: Mapping[str, Any]) -> FolderTensors:
     """The tensors of a folder's files for a model of that config.
 
     Names of a base model lack the first part of those; a table that was tied stands for the head's too.
@@ -79,7 +79,7 @@ def weights_of(folder: Path, files: Mapping[str, str], config: Mapping[str, Any]
     if tables is not None and HEAD_TABLE not in places and tables[0] in places:
         places[HEAD_TABLE] = places[tables[0]]
     _check_leftovers(folder, places, config, parameters)
-    return Weights(places, parameters)
+    return FolderTensors(places, parameters)
 
 
 def read_config(folder: Path) -> Mapping[str, Any] | None:
