@@ -18,6 +18,7 @@ from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LA
 from debubble.files import parse, read_file
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST
+from debubble.pickling import PickledFields
 
 SAFETY_MARGIN = 0.1
 """Share of a device's memory that is left for the framework, communication buffers and fragmentation.
@@ -90,7 +91,7 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(PickledFields):
     """Devices in the order of their ranks.  Each computes at its own pace; all communicate like the slowest type."""
 
     types: tuple[Hardware, ...]

@@ -17,6 +17,7 @@ from msgspec import UNSET
 from debubble.ir import InputError, Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
 from debubble.ir.stage_costs import OVERLAPS, CommunicationModel, HostLink, check_counts
+from debubble.pickling import PickledFields
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def partition_named(stages: Sequence[Sequence[PlannedUnit]], units: Units) -> Pa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Units:
+class Units(PickledFields):
     """A model in model order, with what joins its units."""
 
     units: tuple[Unit, ...]

@@ -17,10 +17,12 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from debubble.ir import CandidateSummary, CutOffError, DebubbleError
+from debubble.errors import PlannerFailedError
+from debubble.ir import CandidateSummary, CutOffError, DebubbleError, PluginError
+from debubble.ir.plan_entries import Status
 from debubble.planners.joint.planner import joint_at_first
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
-from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, side_by_side
+from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, failure, side_by_side
 from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
 from debubble.targets.orders import OwnOrders
@@ -138,6 +140,8 @@ def _ask_side_by_side(
             answers[name] = ask()
         except DebubbleError as error:
             answers[name] = error
+        except Exception as error:  # others may have an answer: the plan says that this one failed
+            answers[name] = failure(error)
         known = {**before, **answers}
         best = next(iter(_results(known)), None)
         tell(
@@ -164,6 +168,9 @@ def _verify(name: str, problem: Problem, future: Future[Answer]) -> Result:
 def _summary(name: str, answer: Result | DebubbleError) -> CandidateSummary:
     if isinstance(answer, Result):
         return answer.summary
-    return CandidateSummary(
-        planner=name, status="cut off" if isinstance(answer, CutOffError) else "rejected", rejected=str(answer)
-    )
+    status: Status = "rejected"
+    if isinstance(answer, CutOffError):
+        status = "cut off"
+    elif isinstance(answer, PlannerFailedError | PluginError):
+        status = "failed"
+    return CandidateSummary(planner=name, status=status, rejected=str(answer))

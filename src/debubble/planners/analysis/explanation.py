@@ -277,12 +277,17 @@ PROPORTIONAL = (
 
 def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
     """The remarks on a plan, whose predicted timeline this is."""
+    failed = tuple(
+        f"The planner '{each.planner}' failed, which is an error in its program: {each.rejected}"
+        for each in plan.candidates
+        if each.status == "failed"
+    )
     described = model_on_cluster(plan)
     if described is None:
-        return timeline_remarks(timeline)
+        return (*failed, *timeline_remarks(timeline))
     model, cluster = described
     said = model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
-    return said if plan.costs.micro_batch_scale is None else (PROPORTIONAL, *said)
+    return (*failed, *said) if plan.costs.micro_batch_scale is None else (*failed, PROPORTIONAL, *said)
 
 
 def model_remarks(
