@@ -1,4 +1,4 @@
-"""The published schedules of a problem of orders: what a search of the order begins with."""
+"""Initial solutions of an order search: the published schedules that fit its problem."""
 
 from __future__ import annotations
 

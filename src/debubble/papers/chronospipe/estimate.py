@@ -1,4 +1,4 @@
-"""Estimates of a step with ChronosPipe's parts, which the search of degrees compares choices with hosts by."""
+"""Quick estimates of a step with ChronosPipe's parts, by which the search of degrees ranks choices that use hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from debubble.planners.degrees.host_estimates import HostEstimate, host_estimate
 from debubble.planners.problem import Problem
 
 TRIED = 12
-"""Combinations of ChronosPipe's parts of which a quick plan is the first that fits."""
+"""Number of combinations that a quick plan tries; it is the first of them that fits."""
 
 
 def promise(problem: Problem) -> float:
@@ -21,7 +21,7 @@ def promise(problem: Problem) -> float:
 
 
 def quick_step(problem: Problem, spend: Callable[[float], None]) -> float:
-    """Seconds of a step of the combinations that promise most, the first of them that fits.
+    """Seconds of a step of the first combination that fits, of those that promise most.
 
     `spend` is told the seconds of the reference machine that it takes.  Raises InfeasibleError if none fits.
     """

@@ -1,6 +1,6 @@
-"""Estimates of steps for which hosts step optimizers and hold activations, by the name of the planner that makes them.
+"""Registry of quick estimates of a step with optimizer states and activations on hosts, by the planner's name.
 
-The method is a paper's, so its folder registers it here: module `estimate` in `debubble.papers`.
+Module `estimate` in a paper's folder (`debubble.papers`) registers the estimate that its method makes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class HostEstimate:
 
     Attributes:
         promise: Seconds that a step may take; infinite if nothing seems to fit.
-        quick_step: Seconds of a step of a quick plan; its second argument is told the effort that this takes.  Raises
+        quick_step: Seconds of a step of a quick plan; the second argument is called with the effort spent.  Raises
             InfeasibleError if nothing fits.
     """
 
