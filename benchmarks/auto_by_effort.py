@@ -25,7 +25,7 @@ from joint import PAGE, SETTINGS
 from marks import write_between
 from provenance import commit, provenance
 
-from debubble.reproduce.drawings import Lines, svg
+from debubble.papers.drawings import Lines, svg
 
 PICTURE = PAGE.parent / "pictures" / "auto-by-effort.svg"
 DEFAULT, END_DEFAULT = "<!-- auto: written by benchmarks/auto_by_effort.py --docs -->", "<!-- end of auto -->"

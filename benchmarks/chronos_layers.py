@@ -23,10 +23,10 @@ from debubble.costs import Cluster, model_units
 from debubble.costs.units import Partition
 from debubble.ir import OutOfMemoryError, RunOptions, Schedule, StageCosts, lower
 from debubble.models import Model, models
+from debubble.papers.chronospipe.figures.memory_model import ALL, CHRONOS, HALF, PLAIN, RECOMP, Method
+from debubble.papers.chronospipe.offload import offload_states
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
-from debubble.reproduce.chronospipe.memory_model import ALL, CHRONOS, HALF, PLAIN, RECOMP, Method
 from debubble.schedules import schedules
-from debubble.schedules.chronos.offload import offload_states
 
 PIPELINE, MICRO_BATCHES = 8, 24
 """The peak is reached long before the 24th micro-batch."""

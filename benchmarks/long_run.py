@@ -32,7 +32,8 @@ import numpy as np
 import torch
 import transformers
 from provenance import commit, measured_by
-from soak import children, is_rank, newest
+from soak import children, is_rank
+from soak_kills import newest
 from torch.nn.functional import cross_entropy
 
 import debubble as db

@@ -40,10 +40,10 @@ from rich.console import Console
 from rich.table import Table
 
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
+from debubble.papers.optpipe.program.milp import solve_milp
+from debubble.papers.optpipe.program.milp_model import MilpModel
 from debubble.schedules import schedules
 from debubble.search.effort import Brake, Effort
-from debubble.search.exact.milp import solve_milp
-from debubble.search.exact.milp_model import MilpModel
 from debubble.search.optimize import optimize
 from debubble.search.problem import OrderProblem
 

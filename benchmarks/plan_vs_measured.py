@@ -28,7 +28,7 @@ from debubble.models import ModelConfig, named_model
 from debubble.processes import available_cores
 from debubble.profiler.profile import message_time, units_of_layers
 from debubble.profiler.units import Measurements, ModelSlice, costs_of, merge
-from debubble.runtime.launcher import launch, run_rank
+from debubble.runtime.launcher import launch, open_process_group, run_rank
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.optimizer import optimizer_maker
 from debubble.views.comparison import compare
@@ -46,7 +46,7 @@ CASES: tuple[Case, ...] = (
 
 def main(argument: str) -> None:
     rounds, output, run = json.loads(argument)
-    dist.init_process_group("gloo")
+    open_process_group("gloo")
     torch.set_num_threads(1)
     config = named_model("llama-tiny").config
     rank_slice = ModelSlice(config, RUN, torch.device("cpu"))

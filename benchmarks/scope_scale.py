@@ -29,12 +29,13 @@ from provenance import commit, provenance
 
 from debubble.costs.units import Partition, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Placement
+from debubble.papers.scope.figures.tables import Case, problem_of
+from debubble.papers.scope.planner import DUAL, TRI
+from debubble.papers.scope.program.layer_types import layer_runs
+from debubble.papers.scope.program.monolithic import solve
 from debubble.planners import ModelUnits, Problem
+from debubble.planners.baselines import megatron_schedule
 from debubble.planners.partitioning.balance import even_counts
-from debubble.planners.scope.layer_types import layer_runs
-from debubble.planners.scope.monolithic import solve
-from debubble.planners.scope.planner import DUAL, TRI, megatron_schedule
-from debubble.reproduce.scope.tables import Case, problem_of
 from debubble.search.effort import Effort
 from debubble.simulator import Repricer
 

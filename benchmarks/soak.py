@@ -2,8 +2,11 @@
 
 A small model trains on two ranks.  Every so often something happens to it; a run that ends is started again with
 `--auto-resume`.  At the end the losses must be those of a run that nothing happened to, no process may be left, and
-every end must have been explained in one sentence, with a checkpoint not older than the last one before it.  Writes
-`benchmarks/results/soak.json`.  A full disk needs leave to mount a file system in memory, and is left out without.
+every end must have been explained in one sentence, with a checkpoint not older than the last one before it.  A full
+disk needs leave to mount a file system in memory, and is left out without.
+
+Then runs of twenty layouts are killed at random points of their start, steps, saves and end, and resumed
+(`soak_kills.py`).  Writes `benchmarks/results/soak.json`.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from provenance import measured_by
+from soak_kills import LAYOUTS, MOMENTS, TRAIN, Kill, kill_runs, newest
 
 import debubble as db
 
@@ -31,8 +36,8 @@ MODEL = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 64, "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
+TEXT = "".join(f"{i} green bottles, hanging on the wall;\n" for i in range(2000))
 RANKS, SAVE_EVERY, HANG_TIMEOUT, PATIENCE = 2, 40, 8, 180
-TRAIN = [sys.executable, "-P", "-m", "debubble", "train"]
 
 
 @dataclass
@@ -74,12 +79,6 @@ def is_rank(process: int) -> bool:
         return b"debubble.training.rank" in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def newest(folder: Path) -> int:
-    """Steps of the newest whole checkpoint."""
-    whole = [p for p in folder.glob("step-*") if (p / "manifest.json").exists()]
-    return max((int(p.name.removeprefix("step-")) for p in whole), default=0)
 
 
 @contextmanager
@@ -211,39 +210,79 @@ def plan_file(path: Path) -> None:
     db.plan(model, cluster, sequence_length=32, dtype="fp32", micro_batches=4, planner="dapple").save(path)
 
 
-def main() -> None:
-    """Run the soak, and print and save what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results") / "soak.json")
-    arguments = parser.parse_args()
+def soak_one(steps: int, seed: int) -> tuple[dict[str, Any], bool]:
+    """One run through disturbances: what came of it, and whether all was well."""
     with tempfile.TemporaryDirectory() as name:
         folder, checkpoints = Path(name), Path(name) / "checkpoints"
         checkpoints.mkdir()
-        (folder / "text.txt").write_text("".join(f"{i} green bottles, hanging on the wall;\n" for i in range(2000)))
+        (folder / "text.txt").write_text(TEXT)
         plan_file(folder / "plan.json")
-        soak = Soak(folder, checkpoints, steps=arguments.steps, chance=random.Random(arguments.seed))
+        soak = Soak(folder, checkpoints, steps=steps, chance=random.Random(seed))
         undisturbed = json.loads(subprocess.run(soak.command(), capture_output=True, text=True, check=True).stdout)
         with small_disk(checkpoints) as full_disk:
             losses = soak.run(soak.disturbances(full_disk=full_disk))
     same = losses == undisturbed["losses"][-len(losses) :]
     ends = [event for event in soak.events if event.exit_code is not None]
-    lost = [event.what for event in ends if (event.resumed_from or 0) < event.checkpoint]
-    result = {
-        "steps": arguments.steps,
-        "seed": arguments.seed,
+    result: dict[str, Any] = {
+        "steps": steps,
+        "seed": seed,
         "losses_equal": same,
         "steps_after_the_last_end": len(losses),
-        "older_checkpoints": lost,
+        "older_checkpoints": [event.what for event in ends if (event.resumed_from or 0) < event.checkpoint],
         "processes_left": sum(event.left for event in ends),
         "unexplained": [e.what for e in ends if not e.explained and e.what != "killed the launcher"],
         "events": [asdict(event) for event in soak.events],
-        **measured_by(),
     }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
-    sys.exit(0 if same and not lost and not result["processes_left"] and not result["unexplained"] else 1)
+    return result, same and not any(result[name] for name in ("older_checkpoints", "processes_left", "unexplained"))
+
+
+def soak_layouts(count: int, seed: int) -> tuple[dict[str, Any], bool]:
+    """So many kills over all layouts: what came of them, and whether all was well."""
+    kills: list[Kill] = []
+    equal: list[bool] = []
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "text.txt").write_text(TEXT)
+        layouts = kill_runs(count, Path(name), model=MODEL, text=Path(name) / "text.txt", chance=random.Random(seed))
+        for of_layout, same in layouts:
+            kills, equal = [*kills, *of_layout], [*equal, same]
+            print(*of_layout, f"losses equal: {same}", sep="\n", file=sys.stderr, flush=True)
+    tried = [layout.name for layout in LAYOUTS[: len(equal)]]
+    result: dict[str, Any] = {
+        "kills": len(kills),
+        "layouts": len(equal),
+        "layouts_with_other_losses": [name for name, same in zip(tried, equal, strict=True) if not same],
+        "lost_more_than_an_interval": [asdict(kill) for kill in kills if kill.lost_more],
+        "unexplained": [asdict(kill) for kill in kills if not kill.explained],
+        "orphans": sum(kill.orphans for kill in kills),
+        "longest_end_seconds": max((kill.seconds for kill in kills), default=0.0),
+        "had_ended": sum(kill.exit_code == 0 for kill in kills),
+        "by_moment": {moment: sum(kill.moment == moment for kill in kills) for moment in MOMENTS},
+    }
+    wrong = ("layouts_with_other_losses", "lost_more_than_an_interval", "unexplained", "orphans")
+    return result, not any(result[name] for name in wrong)
+
+
+def main() -> None:
+    """Run both soaks, and print and save what came of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000, help="of the run through disturbances; 0: leave it out")
+    parser.add_argument("--kills", type=int, default=200, help="over all layouts; 0: leave them out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results") / "soak.json")
+    arguments = parser.parse_args()
+    # What is left out stays as it was found before.
+    found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    well = True
+    if arguments.steps:
+        one, well = soak_one(arguments.steps, arguments.seed)
+        found = {**one, **measured_by(), "killed_layouts": found.get("killed_layouts")}
+    if arguments.kills:
+        layouts, all_well = soak_layouts(arguments.kills, arguments.seed)
+        well = well and all_well
+        found["killed_layouts"] = {**layouts, **measured_by()}
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    sys.exit(0 if well else 1)
 
 
 if __name__ == "__main__":

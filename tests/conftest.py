@@ -88,10 +88,10 @@ def json_of(run: Any) -> Any:
 def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks and processes of a DataLoader that this process starts are forked."""
     import torch.multiprocessing
-    from torch.distributed.launcher import api
 
+    from debubble.runtime import launcher
     from tests.support import forked
 
     context = torch.multiprocessing.get_context(forked.START_METHOD)
     monkeypatch.setattr(torch.multiprocessing, "get_context", lambda method: context)
-    monkeypatch.setattr(api, "elastic_launch", forked.elastic_launch)
+    monkeypatch.setattr(launcher, "start_rank", forked.start_rank)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import debubble as db
+from debubble.planners.registry import ORDER
 
 
 def test_importing_debubble_loads_neither_torch_nor_a_solver() -> None:
@@ -39,3 +40,14 @@ def test_a_class_name_stands_for_one_class() -> None:
         if isinstance(node, ast.ClassDef)
     )
     assert [name for name, number in names.items() if number > 1] == []
+
+
+def test_every_paper_has_the_same_parts() -> None:
+    folders = [file.parent for file in (Path(db.__file__).parent / "papers").glob("*/__init__.py")]
+    assert {folder.name for folder in folders} == {"obscura", "optpipe", "scope", "chronospipe"}
+    for folder in folders:
+        assert {"planner.py", "paper.py", "figures"} <= {part.name for part in folder.iterdir()}
+
+
+def test_planners_have_a_fixed_order() -> None:
+    assert tuple(db.planners) == ORDER

@@ -44,7 +44,10 @@ def main() -> None:
     answers: dict[str, Answer] = {}
     for case in chosen:
         start, cpu = time.perf_counter(), time.process_time()
-        answers[case.name] = answer_of(case)
+        try:
+            answers[case.name] = answer_of(case)
+        except Exception as error:  # the other cases are worth running
+            answers[case.name] = {"error": f"{type(error).__name__}: {error}"}
         step = answers[case.name].get("step")
         print(
             f"{case.name:72} {'' if step is None else f'{step:.6g}':>10}"

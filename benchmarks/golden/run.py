@@ -16,7 +16,7 @@ import debubble.cli
 from golden.cases import TARGETS, Case, PaperCase, PlanCase, PublishedCase
 
 Answer = dict[str, Any]
-"""`step`, `bound`, `peak`; and under `hashes` one for each thing that a move must leave as it is."""
+"""`step`, `bound`, `peak`, the step of every planner that answered, and `hashes` of what a move must leave as it is."""
 
 VOLATILE = frozenset(("solve_seconds", "cut_off", "origin", "seconds", "files", "version"))
 """Entries that differ between two runs of one version."""
@@ -56,6 +56,7 @@ def _planned(case: PlanCase, folder: Path) -> Answer:
         "step": answer["step_time"],
         "bound": answer["lower_bound"],
         "peak": max(answer["peak_memory"]),
+        "planners": {each["planner"]: each["step_time"] for each in answer["candidates"] if each["step_time"]},
         "hashes": hashes,
     }
 

@@ -55,6 +55,10 @@ class PluginError(DebubbleError):
     """A schedule or planner that another distribution adds fails."""
 
 
+class PlannerFailedError(DebubbleError):
+    """A planner has raised what none should: an error in its program, not an answer."""
+
+
 class ExportError(DebubbleError):
     """Another framework cannot keep what the plan depends on: its order, its partition, or its fit in memory."""
 

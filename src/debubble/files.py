@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import msgspec
 
 from debubble.errors import InputError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -20,6 +22,27 @@ def read_file(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"The {what} {path} cannot be read: {error.strerror}.") from error
+
+
+def parse(read: Callable[[S], T], content: S, refusal: str, *errors: type[Exception]) -> T:
+    """What a library's function reads in content of unknown origin.
+
+    Args:
+        read: The function.
+        content: What it reads.
+        refusal: The beginning of the sentence on content that it cannot read.
+        errors: What it raises for such content, besides ValueError.
+
+    Raises:
+        InputError: It cannot read it.
+    """
+    kinds: tuple[type[Exception], ...] = (ValueError, *errors)
+    try:
+        return read(content)
+    except RecursionError as error:
+        raise InputError(f"{refusal}: it is nested too deeply.") from error
+    except kinds as error:
+        raise InputError(f"{refusal}: {str(error).splitlines()[0].rstrip('.')}.") from error
 
 
 def decode_json(content: bytes, type_: type[T]) -> T:
@@ -107,13 +130,14 @@ def write_whole(path: Path, content: bytes) -> None:
     _check_replaceable(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        # Not mkstemp, whose files are the user's alone whatever the umask says.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}.") from error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:
         os.unlink(temporary)

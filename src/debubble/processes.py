@@ -1,12 +1,40 @@
-"""The command that starts debubble's own Python processes, and the cores that each of them has."""
+"""Starts debubble's own Python processes, and says which cores each of them has.
+
+Run as a script, `python processes.py PARENT MODULE ARGUMENT...`, this file runs a module that ends with its parent.  It
+imports nothing but the standard library, so that the first thing such a process does is to ask for that.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import runpy
+import signal
 import sys
 
 PYTHON = (sys.executable, "-P")
 """This interpreter, without the current folder on the path: a user's `random.py` there is not the library's."""
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl(2)."""
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """The command of a process that runs a module and ends with the thread that starts it, however that ends."""
+    return [*PYTHON, __file__, str(os.getpid()), module, *arguments]
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Let the system end this process when the thread that has started it ends (on Linux).
+
+    Args:
+        parent: The process that has started this one, which ends at once if that is gone; None: whichever it is now.
+    """
+    expected = os.getppid() if parent is None else parent
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != expected:  # it ended before the system was asked
+        os._exit(1)
 
 
 def available_cores() -> int:
@@ -17,3 +45,9 @@ def available_cores() -> int:
 def own_cores() -> int:
     """Cores for each rank of this machine."""
     return max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,8 +1,10 @@
 """A registry: names -> members, found by importing every module of a folder when first asked.
 
 Adding a schedule, planner, view or exporter is adding one file with a decorated function, or a folder whose
-`__init__.py` imports it; other modules of that folder are loaded when they are needed.  Other distributions add theirs
-by an entry point in the group of the folder's name, whose module registers them when it is imported:
+`__init__.py` imports it; other modules of that folder are loaded when they are needed.  Planners and schedules of the
+papers are loaded from `debubble.papers`, where each paper has a folder with modules of fixed names.  Other
+distributions add theirs by an entry point in the group of the folder's name, whose module registers them when it is
+imported:
 
     [project.entry-points."debubble.schedules"]
     mine = "my_package.my_schedule"
@@ -12,11 +14,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -26,6 +29,9 @@ from typing import Any, Generic, TypeVar
 from debubble.errors import DebubbleError, InputError, PluginError
 
 T = TypeVar("T")
+
+PAPERS = "debubble.papers"
+"""The package with one folder per paper.  It imports the registries, so they know it by name alone."""
 
 
 def full_name(name: str, names: Iterable[str], *, what: str) -> str:
@@ -61,11 +67,20 @@ _MEANT = {("planner", schedule): "megatron-even" for schedule in ("1f1b", "gpipe
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """The members of `package`, by name, in the order of registration."""
+    """The members of `package` and of the papers, by name.
 
-    def __init__(self, package: str, *, what: str) -> None:
+    Args:
+        package: The package whose modules register members when they are imported.
+        what: The word for a member in messages.
+        in_papers: The module of each paper's folder that registers members too, if the folder has it.
+        order: Names that come first, in this order; the others follow as they are registered.
+    """
+
+    def __init__(self, package: str, *, what: str, in_papers: str | None = None, order: Sequence[str] = ()) -> None:
         self._package = package
         self._what = what
+        self._in_papers = in_papers
+        self._order = {name: place for place, name in enumerate(order)}
         self._members: dict[str, T] = {}
         self._loaded = self._loading = False
         self._again: set[str] = set()
@@ -113,15 +128,31 @@ class Registry(Mapping[str, T], Generic[T]):
                 return
             self._loading = True
             try:
-                package = importlib.import_module(self._package)
-                for module in pkgutil.iter_modules(package.__path__):
-                    importlib.import_module(f"{self._package}.{module.name}")
+                for module in self._modules():
+                    importlib.import_module(module)
                 for entry_point in entry_points(group=self._package):
                     _load_entry_point(entry_point)
+                members = sorted(self._members.items(), key=lambda item: self._order.get(item[0], len(self._order)))
+                self._members = dict(members)
                 self._loaded = True
             finally:
                 self._again = set() if self._loaded else set(self._members)
                 self._loading = False
+
+    def _modules(self) -> list[str]:
+        """Full names of the modules to import, in the order of their own names and those of the papers' folders."""
+        modules = [(name, f"{self._package}.{name}") for name, _ in _contents(self._package)]
+        if self._in_papers:
+            folders = [name for name, is_folder in _contents(PAPERS) if is_folder]
+            in_folders = [(name, f"{PAPERS}.{name}.{self._in_papers}") for name in folders]
+            modules += [(name, module) for name, module in in_folders if importlib.util.find_spec(module)]
+        return [module for _, module in sorted(modules)]
+
+
+def _contents(package: str) -> list[tuple[str, bool]]:
+    """Name of each module in a package, and whether it is a package itself."""
+    path = importlib.import_module(package).__path__
+    return [(module.name, module.ispkg) for module in pkgutil.iter_modules(path)]
 
 
 def _load_entry_point(entry_point: EntryPoint) -> None:

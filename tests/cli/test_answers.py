@@ -11,8 +11,7 @@ import pytest
 
 import debubble as db
 from debubble.cli.answers import ANSWERS, json_schema
-from debubble.reproduce import PaperReport, papers
-from debubble.reproduce.registry import reproduced
+from debubble.papers.registry import PaperReport, papers, reproduced
 from tests.exports.hand_plans import priced
 from tests.imports.test_measurements import trace
 from tests.imports.test_megatron import SCRIPT
@@ -99,7 +98,7 @@ def test_reproduce_answers_as_its_schema_says(json_of: Any, monkeypatch: pytest.
         results = tuple(reproduced(entry, draw=draw) for entry in quick)
         return PaperReport(name=name, title=papers[name].title, results=results)
 
-    monkeypatch.setattr("debubble.reproduce.report", quick_report)
+    monkeypatch.setattr("debubble.papers.registry.report", quick_report)
     answer = json_of("reproduce", "obscura")
     assert any(entry["tables"] for entry in answer["reports"][0]["entries"])
     assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["reproduce"]))) == answer

@@ -61,16 +61,16 @@ def test_a_gated_layer_keeps_12h_4kv_6ffn_bytes_per_token(tensor: int, context: 
 def test_what_context_ranks_gather_comes_before_the_core_and_what_goes_around_a_ring_beside_it(
     cap: float | None, window: int | None, together: Any
 ) -> None:
-    layers = tuple(replace(mixed, attention=Attention(window=window)) for mixed in LLAMA.per_layer)
-    model = replace(LLAMA, per_layer=layers, attention_cap=cap)
+    mixer = Attention(window=window)
+    model = replace(LLAMA, attention_cap=cap)
     options = RunOptions(sequence_length=S, context=2)
     speed = Speed.of(A100S.slowest, "bf16")
     rows = S / 2 * model.heads
-    flops = 4 * S / 2 * Attention(window=window).keys_per_token(S) * model.attention_width
+    flops = 4 * S / 2 * mixer.keys_per_token(S) * model.attention_width
     computing = speed.attention(flops, rows=rows), speed.attention(2.5 * flops, rows=rows, backward=True)
     exchange = speed.gather(2 * S * 2 * model.kv_width, 2, beside=2)
 
-    [core] = fused_core(Shapes(model=model, options=options, framework=MEGATRON, speed=speed), 0)
+    [core] = fused_core(Shapes(model=model, options=options, framework=MEGATRON, speed=speed), mixer)
 
     assert core.forward == pytest.approx(together((computing[0], exchange)), rel=1e-12)
     assert core.backward_input == pytest.approx(together((computing[1], 2 * exchange)), rel=1e-12)
@@ -484,3 +484,10 @@ def test_options_that_do_not_fit_are_refused_with_a_sentence(
 def test_learned_positions_bound_the_sequence() -> None:
     with pytest.raises(InputError, match="learned positions for 2048 tokens; a sequence of 4096 is too long"):
         model_units(GPT3, A100S, RunOptions(sequence_length=4096))
+
+
+@pytest.mark.parametrize("lengths", [[22, 22, 23], [22, 22, 21]])
+def test_stages_of_another_model_are_refused(lengths: list[int]) -> None:
+    units = model_units(LLAMA, A100S, RunOptions())
+    with pytest.raises(InputError, match=rf"stages have {sum(lengths)} units, but its model has 66: plan again"):
+        Partition.cut(units, lengths)

@@ -131,7 +131,7 @@ def test_adapters_that_are_not_priced_are_refused(name: str, sentence: str) -> N
         {**models["gemma3-4b"].config, "model_type": "other_vl"},
         {**models["gemma3-4b"].config, "audio_config": {"hidden_size": 8}},
         {"model_type": "nemotron_h", "hybrid_override_pattern": "M?", "hidden_size": 64},
-        {"model_type": "mamba", "hidden_size": 64, "state_size": 16},
+        {"model_type": "zamba", "hidden_size": 64, "mamba_d_state": 16},
     ],
     ids=["vision", "audio", "layers", "state"],
 )

@@ -12,10 +12,10 @@ from debubble.costs.step import HOST_MEMORY_BANDWIDTH
 from debubble.costs.units import Units
 from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model, models
+from debubble.papers.chronospipe.offload import offload_states
 from debubble.planners.plan_model import plan
 from debubble.planners.plan_step import pipeline_time, tail_of
 from debubble.schedules import schedules
-from debubble.schedules.chronos.offload import offload_states
 from debubble.simulator import simulate
 
 MODEL = models["llama2-7b"]

@@ -9,11 +9,11 @@ import pytest
 import debubble as db
 from debubble.costs import StepTail
 from debubble.ir import Kind, RunOptions
+from debubble.papers.chronospipe.offload import offload_states
 from debubble.planners import planners
 from debubble.planners.auto import fastest_of
 from debubble.planners.bounds import proven_step_bound
 from debubble.planners.model_problem import problem_of
-from debubble.schedules.chronos.offload import offload_states
 from tests.planners.test_fixed import MODEL
 
 OPTIONS = RunOptions(data=2, sequence_length=2048)

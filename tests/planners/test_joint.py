@@ -198,6 +198,17 @@ def test_an_order_that_the_list_scheduler_completes_is_a_correct_schedule_within
     assert walk.least == pytest.approx(float(timeline.makespan), rel=1e-9)
 
 
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_a_model_with_one_unit_larger_than_the_rest_is_planned(devices: int) -> None:
+    """As a large vocabulary makes the head: balanced stages of layers have many units then."""
+    none = {"none": Strategy(activation=1)}
+    layer = Unit(type="layer", layer=None, forward=1, backward_input=1, backward_weight=1, static=1, strategies=none)
+    head = replace(layer, type="head", forward=200, backward_input=200, backward_weight=200)
+    units = Units(units=(*(layer,) * 50, head))
+    result = planners["joint"](Problem(devices=devices, micro_batches=4, workload=ModelUnits(units), effort=0.1))
+    assert result.time >= 4 * 600
+
+
 def test_a_device_with_several_stages_is_balanced_as_a_whole() -> None:
     forwards = (1.0,) * 11 + (4.0,)
     levers = levers_of(problem_of(forwards=forwards), Placement.v_shape(3, 2))

@@ -113,13 +113,16 @@ def test_a_limit_that_nothing_meets_names_the_device() -> None:
         cheapest_stages(Repricer(db.schedules["1f1b"](devices=4, micro_batches=8)), costs)
 
 
-def test_auto_is_the_best_of_all_and_says_why_others_were_rejected() -> None:
+@pytest.mark.parametrize("compare", [False, True])
+def test_auto_is_the_best_of_those_asked_and_says_why_others_failed(compare: bool) -> None:
     costs = StageCosts.of(stages=4, memory_limit=3)
-    result = db.planners["auto"](Problem(devices=4, micro_batches=8, workload=FixedStages(costs), effort=0.05))
+    problem = Problem(devices=4, micro_batches=8, workload=FixedStages(costs), effort=0.05, compare=compare)
+    result = db.planners["auto"](problem)
     assert max(result.timeline.peak_memory) <= 3
     assert result.lower_bound <= result.makespan
     candidates = result.solution.candidates
-    assert {c.planner for c in candidates} == set(db.planners) - {"auto"}
+    asked = set(db.planners) - {"auto"} if compare else {"joint", "portfolio", "optpipe"}
+    assert {c.planner for c in candidates} == asked
     assert result.makespan == min(c.makespan for c in candidates if c.makespan is not None)
     assert all((c.rejected is None) == (c.makespan is not None) for c in candidates)
 

@@ -147,7 +147,11 @@ def test_a_length_that_cannot_be_divided_is_refused() -> None:
     [
         ({**GPT2, "resid_pdrop": 0.1}, {}, "context parallelism has no dropout"),
         ({**MIXTRAL, "output_router_logits": True}, {}, "the routers' auxiliary loss is one over whole sequences"),
-        ({**LLAMA, "model_type": "olmo2"}, {}, "it has context parallelism for its own units alone"),
+        (
+            {**LLAMA, "model_type": "olmo2"},
+            {},
+            "it has context parallelism for its own units alone, and 'olmo2' runs with transformers' modules",
+        ),
         (LLAMA, {"sequence_length": 18}, "18 tokens cannot be cut into 2 x 2 equal parts"),
     ],
 )

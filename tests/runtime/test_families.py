@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import InputError
-from tests.support.reference_model import ReferenceModel
-from tests.support.runtime_cases import FAMILIES, LLAMA, plan_of, tokens_of
+from tests.support.runtime_cases import FAMILIES, plan_of, tokens_of
 
 pytest.importorskip("transformers")
 
@@ -29,8 +27,3 @@ def test_split_backwards_give_transformers_gradients(family: Any) -> None:
 @pytest.mark.parametrize("family", ["gemma2", "mixtral", "qwen3-moe"])
 def test_recomputation_gives_transformers_gradients(family: str, strategy: str) -> None:
     check(FAMILIES[family], db.schedules["1f1b"](devices=2, micro_batches=2), strategy=strategy)
-
-
-def test_attention_that_is_not_causal_is_refused() -> None:
-    with pytest.raises(InputError, match="causal attention alone"):
-        ReferenceModel({**LLAMA, "model_type": "gemma", "use_bidirectional_attention": True})

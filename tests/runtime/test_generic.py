@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.ir import InputError, PlannedUnit
+from debubble.ir import InputError, PlannedUnit, StageCosts
 from debubble.models import ModelConfig
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.hf.model import ModelParts
+from debubble.runtime.models.hf.model import ModelParts, on_meta
 from debubble.runtime.models.hf.units import LayerContext
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
@@ -33,7 +33,7 @@ from tests.support.hf_reference import assert_checkpoint_returns, assert_trains_
 def check(config: Any, schedule: Any, *, strategy: str = "none", counts: Any = None) -> None:
     model = hf_model(config)
     plan = plan_of(schedule, config, strategy=strategy, counts=counts)
-    assert_trains_as_alone(model, plan, tokens_of(config, rows=schedule.micro_batches), within=exactly)
+    assert_trains_as_alone(model, plan, tokens_of(config, rows=schedule.micro_batches), within=exactly, rounding=1e-15)
 
 
 @pytest.mark.parametrize("family", GENERIC)
@@ -72,7 +72,7 @@ def test_a_stage_has_its_own_parameters_alone() -> None:
     assert names[-1] == {"model.norm.weight", "lm_head.weight"}
     parts = ModelParts(config)
     assert sum(map(len, names)) == len({name for unit in names for name in unit})
-    assert all(p.is_meta for p in (*parts.model.parameters(), *parts.layers.parameters()))
+    assert all(p.is_meta or p.dim() < 2 for p in (*parts.model.parameters(), *parts.layers.parameters()))
 
 
 def test_a_model_starts_alike_whatever_the_partition() -> None:
@@ -97,8 +97,8 @@ def test_a_model_starts_as_transformers_does(family: str) -> None:
     found = started(config, [ModelConfig.from_hf(config).units], seed=0)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    assert found.keys() == {name for name, _ in model.named_parameters()}
-    for name, expected in model.named_parameters():
+    assert found.keys() == model.state_dict().keys()
+    for name, expected in model.state_dict().items():
         if expected.numel() == 1 or not expected.std():
             assert torch.equal(found[name], expected), name
         else:
@@ -175,8 +175,7 @@ def test_offload_leaves_what_all_micro_batches_share() -> None:
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
-        ({"model_type": "bert"}, {}, "'bert' cannot be divided between its layers"),
-        ({"model_type": "deepseek_v3"}, {}, "e_score_correction_bias' is state that no optimizer steps"),
+        ({"model_type": "hrm_text"}, {}, "its layers need more than the hidden states"),
         ({"model_type": "nothing"}, {}, "no causal model of the type 'nothing'"),
         ({"output_router_logits": True}, {}, "no auxiliary loss for the routers of 'olmo2'"),
         ({}, {"strategy": "norm"}, "in full or not at all, not 'norm'"),
@@ -187,6 +186,17 @@ def test_what_cannot_be_built_is_refused_with_a_sentence(config: Any, options: A
     plan = plan_of(db.schedules["gpipe"](devices=1, micro_batches=1), {**GENERIC["olmo2"], **config}, **options)
     with pytest.raises(InputError, match=message):
         run_threads(plan, lambda pipeline: None)
+
+
+@pytest.mark.parametrize("entry", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+def test_a_config_fetches_no_kernels(entry: str) -> None:
+    model = on_meta({**GENERIC["olmo2"], entry: "some-org/some-kernel"})
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_is_no_row_of_layers_is_refused() -> None:
+    with pytest.raises(InputError, match="its base model has no single list of layers"):
+        ModelParts(transformers.AutoConfig.for_model("hrm_text").to_dict())
 
 
 def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_does() -> None:
@@ -207,6 +217,34 @@ def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_d
     losses = run_threads(plan, synchronous, optimizer=adamw)[0]
     assert losses == sorted(losses, reverse=True)
     assert run_threads(plan, ahead, optimizer=adamw)[0] == losses
+
+
+BIAS = "mlp.gate.e_score_correction_bias"
+
+
+@pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 1}, {"data": 2, "zero": 3}], ids=str)
+def test_a_constant_is_fp32_in_a_bf16_run_and_never_stepped(options: dict[str, Any]) -> None:
+    config = GENERIC["deepseek_v3"]
+    plan = plan_of(
+        db.schedules["1f1b"](devices=2, micro_batches=2), config, dtype="bf16",
+        costs=StageCosts.of(stages=2, parameter_gather=1, gathered=1, static=8), **options,
+    )  # fmt: skip
+    bias = torch.tensor([0.1, 0.2, 0.3, 0.4])
+
+    def trained(pipeline: Any) -> Any:
+        state = pipeline.state_dict()
+        constants = {name for name in state if name.endswith(BIAS)}
+        pipeline.load_state_dict({**state, **dict.fromkeys(constants, bias)})
+        pipeline.step(tokens_of(config, rows=4))
+        pipeline.optimizer_step(1.0)
+        return {name: t for name, t in pipeline.state_dict().items() if name in constants}
+
+    def sgd(parameters: Any) -> Any:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    found = {name: t for part in run_threads(plan, trained, optimizer=sgd) for name, t in part.items()}
+    assert found.keys() == {f"model.layers.{layer}.{BIAS}" for layer in (1, 2, 3)}
+    assert all(torch.equal(t, bias) for t in found.values())  # bf16 has no 0.1
 
 
 @pytest.mark.slow

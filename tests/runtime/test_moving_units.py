@@ -101,8 +101,9 @@ def test_a_stage_that_the_host_steps_takes_and_gives_units() -> None:
     assert_goes_on_alike(*divisions(2, schedule=hosted, dtype="bf16"))
 
 
-def test_modules_of_transformers_move() -> None:
-    plans = [plan_of(schedule_for(2), GENERIC["olmo2"], counts=counts, dtype="fp32") for counts in ([2, 4], [4, 2])]
+@pytest.mark.parametrize(("family", "dtype"), [("olmo2", "fp32"), ("deepseek_v3", "bf16")])
+def test_modules_of_transformers_move(family: str, dtype: str) -> None:
+    plans = [plan_of(schedule_for(2), GENERIC[family], counts=counts, dtype=dtype) for counts in ([2, 4], [4, 2])]
     assert sum(plans[0].lengths) == 6
     assert_goes_on_alike(*plans)
 

@@ -232,6 +232,34 @@ def test_the_learning_rate_of_a_step_is_its_own_also_when_it_is_taken_again() ->
         assert all(torch.equal(state[name], parameters[name]) for name in state)
 
 
+class Counting(torch.optim.SGD):
+    """Counts its steps in its groups, as schedule-free optimizers do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        for group in self.param_groups:
+            group["k"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] += 1
+        return super().step(closure)
+
+
+def test_a_step_that_is_taken_back_is_not_counted_in_groups() -> None:
+    plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
+
+    def work(pipeline: Any) -> Any:
+        overflow(pipeline, [1])
+        for step in range(3):
+            pipeline.post_validated_step(batch_of(pipeline, step))
+        pipeline.finish_update()
+        return [group["k"] for optimizer in pipeline.optimizers for group in optimizer.param_groups]
+
+    counts = Threads.run(2, lambda t: work(Pipeline(None, plan, transport=t, optimizer=Counting)))
+    assert counts == [[2], [2]]
+
+
 def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
     """AdamW's parameter and two moments, and its count of steps; the host's stages' copies are the host's."""
     on_device, on_host = (

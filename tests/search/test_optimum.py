@@ -13,14 +13,14 @@ from ortools.math_opt.python import mathopt
 
 from debubble.ir import DebubbleError, Kind, Number, Op, Placement, StageCosts
 from debubble.ir.stage_costs import HostLink
+from debubble.papers.optpipe.program.milp import milp_incumbents, solve_milp
+from debubble.papers.optpipe.program.milp_model import MilpModel, Reductions
 from debubble.schedules import schedules
 from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort, solver_of, status_of
 from debubble.search.exact.cp_model import build
 from debubble.search.exact.cp_sat import device_bound, solve
-from debubble.search.exact.milp import milp_incumbents, solve_milp
-from debubble.search.exact.milp_model import MilpModel, Reductions
 from debubble.search.optimize import optimize
 from debubble.search.problem import Incumbent, Objective, OrderProblem
 from debubble.simulator import simulate

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from debubble.ir import Kind, Number, Op, Placement, StageCosts
 from debubble.ir.stage_costs import HostLink
+from debubble.papers.optpipe.program.milp import solve_milp
+from debubble.papers.optpipe.program.milp_model import MilpModel
 from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort, solver_of, status_of
 from debubble.search.exact.cp_model import build, schedule_of
 from debubble.search.exact.cp_sat import solve
-from debubble.search.exact.milp import solve_milp
-from debubble.search.exact.milp_model import MilpModel
 from debubble.search.exact.time_indexed_bound import Prover
 from debubble.search.optimize import optimize
 from debubble.search.periodic.modulo import ModuloModel, StageTimes, unroll

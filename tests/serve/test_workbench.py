@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import socket
 import subprocess
 import threading
 import zipfile
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,10 @@ import pytest
 from debubble.ir import InputError
 from debubble.processes import PYTHON
 from debubble.serve import Workbench
+from debubble.serve.searches import AT_ONCE
+from debubble.serve.server import MAX_STRANGERS
 from tests.support.browsers import CHROMIUM
+from tests.support.processes import children, wait_for_end
 
 TINY = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "4", "sequence_length": "128"}
 
@@ -58,6 +65,11 @@ class Client:
             connection.request(method, f"/{path}?{parameters}", body, {"Host": self.place, **(headers or {})})
             response = connection.getresponse()
             return response.status, response.read()
+
+    def connect(self) -> socket.socket:
+        """A connection on which nothing has been sent."""
+        host, _, port = self.place.partition(":")
+        return socket.create_connection((host, int(port)), timeout=60)
 
     def search(self, form: dict[str, str]) -> int:
         """Start a search; returns its number."""
@@ -155,6 +167,9 @@ def test_a_trial_is_simulated_at_once(client: Client) -> None:
         ("search", b"{", "The form is wrong"),
         ("search", b'{"model": "", "cluster": "2xA100-80GB"}', "Choose a model and a cluster."),
         ("trial", b'{"model": "llama-tiny"}', "Choose a model and a cluster."),
+        ("trial", b"[" * 100_000, "The form is wrong: it is nested too deeply"),
+        ("search", b'{"model": "\xff"}', "The form is wrong: it is not UTF-8"),
+        ("trial", b'{"micro_batches": ' + b"9" * 5000 + b"}", "The form is wrong: Integer value out of range"),
     ],
 )
 def test_bad_input_is_a_sentence(client: Client, path: str, content: bytes, sentence: str) -> None:
@@ -175,6 +190,66 @@ def test_what_is_not_there_is_said(client: Client) -> None:
     assert client.ask("nothing")[0] == 404
     assert client.ask("report", number=7)[0] == 422
     assert client.ask("report")[0] == 422
+
+
+def test_a_number_of_thousands_of_digits_is_no_search(client: Client) -> None:
+    assert client.ask("search", number="9" * 5000)[0] == 422
+
+
+@pytest.mark.parametrize(
+    "request_line", [b"GET //[ HTTP/1.0", b"\x16\x03\x01", b"GET / HTTP/9.9", b"NONSENSE / HTTP/1.0"]
+)
+def test_garbage_is_answered_and_the_workbench_goes_on(client: Client, request_line: bytes) -> None:
+    with client.connect() as garbage:
+        garbage.sendall(request_line + b"\r\n\r\n")
+        garbage.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: garbage.recv(4096), b""))
+    assert re.search(rb"40\d|50[15]", answer[:400])
+    assert client.ask("")[0] == 200
+
+
+def test_half_open_connections_keep_nobody_out(client: Client) -> None:
+    with ExitStack() as stack:
+        for _ in range(3 * MAX_STRANGERS):
+            stack.enter_context(client.connect())
+        assert client.ask("")[0] == 200
+
+
+def test_a_hundred_trials_at_once_are_all_answered(client: Client) -> None:
+    form = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "256", "sequence_length": "128"}
+    with ThreadPoolExecutor(100) as browsers:
+        answers = [browsers.submit(client.ask, "trial", form=form) for _ in range(100)]
+        codes = [answer.result()[0] for answer in answers]
+    assert set(codes) <= {200, 503}
+    assert codes.count(200) >= 1
+
+
+def test_a_hundred_searches_at_once_start_two(client: Client) -> None:
+    form = {**TINY, "planner": "auto", "effort": "60"}
+    with ThreadPoolExecutor(100) as browsers:
+        answers = [browsers.submit(client.ask, "search", form=form) for _ in range(100)]
+        codes = [answer.result()[0] for answer in answers]
+    assert sorted(codes) == [200] * AT_ONCE + [422] * (100 - AT_ONCE)
+
+
+def descendants(process: int) -> list[int]:
+    """The processes that this one has started, and theirs."""
+    return [each for child in children(process) for each in (child, *descendants(child))]
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs /proc")
+def test_a_killed_workbench_leaves_neither_process_nor_folder(tmp_path: Path) -> None:
+    command = [*PYTHON, "-m", "debubble", "serve", "--json"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        assert process.stdout is not None
+        address = json.loads("".join(process.stdout.readline() for _ in range(4)))["address"]
+        assert Client(address).ask("search", form={**TINY, "planner": "auto", "effort": "60"})[0] == 200
+        started = descendants(process.pid)
+        process.kill()
+    wait_for_end(started)
+    assert len(started) >= 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_port_that_is_taken_is_refused_with_a_sentence(workbench: Workbench) -> None:

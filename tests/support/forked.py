@@ -6,8 +6,8 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,44 +21,59 @@ START_METHOD: Final = "forkserver"
 
 multiprocessing.set_forkserver_preload(["debubble.training.rank", "torch._dynamo", "torch.distributed.checkpoint"])
 
-_elastic_launch = api.elastic_launch
+
+class ForkedRank:
+    """A rank's process, as the launcher has it; its output is written here when it has ended."""
+
+    def __init__(self, process: BaseProcess, output: Path) -> None:
+        self._process, self._output = process, output
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        code = self._process.exitcode
+        if code is not None:
+            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+                file = self._output / name
+                stream.write(file.read_text() if file.exists() else "")
+                file.unlink(missing_ok=True)
+        return code
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal, unless it has ended."""
+        if self._process.exitcode is None and self._process.pid is not None:
+            os.kill(self._process.pid, number)
 
 
-def elastic_launch(config: api.LaunchConfig, entrypoint: str) -> Callable[..., None]:
-    """Torch's for `python -m module argument`, with forked ranks."""
-
-    def run(*command: str) -> None:
-        *_, module, argument = command
-        _launch(config, _run_rank, module, argument)
-
-    return run
+def start_rank(module: str, argument: str, environment: Mapping[str, str]) -> ForkedRank:
+    """Start a rank as the launcher does, forked."""
+    output = Path(environment["TORCHELASTIC_ERROR_FILE"]).parent
+    context = multiprocessing.get_context(START_METHOD)
+    process = context.Process(target=_run_launched, args=(module, argument, dict(environment), output))
+    process.start()
+    return ForkedRank(process, output)
 
 
 def run_forked(script: Path, *, ranks: int) -> None:
-    """Run a script as `torchrun --standalone` does, with forked ranks."""
+    """Run a script as `torchrun --standalone` does, with forked ranks, whose output is written when they end."""
     one_node: dict[str, Any] = {"min_nodes": 1, "max_nodes": 1, "max_restarts": 0, "local_addr": "localhost"}
     with tempfile.TemporaryDirectory() as logs:
         config = api.LaunchConfig(
             nproc_per_node=ranks, run_id=script.stem, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-            logs_specs=DefaultLogsSpecs(logs), **one_node,
+            start_method=START_METHOD, logs_specs=DefaultLogsSpecs(logs, redirects=Std.ALL), **one_node,
         )  # fmt: skip
-        _launch(config, _run_script, str(script), os.getcwd())
+        try:
+            api.elastic_launch(config, _run_script)(str(script), os.getcwd())
+        finally:
+            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+                for file in sorted(Path(logs).glob(f"**/{name}.log")):
+                    stream.write(file.read_text())
 
 
-def _launch(config: api.LaunchConfig, work: Callable[..., None], *arguments: str) -> None:
-    """Start `work(*arguments)` on forked ranks, whose output this process writes when they end."""
-    assert isinstance(config.logs_specs, DefaultLogsSpecs)
-    logs = config.logs_specs.root_log_dir
-    redirected = replace(config, start_method=START_METHOD, logs_specs=DefaultLogsSpecs(logs, redirects=Std.ALL))
-    try:
-        _elastic_launch(redirected, work)(*arguments)
-    finally:
-        for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
-            for file in sorted(Path(logs).glob(f"**/{name}.log")):
-                stream.write(file.read_text())
-
-
-def _run_rank(module: str, argument: str) -> None:
+def _run_launched(module: str, argument: str, environment: dict[str, str], output: Path) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(output / name, os.O_CREAT | os.O_WRONLY), number)
     torch.set_num_threads(1)
     run_rank(importlib.import_module(module).main, argument)
 

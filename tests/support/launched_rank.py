@@ -1,4 +1,4 @@
-"""Ranks of which the first waits for a message, and the second raises or waits, as the argument says."""
+"""Ranks of which the first waits for a message, and the second raises, waits or sends itself a signal, as told."""
 
 import os
 import signal
@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from debubble.runtime.launcher import run_rank
+from debubble.runtime.launcher import open_process_group, run_rank
 
 
 def main(argument: str) -> None:
     behaviour, folder = argument.split(" ", 1)
     place = Path(folder)
-    dist.init_process_group("gloo")
+    open_process_group("gloo")
     rank = dist.get_rank()
     (place / f"pid-{os.getpid()}").touch()
     dist.barrier()
@@ -21,6 +21,8 @@ def main(argument: str) -> None:
         dist.recv(torch.zeros(1), src=1)
     if behaviour == "raise":
         raise ValueError("one plus one is three")
+    if behaviour.isdecimal():
+        os.kill(os.getpid(), int(behaviour))
     (place / "waiting").write_text("waiting")
     signal.pause()
 

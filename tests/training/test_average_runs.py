@@ -39,7 +39,7 @@ def test_averages_are_resumed_under_another_layout(tmp_path: Path) -> None:
     alone = plan_of(db.schedules["1f1b"](devices=1, micro_batches=4), LLAMA)
     (saved,) = run_threads(alone, trained, optimizer=ADAMW, ema_decay=DECAY)
     saver = Saver(tmp_path, keep=1)
-    saver.save(saved, checkpoint_folder.RunProgress(step=STEPS, samples=0, seed=0, model=LLAMA, recipe={}))
+    saver.save(saved, checkpoint_folder.RunProgress(step=STEPS, samples=0, seed=0, model=LLAMA))
     saver.wait()
     resumed = run_threads(plan_for(data=2, zero=2), state_of, optimizer=ADAMW, ema_decay=DECAY)
     for state in resumed:

@@ -11,7 +11,7 @@ from debubble.ir import InputError
 from debubble.runtime.distributed.sharding import ShardBlock, TensorShard
 from debubble.training import resume as checkpoint
 from debubble.training.checkpoint import folder as checkpoint_folder
-from debubble.training.checkpoint.folder import DamagedError, Digest, RunProgress
+from debubble.training.checkpoint.folder import DamagedError, Digest, RunProgress, SavedRecipe
 from debubble.training.checkpoint.saver import CheckpointError, Saver
 from tests.support import gloo_ranks
 
@@ -34,7 +34,7 @@ def state(value: float) -> dict[str, TensorShard]:
 
 
 def progress(step: int) -> RunProgress:
-    return RunProgress(step=step, samples=8 * step, seed=5, model={"hidden_size": 4}, recipe={"clip": 0.5})
+    return RunProgress(step=step, samples=8 * step, seed=5, model={"hidden_size": 4}, recipe=SavedRecipe(clip=0.5))
 
 
 def save(folder: Path, content: dict[str, TensorShard], step: int, *, keep: int = 1) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from debubble.ir import InputError
 from debubble.training.checks import check
 from debubble.training.data.datasets import TextSamples
-from debubble.training.data.text import Sequences, load_tokens
+from debubble.training.data.text import Sequences, load_tokens, shuffled_indices
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.options import TrainOptions
 from debubble.training.samples import samples_of
@@ -64,6 +64,15 @@ def test_the_order_of_samples_does_not_depend_on_how_they_are_asked_for(counts: 
     starts = first + np.cumsum([0, *counts[:-1]])
     parts = [data.batch(int(start), count=count) for start, count in zip(starts, counts, strict=True)]
     assert (np.concatenate(parts) == whole).all()
+
+
+def test_an_epochs_order_is_numpys_of_seed_and_epoch() -> None:
+    """Checkpoints count on it: what they remember of the data is how many samples were seen."""
+    orders = [np.random.default_rng([5, epoch]).permutation(7).tolist() for epoch in range(4)]
+    whole = [place for order in orders for place in order]
+    for first, count in [(0, 28), (5, 4), (3, 20), (21, 7)]:
+        found = shuffled_indices(first, count=count, per_epoch=7, seed=5)
+        assert found.tolist() == whole[first : first + count]
 
 
 def test_data_shorter_than_a_sequence_is_refused() -> None:

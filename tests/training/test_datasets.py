@@ -76,6 +76,26 @@ def test_items_may_have_the_entries_of_a_batch(name: str) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ([0.5, 1.5, 2.0], r"Item 0 of the dataset has numbers of float32: tokens are whole numbers\."),
+        (np.ones(3), r"Item 0 of the dataset has numbers of float64: tokens are whole numbers\."),
+        ({"input_ids": [1, 2], "labels": [1.0, 2.0]}, "numbers of float32"),
+        (["a", "b", "c"], "Item 0 of the dataset is no array of numbers"),
+    ],
+)
+def test_items_that_are_no_whole_numbers_are_refused(item: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DatasetSamples(dataset=[item], sequence_length=2).batch(0, count=1)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
+def test_items_of_any_whole_numbers_are_tokens(dtype: Any) -> None:
+    batch = tokens(DatasetSamples(dataset=[np.array([7, 8, 9], dtype)], sequence_length=2), 0, count=1)
+    assert (batch.dtype, batch.tolist()) == (torch.int64, [[7, 8, 9]])
+
+
 def test_items_of_different_forms_are_refused() -> None:
     mixed = [{"input_ids": [1, 2], "labels": [1, 2]}, [1, 2, 3]]
     with pytest.raises(InputError, match="items of the dataset differ in form"):

@@ -1,16 +1,20 @@
-import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from debubble import processes
 from debubble.ir import InputError
+from debubble.processes import PYTHON
 from debubble.runtime import launcher
-from debubble.runtime.launcher import RankFailedError, is_torchrun_rank, launch, run_rank
+from debubble.runtime.launcher import is_torchrun_rank, launch, run_rank
+from debubble.runtime.rank_reports import RankFailedError
 from tests.support import forked
 from tests.support.processes import wait_for_end
 
@@ -25,15 +29,9 @@ def started(place: Path) -> list[int]:
     return processes
 
 
-def test_ranks_run_to_their_end_with_one_thread_each_and_nothing_in_the_launching_process_is_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # torch gives its loggers their levels when it is imported.
-    pytest.importorskip("torch.distributed.launcher.api")
-    agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
-
+def test_ranks_run_and_the_launching_process_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def state() -> Any:
-        return dict(os.environ), agent.level, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+        return dict(os.environ), [signal.getsignal(number) for number in (*launcher.FORWARDED, *launcher.FINAL)]
 
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     before = state()
@@ -85,6 +83,24 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, sent: int, code: int) -> No
     wait_for_end(started(tmp_path))
 
 
+@pytest.mark.usefixtures("forked_processes")
+@pytest.mark.parametrize("sent", [*launcher.FORWARDED, signal.SIGQUIT])
+def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signals) -> None:
+    os.mkfifo(tmp_path / "waiting")
+
+    def send() -> None:
+        (tmp_path / "waiting").read_text()
+        os.kill(os.getpid(), sent)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(RankFailedError) as caught:
+        launch("tests.support.launched_rank", f"wait {tmp_path}", ranks=2)
+    sender.join()
+    assert str(caught.value) == f"The run was ended by {sent.name}."
+    assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
+
+
 def test_a_process_started_by_torchrun_knows_that_it_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_torchrun_rank()
     as_torchrun(monkeypatch)
@@ -98,8 +114,53 @@ def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytes
 
 
 def as_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
-        monkeypatch.setenv(name, value)
+    for name in launcher.OF_TORCHRUN:
+        monkeypatch.setenv(name, "2")
+
+
+def test_variables_that_another_program_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(InputError, match=r"has RANK, WORLD_SIZE, as a rank has, but not .*: unset them"):
+        launcher.start("launched_rank", "end", ranks=2)
+
+
+@pytest.mark.usefixtures("forked_processes")
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1])
+def test_a_rank_that_a_signal_ended_is_named(tmp_path: Path, sent: signal.Signals) -> None:
+    with pytest.raises(RankFailedError) as caught:
+        launch("tests.support.launched_rank", f"{int(sent)} {tmp_path}", ranks=2)
+    assert str(caught.value) == f"Rank 1 was killed by {sent.name}; the other ranks were ended."
+
+
+def listening(process: int) -> set[str]:
+    """The addresses on which a process accepts connections, as /proc has them."""
+    links = [os.readlink(file) for file in Path(f"/proc/{process}/fd").iterdir() if file.is_symlink()]
+    sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in sockets}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
+def test_nothing_listens_to_the_network(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "waiting")
+    process = multiprocessing.get_context(forked.START_METHOD).Process(target=launch_and_wait, args=(tmp_path,))
+    process.start()
+    assert process.pid is not None
+    (tmp_path / "waiting").read_text()
+    found = [listening(each) for each in (process.pid, *started(tmp_path))]
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    loopback = "0100007F"
+    assert found == [set(), {loopback}, {loopback}]
+
+
+def test_a_rank_whose_launcher_is_gone_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+    other = str(os.getppid())
+    command = [*PYTHON, processes.__file__, other, "counted_rank", str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == 1
+    assert not list(tmp_path.iterdir())
 
 
 def write_as_rank_and_library(place: Path) -> None:

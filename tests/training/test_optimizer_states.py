@@ -14,7 +14,7 @@ from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checkpoint.saver import Saver
-from debubble.training.checkpoint.state import make_states, state_of
+from debubble.training.checkpoint.state import OF_GROUP, make_states, state_of
 from debubble.training.options import TrainOptions
 from debubble.training.resume import load
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads
@@ -46,6 +46,28 @@ class EightBits(Optimizer):
                 parameter -= group["lr"] * momentum.view_as(parameter)
 
 
+class CountingGroups(Optimizer):
+    """Adam whose count of steps, and a sum of its learning rates, are its groups', as schedule-free optimizers'."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "k": 0, "sum": 0, "begun": False})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"], group["sum"], group["begun"] = group["k"] + 1, group["sum"] + group["lr"], True
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                state["mean"].lerp_(parameter.grad, 0.1)
+                state["square"].lerp_(parameter.grad**2, 0.01)
+                size = (state["square"] / (1 - 0.99 ** group["k"])).sqrt() + 1e-8
+                parameter -= group["sum"] / group["k"] * state["mean"] / (1 - 0.9 ** group["k"]) / size
+
+
 @pytest.fixture
 def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
     (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 40)
@@ -60,8 +82,9 @@ def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
         {"optimizer": "sgd"},
         {"optimizer": "torch.optim:Adafactor"},
         {"optimizer": f"{__name__}:EightBits"},
+        {"optimizer": f"{__name__}:CountingGroups"},
     ],
-    ids=["momentum", "sgd", "adafactor", "8 bits"],
+    ids=["momentum", "sgd", "adafactor", "8 bits", "counting groups"],
 )
 def test_a_resumed_run_goes_on_bit_for_bit(optimizer: Any, options: TrainOptions, tmp_path: Path) -> None:
     options = replace(options, **optimizer)
@@ -90,7 +113,7 @@ def test_states_of_8_bits_are_resumed_on_another_pipeline_and_refused_under_anot
     first, last = states(plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, dtype="fp32"))
     assert {**first, **last}.keys() == whole.keys()
     saver = Saver(tmp_path, keep=1)
-    saver.save(whole, checkpoint_folder.RunProgress(step=1, samples=0, seed=0, model=LLAMA, recipe={}))
+    saver.save(whole, checkpoint_folder.RunProgress(step=1, samples=0, seed=0, model=LLAMA))
     saver.wait()
     checkpoint = checkpoint_folder.latest(tmp_path)
     load(checkpoint, first)
@@ -109,3 +132,28 @@ def test_an_optimizer_makes_its_states_without_a_change_of_parameters() -> None:
     }  # fmt: skip
     assert torch.equal(parameter, torch.ones(3, 2))
     assert parameter.grad is None
+
+
+def test_making_states_leaves_the_counts_of_groups() -> None:
+    optimizer = CountingGroups([torch.nn.Parameter(torch.ones(2)) for _ in range(3)])
+    make_states(optimizer)
+    (group,) = optimizer.param_groups
+    assert (group["k"], group["sum"], group["begun"]) == (0, 0, False)
+
+
+def test_the_numbers_of_groups_are_resumed_on_another_pipeline() -> None:
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
+
+    def stepped(pipeline: Pipeline) -> dict[str, float]:
+        for optimizer in pipeline.optimizers:
+            optimizer.step()
+        return {name: float(piece.tensor) for name, piece in state_of(pipeline).items() if OF_GROUP in name}
+
+    answers = run_threads(plan_of(schedule, LLAMA, dtype="fp32"), stepped, ranks=2, optimizer=CountingGroups)
+    found = {name: value for answer in answers for name, value in answer.items()}
+    (alone,) = run_threads(
+        plan_of(db.schedules["1f1b"](devices=1, micro_batches=2), LLAMA, dtype="fp32"), stepped, ranks=1,
+        optimizer=CountingGroups,
+    )  # fmt: skip
+    assert found == alone
+    assert {value for name, value in found.items() if name.endswith(".group.k")} == {1.0}

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.training.data.datasets import DatasetSamples, Prefetcher
+from debubble.runtime.failures import UserCodeError
+from debubble.training.data.datasets import READS, STARTS, DatasetSamples, Prefetcher
 from tests.support import forked
 from tests.support.processes import wait_for_end
 from tests.support.training_cases import drawn, seed_generators
@@ -133,3 +134,27 @@ def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed(kind: type
     rank.kill()
     rank.join()
     wait_for_end([worker])
+
+
+class Raising(Noisy):
+    """A dataset of which no item can be made."""
+
+    def __getitem__(self, index: int) -> list[int]:
+        raise KeyError("text")
+
+
+@pytest.mark.usefixtures("forked_processes")
+def test_what_a_dataset_raises_is_named_and_where() -> None:
+    prefetched = Prefetcher(InOrder(dataset=Raising(), sequence_length=1), stride=1)
+    with pytest.raises(UserCodeError) as caught:
+        prefetched.batch(2, count=1)
+    assert str(caught.value) == "Item 2 of the dataset cannot be made: KeyError: 'text'."
+    assert 'raise KeyError("text")' in caught.value.traceback
+
+
+@pytest.mark.usefixtures("forked_processes")
+def test_a_rank_says_when_the_process_starts() -> None:
+    prefetched = Prefetcher(samples(), stride=2)
+    phases = [prefetched.phase]
+    prefetched.batch(0, count=1)
+    assert [*phases, prefetched.phase] == [STARTS, READS]

@@ -17,7 +17,8 @@ import debubble as db
 from debubble.cli.answers import ANSWERS
 from debubble.ir import InputError, Plan, RunOptions, Trace
 from debubble.runtime.failures import RunError
-from debubble.runtime.launcher import RankFailedError, encode_options, launch
+from debubble.runtime.launcher import encode_options, launch
+from debubble.runtime.rank_reports import RankFailedError
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checks import check
 from debubble.training.memory_check import check_host_memory
@@ -265,7 +266,7 @@ def test_a_run_that_falls_back_takes_the_settings_of_the_checkpoint_that_it_goes
     glanced = with_settings({"steps": 3}, bare)
     assert glanced.clip == 0.7
     train_alone(glanced)
-    assert checkpoint_folder.progress_of(folder / "step-000003").recipe["clip"] == 0.5
+    assert checkpoint_folder.progress_of(folder / "step-000003").recipe.clip == 0.5
 
 
 @pytest.mark.usefixtures("process_group")

@@ -13,7 +13,8 @@ import debubble as db
 from debubble.ir import lower
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.failures import report_failure
-from debubble.training.watchdog import SAVING, Watchdog
+from debubble.training.data.datasets import STARTS
+from debubble.training.watchdog import SAVING, HeartbeatFolder, Watchdog
 
 COSTS = db.StageCosts.of(stages=2)
 PROGRAM = lower(db.schedules["1f1b"](devices=2, micro_batches=2), COSTS)
@@ -79,6 +80,14 @@ def test_a_checkpoint_may_take_long(watched: Any, store: dist.HashStore) -> None
         assert errors.empty()
 
 
+def test_the_process_that_reads_data_may_start_slowly(watched: Any, store: dist.HashStore) -> None:
+    starting = RankStatus()
+    starting.enter(STARTS, local=True)
+    errors = watched(0, starting, ranks=1, patience=0.01)
+    while not store.check(["0"]) or json.loads(store.get("0"))[0] < 20:
+        assert errors.empty()
+
+
 def test_an_error_that_passes_says_what_the_rank_was_doing() -> None:
     status = running("1F0")
     dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, patience=60, exit_rank=print, period=0.01)
@@ -121,3 +130,14 @@ def test_between_two_calls_of_the_pipeline_a_rank_runs_the_training_loop(watched
     watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=60)
     errors = watched(1, status, ranks=2)
     assert "rank 1 runs the training loop and does not end; rank 0 waits in 0B1" in str(errors.get(timeout=10))
+
+
+def test_heartbeats_take_the_place_of_those_before(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    store = HeartbeatFolder(tmp_path)
+    assert not store.check(["0"])
+    for beat in ("first", "second"):
+        store.set("0", beat)
+    assert store.check(["0"])
+    assert store.get("0") == "second"
+    assert [file.name for file in (tmp_path / "0").iterdir()] == ["heartbeat"]

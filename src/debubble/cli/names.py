@@ -79,7 +79,7 @@ def learning_rate_names() -> Iterable[str]:
 
 def report_names() -> Iterable[str]:
     """Papers whose tables are computed, and all of them."""
-    from debubble.reproduce import papers
+    from debubble.papers.registry import papers
 
     return [*papers, "all"]
 

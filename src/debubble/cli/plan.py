@@ -1,4 +1,4 @@
-"""`debubble plan`: the fastest plan that fits, beside every other planner's."""
+"""`debubble plan`: the fastest plan that fits, beside the answers of the planners that were asked."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def plan(
         from debubble.views.plan_table import render
 
         answer = render(
-            result, scene, tokens=output.tokens, details=output.details, nearest=nearest, front=front,
+            result, scene, tokens=output.tokens, details=output.details or asked.compare, nearest=nearest, front=front,
             elsewhere={} if nearest or not isinstance(request, ModelRequest) else _elsewhere(result, asked),
         )  # fmt: skip
         console().print(answer)

@@ -34,7 +34,7 @@ class Question(o.OptionGroup):
         what="framework",
     )
     planner: str = option(
-        "auto asks all of them; joint, portfolio, adapipe, ... (see `planners`) answer alone.",
+        "auto asks joint, portfolio, adapipe and plug-ins; the others (see `planners`) answer alone.",
         names=planner_names,
         default="auto",
         what="planner",
@@ -49,6 +49,7 @@ class Question(o.OptionGroup):
     lengths: Path | None = option(
         "Lengths of the data set's sequences, in tokens: micro-batches differ, and are balanced and ordered."
     )
+    compare: bool = flag("Let auto ask every planner, the papers' and the baselines too, and show their answers.")
     robust: bool = flag("Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.")
 
     @property
@@ -77,7 +78,7 @@ class Output(o.OptionGroup):
 
     output: Path | None = option("Write the plan file here.", "--output", "-o")
     html: Path | None = option("Write the report here: one page with everything.")
-    details: bool = flag("Show stages, devices and every planner's answer too.")
+    details: bool = flag("Show stages, devices and the planners' answers too.")
     why: bool = flag("Plan again without each lever, and with what might help.")
     pareto: bool = flag("Plan with less and less memory too: the front of time and memory.")
     targets: bool = flag("Plan for every framework too: what the nearest plan costs in each.")

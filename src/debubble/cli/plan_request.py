@@ -43,8 +43,9 @@ class ModelRequest:
         return plan(
             self.model, self.cluster, global_batch=asked.global_batch, micro_batches=asked.micro_batches,
             planner=asked.planner, chunks=asked.chunks, memory_limit=asked.memory_limit, profile=self.given.profile,
-            target=target, swap=cast("Swap", asked.swap), robust=asked.robust, lengths=asked.lengths,
-            progress=SearchProgress(status), **asdict(self.search), **self.run.degrees, **self.run.settings,
+            target=target, swap=cast("Swap", asked.swap), robust=asked.robust, compare=asked.compare,
+            lengths=asked.lengths, progress=SearchProgress(status), **asdict(self.search), **self.run.degrees,
+            **self.run.settings,
         )  # fmt: skip
 
     @property
@@ -107,7 +108,7 @@ class GivenRequest:
             micro_batches=MICRO_BATCHES if asked.micro_batches is None else asked.micro_batches,
             objective="span" if self.run.post_validation else "makespan", **asdict(self.search),
         )  # fmt: skip
-        return replace(problem.swapping(cast("Swap", asked.swap)), robust=asked.robust)
+        return replace(problem.swapping(cast("Swap", asked.swap)), robust=asked.robust, compare=asked.compare)
 
 
 Request = ModelRequest | GivenRequest

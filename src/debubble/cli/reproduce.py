@@ -21,7 +21,7 @@ from debubble.files import check_folder, check_writable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from debubble.reproduce import EntryResult, PaperReport, Table
+    from debubble.papers.registry import EntryResult, PaperReport, Table
 
 PAGE = Path("papers.html")
 SENTENCE = 16
@@ -50,7 +50,7 @@ def reproduce(
     json: Json = False,
 ) -> None:
     """Compute the papers' figures, tables and claims, and print theirs beside ours."""
-    from debubble.reproduce import papers
+    from debubble.papers.registry import papers
 
     chosen = list(papers) if paper == "all" else [paper]
     page = html or (PAGE if paper == "all" else None)
@@ -71,7 +71,7 @@ def reproduce(
 
 def _compute(names: Sequence[str], *, draw: bool) -> Iterator[PaperReport]:
     """The reports in their order, computed side by side where there are several."""
-    from debubble.reproduce import report
+    from debubble.papers.registry import report
 
     for name in names:
         log().print(f"Computing {name} ...")
@@ -97,7 +97,7 @@ def _write_pictures(folder: Path, reports: Sequence[PaperReport]) -> None:
 
 def _write_pages(page: Path | None, markdown: Path | None, reports: Sequence[PaperReport]) -> None:
     from debubble.files import write_whole
-    from debubble.reproduce import pages
+    from debubble.papers import pages
 
     if page is not None:
         write_whole(page, pages.html(reports).encode())
@@ -115,7 +115,7 @@ def _print(report: PaperReport) -> None:
 
 
 def _print_result(result: EntryResult) -> None:
-    from debubble.reproduce.registry import BASIS
+    from debubble.papers.registry import BASIS
 
     out = console()
     out.print(f"\n[bold]{result.place}[/bold]: {result.what}")
@@ -136,7 +136,7 @@ def _indented(text: str, by: int) -> Padding:
 
 def split(table: Table, width: int) -> Iterator[RichTable]:
     """The table, in parts of at most so many characters with its key columns in each; figures are never broken."""
-    from debubble.reproduce.pages import shown
+    from debubble.papers.pages import shown
 
     texts = [[shown(cell) for cell in row] for row in table.rows]
     longest = [max((len(row[at]) for row in texts), default=0) for at in range(len(table.columns))]

@@ -15,9 +15,10 @@ import msgspec
 import yaml
 
 from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LATENCY, Hardware, Table, find_hardware
-from debubble.files import read_file
+from debubble.files import parse, read_file
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST
+from debubble.pickling import PickledFields
 
 SAFETY_MARGIN = 0.1
 """Share of a device's memory that is left for the framework, communication buffers and fragmentation.
@@ -90,7 +91,7 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(PickledFields):
     """Devices in the order of their ranks.  Each computes at its own pace; all communicate like the slowest type."""
 
     types: tuple[Hardware, ...]
@@ -311,10 +312,5 @@ def _check_share(name: str, value: float | Table) -> None:
 
 def _read(path: Path) -> Any:
     content = read_file(path, "cluster file")
-    try:
-        return yaml.safe_load(content)
-    except RecursionError as error:
-        raise InputError(f"The cluster file {path} is nested too deeply.") from error
-    except (yaml.YAMLError, ValueError, AttributeError) as error:
-        # PyYAML lets what its constructors of dates and numbers raise pass.
-        raise InputError(f"The cluster file {path} is not YAML: {str(error).splitlines()[0]}.") from error
+    # PyYAML lets what its constructors of dates and numbers raise pass.
+    return parse(yaml.safe_load, content, f"The cluster file {path} is not YAML", yaml.YAMLError, AttributeError)

@@ -13,26 +13,33 @@ from operator import add
 
 from debubble.costs.operators import Operator, Shapes, collectives, elementwise, matmul, norm, product
 from debubble.models.architecture import Experts
-from debubble.models.mixers import Attention, LatentAttention, LinearAttention, StateSpace
+from debubble.models.mixers import AnyRecurrence, Attention, LatentAttention, Mixer, Parallel
 
 
 def attention(shapes: Shapes, layer: int) -> Iterator[Operator]:
     """The operators of what mixes the tokens of a layer."""
     yield norm(shapes)
     yield collectives(shapes)
-    match shapes.model.per_layer[layer].attention:
-        case LatentAttention() as latent:
-            yield from _latent_attention(shapes, latent)
-        case LinearAttention() as linear:
-            yield from _recurrence(shapes, linear)
-        case StateSpace() as space:
-            yield from _recurrence(shapes, space)
-        case Attention() as grouped:
-            yield from _grouped_attention(shapes, layer, grouped)
+    mixer = shapes.model.per_layer[layer].attention
+    if mixer is not None:
+        yield from _mixing(shapes, mixer)
     yield from _end(shapes)
 
 
-def _grouped_attention(shapes: Shapes, layer: int, attention: Attention) -> Iterator[Operator]:
+def _mixing(shapes: Shapes, mixer: Mixer) -> Iterator[Operator]:
+    match mixer:
+        case Attention() as grouped:
+            yield from _grouped_attention(shapes, grouped)
+        case LatentAttention() as latent:
+            yield from _latent_attention(shapes, latent)
+        case Parallel(attention=attention, space=space):
+            yield from _grouped_attention(shapes, attention)
+            yield from _recurrence(shapes, space)
+        case recurrence:
+            yield from _recurrence(shapes, recurrence)
+
+
+def _grouped_attention(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
     m, o, f, e = shapes.model, shapes.options, shapes.framework, shapes.element
     n = shapes.tokens
     q, kv = m.attention_width / o.tensor, m.kv_width / o.tensor
@@ -45,7 +52,7 @@ def _grouped_attention(shapes: Shapes, layer: int, attention: Attention) -> Iter
         yield elementwise(shapes, "projections", forward=2 * size, backward=3 * size, saved=saved)
     if not m.positions:
         yield elementwise(shapes, "rotary", forward=2 * n * (q + kv), backward=2 * n * (q + kv))
-    yield from (fused_core(shapes, layer) if f.flash else core(shapes))
+    yield from (fused_core(shapes, attention) if f.flash else core(shapes))
     if attention.gated:
         yield elementwise(shapes, "multiply", forward=3 * n * q, backward=5 * n * q, saved=e * n * q)
     yield matmul(shapes, "output", tokens=n, local=q, out=True)
@@ -74,7 +81,7 @@ def _latent_attention(shapes: Shapes, latent: LatentAttention) -> Iterator[Opera
     yield matmul(shapes, "output", tokens=n, local=values, out=True)
 
 
-def _recurrence(shapes: Shapes, recurrence: LinearAttention | StateSpace) -> Iterator[Operator]:
+def _recurrence(shapes: Shapes, recurrence: AnyRecurrence) -> Iterator[Operator]:
     """Projection, convolution, a recurrence over chunks, and a gated norm of its result.
 
     The core is timed as attention of as many operations, three times as many backward: by analogy, not measured.
@@ -103,12 +110,10 @@ def _end(shapes: Shapes) -> Iterator[Operator]:
     yield dropout(shapes)
 
 
-def fused_core(shapes: Shapes, layer: int) -> Iterator[Operator]:
+def fused_core(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
     """Flash attention: only the scores that count; keeps its output and one fp32 number per token and head."""
     m, o = shapes.model, shapes.options
     n, q, kv = shapes.tokens, m.attention_width / o.tensor, m.kv_width / o.tensor
-    attention = m.per_layer[layer].attention
-    assert isinstance(attention, Attention)
     keys = attention.keys_per_token(o.sequence_length)
     plain = m.attention_cap is None and keys == o.sequence_length / 2
     yield _attention_core(

@@ -40,7 +40,7 @@ def read_lengths(path: Path) -> dict[int, int]:
     text = read_file(path, what="lengths file").decode(errors="replace")
     try:
         counts = _counted(_entries(text))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise InputError(f"The lengths in {path} are not readable: give {_FORMS}.") from None
     if not counts:
         raise InputError(f"There is no sequence in {path}: give {_FORMS}.")

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from msgspec import UNSET
 
-from debubble.ir import Number, Placement, StageCosts
+from debubble.ir import InputError, Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
 from debubble.ir.stage_costs import OVERLAPS, CommunicationModel, HostLink, check_counts
+from debubble.pickling import PickledFields
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,13 @@ class Partition(tuple[tuple[tuple[int, str], ...], ...]):
 
     @classmethod
     def cut(cls, units: Units, lengths: Iterable[int], *, strategy: str = "none") -> Self:
-        """The model cut into stages of so many units, all with one strategy (those that lack it: `none`)."""
+        """The model cut into stages of so many units, all with one strategy (those that lack it: `none`).
+
+        Raises InputError if these are not as many as the model has.
+        """
         strategies = [strategy if strategy in unit.strategies else "none" for unit in units.units]
         ends = list(accumulate(lengths, initial=0))
+        _check_count(ends[-1], units)
         return cls([(i, strategies[i]) for i in range(begin, end)] for begin, end in pairwise(ends))
 
     @property
@@ -171,7 +176,11 @@ class Partition(tuple[tuple[tuple[int, str], ...], ...]):
 
 
 def partition_named(stages: Sequence[Sequence[PlannedUnit]], units: Units) -> Partition:
-    """The partition of units that a plan lists, stage by stage in model order."""
+    """The partition of units that a plan lists, stage by stage in model order.
+
+    Raises InputError if these are not as many as the model has.
+    """
+    _check_count(sum(map(len, stages)), units)
     index = count()
     return Partition(
         [(i, units.units[i].strategy_named(unit.strategy) or "none") for unit, i in zip(stage, index, strict=False)]
@@ -180,7 +189,7 @@ def partition_named(stages: Sequence[Sequence[PlannedUnit]], units: Units) -> Pa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Units:
+class Units(PickledFields):
     """A model in model order, with what joins its units."""
 
     units: tuple[Unit, ...]
@@ -485,3 +494,8 @@ def _run(unit: Unit, strategy: Strategy, kept: Number) -> _RecomputedRun:
 
 def _after_input(unit: Unit) -> Number:
     return unit.activation / 2 if unit.activation_after_input is None else unit.activation_after_input
+
+
+def _check_count(listed: int, units: Units) -> None:
+    if listed != len(units.units):
+        raise InputError(f"The plan's stages have {listed} units, but its model has {len(units.units)}: plan again.")

@@ -17,7 +17,7 @@ from typing import Any
 
 from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import Unit, Units, partition_named
-from debubble.files import read_file
+from debubble.files import parse, read_file
 from debubble.ir import InputError, Kind, Plan
 from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_step import seconds_per_step
@@ -142,10 +142,10 @@ def _text(path: Path) -> str:
 
 
 def _events(text: str, path: Path) -> list[dict[str, Any]]:
-    try:
-        events = json.loads(text)["traceEvents"]
-    except (ValueError, KeyError) as error:
-        raise InputError(f"{path} is no trace of torch.profiler: it has no traceEvents.") from error
+    trace = parse(json.loads, text, f"{path} is no trace of torch.profiler")
+    events = trace.get("traceEvents") if isinstance(trace, dict) else None
+    if not isinstance(events, list):
+        raise InputError(f"{path} is no trace of torch.profiler: it has no traceEvents.")
     return [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event]
 
 

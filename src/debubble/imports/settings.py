@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from debubble.files import read_file
+from debubble.files import parse, read_file
 from debubble.imports.defaults import NO_DEFAULTS, Defaults
 from debubble.imports.script_arguments import named_arguments, training_words
 from debubble.imports.shell import follow
@@ -38,11 +38,10 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     """
     if path.suffix not in _READERS:
         raise InputError(f"{path} is no configuration that is read here; there are: {', '.join(_READERS)}.")
-    try:
-        tree = _READERS[path.suffix](read_file(path, "configuration").decode())
-    except (ValueError, yaml.YAMLError) as error:
-        what = str(error).splitlines()[0]
-        raise InputError(f"{path} is no {path.suffix[1:].upper()}: {what}.") from error
+    refusal = f"{path} is no {path.suffix[1:].upper()}"
+    text = parse(bytes.decode, read_file(path, "configuration"), refusal)
+    # PyYAML lets what its constructors of dates and numbers raise pass.
+    tree = parse(_READERS[path.suffix], text, refusal, yaml.YAMLError, AttributeError)
     if not isinstance(tree, dict):
         raise InputError(f"{path} has no settings by name.")
     return dict(_flat(tree))
@@ -68,7 +67,7 @@ def read_constants(path: Path) -> dict[str, Any]:
             for node in ast.parse(read_file(path, "recipe")).body
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         }
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{path} is no recipe of debubble's, whose settings are constants.") from error
 
 

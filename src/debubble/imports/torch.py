@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from debubble.exports import torch_csv
-from debubble.files import read_file
+from debubble.files import parse, read_file
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader
@@ -28,7 +28,7 @@ def torch(read: SettingsReader, given: UserFacts) -> ImportedJob:
     order = torch_csv.read(read.path)
     modules = read.path.with_name("modules.json")
     if modules.exists():
-        layers = layers_of(json.loads(read_file(modules, "list of modules")))
+        layers = layers_of(parse(json.loads, read_file(modules, "list of modules"), f"{modules} is no JSON"))
     else:
         layers = balanced_layers(given.model.layers, order.stages, first_less=0, last_less=0)
     data = replicas(given.cluster, read.path, pipeline=order.devices)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from debubble.errors import InputError
+from debubble.pickling import PickledFields
 
 
 @dataclass(frozen=True)
-class Placement:
+class Placement(PickledFields):
     """The device of every stage; every device holds at least one.
 
     Attributes:

@@ -86,7 +86,7 @@ class RunOptions:
         return self.tensor if self.expert_tensor is None else self.expert_tensor
 
 
-Status = Literal["found", "cut off", "rejected"]
+Status = Literal["found", "cut off", "rejected", "failed"]
 """End of a planner: with an answer; when the deadline bit, so that more time might find another one; without any."""
 
 

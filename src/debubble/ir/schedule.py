@@ -23,6 +23,7 @@ from debubble.ir.arrays import Bools, Ints
 from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, HOST_STEP, KINDS, SCHEDULED, Kind, Op
 from debubble.ir.placement import Placement
 from debubble.ir.stage_costs import Number, StageCosts
+from debubble.pickling import PickledFields
 
 Shares = Mapping[int, Number | tuple[Number, ...]]
 """Stage -> share of what it could recompute or move: one for all micro-batches, or one for each of them."""
@@ -66,7 +67,7 @@ class OpArrays(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Schedule:
+class Schedule(PickledFields):
     """An order of one training step.
 
     Attributes:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from debubble.ir import InputError, PlannedUnit
-from debubble.models.mixers import Attention, LatentAttention, LinearAttention, Mixer, StateSpace
+from debubble.models.mixers import Attention, LatentAttention, LinearAttention, Mixer, Parallel, StateSpace
+from debubble.models.recurrences import Recurrence
 
 Norm = Literal["rmsnorm", "layernorm"]
 
@@ -112,6 +113,8 @@ class Architecture:
     """The tower that turns images into tokens, before the embedding."""
     whole_layers: bool = False
     """True if a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
+    beyond_units: str | None = None
+    """The entry of its config that debubble's own units of the family lack, so that its layers are whole; else None."""
     known: bool = True
     """True if the parameters of its family's models were held against transformers'."""
 
@@ -172,6 +175,11 @@ class Architecture:
                 f" {self.parameters / 1e9:.2f} B parameters: if that is not the published number, give its units with"
                 " --units, or measure them with `debubble profile`."
             )
+        elif self.beyond_units is not None:
+            remarks.append(
+                f"'{self.family}' runs with transformers' modules, in whole layers, because debubble's own do not know"
+                f" the entry '{self.beyond_units}' of its config: remove the entry if it changes nothing."
+            )
         elif self.whole_layers and all(isinstance(layer.attention, Attention) for layer in self.per_layer):
             remarks.append(
                 f"'{self.family}' is priced as a Llama of its sizes, in whole layers; `debubble profile` measures what"
@@ -221,15 +229,19 @@ class Architecture:
 
     def core_flops(self, layer: int, length: int) -> float:
         """Operations per token that mix a layer's tokens, forward, beside its projections."""
-        match self.per_layer[layer].attention:
+        mixer = self.per_layer[layer].attention
+        return 0 if mixer is None else self._mixer_flops(mixer, length)
+
+    def _mixer_flops(self, mixer: Mixer, length: int) -> float:
+        match mixer:
             case Attention() as attention:
                 return 4 * attention.keys_per_token(length) * self.attention_width
             case LatentAttention() as latent:
                 return 2 * latent.keys_per_token(length) * (latent.queries + latent.values)
-            case LinearAttention() | StateSpace() as recurrence:
+            case Parallel(attention=attention, space=space):
+                return self._mixer_flops(attention, length) + space.flops
+            case LinearAttention() | StateSpace() | Recurrence() as recurrence:
                 return recurrence.flops
-            case None:
-                return 0
 
     def is_moe(self, layer: int) -> bool:
         """Tell whether a layer has a mixture of experts."""
@@ -242,17 +254,20 @@ class Architecture:
 
     def attention_parameters(self, layer: int) -> int:
         """Parameters of what mixes a layer's tokens, its norm included."""
+        mixer = self.per_layer[layer].attention
+        return 0 if mixer is None else self._mixer_parameters(mixer) + self.half_layer_norms * self.norm_parameters
+
+    def _mixer_parameters(self, mixer: Mixer) -> int:
         h, q, kv = self.hidden, self.attention_width, self.kv_width
-        norms = self.half_layer_norms * self.norm_parameters
-        match self.per_layer[layer].attention:
-            case None:
-                return 0
+        match mixer:
             case Attention() as attention:
                 bias = self.qkv_bias * ((1 + attention.gated) * q + 2 * kv) + self.output_bias * h
                 extra = self.qk_norm * 2 * self.head_dim + attention.sinks * self.heads
-                return (2 + attention.gated) * h * q + 2 * h * kv + bias + extra + norms
-            case mixer:
-                return mixer.parameters(h) + norms
+                return (2 + attention.gated) * h * q + 2 * h * kv + bias + extra
+            case Parallel(attention=attention, space=space):
+                return self._mixer_parameters(attention) + space.parameters(h)
+            case other:
+                return other.parameters(h)
 
     def mlp_parameters(self, layer: int) -> int:
         """Parameters of one MLP half-layer, its norm, router and experts included."""

@@ -26,7 +26,18 @@ class _Types(msgspec.Struct):
     model_type: str
     architectures: list[str] | None = None
     layer_types: list[str] | None = None
+    block_types: list[str] | None = None
+    mlp_layer_types: list[str] | None = None
     mlp_only_layers: list[_Number] | None = None
+    attn_layer_indices: list[_Number] | None = None
+    attn_layer_offset: _Number | None = None
+    expert_layer_offset: _Number | None = None
+    full_attn_idxs: list[_Number] | None = None
+    moe_layer_end_index: int | None = None
+    moe_layer_start_index: _Number | None = None
+    moe_num_shared_experts: _Number | None = None
+    moe_topk: _Size | Annotated[list[_Size], msgspec.Meta(min_length=1)] | None = None
+    num_dense_layers: _Number | None = None
     max_window_layers: _Number = 0
     sliding_window: _Number | None = None
     decoder_sparse_step: _Size | None = None
@@ -45,9 +56,9 @@ class _Types(msgspec.Struct):
 
 
 _ALIASES = {
-    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "hidden_size": ("n_embd", "d_model"),
-    "num_attention_heads": ("n_head", "n_heads"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
     "num_key_value_heads": ("num_kv_heads",),
 }

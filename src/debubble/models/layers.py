@@ -14,6 +14,8 @@ _ALL_SLIDING = ("mistral", "mixtral", "starcoder2", "phi3")
 """Families in which every layer has the window, if there is one."""
 _UNWINDOWED = ("mixtral", "starcoder2", "phi3")
 """Families without a window unless the config has one; in others its default is 4096 tokens."""
+_NEVER_SLIDING = ("llama", "gemma")
+"""Families whose models in transformers have no windows, whatever their configs say."""
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}
 """Number of layers of which one has full attention, by family, unless the config says otherwise."""
 
@@ -96,6 +98,8 @@ def windows(config: Entries, *, default: int | None = 4096) -> tuple[int | None,
 def _sliding(config: Entries) -> Sequence[bool]:
     """Per layer, whether its attention reaches back only as far as a window."""
     family, count = config.family, config.layers()
+    if family in _NEVER_SLIDING:
+        return [False] * count
     if family in _ALL_SLIDING:
         return [True] * count
     if family == "qwen3_moe":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from debubble.models.recurrences import Recurrence
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
@@ -160,6 +162,8 @@ class StateSpace:
     """Tokens that are computed at once."""
     conv_bias: bool = True
     bias: bool = False
+    normed: bool = True
+    """True if the result passes a gated norm."""
 
     @property
     def values(self) -> int:
@@ -179,7 +183,12 @@ class StateSpace:
     def parameters(self, hidden: int) -> int:
         """Parameters of projections, convolution, steps, decays, skips and the gated norm."""
         projections = hidden * (self.projection_width + self.values) + self.bias * (self.projection_width + hidden)
-        return projections + (self.kernel + self.conv_bias) * self.convolution_width + 3 * self.heads + self.values
+        return (
+            projections
+            + (self.kernel + self.conv_bias) * self.convolution_width
+            + 3 * self.heads
+            + self.normed * self.values
+        )
 
     @property
     def flops(self) -> float:
@@ -194,4 +203,14 @@ class StateSpace:
 CHUNK = 64
 """Tokens that flash-linear-attention's kernels compute at once."""
 
-Mixer = Attention | LatentAttention | LinearAttention | StateSpace
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """Attention and a state space that see the same hidden states, and whose results are added (Falcon-H1)."""
+
+    attention: Attention
+    space: StateSpace
+
+
+AnyRecurrence = LinearAttention | StateSpace | Recurrence
+Mixer = Attention | LatentAttention | AnyRecurrence | Parallel

@@ -9,13 +9,17 @@ from debubble.ir import InputError
 from debubble.ir.plan_entries import RunOptions
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
-from debubble.models.mixers import Attention
 from debubble.models.quantization import NF4_BLOCK, NF4_DQ
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 """The dtypes in which the runtime computes."""
-ROPES = ("default", "linear", "llama3")
-"""The rotary scalings that its own units have."""
+
+_LAYERS_APART = "its layers need more than the hidden states that those before them return: no other plan trains it."
+UNDIVIDED = {
+    **dict.fromkeys(("gemma4_unified_text", "hrm_text", "rwkv"), _LAYERS_APART),
+    "openai-gpt": "transformers does not say with what its weights start: no other plan trains it.",
+}
+"""Families with costs whose modules in transformers cannot be divided between layers, and why."""
 
 
 def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str | None:
@@ -61,9 +65,10 @@ def _missing_numbers(options: RunOptions, config: ModelConfig | None) -> str | N
             " output_router_logits to false."
         )
     if options.lora and config is not None and config.whole_layers:
-        return f"it has no LoRA for '{config.family}', which runs with transformers' modules: make the plan without."
+        return f"it has no LoRA for '{config.family}', which runs with {_modules(config)}: make the plan without."
     if options.quantize and (config is None or config.whole_layers):
-        return "it quantises the linear layers of its own units alone: make the plan without --quantize."
+        of_others = "" if config is None else f", and '{config.family}' runs with {_modules(config)}"
+        return f"it quantises the linear layers of its own units alone{of_others}: make the plan without --quantize."
     if options.quantize and options.zero > 2:
         return "ZeRO-3 divides no quantised weights: make the plan with ZeRO up to 2, or without --quantize."
     if options.quantize == NF4_DQ and options.tensor > 1:
@@ -71,6 +76,12 @@ def _missing_numbers(options: RunOptions, config: ModelConfig | None) -> str | N
     if options.quantize and options.tensor > 1 and config is not None:
         return _missing_blocks(options.tensor, config)
     return None
+
+
+def _modules(config: ModelConfig) -> str:
+    """The modules that a model runs with which has no units of its own, and why it has none if its family has."""
+    because = "" if config.beyond_units is None else f" because its config has '{config.beyond_units}'"
+    return f"transformers' modules{because}"
 
 
 def _missing_blocks(tensor: int, config: ModelConfig) -> str | None:
@@ -97,7 +108,8 @@ def _missing_overlap(options: RunOptions) -> str | None:
 def _missing_in_context(options: RunOptions, config: ModelConfig | None) -> str | None:
     """Say why sequences cannot be divided among ranks; None if they can."""
     if config is None or config.whole_layers:
-        return "it has context parallelism for its own units alone"
+        of_others = "" if config is None else f", and '{config.family}' runs with {_modules(config)}"
+        return f"it has context parallelism for its own units alone{of_others}"
     if config.dropout:
         return "context parallelism has no dropout"
     if config.router_balance:
@@ -126,14 +138,8 @@ def _missing_in_units(model: ModelConfig) -> str | None:
         return "it has no vision towers: make the plan for the model's text_config to train that alone."
     if model.mtp_layers:
         return "it predicts the next token alone: set num_nextn_predict_layers to 0."
-    if model.whole_layers:
-        return None
-    if model.config.get("use_bidirectional_attention"):
-        return "it has causal attention alone: set use_bidirectional_attention to false."
-    if model.config.get("router_jitter_noise"):
-        return "it has no noise in routers: set router_jitter_noise to 0."
-    for layer in model.per_layer:
-        rope = layer.attention.rope if isinstance(layer.attention, Attention) else None
-        if rope is not None and rope.kind not in ROPES:
-            return f"it does not know the rotary scaling '{rope.kind}'; it knows {' and '.join(ROPES[1:])}."
+    if model.family in UNDIVIDED:
+        return UNDIVIDED[model.family]
+    if model.config.get("use_bidirectional_attention") is True or model.config.get("is_causal") is False:
+        return "it predicts tokens from those before them: remove use_bidirectional_attention and is_causal."
     return None

@@ -1,9 +1,11 @@
-"""`auto`: the plan with the shortest step, gradients and optimizer included, of all registered planners.
+"""`auto`: the plan with the shortest step, gradients and optimizer included, of the planners that it asks.
 
-It gives every planner the same problem and keeps the fastest verified answer; what the others answered, or why they
-could not, stays with the plan.  Planners that search do so side by side in processes of their own if that is worth it,
-while the others answer here.  `joint` has the whole effort, the others a part, and the whole only if they then come
-close to the fastest answer; where `joint` has no answer, all have the whole.
+It asks `joint`, `portfolio`, `adapipe` (of given stages `optpipe`) and what other distributions register, or with
+`Problem.compare` every planner: the papers' and the baselines are asked by name otherwise.  All are given the same
+problem, and the fastest verified answer is kept; what the others answered, or why they could not, stays with the plan.
+Planners that search do so side by side in processes of their own if that is worth it, while the others answer here.
+`joint` has the whole effort, the others a part, and the whole only if they then come close to the fastest answer; where
+`joint` has no answer, all have the whole.
 `joint` has the last word: it searches the order of the fastest answer at length, whoever gave it.
 """
 
@@ -17,10 +19,12 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from debubble.ir import CandidateSummary, CutOffError, DebubbleError
+from debubble.errors import PlannerFailedError
+from debubble.ir import CandidateSummary, CutOffError, DebubbleError, PluginError
+from debubble.ir.plan_entries import Status
 from debubble.planners.joint.planner import joint_at_first
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
-from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, side_by_side
+from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, failure, side_by_side
 from debubble.planners.progress import Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
 from debubble.targets.orders import OwnOrders
@@ -32,14 +36,27 @@ theirs may take for them to have the whole."""
 
 @planner("auto", paper="debubble's own", searches=True)
 def auto(problem: Problem) -> Solution:
-    """Ask every planner and keep the fastest plan that fits."""
+    """Ask joint, portfolio, adapipe and registered plug-ins, and keep the fastest plan that fits."""
     return fastest_of(problem, planners_for(problem))
 
 
 def planners_for(problem: Problem) -> list[str]:
-    """The planners that may answer: all, or, for a target with orders of its own, those that plan such orders."""
+    """The planners that `auto` asks; for a target with orders of its own, those alone that plan such orders."""
+    usual = ASKED if isinstance(problem.workload, ModelUnits) else ASKED_OF_STAGES
+    asked = [name for name in planners if name != "auto" and (problem.compare or name in usual or _is_plugin(name))]
     own = problem.levers is not None and isinstance(problem.levers.orders, OwnOrders)
-    return [name for name in planners if name != "auto" and (name in OF_OWN_ORDERS or not own)]
+    return [name for name in asked if name in OF_OWN_ORDERS] if own else asked
+
+
+ASKED = ("joint", "portfolio", "adapipe")
+"""The planners that `auto` asks about model units without `Problem.compare`."""
+ASKED_OF_STAGES = ("joint", "portfolio", "optpipe")
+"""Those that it asks about given stages, of which `joint` searches the order of the fastest answer alone."""
+
+
+def _is_plugin(name: str) -> bool:
+    """Tell whether another distribution has registered the planner."""
+    return planners[name].find.__module__.partition(".")[0] != "debubble"
 
 
 OF_OWN_ORDERS = (
@@ -138,6 +155,8 @@ def _ask_side_by_side(
             answers[name] = ask()
         except DebubbleError as error:
             answers[name] = error
+        except Exception as error:  # others may have an answer: the plan says that this one failed
+            answers[name] = failure(error)
         known = {**before, **answers}
         best = next(iter(_results(known)), None)
         tell(
@@ -164,6 +183,9 @@ def _verify(name: str, problem: Problem, future: Future[Answer]) -> Result:
 def _summary(name: str, answer: Result | DebubbleError) -> CandidateSummary:
     if isinstance(answer, Result):
         return answer.summary
-    return CandidateSummary(
-        planner=name, status="cut off" if isinstance(answer, CutOffError) else "rejected", rejected=str(answer)
-    )
+    status: Status = "rejected"
+    if isinstance(answer, CutOffError):
+        status = "cut off"
+    elif isinstance(answer, PlannerFailedError | PluginError):
+        status = "failed"
+    return CandidateSummary(planner=name, status=status, rejected=str(answer))

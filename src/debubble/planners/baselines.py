@@ -23,13 +23,13 @@ from dataclasses import replace
 
 from debubble.costs import Units
 from debubble.costs.units import Partition
-from debubble.ir import InfeasibleError
+from debubble.ir import InfeasibleError, Schedule
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, priced_stages
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, peer_bandwidth
 from debubble.planners.registry import planner
-from debubble.planners.scope.planner import megatron_schedule
+from debubble.schedules import schedules
 from debubble.schedules.bpipe import bpipe as bpipe_schedule
 from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import Repricer, simulate
@@ -103,6 +103,13 @@ def merak(problem: Problem) -> Solution:
 def pipedream(problem: Problem) -> Solution:
     """Balance the stages' compute exactly, then recompute uniformly as far as memory demands."""
     return _on_megatron(problem, split=balanced_counts, recompute=_uniform_recomputation)
+
+
+def megatron_schedule(problem: Problem, chunks: int) -> Schedule:
+    """1F1B, or interleaved 1F1B: the schedules that SCOPE and its baselines plan for."""
+    if chunks == 1:
+        return schedules["1f1b"](devices=problem.devices, micro_batches=problem.micro_batches)
+    return schedules["interleaved"](devices=problem.devices, micro_batches=problem.micro_batches, chunks=chunks)
 
 
 def _on_megatron(

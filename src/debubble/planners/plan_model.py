@@ -42,6 +42,7 @@ def plan(
     target: str | None = None,
     swap: Swap = "host",
     robust: bool = False,
+    compare: bool = False,
     lengths: Path | str | Mapping[int, int] | None = None,
     progress: Listener | None = None,
     **options: Any,
@@ -72,6 +73,7 @@ def plan(
             not with `global_batch`.
         robust: Compare plans by their mean step under disturbances (noise, a slow device, slow links), not by the
             predicted one; not with `global_batch`.
+        compare: Let `auto` ask every planner, the papers' and the baselines too; not with `global_batch`.
         lengths: The lengths of the sequences: a file (see `costs.lengths.read_lengths`), or how many sequences have
             so many tokens; None: all have `sequence_length`.  Not with `global_batch`.
         progress: Called after every choice of degrees that was looked at, and every planner that answered.
@@ -95,7 +97,7 @@ def plan(
         raise InputError("--expert-overlap is Megatron-LM's and Primus's combined 1F1B; plan --for megatron or primus.")
     search: dict[str, Any] = {"effort": effort, "deadline": deadline, "cache": cache, "seed": seed, "target": target}
     if global_batch is not None:
-        _refuse_of_given_degrees(profile=profile, swap=swap, robust=robust, lengths=lengths)
+        _refuse_of_given_degrees(profile=profile, swap=swap, robust=robust, compare=compare, lengths=lengths)
         given = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
         fixed = {name: degree for name, degree in given.items() if name in DEGREES and degree is not None}
         job = Job(model=model, cluster=cluster, global_batch=global_batch, options=run, fixed=fixed, **search)
@@ -109,7 +111,7 @@ def plan(
     problem = problem_of(
         model, cluster, run, micro_batches=count, pipeline=pipeline, chunks=chunks, profile=measured, **search
     )
-    problem = replace(problem.swapping(swap), robust=robust)
+    problem = replace(problem.swapping(swap), robust=robust, compare=compare)
     if lengths is not None:
         problem = with_lengths(problem, _micro_batch_sizes(lengths, run, problem.micro_batches))
     with progress_listener(progress):
@@ -129,7 +131,7 @@ MICRO_BATCHES = 32
 """Micro-batches per pipeline and step where nobody says how many."""
 
 
-def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, lengths: object) -> None:
+def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compare: bool, lengths: object) -> None:
     """Raise InputError for what is planned for given degrees alone."""
     if profile is not None:
         raise InputError("A profile is of one choice of degrees: give it without a global batch.")
@@ -137,6 +139,8 @@ def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, lengt
         raise InputError("Where activations go can be chosen for given degrees alone: leave out the global batch.")
     if robust:
         raise InputError("Robust plans are of given degrees: leave out the global batch, and give micro-batches.")
+    if compare:
+        raise InputError("All planners are compared for given degrees: leave out the global batch, or the comparison.")
     if lengths is not None:
         raise InputError("Lengths are dealt to micro-batches of given degrees: leave out the global batch.")
 

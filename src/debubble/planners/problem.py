@@ -67,6 +67,7 @@ class Problem:
             everything that debubble plans.
         peers: Whether activations leave for the paired device rather than for the host; not every planner can.
         robust: Whether plans are compared by their mean step under disturbances (see `planners.robustness`).
+        compare: Whether `auto` asks every planner.
 
     Raises:
         InputError: If the entries do not go together.
@@ -85,6 +86,7 @@ class Problem:
     target: str | None = None
     peers: bool = False
     robust: bool = False
+    compare: bool = False
 
     def __post_init__(self) -> None:
         if self.devices < 1:

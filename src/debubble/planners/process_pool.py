@@ -15,11 +15,14 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from debubble.errors import PlannerFailedError
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError
 from debubble.planners.problem import Problem, Solution
 from debubble.processes import PYTHON
@@ -103,7 +106,7 @@ class _Workers:
         self._idle: list[_Worker] = []
 
     def ask(self, task: Task) -> Answer:
-        """Have a task answered; raises the DebubbleError that it ended with."""
+        """Have a task answered; raises the DebubbleError that it ended with, PlannerFailedError for any other."""
         try:
             worker = self._idle.pop()
         except IndexError:
@@ -155,7 +158,7 @@ class _Worker:
                 raise CutOffError(
                     f"It had not answered {PATIENCE:.0f} s after its deadline; give it more time with --deadline."
                 ) from None
-            raise InfeasibleError(f"It failed: {self._last_words()}") from None
+            raise PlannerFailedError(f"It failed: {self._last_words()}") from None
         finally:
             patience.cancel()
         return answer
@@ -193,8 +196,17 @@ def _work() -> None:
                 # Errors with arguments of their own do not survive pickling; their sentence does.
                 kind = CutOffError if isinstance(error, CutOffError) else InfeasibleError
                 answer = kind(str(error), missing=getattr(error, "missing", None))
+            except Exception as error:
+                answer = failure(error)
             pickle.dump(answer, answers)
             answers.flush()
+
+
+def failure(error: Exception) -> PlannerFailedError:
+    """The error of a planner that has raised this, with where it did."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    words = f"{type(error).__name__}{f': {error}' * bool(str(error))}"
+    return PlannerFailedError(f"It failed at {Path(place.filename).name}, line {place.lineno}: {words}.")
 
 
 def _answers() -> BinaryIO:

@@ -187,7 +187,13 @@ def _runs_in(problem: Problem, solution: Solution, partition: Sequence[Sequence[
     return runs_in(solution.schedule, partition, problem.tail.options, problem.tail.model)
 
 
-planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner")
+ORDER = (
+    "chronos", "joint", "auto", "adapipe", "scope", "dapple", "dapple+", "ohp-cmb", "megatron-kwai", "megatron-even",
+    "merak", "pipedream", "bpipe", "pipeoffload", "adaoffload", "optpipe", "milp", "obscura", "portfolio",
+)  # fmt: skip
+"""The order in which planners are listed and asked; of equally fast answers `auto` takes the first."""
+
+planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner", in_papers="planner", order=ORDER)
 
 
 def planner(

@@ -260,7 +260,7 @@ def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
         for name, parameter in unit.hf_parameters().items():
             if name not in own:
                 raise InputError(f"The model has no parameter '{name}', which the plan's model has.")
-            if not own[name].is_floating_point():
+            if parameter.is_floating_point() and not own[name].is_floating_point():
                 raise InputError(
                     f"The model's '{name}' is quantised: give floats, which a plan made with `--quantize` quantises."
                 )
@@ -268,7 +268,7 @@ def take_over(units: Iterable[UnitModule], model: nn.Module) -> None:
                 raise InputError(
                     f"The model's '{name}' has shape {list(own[name].shape)}, the plan's {list(parameter.shape)}."
                 )
-            if own[name].dtype == parameter.dtype:
+            if own[name].dtype == parameter.dtype and isinstance(own[name], nn.Parameter):
                 share([unit], parameter, own[name])
             else:
                 parameter.data.copy_(own[name])

@@ -46,6 +46,23 @@ class MoveMemoryError(DebubbleError):
         )
 
 
+class UserCodeError(DebubbleError):
+    """Code of the user's own raised; the sentence names what it raised, `traceback` says where."""
+
+    def __init__(self, sentence: str, traceback: str) -> None:
+        super().__init__(sentence)
+        self.traceback = traceback
+
+    @staticmethod
+    def of(error: Exception, what: str) -> UserCodeError:
+        """The error for what could not be done because this was raised."""
+        raised = " ".join("".join(traceback.format_exception_only(error)).split()).rstrip(".")
+        return UserCodeError(f"{what}: {raised}.", "".join(traceback.format_exception(error)))
+
+    def __reduce__(self) -> tuple[type[UserCodeError], tuple[str, str]]:
+        return type(self), (str(self), self.traceback)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether torch's allocator for the GPU or for the CPU raised this."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
@@ -62,8 +79,11 @@ def explained_shortage(explain: Callable[[BaseException], DebubbleError]) -> Ite
         raise
 
 
-REPORTED = "DEBUBBLE_FAILURES_ARE_REPORTED"
-"""Environment variable of ranks whose launcher is ours, and says why they failed."""
+LAUNCH_FOLDER = "DEBUBBLE_LAUNCH_FOLDER"
+"""Environment variable of ranks whose launcher is ours and says why they failed: its folder, which is the user's alone.
+
+It has the ranks' rendezvous, their heartbeats, and the reasons of those that failed.
+"""
 
 
 class RunError(DebubbleError):
@@ -71,15 +91,19 @@ class RunError(DebubbleError):
 
 
 class EndedError(DebubbleError):
-    """Someone else has ended this rank: a launcher, because another rank has failed."""
+    """A signal has ended this rank: the launcher's, because another rank has failed, or someone else's."""
+
+    def __init__(self, received: signal.Signals) -> None:
+        self.received = received
+        super().__init__(f"The rank was ended by {received.name}.")
 
 
 def exit_rank(error: BaseException) -> NoReturn:
     """End this process because of the error, with its reason for the launcher or the user."""
     details = report_failure(error)
-    if REPORTED not in os.environ:
+    if LAUNCH_FOLDER not in os.environ:
         rank = os.environ.get("RANK", "0")
-        while_doing = f" (It {details['doing']}.)" if details["doing"] else ""
+        while_doing = f" (It {details['doing']}.)" if details["doing"] and not details["of_run"] else ""
         sys.stderr.write(f"{details['py_callstack']}debubble: rank {rank}: {details['text']}{while_doing}\n")
         sys.stderr.flush()
     os._exit(error.exit_code if isinstance(error, DebubbleError) else 1)
@@ -95,10 +119,10 @@ def report_failure(error: BaseException) -> dict[str, Any]:
     details = {
         "text": str(error) if own else f"{type(error).__name__}: {error}",
         "timestamp": str(int(time.time())),
-        "moment": time.time(),
-        "py_callstack": "" if own else "".join(traceback.format_exception(error)),
+        "moment": time.monotonic(),
+        "py_callstack": _traceback(error),
         "doing": "; ".join(getattr(error, "__notes__", ())),
-        "ended": isinstance(error, EndedError),
+        "ended_by": error.received.name if isinstance(error, EndedError) else "",
         "of_run": isinstance(error, RunError),
     }
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -109,6 +133,13 @@ def report_failure(error: BaseException) -> dict[str, Any]:
             os.link(written, file)  # whole or not at all, and the first one stays
         written.unlink()
     return details
+
+
+def _traceback(error: BaseException) -> str:
+    """What the user needs beside the sentence."""
+    if isinstance(error, UserCodeError):
+        return error.traceback
+    return "" if isinstance(error, DebubbleError) else "".join(traceback.format_exception(error))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ A folder has `config.json` and either `model.safetensors` or shards with `model.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, is_adapter
 from debubble.runtime.models.nf4 import is_scales
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.topology import Ranks
+from debubble.runtime.weights_folder import Place, check_dtype, check_tables, weights_of
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -31,31 +32,54 @@ def load_pretrained(part: DevicePart, model: Mapping[str, Any] | None, folder: s
     """Give this rank's parameters the values of a Hugging Face checkpoint, or its adapters those of peft's.
 
     It reads these alone, one at a time.  Raises InputError if the folder has no safetensors checkpoint, or it lacks a
-    parameter or has it in another shape, or its adapters are for another model.
+    parameter, has it in another shape or has others, or its config or its adapters are for another model.
     """
     config, folder = _require_config(model), Path(folder)
-    files, adapters = checkpoint_files(folder), (folder / CONFIG).is_file()
-    if adapters and part.adapters is None:
+    files = checkpoint_files(folder)
+    if (folder / CONFIG).is_file():
+        _load_adapters(part, config, folder, files)
+    else:
+        _load_weights(part, config, folder, files)
+
+
+def _load_adapters(part: DevicePart, config: Mapping[str, Any], folder: Path, files: Mapping[str, str]) -> None:
+    if part.adapters is None:
         raise InputError(f"{folder} has adapters, but the plan trains whole parameters: make the plan with `--lora`.")
-    if adapters and part.adapters is not None:
-        check_model(folder, files, config)
-        check_adapters(folder, files, part.adapters)
+    check_model(folder, files, config)
+    check_adapters(folder, files, part.adapters)
+    for name in _names(part, adapters=True):
+        if PREFIX + name not in files:
+            raise InputError(f"The checkpoint in {folder} has no parameter '{PREFIX + name}'.")
+        _load(part, name, _read(Place(folder / files[PREFIX + name], PREFIX + name)))
+
+
+def _load_weights(part: DevicePart, config: Mapping[str, Any], folder: Path, files: Mapping[str, str]) -> None:
+    places, parameters = weights_of(folder, files, config)
     family, tables = str(config.get("model_type")), tied_names(config)
-    wanted = (name for name, _ in part.named_parameters() if not is_scales(name))
-    for name in [name for name in wanted if is_adapter(name) == adapters]:
-        names = [PREFIX + name] if adapters else sources(
-            name, part.shape_of(name), family, files, table=tables[0] if tables else HEAD_TABLE
-        )  # fmt: skip
+    for name in _names(part, adapters=False):
+        names = sources(name, part.shape_of(name), family, places, table=tables[0] if tables else HEAD_TABLE)
         for source in names:
-            if source not in files:
+            if source not in places:
                 raise InputError(f"The checkpoint in {folder} has no parameter '{source}'.")
-        tensor = joined(name, [partial(_read, folder / files[source], source) for source in names])
-        if tensor.shape != part.shape_of(name):
-            raise InputError(
-                f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(part.shape_of(name))} in the"
-                " plan's model."
-            )
-        part.load(name, tensor)
+        reads: list[Callable[[], Tensor]] = [partial(_read_plain, places[one], parameters[name]) for one in names]
+        _load(part, name, joined(name, reads))
+        if tables is not None and name in tables and HEAD_TABLE in places and tables[0] in places:
+            check_tables(folder, _read(places[tables[0]]), _read(places[HEAD_TABLE]))
+
+
+def _names(part: DevicePart, *, adapters: bool) -> list[str]:
+    """The parameters that are loaded: adapters, or all others."""
+    wanted = (name for name, _ in part.named_parameters() if not is_scales(name))
+    return [name for name in wanted if is_adapter(name) == adapters]
+
+
+def _load(part: DevicePart, name: str, tensor: Tensor) -> None:
+    shape = part.shape_of(name)
+    if tensor.shape != shape:
+        raise InputError(
+            f"'{name}' has shape {list(tensor.shape)} in the checkpoint, {list(shape)} in the plan's model."
+        )
+    part.load(name, tensor)
 
 
 def save_pretrained(part: DevicePart, plan: Plan, ranks: Ranks, folder: str | Path) -> None:
@@ -115,11 +139,17 @@ def _write(tensors: dict[str, Tensor], file: Path) -> None:
     unfinished.replace(file)
 
 
-def _read(file: Path, name: str) -> Tensor:
+def _read(place: Place) -> Tensor:
     from safetensors import safe_open
 
-    with safe_open(str(file), framework="pt") as tensors:
-        tensor: Tensor = tensors.get_tensor(name)
+    with safe_open(str(place.file), framework="pt") as tensors:
+        tensor: Tensor = tensors.get_tensor(place.name)
+    return tensor
+
+
+def _read_plain(place: Place, parameter: Tensor) -> Tensor:
+    tensor = _read(place)
+    check_dtype(place, tensor, parameter)
     return tensor
 
 
@@ -136,9 +166,13 @@ def checkpoint_files(folder: Path) -> Mapping[str, str]:
     index, whole = folder / INDEX, folder / (WEIGHTS if (folder / CONFIG).is_file() else WHOLE)
     if index.is_file():
         try:
-            return decode_json(index.read_bytes(), _Index).weight_map
+            files = decode_json(index.read_bytes(), _Index).weight_map
         except msgspec.DecodeError as error:
             raise InputError(f"{index} is no index of a checkpoint: {error}.") from error
+        outside = next((file for file in files.values() if Path(file).name != file), None)
+        if outside is not None:
+            raise InputError(f"{index} names '{outside}', which is no file of its folder.")
+        return files
     if not whole.is_file():
         raise InputError(f"{folder} has no checkpoint: neither {INDEX} nor {whole.name}.")
     try:

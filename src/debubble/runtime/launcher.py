@@ -1,40 +1,64 @@
-"""Starts a plan's ranks on this machine with torchrun's elastic agent, and ends them all when one fails.
+"""Starts a plan's ranks on this machine, and ends them all when one fails.
 
 Each rank is a process of its own that runs a module's `main(argument)`.  The first failure is what the caller hears of;
-the other ranks are ended within seconds, by force if they do not listen.
+the other ranks are ended within seconds, by force if they do not listen.  Ranks find each other through a file in a
+folder that only this user can open, and talk over the loopback device: nothing listens to the network.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import json
-import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, Protocol, TypeVar
 
 import msgspec
+import torch.distributed as dist
 
-from debubble.ir import DebubbleError, InputError
-from debubble.processes import PYTHON
-from debubble.runtime.failures import REPORTED, exit_rank
+from debubble.ir import InputError
+from debubble.processes import child_command, end_with_parent
+from debubble.runtime.failures import LAUNCH_FOLDER, exit_rank
+from debubble.runtime.rank_reports import RankFailedError, first_failure, reasons_in
 
 T = TypeVar("T")
 
-GRACE = 3
+GRACE = 3.0
 """Seconds that a rank gets to end before it is killed."""
+REQUESTED_GRACE = 30.0
+"""Seconds that the others get when the first rank has ended on request."""
+POLL_INTERVAL = 0.05
+"""Seconds between two looks at the ranks."""
+
+END_AT_ONCE = signal.SIGHUP
+"""Tells a rank to end without another step."""
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals with which a scheduler asks a run to end: ranks that write checkpoints write one first."""
+FINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end all ranks at once."""
+
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Environment variables that a rank has from its launcher."""
+OF_TORCHRUN = (*OF_A_RANK, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+"""Environment variables that torchrun gives every rank."""
 
 
-class RankFailedError(DebubbleError):
-    """A rank died or raised; the sentence says which one and why."""
+class RankProcess(Protocol):
+    """A process that runs a rank, as `subprocess.Popen` has it."""
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send it a signal, unless it has ended."""
 
 
 def start(module: str, argument: str, *, ranks: int) -> None:
@@ -51,90 +75,127 @@ def start(module: str, argument: str, *, ranks: int) -> None:
     run_rank(importlib.import_module(module).main, argument)
 
 
+def is_torchrun_rank() -> bool:
+    """Tell whether this process is already a rank, started by torchrun.
+
+    Raises InputError if the environment has some of a rank's variables, as another program leaves them.
+    """
+    missing = [name for name in OF_TORCHRUN if name not in os.environ]
+    found = [name for name in OF_A_RANK if name in os.environ]
+    if found and missing:
+        raise InputError(
+            f"The environment has {', '.join(found)}, as a rank has, but not torchrun's {', '.join(missing)}: unset"
+            " them to start the ranks here, or start with torchrun."
+        )
+    return not missing
+
+
 def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
     """Run `python -m module argument` as `ranks` processes and wait for all of them.
 
-    The port is chosen by the system.  Of this process, neither environment, loggers nor signal handlers are changed
-    when the ranks have ended.  Raises RankFailedError if one fails, KeyboardInterrupt on Ctrl-C.
+    SIGTERM and SIGUSR1 are forwarded to the ranks, as the request to end.  Signal handlers of this process are as they
+    were when the ranks have ended.  Raises RankFailedError if one fails, KeyboardInterrupt on Ctrl-C.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    with tempfile.TemporaryDirectory(prefix="debubble-") as folder, _received_signals() as received:
+        environments = [_environment(Path(folder), rank, ranks=ranks, threads=threads) for rank in range(ranks)]
+        processes: list[RankProcess] = []
+        requested: signal.Signals | None = None
+        try:
+            processes += (start_rank(module, argument, environment) for environment in environments)
+            while not (failed := _failures(processes)) and any(process.poll() is None for process in processes):
+                for number in _taken(received):
+                    if number in FINAL:
+                        _end(processes)
+                        if number == signal.SIGINT:
+                            raise KeyboardInterrupt
+                        raise RankFailedError(f"The run was ended by {number.name}.")
+                    requested = number
+                    for process in processes:
+                        process.send_signal(number)
+                time.sleep(POLL_INTERVAL)
+            if failed:
+                # A rank that lost its peer may end before the system says that the peer did; on request all end alike.
+                _wait(processes, POLL_INTERVAL if requested is None else REQUESTED_GRACE)
+                failed, ending = _failures(processes), time.monotonic()
+                _end(processes)
+                raise first_failure(failed, reasons_in(Path(folder)), ending=ending, requested=requested)
+        finally:
+            _end(processes)
 
+
+def start_rank(module: str, argument: str, environment: Mapping[str, str]) -> RankProcess:
+    """Start the process of a rank, which ends with this one; Ctrl-C in a terminal does not reach it."""
+    return subprocess.Popen(child_command(module, argument), env=environment, start_new_session=True)
+
+
+def _environment(folder: Path, rank: int, *, ranks: int, threads: int) -> dict[str, str]:
+    """The environment of a rank's process."""
+    inherited = {name: value for name, value in os.environ.items() if name not in OF_TORCHRUN}
+    own = folder / str(rank)
+    own.mkdir()
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
     # A rank that is ended leaves its DataLoader's semaphores to Python's resource tracker, which has the last word.
     silent = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
-    warnings = ",".join(filter(None, silent))
-    environment = {"OMP_NUM_THREADS": str(threads), REPORTED: "1", "PYTHONWARNINGS": warnings}
-    with (
-        tempfile.TemporaryDirectory(prefix="debubble-") as scratch,
-        _environment(environment),
-        _quiet("torch.distributed.elastic"),  # what it has to say is raised instead
-        _own_signal_handlers(),
-    ):
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=ranks,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
-        )
-        if hasattr(config, "shutdown_timeout"):  # torch 2.9 does not have it, and waits for 30 seconds.
-            config.shutdown_timeout = GRACE
-        try:
-            elastic_launch(config, PYTHON[0])(*PYTHON[1:], "-m", module, argument)
-        except ChildFailedError as error:
-            raise _report(error.failures, _last_words(Path(scratch))) from None
-        except SignalException as error:
-            if error.sigval is signal.SIGINT:
-                raise KeyboardInterrupt from None
-            raise RankFailedError(f"The run was ended by {error.sigval.name}.") from None
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the processes that are started here; afterwards the environment is what it was."""
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-
-
-@contextmanager
-def _quiet(package: str) -> Iterator[None]:
-    """Let the loggers of a package say nothing."""
-    levels = {
-        name: logging.getLogger(name).level for name in logging.root.manager.loggerDict if name.startswith(package)
+    return inherited | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONWARNINGS": ",".join(filter(None, silent)),
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        "TORCHELASTIC_ERROR_FILE": str(own / "error.json"),
+        LAUNCH_FOLDER: str(folder),
     }
-    for name in levels:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+
+
+def _failures(processes: Sequence[RankProcess]) -> dict[int, int]:
+    """Exit codes of the ranks that have ended with another one than 0."""
+    return {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
+
+
+def _wait(processes: Sequence[RankProcess], seconds: float) -> None:
+    """Wait until all have ended, for so long at most."""
+    deadline = time.monotonic() + seconds
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL / 5)
+
+
+def _end(processes: Sequence[RankProcess]) -> None:
+    """End all that still run, by force if they do not listen."""
+    for process in processes:
+        process.send_signal(END_AT_ONCE)
+    _wait(processes, GRACE)
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+    _wait(processes, GRACE)
 
 
 @contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Put back the handlers that torch's agent replaces, which it does on the main thread alone."""
+def _received_signals() -> Iterator[list[signal.Signals]]:
+    """Collect the signals that ask this process to end, but for those that it ignores; only the main thread has any."""
+    received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield received
         return
-    replaced = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in replaced}
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+
+    heard = [number for number in (*FORWARDED, *FINAL) if signal.getsignal(number) is not signal.SIG_IGN]  # as of nohup
+    before = {number: signal.signal(number, receive) for number in heard}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _taken(received: list[signal.Signals]) -> Iterator[signal.Signals]:
+    """Take the signals off the list, oldest first."""
+    while received:
+        yield received.pop(0)
 
 
 def encode_options(options: Any) -> str:
@@ -147,9 +208,17 @@ def decode_options(argument: str, kind: type[T]) -> T:
     return msgspec.json.decode(argument, type=kind, dec_hook=lambda wanted, text: wanted(text))
 
 
-def is_torchrun_rank() -> bool:
-    """Tell whether this process is already a rank, started by torchrun."""
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+def open_process_group(backend: str) -> None:
+    """Join the run's process group: by the launcher's folder, which no other user can open, or as torchrun says."""
+    if LAUNCH_FOLDER not in os.environ:
+        dist.init_process_group(backend)
+        return
+    dist.init_process_group(
+        backend,
+        init_method=(Path(os.environ[LAUNCH_FOLDER]) / "rendezvous").as_uri(),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
 
 
 def run_rank(main: Callable[[str], None], argument: str | None = None) -> None:
@@ -166,80 +235,9 @@ def run_rank(main: Callable[[str], None], argument: str | None = None) -> None:
         exit_rank(error)
 
 
-def end_with_parent() -> None:
-    """Let the system end this process when the thread that has started it ends (on Linux)."""
-    if sys.platform == "linux":
-        parent_death_signal = 1
-        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
-
-
 def _reserve_standard_output() -> None:
     """Send to standard error what libraries write to standard output from C++, as torch 2.9's Gloo does."""
     sys.stdout.flush()
     own = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = open(own, "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115
-
-
-class _Word(msgspec.Struct):
-    """The content of torchrun's error file, which a failing rank writes."""
-
-    message: str
-    doing: str
-    moment: float
-    py_callstack: str
-    ended: bool
-    of_run: bool
-
-
-def _last_words(scratch: Path) -> dict[int, _Word]:
-    """The error file of each rank that has left one, also of those that the agent has ended."""
-    words: dict[int, _Word] = {}
-    for file in scratch.glob("**/error.json"):
-        content = json.loads(file.read_text())["message"]
-        if isinstance(content, dict) and "doing" in content["extraInfo"]:
-            words[int(file.parent.name)] = msgspec.convert(
-                {"message": content["message"], **content["extraInfo"]}, _Word
-            )
-    return words
-
-
-def _report(failures: dict[int, Any], words: dict[int, _Word]) -> RankFailedError:
-    """The failure that came first: a rank killed by a signal, else the earliest exception.
-
-    The ranks that lose a peer fail too, often before the agent has noticed the cause; the agent then ends the others
-    with SIGTERM.
-    """
-    of_run = [word for word in words.values() if word.of_run]
-    if of_run:
-        # A later one has found the first one gone.
-        return RankFailedError(min(of_run, key=lambda word: word.moment).message)
-    # The agent may notice a rank that lost its peer before the peer, which it then ends: the failures lack that one.
-    failed = failures.keys() | {rank for rank, word in words.items() if not word.ended}
-    rank = min(failed, key=lambda r: _order(failures.get(r), words.get(r)))
-    word = words.get(rank)
-    others = _others({r: w for r, w in words.items() if r != rank})
-    if word is not None and not word.ended:
-        sys.stderr.write(word.py_callstack)
-        doing = f" (It {word.doing}{others}.)" if word.doing else ""
-        return RankFailedError(f"Rank {rank} failed: {word.message}{doing}")
-    failure = failures[rank]
-    if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        return RankFailedError(f"Rank {rank} was killed by {name}{others}; the other ranks were ended.")
-    return RankFailedError(f"Rank {rank} ended with exit code {failure.exitcode}{others}; the other ranks were ended.")
-
-
-SHOWN = 4
-"""Ranks of which an error tells what they were doing."""
-
-
-def _others(words: dict[int, _Word]) -> str:
-    doing = [f"; rank {rank} {word.doing}" for rank, word in sorted(words.items()) if word.doing]
-    return "".join(doing[:SHOWN])
-
-
-def _order(failure: Any, word: _Word | None) -> tuple[int, float]:
-    if word is not None:
-        return (1 if not word.ended else 2), word.moment
-    return (2 if failure.exitcode == -signal.SIGTERM else 0), failure.timestamp

@@ -125,7 +125,13 @@ class ScheduleEntry:
             raise InputError(f"The option '{name}' of '{self.name}' is {value!r}; it must be {number}.")
 
 
-schedules: Registry[ScheduleEntry] = Registry("debubble.schedules", what="schedule")
+FIRST = (
+    "interleaved", "interleaved-less-memory", "interleaved-combined", "chronos", "chronos-recomp", "chronos-zero2",
+    "1f1b", "bpipe",
+)  # fmt: skip
+"""The schedules that are listed and tried first, in this order."""
+
+schedules: Registry[ScheduleEntry] = Registry("debubble.schedules", what="schedule", in_papers="schedule", order=FIRST)
 
 
 def schedule(

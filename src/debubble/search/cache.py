@@ -152,7 +152,7 @@ def _read(place: Path) -> dict[str, Any] | None:
     """An entry, or None if there is none, or another version's, or a damaged one."""
     try:
         entry = json.loads(place.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     wanted = {"version", "costs", "gap", "orders"}
     return entry if isinstance(entry, dict) and wanted <= entry.keys() and entry["version"] == VERSION else None

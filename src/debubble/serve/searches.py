@@ -14,6 +14,7 @@ from typing import Literal
 
 from debubble.ir import InputError, Plan
 from debubble.processes import PYTHON
+from debubble.serve import cleaner
 
 State = Literal["running", "done", "failed"]
 
@@ -81,10 +82,14 @@ class PlanSearch:
 
 
 class Searches:
-    """All searches of one workbench; they end with it."""
+    """All searches of one workbench; they end with it, also if it is killed."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="debubble-serve-")
+        # A search would end with the thread that starts it, a request's, if the system were asked as a rank asks.
+        self._cleaner = subprocess.Popen(
+            [*PYTHON, cleaner.__file__, self._folder.name], stdin=subprocess.PIPE, start_new_session=True
+        )
         self._all: list[PlanSearch] = []
         self._lock = threading.Lock()
 
@@ -116,3 +121,4 @@ class Searches:
         for search in self._all:
             search.end()
         self._folder.cleanup()
+        self._cleaner.communicate()

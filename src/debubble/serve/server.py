@@ -9,7 +9,12 @@ from __future__ import annotations
 import io
 import json
 import secrets
+import socket
+import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -31,6 +36,19 @@ from debubble.views import Scene, views
 
 MOST_BYTES = 1 << 20
 """Largest size of a request, in bytes."""
+MOST_DIGITS = 9
+"""Digits of the largest number of a search."""
+MAX_STRANGERS = 64
+"""Connections that may be open without having sent the token; a further one closes the oldest of them."""
+MAX_TRIALS = 8
+"""Trials that may wait for each other; they are computed one at a time."""
+SOCKET_TIMEOUT = 60.0
+"""Seconds in which a browser must send or take something."""
+
+
+class BusyError(DebubbleError):
+    """Too much is asked at once."""
+
 
 POLICY = "; ".join(
     [
@@ -52,8 +70,12 @@ class Workbench(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._strangers: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        self._trials, self._trial = threading.BoundedSemaphore(MAX_TRIALS), threading.Lock()
         self.token = secrets.token_urlsafe(16)
         self.searches = Searches()
         try:
@@ -72,6 +94,45 @@ class Workbench(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         return tuple(dict.fromkeys(f"{name}:{port}" for name in (str(host), "localhost", "127.0.0.1")))
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread of its own, and close the oldest connection that has not said the token, if many are."""
+        with self._lock:
+            if len(self._strangers) == MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._strangers[request] = None
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, on this thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.trust(request)
+
+    def trust(self, connection: socket.socket) -> None:
+        """Keep a connection that has sent the token until it is answered."""
+        with self._lock:
+            self._strangers.pop(connection, None)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of connections that end, as browsers do with what they no longer want."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Wait until no other trial is computed.  Raises BusyError if many wait."""
+        if not self._trials.acquire(blocking=False):
+            raise BusyError(f"{MAX_TRIALS} trials are waiting already: try again.")
+        try:
+            with self._trial:
+                yield
+        finally:
+            self._trials.release()
+
     def server_close(self) -> None:
         """Stop listening, and end all searches."""
         super().server_close()
@@ -80,6 +141,7 @@ class Workbench(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Workbench
+    timeout = SOCKET_TIMEOUT
 
     def do_GET(self) -> None:
         self._answer({"": self._page, "search": self._state, "report": self._report, "compare": self._compare,
@@ -92,8 +154,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is logged: the lines would have the token."""
 
     def _answer(self, routes: dict[str, Any]) -> None:
-        url = urlsplit(self.path)
-        self.query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        try:
+            url = urlsplit(self.path)
+            self.query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        except ValueError:
+            return self._send(HTTPStatus.BAD_REQUEST, {"error": "This is no address."})
         origin = self.headers.get("Origin")
         own = [f"http://{name}" for name in self.server.names]
         if self.headers.get("Host") not in self.server.names or (origin is not None and origin not in own):
@@ -101,11 +166,14 @@ class _Handler(BaseHTTPRequestHandler):
         if not secrets.compare_digest(self.query.get("token", "").encode(), self.server.token.encode()):
             error = "Open the address that `debubble serve` printed: it has the token."
             return self._send(HTTPStatus.FORBIDDEN, {"error": error})
+        self.server.trust(self.connection)
         route = routes.get(url.path.strip("/"))
         if route is None:
             return self._send(HTTPStatus.NOT_FOUND, {"error": f"There is nothing at {url.path}."})
         try:
             return route()  # type: ignore[no-any-return]
+        except BusyError as error:
+            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)})
         except DebubbleError as error:
             return self._send(HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)})
 
@@ -140,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _number(self, name: str = "number") -> int:
         text = self.query.get(name, "")
-        if not text.isdecimal():
+        if not text.isdecimal() or len(text) > MOST_DIGITS:
             raise InputError(f"Give the search's {name}.")
         return int(text)
 
@@ -195,11 +263,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, file.getvalue(), kind="application/zip", name=f"{target}.zip")
 
     def _trial(self) -> None:
-        scene = read_form(self._body, TrialForm).scene()
+        form = read_form(self._body, TrialForm)
+        with self.server.trial():
+            scene = form.scene()
+            page = views["html"]([scene]).decode()
         figures = {
             "step": time_words(scene.step_time, seconds=True),
             "bubble": f"{100 * scene.timeline.bubble_fraction:.1f}%",
             "peak": size_words(max(scene.peak_memory)),
             "limit": size_words(min((each for each in scene.limits if each is not None), default=None)),
         }
-        self._send(HTTPStatus.OK, {"figures": figures, "page": views["html"]([scene]).decode()})
+        self._send(HTTPStatus.OK, {"figures": figures, "page": page})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from debubble.training.options import (
     start_of,
     tokenizer_of,
 )
+from debubble.training.run_lock import locked
 from debubble.training.user_code import named_dataset
 
 
@@ -67,7 +69,17 @@ def check(options: TrainOptions) -> Plan:
     check_folder(options.tensorboard, "--tensorboard")
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
+    if os.environ.get("RANK", "0") == "0":
+        _check_unlocked(options)
     return plan
+
+
+def _check_unlocked(options: TrainOptions) -> None:
+    """Refuse folders that another run writes to; rank 0 locks them when the run begins."""
+    for folder in (options.checkpoint, options.save):
+        if folder is not None and folder.is_dir():
+            with locked(folder):
+                pass
 
 
 def _check_checkpoint(folder: Path, plan: Plan) -> None:

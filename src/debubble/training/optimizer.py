@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -88,14 +88,20 @@ def check_optimizer(name: str, make: MakeOptimizer, *, planned: str, saved: bool
             f"The optimizer {name} keeps {kept:.3g} bytes per parameter, but the plan counts {MOMENTS[planned]} for"
             f" {planned}: plan with an --optimizer that keeps as many."
         )
-    others = {
-        key for key, state in optimizer.state[matrix].items() if not isinstance(state, Tensor | int | float | None)
-    }
+    entries = [*optimizer.state[matrix].items(), *(i for g in optimizer.param_groups for i in _changed(g, optimizer))]
+    others = {key for key, state in entries if not isinstance(state, Tensor | int | float | None)}
     if saved and others:
         raise InputError(
             f"The optimizer {name} keeps {', '.join(sorted(others))}, which is no tensor and no number, so that no"
             " checkpoint holds it: train without --checkpoint, or with another optimizer."
         )
+
+
+def _changed(group: Mapping[str, Any], optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
+    """The entries of a group that are no settings, and not as they were made."""
+    for name, value in group.items():
+        if name != "params" and not isinstance(value, Tensor) and value != optimizer.defaults.get(name):
+            yield name, value
 
 
 def _bytes(state: Tensor) -> int:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from debubble.ir import InputError, Plan
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.training.checkpoint.folder import DamagedError, RunProgress, check_sizes, checkpoints, latest, progress_of
+from debubble.training.checkpoint.folder import (
+    DamagedError,
+    RunProgress,
+    SavedRecipe,
+    check_sizes,
+    checkpoints,
+    latest,
+    progress_of,
+)
 from debubble.training.data.text import VOCABULARY, Sequences, load_tokens
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
@@ -56,14 +64,13 @@ class TrainOptions(TrainingData, Checkpoints, Execution, Records):
         return FINE_TUNING_RATE if self.load else TRAINING_RATE
 
     @property
-    def recipe(self) -> dict[str, int | float | str | Mapping[str, Any] | None]:
+    def recipe(self) -> SavedRecipe:
         """The settings that a checkpoint remembers."""
-        return {
-            "steps": self.steps, "learning_rate": self.peak_rate, "warmup": self.warmup,
-            "lr_schedule": self.lr_schedule, "optimizer": self.optimizer,
-            "optimizer_settings": self.optimizer_settings, "weight_decay": self.weight_decay, "clip": self.clip,
-            "ema_decay": self.ema_decay,
-        }  # fmt: skip
+        return SavedRecipe(
+            steps=self.steps, learning_rate=self.peak_rate, warmup=self.warmup, lr_schedule=self.lr_schedule,
+            optimizer=self.optimizer, optimizer_settings=self.optimizer_settings, weight_decay=self.weight_decay,
+            clip=self.clip, ema_decay=self.ema_decay,
+        )  # fmt: skip
 
 
 TRAINING_RATE, FINE_TUNING_RATE = 3e-3, 1e-5
@@ -100,10 +107,19 @@ def with_settings(given: Mapping[str, Any], options: TrainOptions) -> TrainOptio
 
 
 def with_checkpoint_settings(progress: RunProgress, options: TrainOptions) -> TrainOptions:
-    """The options with a checkpoint's settings in place of those that were not given."""
+    """The options with a checkpoint's settings in place of those that were not given.
+
+    Raises InputError if it names an optimizer's class that was not given.
+    """
     if options.given is None:
         return options
-    settings: dict[str, Any] = {**progress.recipe, **options.given}
+    optimizer = progress.recipe.optimizer
+    if optimizer is not None and ":" in optimizer and "optimizer" not in options.given:
+        raise InputError(
+            f"The checkpoint was written with --optimizer {optimizer}: give it again, as what a checkpoint names is not"
+            " imported."
+        )
+    settings: dict[str, Any] = {**progress.recipe.settings, **options.given}
     return replace(options, **settings)
 
 

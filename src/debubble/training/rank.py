@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from debubble.runtime.launcher import decode_options, run_rank
+from debubble.runtime.launcher import decode_options, open_process_group, run_rank
 from debubble.training.options import TrainOptions
 from debubble.training.trainer import train
 
@@ -17,7 +17,7 @@ from debubble.training.trainer import train
 def main(argument: str) -> None:
     """Train as the options (as JSON) say; rank 0 prints what the run came to on standard output."""
     options = decode_options(argument, TrainOptions)
-    open_process_group()
+    open_process_group("nccl" if _has_own_gpu() else "gloo")
     outcome = train(options)
     if outcome is not None:
         if options.json:
@@ -27,14 +27,12 @@ def main(argument: str) -> None:
     dist.destroy_process_group()
 
 
-def open_process_group() -> None:
-    """NCCL where every rank of this host has a GPU of its own, else Gloo."""
-    local = int(os.environ["LOCAL_RANK"])
-    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
-        torch.cuda.set_device(local)
-        dist.init_process_group("nccl")
-    else:
-        dist.init_process_group("gloo")
+def _has_own_gpu() -> bool:
+    """Choose the GPU of this rank, if there is one for each rank of this host."""
+    if torch.cuda.device_count() < int(os.environ["LOCAL_WORLD_SIZE"]):
+        return False
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return True
 
 
 if __name__ == "__main__":

@@ -139,12 +139,12 @@ class SleepingOperations(Operations):
 
 def main(argument: str) -> None:
     """Rehearse as one rank, on Gloo; rank 0 prints the comparison."""
-    from debubble.runtime.launcher import decode_options
+    from debubble.runtime.launcher import decode_options, open_process_group
     from debubble.training.report import compare_timelines, print_comparison
 
     options = decode_options(argument, RehearsalOptions)
     plan = scaled(Plan.load(options.plan), options.scale)
-    dist.init_process_group("gloo")
+    open_process_group("gloo")
     trace = rehearse(plan, steps=options.steps, transport=Distributed())
     if dist.get_rank() == 0:
         if options.trace is not None:

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from debubble.ir import InputError
+from debubble.runtime.distributed.sharding import TensorShard
 from debubble.training.checkpoint.dcp_planners import LoadPieces, OtherModelError, OtherPartsError, State, tensors
 from debubble.training.checkpoint.folder import (
     DamagedError,
@@ -28,6 +31,7 @@ from debubble.training.checkpoint.folder import (
 )
 from debubble.training.checkpoint.metadata import CheckpointReader, read_metadata
 from debubble.training.checkpoint.saver import first_failure
+from debubble.training.checkpoint.state import OF_GROUP
 from debubble.training.options import TrainOptions, refuse_if_all_damaged, start_of
 
 T = TypeVar("T")
@@ -130,6 +134,17 @@ def load(checkpoint: Path, state: State) -> None:
         if isinstance(cause, OtherModelError):
             raise InputError(f"The checkpoint {checkpoint} does not belong to this model: {cause}.") from error
         raise DamagedError(checkpoint, f"its tensors cannot be read ({type(cause).__name__})") from error
+
+
+def group_numbers_in(checkpoint: Path) -> dict[str, TensorShard]:
+    """Places for the numbers of optimizers' groups that a checkpoint has, by name.  Every rank calls this."""
+
+    def find() -> dict[str, torch.dtype]:
+        entries = read_metadata(checkpoint).state_dict_metadata.items()
+        whole = {name: found for name, found in entries if isinstance(found, TensorStorageMetadata)}
+        return {name: found.properties.dtype for name, found in whole.items() if OF_GROUP in name}
+
+    return {name: TensorShard.whole(torch.zeros((), dtype=dtype)) for name, dtype in ask_rank_0(find).items()}
 
 
 def _looked_through(checkpoint: Path) -> Manifest | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -29,6 +30,7 @@ from debubble.training.checkpoint.state import AVERAGE, state_of, take_numbers
 from debubble.training.checks import validates_after
 from debubble.training.data.datasets import Prefetcher, SampleSource
 from debubble.training.data.text import text_of, tokens_of
+from debubble.training.end_request import EndRequest
 from debubble.training.memory_check import explain_shortage
 from debubble.training.metrics import NO_WORK, DeviceWork, bubble_fraction
 from debubble.training.online.controller import OnlineScheduler
@@ -43,7 +45,8 @@ from debubble.training.options import (
 )
 from debubble.training.progress import Show, StepReport, display, tensorboard, weights_and_biases
 from debubble.training.report import TrainingSummary, compare_timelines
-from debubble.training.resume import ask_rank_0, checkpoint_to_resume, load
+from debubble.training.resume import Start, ask_rank_0, checkpoint_to_resume, group_numbers_in, load
+from debubble.training.run_lock import locked
 from debubble.training.samples import samples_of, validation_of
 from debubble.training.user_code import Dataset
 from debubble.training.watchdog import SAVING, watch
@@ -124,13 +127,28 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
         The summary of the run on rank 0, None on the others.
 
     Raises:
-        RunError: There is no checkpoint to resume, or it is damaged; and what steps and checkpoints raise.
+        RunError: There is no checkpoint to resume, it is damaged, or another run writes to its folder; a signal asked
+            the run to end; and what steps and checkpoints raise.
     """
+    with ExitStack() as locks:
+        try:
+            ask_rank_0(partial(_lock, options, locks))
+            start = checkpoint_to_resume(options)
+        except InputError as error:
+            raise RunError(str(error)) from error
+        return _train_from(start, options, dataset)
+
+
+def _lock(options: TrainOptions, locks: ExitStack) -> None:
+    """Lock the folders that the run writes.  Raises InputError if another run has one of them."""
+    for folder in {options.checkpoint, options.save}:
+        if folder is not None:
+            locks.enter_context(locked(folder))
+
+
+def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | None) -> TrainingSummary | None:
+    """Train from a checkpoint, or from the beginning."""
     leader = dist.get_rank() == 0
-    try:
-        start = checkpoint_to_resume(options)
-    except InputError as error:
-        raise RunError(str(error)) from error
     if start is not None:
         options = replace(with_checkpoint_settings(start.progress, options), seed=start.progress.seed)
         if leader:
@@ -148,11 +166,16 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
         shows = [stack.enter_context(display) for display in _displays(options, done=run.step)] if leader else []
         if run.online is not None:
             stack.callback(run.online.close)
-        stack.enter_context(watch(run.pipeline, patience=options.hang_timeout))
+        stack.enter_context(watch(run.pipeline, patience=options.hang_timeout, request_end=run.request_end))
         for report in run.steps():
             reports.append(report)
             for show in shows:
                 show(report)
+        if run.saver is not None and run.ended_by is not None:
+            raise RunError(
+                f"The run was ended by {run.ended_by.name} after step {run.step} of {options.steps}: go on from"
+                f" {run.saver.newest} with --resume."
+            )
     if options.save is not None:
         with run.averaged():
             run.pipeline.save_pretrained(options.save)
@@ -178,7 +201,7 @@ def _displays(options: TrainOptions, *, done: int) -> Iterator[AbstractContextMa
     if options.tensorboard is not None:
         yield tensorboard(options.tensorboard, done=done)
     if options.wandb is not None:
-        yield weights_and_biases(options.wandb, options.recipe)
+        yield weights_and_biases(options.wandb, options.recipe.settings)
 
 
 class TrainingRun:
@@ -212,6 +235,15 @@ class TrainingRun:
         self._bubble: float | None = None
         self._utilization = Utilization.of(plan)
         self.saver = None if options.checkpoint is None else Saver(options.checkpoint, keep=options.keep)
+        synchronous = self._update is synchronous_step
+        self._end_request = None if self.saver is None else EndRequest(wait=synchronous)
+        self.ended_by: signal.Signals | None = None
+        """The signal that has ended the run before its last step, with a checkpoint."""
+
+    @property
+    def request_end(self) -> Callable[[signal.Signals], None] | None:
+        """Asks the run to end after its step; None if that would write no checkpoint."""
+        return None if self._end_request is None else self._end_request.receive
 
     @property
     def rows(self) -> int:
@@ -221,9 +253,10 @@ class TrainingRun:
     def resume(self, newest: Path, progress: RunProgress) -> None:
         """Go on from a checkpoint."""
         state = state_of(self.pipeline)
-        if self.pipeline.averages is not None and progress.recipe.get("ema_decay") is None:
+        if self.pipeline.averages is not None and progress.recipe.ema_decay is None:
             self.pipeline.averages.restart()
             state = {name: piece for name, piece in state.items() if not name.startswith(AVERAGE)}
+        state |= group_numbers_in(newest)
         load(newest, state)
         take_numbers(self.pipeline, state)
         self.step = self.pipeline.steps_taken = progress.step
@@ -232,12 +265,12 @@ class TrainingRun:
             self.pipeline.loss_scale.value, self.pipeline.loss_scale.steps_since = progress.loss_scale
 
     def steps(self) -> Iterator[StepReport]:
-        """Take the steps that remain, saving checkpoints between them."""
-        while self.step < self.options.steps:
+        """Take the steps that remain, or those until a signal ends the run, saving checkpoints between them."""
+        while self.step < self.options.steps and self.ended_by is None:
             yield from self._take_step()
             if self.saver is not None:
                 self.saver.check()
-                if self._every(self.options.save_every):
+                if self._every(self.options.save_every) or self.ended_by is not None:
                     self.pipeline.status.enter(SAVING, local=True)
                     self.saver.save(state_of(self.pipeline), self._progress())
         if self.saver is not None:
@@ -251,7 +284,7 @@ class TrainingRun:
         set_learning_rate(self.pipeline, rate)
         replica = self.pipeline.ranks.replica
         self.pipeline.status.begin_step()
-        with self.pipeline.status.phase("reads data", local=True):
+        with self.pipeline.status.phase(self._data.phase, local=True):
             batch = self._data.batch(self.samples + replica * self.rows, count=self.rows)
         traced = self.online is not None or self.step >= o.steps - TRACED_STEPS
         self.step += 1
@@ -265,11 +298,16 @@ class TrainingRun:
             or prompt is not None
             or self._every(o.save_every)
             or self.step % METRICS_INTERVAL == 1
+            or not self._peaks  # the first step of a resumed run
         )
         self.pipeline.measure_memory = together
         try:
             observe = partial(self._observe, traced=traced, together=together)
             results = self._update(self.pipeline, batch, observe, clip=o.clip, finish=together)
+            if self._end_request is not None and self.step < o.steps:
+                self.ended_by = self._end_request.agreed()
+            if self.ended_by is not None and (pending := self.pipeline.finish_update()) is not None:
+                results = [*results, pending]
         except DeviceMemoryError as error:
             raise explain_shortage(error, self.plan, memory=self.pipeline.current_memory) from error
         seconds = perf_counter() - start

@@ -1,28 +1,37 @@
 """Notices that a run hangs, and says which rank it hangs in and what the others wait for.
 
-Every rank writes to a store, again and again, what it is doing.  A rank in which nothing has begun or ended for long
-asks the store what the others do, and ends the run with that.
+Every rank writes where all can read it, again and again, what it is doing.  A rank in which nothing has begun or ended
+for long reads what the others do, and ends the run with that.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from debubble.runtime.execution.status import RankStatus
-from debubble.runtime.failures import EndedError, RunError, exit_rank, report_failure, signal_listener
+from debubble.runtime.failures import LAUNCH_FOLDER, EndedError, RunError, exit_rank, report_failure, signal_listener
+from debubble.runtime.launcher import END_AT_ONCE
 from debubble.runtime.pipeline import Pipeline
+from debubble.training.data.datasets import STARTS
+from debubble.training.end_request import REQUESTS
 
 SAVING = "writes a checkpoint"
 """A phase that may take long."""
+START_PATIENCE = 300
+"""Seconds that the process which reads data may take to start, at least."""
+REQUEST_PATIENCE = 10
+"""Seconds in which a rank that is to end after its step may wait for others, which may have ended before it."""
 SHOWN = 4
 """Waiting ranks that an error names one by one."""
 
@@ -31,20 +40,62 @@ class HangError(RunError):
     """No operation has begun or ended for too long; the sentence says in which rank, and what the others wait for."""
 
 
-def watch(pipeline: Pipeline, *, patience: float = 600) -> Watchdog:
-    """Make the context of a training loop in which a rank ends if the run hangs.
+def watch(
+    pipeline: Pipeline, *, patience: float = 600, request_end: Callable[[signal.Signals], None] | None = None
+) -> Watchdog:
+    """Make the context of a training loop in which a rank ends if the run hangs, or on SIGTERM.
 
     All ranks enter it, on their main threads; torch.distributed is initialised.
 
     Args:
         pipeline: This rank's.
         patience: Seconds in which no operation begins or ends, on any rank, after which the run hangs.
+        request_end: Called on SIGTERM and SIGUSR1, on another thread, in place of ending at once: the loop is to end
+            after its step.
     """
-    store = PrefixStore("watchdog", _get_default_store())
+    launched = os.environ.get(LAUNCH_FOLDER)
+    store = PrefixStore("watchdog", _get_default_store()) if launched is None else HeartbeatFolder(Path(launched))
     transport = pipeline.ranks.transport
     return Watchdog(
-        pipeline.status, store=store, rank=transport.rank, ranks=transport.size, patience=patience, exit_rank=exit_rank
-    )
+        pipeline.status, store=store, rank=transport.rank, ranks=transport.size, patience=patience, exit_rank=exit_rank,
+        request_end=request_end,
+    )  # fmt: skip
+
+
+class HeartbeatStore(Protocol):
+    """Heartbeats by rank, as torch's stores have them."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Put a heartbeat in the place of the one before it."""
+
+    def get(self, key: str, /) -> str | bytes:
+        """A heartbeat that is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Tell whether all of these are there."""
+
+
+class HeartbeatFolder:
+    """Heartbeats in the folder of a launcher on this machine: torch's store in a file would grow with each of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def set(self, key: str, value: str, /) -> None:
+        """Put a heartbeat in the place of the one before it."""
+        try:
+            (self._folder / key / "next").write_text(value)
+            (self._folder / key / "next").rename(self._folder / key / "heartbeat")
+        except FileNotFoundError as error:
+            raise RuntimeError("The launcher has ended.") from error
+
+    def get(self, key: str, /) -> str:
+        """A heartbeat that is there."""
+        return (self._folder / key / "heartbeat").read_text()
+
+    def check(self, keys: list[str], /) -> bool:
+        """Tell whether all of these are there."""
+        return all((self._folder / key / "heartbeat").exists() for key in keys)
 
 
 class Heartbeat(NamedTuple):
@@ -69,27 +120,32 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         patience: Seconds without progress after which the run hangs.
         exit_rank: Ends this process because of an error.
         period: Seconds between heartbeats.
+        request_end: As `watch` has it.
     """
 
     def __init__(
         self,
         status: RankStatus,
         *,
-        store: Store,
+        store: HeartbeatStore,
         rank: int,
         ranks: int,
         patience: float,
         exit_rank: Callable[[BaseException], None],
         period: float = 1.0,
+        request_end: Callable[[signal.Signals], None] | None = None,
     ) -> None:
         self._status, self._rank, self._ranks = status, rank, ranks
         self._store, self._patience, self._exit_rank, self._period = store, patience, exit_rank, period
+        self._request_end = request_end
+        self._requested: signal.Signals | None = None
         self._end, self._count = Event(), 0
         self._context = ExitStack()
         self._thread = Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Watchdog:
-        self._context.enter_context(signal_listener(self._end_rank, signal.SIGTERM))
+        requests = (signal.SIGTERM,) if self._request_end is None else REQUESTS
+        self._context.enter_context(signal_listener(self._act, END_AT_ONCE, *requests))
         self.start()
         return self
 
@@ -118,7 +174,9 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 self._beat()
                 if self._status.progress != progress:
                     progress, since = self._status.progress, time.monotonic()
-                elif time.monotonic() - since > self._patience and (error := self._hang()) is not None:
+                elif self._requested and not self._status.local and time.monotonic() - since > REQUEST_PATIENCE:
+                    self._end_rank(self._requested)
+                elif time.monotonic() - since > self._patience and (error := self._hang(since)) is not None:
                     self._exit_rank(error)
         except RuntimeError:
             return  # the store's host is gone: the launcher ends this rank, or starts it anew
@@ -127,15 +185,19 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         self._count += 1
         self._store.set(str(self._rank), json.dumps([self._count, self._status.local, str(self._status)]))
 
-    def _hang(self) -> HangError | None:
-        """An error that names the rank in which the run hangs; None while a checkpoint is written, or at the end."""
+    def _hang(self, since: float) -> HangError | None:
+        """An error that names the rank in which the run hangs; None while a checkpoint is written, or at the end.
+
+        Nor does it hang while a process to read data starts, unless nothing has moved since very long.
+        """
         before = self._heartbeats()
         for _ in range(3):
             if self._end.wait(self._period):
                 return None
             self._beat()
         beats = self._heartbeats()
-        if any(beat is not None and beat.doing == SAVING and beat != before[r] for r, beat in beats.items()):
+        patient = {SAVING, STARTS} if time.monotonic() - since < START_PATIENCE else {SAVING}
+        if any(beat is not None and beat.doing in patient and beat != before[r] for r, beat in beats.items()):
             return None
         silent = [f"rank {r} does not answer{_heartbeat_words(beat)}" for r, beat in beats.items() if beat == before[r]]
         answering = {r: beat for r, beat in beats.items() if beat is not None and beat != before[r]}
@@ -151,8 +213,16 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             for rank in range(self._ranks)
         }
 
+    def _act(self, received: signal.Signals) -> None:
+        """Pass a request on to the loop, or end the rank."""
+        if self._request_end is None or received == END_AT_ONCE:
+            self._end_rank(received)
+        else:
+            self._request_end(received)
+            self._requested = received
+
     def _end_rank(self, received: signal.Signals) -> None:
-        error = EndedError(f"The rank was ended by {received.name}.")
+        error = EndedError(received)
         error.add_note(str(self._status))
         self._exit_rank(error)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import debubble as db
-from debubble.ir import Plan
+from debubble.ir import InputError, Plan
 from debubble.planners.analysis.explanation import Explanation, explanation
 from debubble.planners.plan_step import seconds_per_step
 
@@ -42,6 +43,16 @@ def test_causes_sum_to_the_step_and_parts_to_the_peak(planner: str, options: dic
     assert sum(each.seconds for each in why.causes) == pytest.approx(why.step_time)
     assert [parts.total for parts in why.memory] == pytest.approx([float(p) for p in why.timeline.peak_memory])
     assert all(part >= 0 for parts in why.memory for part in vars(parts).values())
+
+
+def test_a_plan_of_another_models_units_is_refused() -> None:
+    why = explained()
+    config = {**(why.plan.model or {}), "model_type": "unknown"}
+    plan = replace(why.plan, model=config)
+    found = explanation(plan, why.timeline, why.step_time)
+    assert found is not None
+    with pytest.raises(InputError, match="does not list the units of its model: make the plan again"):
+        _ = found.memory
 
 
 def seconds(why: Explanation) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import Plan, RunOptions
+from debubble.ir import CandidateSummary, Plan, RunOptions
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.analysis.explanation import plan_remarks, timeline_remarks
 from debubble.views import Scene, views
@@ -79,3 +79,12 @@ def test_remarks_are_in_the_page_and_in_the_summary() -> None:
     assert as_dict(scene)["remarks"] == list(remarks(plan))
     assert "ZeRO leaves every replica rows" in views["html"]([scene]).decode()
     assert "ZeRO leaves every replica rows" not in views["html"]([replace(scene, remarks=())]).decode()
+
+
+def test_a_planner_whose_program_failed_is_named() -> None:
+    plan = planned()
+    failed = CandidateSummary(planner="mine", status="failed", rejected="It failed at mine.py, line 3: IndexError.")
+    said = plan_remarks(replace(plan, candidates=(failed,)), plan.simulate())
+    assert said[0] == (
+        "The planner 'mine' failed, which is an error in its program: It failed at mine.py, line 3: IndexError."
+    )

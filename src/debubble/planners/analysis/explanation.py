@@ -9,7 +9,7 @@ from debubble.costs import Cluster, model_units
 from debubble.costs.flops import Utilization
 from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import Partition, Units
-from debubble.ir import Kind, Plan, RunOptions
+from debubble.ir import InputError, Kind, Plan, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
 from debubble.models.runtime_limits import beyond_runtime
@@ -224,8 +224,11 @@ class Explanation:
         return [float("inf") if limit is None else float(limit) for limit in limits]
 
     def _units(self, cluster: Cluster) -> Units:
-        framework = framework_of_plan(self.plan)
-        return model_units(self.model, cluster, self.plan.options, pipeline=self.plan.devices, framework=framework)
+        plan, framework = self.plan, framework_of_plan(self.plan)
+        units = model_units(self.model, cluster, plan.options, pipeline=plan.devices, framework=framework)
+        if len(units.units) != sum(map(len, plan.partition)):
+            raise InputError("The plan's partition does not list the units of its model: make the plan again.")
+        return units
 
     @property
     def _free_links(self) -> Cluster:
@@ -274,12 +277,17 @@ PROPORTIONAL = (
 
 def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
     """The remarks on a plan, whose predicted timeline this is."""
+    failed = tuple(
+        f"The planner '{each.planner}' failed, which is an error in its program: {each.rejected}"
+        for each in plan.candidates
+        if each.status == "failed"
+    )
     described = model_on_cluster(plan)
     if described is None:
-        return timeline_remarks(timeline)
+        return (*failed, *timeline_remarks(timeline))
     model, cluster = described
     said = model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
-    return said if plan.costs.micro_batch_scale is None else (PROPORTIONAL, *said)
+    return (*failed, *said) if plan.costs.micro_batch_scale is None else (*failed, PROPORTIONAL, *said)
 
 
 def model_remarks(

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.planners.bounds import lower_bound
 from debubble.planners.bounds.quick_plans import PipelineBounds
-from debubble.planners.chronos.combinations import CombinationBuilder
-from debubble.planners.chronos.planner import ChronosSearch
+from debubble.planners.degrees.host_estimates import host_estimates
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule
 from debubble.planners.problem import Problem, Solution, closest
@@ -28,8 +26,8 @@ INTERLEAVED = ("interleaved", "interleaved-less-memory", COMBINED)
 """Orders of quick plans of several stages per device; a target has one of them."""
 CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Stages per device of quick plans; one is 1F1B, more are interleaved."""
-TRIED = 12
-"""Combinations of ChronosPipe's parts of which a quick plan with hosts is the first that fits."""
+WITH_HOSTS = "chronos"
+"""The planner whose method estimates steps with hosts."""
 
 
 def step_bound(problem: Problem) -> float:
@@ -42,8 +40,7 @@ def promise(problem: Problem) -> float:
 
     It is an estimate to compare choices by, and no bound.
     """
-    builder = CombinationBuilder.of(problem)
-    return builder.promise(builder.combinations()[0])
+    return host_estimates[WITH_HOSTS].promise(problem)
 
 
 def uneven_promise(problem: Problem) -> float:
@@ -55,16 +52,11 @@ def uneven_promise(problem: Problem) -> float:
 
 
 def quick_host_step(problem: Problem, *, spend: Callable[[float], None] = lambda _: None) -> float:
-    """Seconds of a step of a quick plan with hosts: ChronosPipe's parts that promise most, and fit.
+    """Seconds of a step of a quick plan with hosts.
 
     `spend` is told the seconds of the reference machine that it takes.  Raises InfeasibleError if none fits.
     """
-    promising = CombinationBuilder.of(problem).combinations()[:TRIED]
-    search = ChronosSearch(replace(problem, effort=0.0), promising)
-    try:
-        return search.expected()
-    finally:
-        spend(search.effort.spent)
+    return host_estimates[WITH_HOSTS].quick_step(problem, spend)
 
 
 def quick_bound(problem: Problem) -> float:

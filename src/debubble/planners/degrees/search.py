@@ -47,7 +47,7 @@ RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.2
 """Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
 LARGE = 400
 """Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
-ALSO_LARGE = ("adapipe", "merak", "obscura", "portfolio")
+ALSO_LARGE = ("adapipe", "portfolio")
 """Planners that are asked all the same."""
 NEGLIGIBLE = 1e-6
 """Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""

@@ -147,7 +147,9 @@ class Levers:
         """Units of the longest stage that is tried, on the fastest device."""
         units, stages = len(self.units.units), self.placement.stages
         mean = float(units / stages * (1 / self.paces).max() / (1 / self.paces).mean())
-        return min(units - stages + 1, round(LONGEST * mean) + 2)
+        # Beside one unit that is larger than all others, a balanced stage has many of these.
+        balanced = int(np.diff(self._balanced_stages).max())
+        return min(units - stages + 1, max(round(LONGEST * mean), balanced) + 2)
 
     def fill(self, type_: int, level: int, begin: int, count: int) -> None:
         """Fill a row of the table: a stage of so many units, from one on, at a level, on a type of device."""
@@ -220,22 +222,29 @@ class Levers:
 
         Boundaries between stages move, alone or several together, while that evens out the devices' times.
         """
-        stages, devices = self.placement.stages, self.placement.devices
-        work = np.array([float(unit.work) for unit in self.units.units])
-        sums = np.concatenate(([0.0], np.cumsum(work)))
-        paces, pace_of = self.paces, np.ones(devices)
-        pace_of[self.device_of] = paces
+        pace_of = np.ones(self.placement.devices)
+        pace_of[self.device_of] = self.paces
+        states = np.concatenate(([0.0], np.cumsum([float(unit.static) for unit in self.units.units])))
+        cuts = self._balanced_stages.copy()
+        room = self.limits - float(self.units.static)
+        even_out(cuts, self._work_before, states, self.device_of, self.paces, pace_of, room, self.most_units)
+        return tuple(np.diff(cuts).tolist())
+
+    @cached_property
+    def _work_before(self) -> Floats:
+        """Per unit, and behind the last, the time of all units before it."""
+        return np.concatenate(([0.0], np.cumsum([float(unit.work) for unit in self.units.units])))
+
+    @cached_property
+    def _balanced_stages(self) -> Ints:
+        """Where stages of equal times begin, as far as whole units allow, and where the last one ends."""
+        stages, units, sums = self.placement.stages, len(self.units.units), self._work_before
         ends = np.searchsorted(sums, sums[-1] * np.arange(1, stages) / stages)
         ends = np.maximum(ends, np.arange(1, stages))
-        ends = np.minimum(np.maximum.accumulate(ends), len(work) - np.arange(stages - 1, 0, -1))
+        ends = np.minimum(np.maximum.accumulate(ends), units - np.arange(stages - 1, 0, -1))
         for n in range(1, len(ends)):
             ends[n] = max(ends[n], ends[n - 1] + 1)
-
-        states = np.concatenate(([0.0], np.cumsum([float(unit.static) for unit in self.units.units])))
-        cuts = np.concatenate(([0], ends, [len(work)]))
-        room = self.limits - float(self.units.static)
-        even_out(cuts, sums, states, self.device_of, paces, pace_of, room, self.most_units)
-        return tuple(np.diff(cuts).tolist())
+        return np.concatenate(([0], ends, [units]))
 
     def partition(self, point: Point) -> Partition:
         """The units of each stage with their strategies."""

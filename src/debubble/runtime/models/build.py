@@ -22,6 +22,7 @@ from debubble.models.runtime_limits import check_units
 from debubble.processes import own_cores
 from debubble.runtime.models.experts import MoeMlp
 from debubble.runtime.models.gpt2 import Gpt2Attention, Gpt2Embedding, Gpt2Mlp
+from debubble.runtime.models.hf.model import on_meta
 from debubble.runtime.models.hf.names import TABLE
 from debubble.runtime.models.hf.units import build_hf_stage
 from debubble.runtime.models.llama import GemmaMlp, LlamaAttention, LlamaEmbedding, LlamaMlp
@@ -43,6 +44,17 @@ def build_stage(
     with ThreadPoolExecutor(own_cores()) as pool:
         list(pool.map(lambda one: initialise(one[1], one[0], config, seed=seed), named))
     return built
+
+
+def empty_parameters(hf_config: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """All parameters and constants of a model by their Hugging Face names, on the meta device."""
+    config = ModelConfig.from_hf(hf_config)
+    if config.whole_layers:
+        state: Mapping[str, Tensor] = on_meta(hf_config).state_dict()
+        return state
+    with torch.device("meta"):
+        units = [_empty_unit(config, unit) for unit in config.units]
+    return {name: parameter for unit in units for name, parameter in unit.hf_parameters().items()}
 
 
 def add_adapters(

@@ -64,6 +64,8 @@ class UnitModule(nn.Module):
     """The layers that it divides by rows."""
     fused: Mapping[str, int] = MappingProxyType({})
     """Number of layers in one, for those of the former that are several."""
+    constants: frozenset[str] = frozenset()
+    """Hugging Face's names of frozen parameters that keep their dtype, whatever that of the run."""
     group = ALONE
     """The ranks that divide the unit among them."""
     context = WHOLE

@@ -240,6 +240,7 @@ class TentativeUpdate:
         if snapshot is not None:
             snapshot.save()
             optimizer.step()
+            snapshot.end_step()
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,8 @@ class OptimizerSnapshot:
         self._optimizer = optimizer
         self._states: dict[Tensor, dict[str, Any]] = {}
         self._copies: dict[Tensor, Tensor] = {}
+        self._groups: list[dict[str, Any]] = []
+        """Of each group, the entries as they were: all before the step, and after it those that it has changed."""
 
     @property
     def nbytes(self) -> int:
@@ -287,15 +290,34 @@ class OptimizerSnapshot:
             self._copies = {t: torch.empty_like(t) for t in changing}
         else:
             self._copies = dict(zip(changing, self._copies.values(), strict=True))
-        for tensor, copy in self._copies.items():
-            copy.copy_(tensor)
+        for tensor, copied in self._copies.items():
+            copied.copy_(tensor)
+        self._groups = [{k: _copied(v) for k, v in group.items()} for group in settings_of(self._optimizer)]
+
+    def end_step(self) -> None:
+        """Forget the entries of groups that the step has left: learning rates may change before it is taken back."""
+        self._groups = [
+            {name: value for name, value in before.items() if not _equal(value, group[name])}
+            for before, group in zip(self._groups, self._optimizer.param_groups, strict=True)
+        ]
 
     def restore(self) -> None:
         """Take the step back: everything is as it was before."""
-        for tensor, copy in self._copies.items():
-            tensor.copy_(copy)
+        for tensor, copied in self._copies.items():
+            tensor.copy_(copied)
         for parameter, state in self._states.items():
             self._optimizer.state[parameter] = state
+        change_settings(self._optimizer, self._groups)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second)
+    return bool(first == second)
 
 
 @dataclass

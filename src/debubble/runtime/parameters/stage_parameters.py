@@ -67,10 +67,10 @@ class ParameterPairs:
         """Each master as the optimizer sees it."""
 
     def of(
-        self, parameter: nn.Parameter, replicas: Replicas, *, on_host: bool, quantized: bool = False
+        self, parameter: nn.Parameter, replicas: Replicas, *, on_host: bool, keeps_dtype: bool = False
     ) -> ParameterPair:
-        """The pair of a parameter, made once; what is `quantized` keeps its dtype."""
-        if parameter not in self._made and quantized:
+        """The pair of a parameter, made once; one that `keeps_dtype` is frozen."""
+        if parameter not in self._made and keeps_dtype:
             kept = nn.Parameter(parameter.detach().to(self._on), requires_grad=False)
             self._made[parameter] = ParameterPair(kept, kept, replicas)
         elif parameter not in self._made:
@@ -146,8 +146,9 @@ class StageWeights:
         self._quantized = shapes_of(units)
         self._scales = {name: scales_names(name, parameters) for name in self._quantized}
         kept = {*self._quantized, *(scales for names in self._scales.values() for scales in names)}
+        kept |= {name for unit in units for name in unit.constants}
         named = {
-            n: pairs.of(p, experts.get(n, replicas), on_host=on_host, quantized=n in kept)
+            n: pairs.of(p, experts.get(n, replicas), on_host=on_host, keeps_dtype=n in kept)
             for n, p in parameters.items()
         }
         working = {p: named[name].working for name, p in parameters.items()}

@@ -9,32 +9,55 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from debubble.files import write_whole
+from debubble.files import decode_json, write_whole
 from debubble.ir import InputError
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
-@dataclass(frozen=True, kw_only=True)
-class RunProgress:
+
+class SavedRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings that a checkpoint remembers, by the options' names; None: an earlier version did not write it.
+
+    Others, such as the paths of a run, are the command line's alone.
+    """
+
+    steps: Count | None = None
+    learning_rate: float | None = None
+    warmup: Count | None = None
+    lr_schedule: str | None = None
+    optimizer: str | None = None
+    optimizer_settings: Mapping[str, Any] | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+    ema_decay: float | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that were written."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+
+class RunProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Progress of a run: what resuming needs beside tensors.
 
     Random numbers follow from `seed`, and with `step` and `samples` from nothing else.
     """
 
-    step: int
+    step: Count
     """Steps done."""
-    samples: int
+    samples: Count
     """Sequences seen."""
-    seed: int
+    seed: Count
     model: Mapping[str, Any]
     """The model's config, to refuse a checkpoint of another one."""
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the optimizer and of its learning rate's schedule, by the options' names."""
+    recipe: SavedRecipe = SavedRecipe()
+    """Settings of the optimizer and of its learning rate's schedule."""
     loss_scale: tuple[float, int] | None = None
     """The loss scale of an fp16 run, and the steps since it changed."""
 
@@ -56,9 +79,11 @@ def latest(folder: Path) -> Path:
 def progress_of(checkpoint: Path) -> RunProgress:
     """Read how far the checkpoint's run was.  Raises InputError if debubble has not written it."""
     try:
-        return msgspec.json.decode((checkpoint / "progress.json").read_bytes(), type=RunProgress)
-    except (OSError, msgspec.DecodeError) as error:
+        return decode_json((checkpoint / PROGRESS).read_bytes(), RunProgress)
+    except OSError as error:
         raise InputError(f"{checkpoint} is not a whole checkpoint: {error}.") from error
+    except msgspec.DecodeError as error:
+        raise InputError(f"{checkpoint / PROGRESS} is not what debubble writes: {error}.") from error
 
 
 MANIFEST, PROGRESS, METADATA = "manifest.json", "progress.json", ".metadata"
@@ -113,8 +138,8 @@ def check_sizes(checkpoint: Path) -> Manifest | None:
                 raise DamagedError(checkpoint, f"{name} is missing")
         return None
     try:
-        manifest = msgspec.json.decode((checkpoint / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        manifest = decode_json((checkpoint / MANIFEST).read_bytes(), Manifest)
+    except (OSError, msgspec.DecodeError) as error:
         raise DamagedError(checkpoint, f"{MANIFEST} cannot be read") from error
     for name, digest in manifest.files.items():
         if Path(name).name != name:

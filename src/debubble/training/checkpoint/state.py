@@ -7,7 +7,7 @@ their scales, belong to the part of the parameter that a rank has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,15 +21,22 @@ from debubble.training.checkpoint.dcp_planners import OF_A_PART
 
 AVERAGE = "average."
 """Prefix of the entries with moving averages of parameters."""
+OF_GROUP = ".group."
+"""Stands between a parameter's name and that of a number of its group."""
+SETTINGS = frozenset({"params", "lr", "weight_decay"})
+"""Entries of groups that the options of a run say, for each group or step its own."""
 
 
 def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
     """This rank's shards of the run's tensors, live: the pipeline trains on what is loaded into them.
 
-    Numbers that an optimizer keeps as Python's own are copies: see `take_numbers`.
+    Numbers that an optimizer keeps as Python's own, and those of its groups, are copies: see `take_numbers`.
     """
     state: dict[str, TensorShard] = {}
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
+    group_of = {
+        p: group for optimizer in pipeline.optimizers for group in optimizer.param_groups for p in group["params"]
+    }
     for optimizer in pipeline.optimizers:
         make_states(optimizer)
     if pipeline.averages is not None:
@@ -42,12 +49,39 @@ def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
         if parameter in optimizer_of:
             for what, value in optimizer_of[parameter].state[parameter].items():
                 state.update(_entries(f"optimizer.{name}.{what}", value, piece))
+            for what, value in group_numbers(optimizer_of[parameter], group_of[parameter]).items():
+                state[f"optimizer.{name}{OF_GROUP}{what}"] = TensorShard.whole(value)
     return state
 
 
-def take_numbers(pipeline: Pipeline, state: dict[str, TensorShard]) -> None:
-    """Give the optimizers the numbers that were loaded into `state`, where they keep Python's own."""
+def group_numbers(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The numbers of a group that its steps have changed, such as the count of steps of schedule-free optimizers.
+
+    The others are settings, which follow from the options of a run.
+    """
+    numbers = {}
+    for what, value in group.items():
+        single = isinstance(value, Tensor) and not value.dim()
+        if (
+            what not in SETTINGS
+            and (single or isinstance(value, int | float))
+            and value != optimizer.defaults.get(what)
+        ):
+            exact = {bool: torch.bool, int: torch.int64, float: torch.float64}.get(type(value))
+            numbers[what] = torch.as_tensor(value, dtype=exact).detach().clone()
+    return numbers
+
+
+def take_numbers(pipeline: Pipeline, state: Mapping[str, TensorShard]) -> None:
+    """Give the optimizers the numbers that were loaded into `state`, where they keep Python's own, or in groups."""
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
+    group_of = {
+        p: group for optimizer in pipeline.optimizers for group in optimizer.param_groups for p in group["params"]
+    }
+    for name, parameter, _ in pipeline.shards():
+        beginning = f"optimizer.{name}{OF_GROUP}"
+        for entry in [entry for entry in state if entry.startswith(beginning)] if parameter in group_of else ():
+            _put(group_of[parameter], entry.removeprefix(beginning), state[entry].tensor)
     for name, parameter, _ in pipeline.shards():
         states = optimizer_of[parameter].state[parameter] if parameter in optimizer_of else {}
         for what, value in states.items():
@@ -55,12 +89,19 @@ def take_numbers(pipeline: Pipeline, state: dict[str, TensorShard]) -> None:
                 states[what] = type(value)(state[f"optimizer.{name}.{what}"].tensor.item())
 
 
+def _groups(pipeline: Pipeline) -> dict[Tensor, dict[str, Any]]:
+    """The group of each parameter in its optimizer."""
+    groups = (group for optimizer in pipeline.optimizers for group in optimizer.param_groups)
+    return {parameter: group for group in groups for parameter in group["params"]}
+
+
 def make_states(optimizer: Optimizer) -> None:
-    """Let an optimizer make the states of parameters that it has never stepped, by steps that change nothing."""
+    """Let an optimizer make the states of parameters that it has never stepped, by steps that change nothing else."""
     parameters = [p for p in parameters_of(optimizer) if p not in optimizer.state]
     if not parameters:
         return
     gradients = {p: p.grad for p in parameters_of(optimizer)}
+    groups = [{what: _copy(value) for what, value in group.items()} for group in optimizer.param_groups]
     for parameter in gradients:
         parameter.grad = None
     for parameter in parameters:  # one by one, so that there is one copy at a time
@@ -69,8 +110,26 @@ def make_states(optimizer: Optimizer) -> None:
         optimizer.step()
         parameter.grad = None
         parameter.detach().copy_(before)
+        for group, entries in zip(optimizer.param_groups, groups, strict=True):
+            for what in group.keys() - entries.keys():
+                del group[what]
+            for what, value in entries.items():
+                _put(group, what, value)
     for parameter, gradient in gradients.items():
         parameter.grad = gradient
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a tensor; anything else, which is replaced rather than changed, as it is."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _put(group: dict[str, Any], what: str, value: Any) -> None:
+    """Set a group's entry, in place where it is a tensor."""
+    if isinstance(group.get(what), Tensor):
+        group[what].copy_(value)
+    else:
+        group[what] = value.item() if isinstance(value, Tensor) else value
 
 
 def _entries(name: str, value: Any, piece: TensorShard) -> Iterator[tuple[str, TensorShard]]:

@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from debubble.ir import DebubbleError, InputError
+from debubble.processes import end_with_parent
 from debubble.runtime.batch import IGNORED, Entries, check_entries
-from debubble.runtime.launcher import end_with_parent
+from debubble.runtime.failures import UserCodeError
 from debubble.training.data.text import Sequences, Tokens, shuffled_indices
 from debubble.training.user_code import Dataset, current_folder_last
 
@@ -131,7 +132,13 @@ class DatasetSamples:
 
     def _item(self, sample: int, place: int) -> Any:
         with _random_numbers(random.Random(f"{self.seed} {sample}").getrandbits(32)):
-            return _as_tensors(self.dataset[place], place, self.sequence_length)
+            try:
+                item = self.dataset[place]
+            except DebubbleError:
+                raise
+            except Exception as error:
+                raise UserCodeError.of(error, f"Item {place} of the dataset cannot be made") from error
+            return _as_tensors(item, place, self.sequence_length)
 
 
 def _side_by_side(items: Sequence[Any]) -> Entries:
@@ -159,15 +166,15 @@ def _random_numbers(seed: int) -> Iterator[None]:
 
 
 def _as_tensors(item: Any, place: int, length: int) -> Tensor | Mapping[str, Tensor]:
-    """An item as tensors.  Raises InputError if it has another form or length."""
+    """An item as tensors.  Raises InputError if it has another form or length, or numbers that are not whole."""
     if isinstance(item, Mapping):
         check_entries(item, f"Item {place} of the dataset")
-        entries = {name: torch.as_tensor(item[name], dtype=torch.int64) for name in sorted(item)}
+        entries = {name: _whole_numbers(item[name], place) for name in sorted(item)}
         shapes = {name: list(entry.shape) for name, entry in entries.items()}
         if "input_ids" in entries and set(map(tuple, shapes.values())) == {(length,)}:
             return entries
     elif isinstance(item, Tensor | np.ndarray | Sequence):
-        tokens = torch.as_tensor(item, dtype=torch.int64)
+        tokens = _whole_numbers(item, place)
         shapes = {"tokens": list(tokens.shape)}
         if shapes["tokens"] == [length + 1]:
             return tokens
@@ -179,6 +186,20 @@ def _as_tensors(item: Any, place: int, length: int) -> Tensor | Mapping[str, Ten
     )
 
 
+def _whole_numbers(values: Any, place: int) -> Tensor:
+    """The numbers as torch's kernels take them.  Raises InputError if they are not whole."""
+    try:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"Item {place} of the dataset is no array of numbers: {error}.") from error
+    if found.is_floating_point() or found.is_complex():
+        dtype = str(found.dtype).removeprefix("torch.")
+        raise InputError(f"Item {place} of the dataset has numbers of {dtype}: tokens are whole numbers.")
+    return found.long()
+
+
+READS, STARTS = "reads data", "starts the process that reads data"
+"""Phases of a rank; the second one takes as long as Python does to import what the dataset needs."""
 AHEAD = 2
 """Batches that are made before they are asked for."""
 
@@ -194,6 +215,11 @@ class Prefetcher:
         self._samples, self._stride = samples, stride
         self._batches: Iterator[Entries | DebubbleError] = iter(())
         self._next: tuple[int, int] | None = None
+
+    @property
+    def phase(self) -> str:
+        """What a rank does that asks for the next batch."""
+        return READS if self._next is not None or not self._samples.separate else STARTS
 
     def batch(self, first: int, *, count: int) -> Entries:
         """Samples `first` to `first + count`.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -101,5 +102,15 @@ class Sequences:
 def shuffled_indices(first: int, *, count: int, per_epoch: int, seed: int) -> npt.NDArray[np.int64]:
     """Indices below `per_epoch` of the `count` samples from `first` on: each once per epoch, in a new order."""
     epochs, places = np.divmod(np.arange(first, first + count), per_epoch)
-    orders = {epoch: np.random.default_rng([seed, int(epoch)]).permutation(per_epoch) for epoch in np.unique(epochs)}
-    return np.array([orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)], dtype=np.int64)
+    indices = np.empty(count, dtype=np.int64)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        indices[here] = _order(int(epoch), per_epoch, seed)[places[here]]
+    return indices
+
+
+@lru_cache(maxsize=2)  # of the epoch that ends and of the one that begins
+def _order(epoch: int, per_epoch: int, seed: int) -> npt.NDArray[Any]:
+    """The order of an epoch's samples, 4 bytes each where that is enough: a run has some ten millions."""
+    order = np.random.default_rng([seed, epoch]).permutation(per_epoch)
+    return order.astype(np.uint32) if per_epoch <= 2**32 else order

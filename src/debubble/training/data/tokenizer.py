@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from debubble.files import user_cache
+from debubble.files import parse, user_cache
 from debubble.ir import InputError
 
 if TYPE_CHECKING:
@@ -63,8 +63,11 @@ class HfTokenizer:
     def separator(self) -> int | None:
         """The token that ends each text."""
         config = self._file.with_name("tokenizer_config.json")
-        named = json.loads(config.read_text(encoding="utf-8")).get("eos_token") if config.is_file() else None
-        text: str | None = named["content"] if isinstance(named, dict) else named
+        settings = parse(json.loads, config.read_bytes(), f"{config} is no JSON") if config.is_file() else {}
+        named = settings.get("eos_token") if isinstance(settings, dict) else None
+        text = named.get("content") if isinstance(named, dict) else named
+        if not isinstance(text, str | None):
+            raise InputError(f"{config} names an end of texts that is no text: {text!r}.")
         found: int | None = None if text is None else self._tokenizer.token_to_id(text)
         return self.end if found is None else found
 

@@ -205,7 +205,7 @@ def _orders(plan: Plan, sums: Mapping[str, Terms], *, effort: float) -> Iterator
 
     Raises InfeasibleError if none fits the memory limit.
     """
-    from debubble.planners.optpipe import initial
+    from debubble.planners.initial_schedules import initial
     from debubble.search.effort import Effort
     from debubble.search.optimize import optimize
 

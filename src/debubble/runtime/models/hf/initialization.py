@@ -6,6 +6,8 @@ So any rank gets the values that the whole model has, whatever the partition.
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,28 +17,41 @@ from torch.overrides import TorchFunctionMode
 from debubble.ir import InputError
 from debubble.runtime.models.seeded_random import DRAWING, drawn
 
+INITIALISING = Lock()
+"""Held while transformers builds or initialises modules: building replaces functions of `torch.nn.init` everywhere."""
+
 
 def materialise(module: nn.Module, model: Any, *, prefix: str, seed: int, dtype: torch.dtype) -> None:
     """Bring a module of `model` from the meta device to the CPU, with initial weights of that dtype.
 
-    `prefix`: of its names in the model.  Raises InputError if transformers leaves a value open.
+    What the model has computed, as buffers, stays.  `prefix`: of its names in the model.  Raises InputError if
+    transformers leaves a value open.
     """
+    computed = {name: tensor.detach().clone() for name, tensor in _named_tensors(module) if not tensor.is_meta}
     module.to_empty(device="cpu")
-    with torch.no_grad():
-        for tensor in _floats(module):
-            tensor.fill_(torch.nan)
+    with INITIALISING, torch.no_grad():
+        for name, tensor in _named_tensors(module):
+            if name in computed:
+                tensor.copy_(computed[name])
+            elif tensor.is_floating_point():
+                tensor.fill_(torch.nan)
         for name, part in reversed(list(module.named_modules(prefix=prefix.removesuffix(".")))):
-            with _NamedRandomness(f"{seed} {name}"):
+            # A part may initialise modules inside it, of which other units have some.
+            with _NamedRandomness(f"{seed} {name}"), suppress(AttributeError):
                 model._init_weights(part)
-        if any(tensor.isnan().any() for tensor in _floats(module)):
-            raise InputError(f"transformers does not say with what '{prefix}' starts, so it cannot be built piecewise.")
+        for name, tensor in _named_tensors(module):
+            if tensor.is_floating_point() and tensor.isnan().any():
+                raise InputError(
+                    f"transformers does not say with what '{prefix}{name}' starts, so it cannot be built piecewise."
+                )
         for parameter in module.parameters():
             # Drawn in fp32 whatever the dtype, so that runs in other precisions start alike.
-            parameter.data = parameter.data.to(dtype)
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
 
 
-def _floats(module: nn.Module) -> list[Tensor]:
-    return [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 class _NamedRandomness(TorchFunctionMode):

@@ -1,14 +1,14 @@
 """A causal model of transformers without its layers, which pass through stand-ins: what it does before, after, around.
 
-The model is built on the meta device.  Its layers are the entries of the one list of modules among its base model's
-children; its pipeline plan, or else the order of these children, says what comes before them.
+The model is built on the meta device.  Its layers are the entries of the one list of modules in its base model; a trial
+shows which of the other modules run before them and which after.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from debubble.ir import InputError
 from debubble.models.config import ModelConfig
-from debubble.runtime.models.hf.initialization import materialise
+from debubble.runtime.models.hf.initialization import INITIALISING, materialise
 from debubble.runtime.models.hf.names import HEAD_TABLE, TABLE
 
 TRIAL = 1, 4
@@ -39,18 +40,29 @@ class ForwardProbe:
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
-        self.tupled = False
-        """True if layers return their result as the first of a tuple."""
+        self.tuple_size = 0
+        """Size of the tuples whose first entries are the layers' results; 0: they return these alone."""
         self.given: list[LayerArguments] = []
+        self.embedded: Tensor | None = None
+        """The hidden states that the model is given in place of tokens."""
         self.result: Tensor | None = None
         """The tensor that the last layer is to return; None: the one that the first is given."""
+        self.before: dict[str, bool] = {}
+        """Whether a module that other units have runs before the layers, by name."""
 
     def past(self, given: LayerArguments) -> Any:
         """Note a layer's arguments, and return what the model is to go on with in place of the layer's result."""
         self.given.append(given)
         replaced = self.result is not None and len(self.given) == self.layers
         y = self.result if replaced else given.hidden
-        return (y,) if self.tupled else y
+        return (y, *[None] * (self.tuple_size - 1)) if self.tuple_size else y
+
+    def absent(self, name: str, x: Any) -> Any:
+        """Note on which side of the layers a module runs, and return what stands for its result there."""
+        before = not self.given
+        if self.before.setdefault(name, before) != before:
+            raise ValueError(f"it uses '{name}' on both sides of its layers")
+        return self.embedded if before else x
 
 
 class _StandIn(nn.Module):
@@ -68,16 +80,14 @@ class _StandIn(nn.Module):
 
 
 class _Absent(nn.Module):
-    """A module in the place of one that another unit has: passes its input on while the result is of no account."""
+    """A module in the place of one that another unit has: its result there is of no account."""
 
-    def __init__(self, name: str, probe: ForwardProbe, *, before: bool) -> None:
+    def __init__(self, name: str, probe: ForwardProbe) -> None:
         super().__init__()
-        self.name, self.probe, self.before = name, probe, before
+        self.name, self.probe = name, probe
 
-    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        if self.before == bool(self.probe.given):
-            raise ValueError(f"it uses '{self.name}' on both sides of its layers")
-        return x
+    def forward(self, x: Any = None, *_: Any, **__: Any) -> Any:
+        return self.probe.absent(self.name, x)
 
 
 @dataclass(frozen=True)
@@ -93,22 +103,36 @@ class Frame:
 
     def from_layers(self, x: Tensor) -> Tensor:
         """The logits, if the last layer returns `x`."""
-        self.probe.result = x
-        logits: Tensor = self.causal(inputs_embeds=x.detach(), use_cache=False).logits
+        self.probe.result, self.probe.embedded = x, _unused(x)
+        logits: Tensor = self.causal(inputs_embeds=self.probe.embedded, use_cache=False).logits
         self._take_arguments()
         return logits
 
     def around_layers(self, x: Tensor) -> Sequence[LayerArguments]:
-        """The arguments that each layer is given, if `x` comes from the embedding."""
-        return self._arguments(inputs_embeds=x)
+        """The arguments that each layer is given, if hidden states such as `x` come from the embedding."""
+        self.probe.embedded = _unused(x)
+        return self._arguments(inputs_embeds=self.probe.embedded)
 
     def _arguments(self, **inputs: Tensor) -> list[LayerArguments]:
-        self.causal.base_model(**inputs, use_cache=False)
+        base_of(self.causal)(**inputs, use_cache=False)
         return self._take_arguments()
 
     def _take_arguments(self) -> list[LayerArguments]:
-        given, self.probe.given, self.probe.result = self.probe.given, [], None
+        given, self.probe.given, self.probe.result, self.probe.embedded = self.probe.given, [], None, None
         return given
+
+
+def _unused(x: Tensor) -> Tensor:
+    """Hidden states whose values are of no account; a model may change them in place.  NaN stays NaN."""
+    return x.detach() * 0
+
+
+def base_of(causal: Any) -> Any:
+    """The part of a causal model that has no head, under whatever name."""
+    if causal.base_model is not causal:
+        return causal.base_model
+    inner = [child for child in causal.children() if hasattr(child, "base_model")]
+    return inner[0] if len(inner) == 1 else causal
 
 
 class ModelParts:
@@ -116,60 +140,69 @@ class ModelParts:
 
     def __init__(self, config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> None:
         self.model = on_meta(config, dtype=dtype)
-        """Whole, on the meta device, with stand-ins for its layers."""
-        base = self.model.base_model
-        lists = {name: child for name, child in base.named_children() if isinstance(child, nn.ModuleList)}
-        if len(lists) != 1:
-            raise _refusal(config, "its base model has no single list of layers")
-        own, self.layers = next(iter(lists.items()))
-        self.path = next(name for name, module in self.model.named_modules() if module is self.layers)
-        """The name of the list of layers."""
+        """Whole, on the meta device, with stand-ins for its layers and its constants as frozen parameters."""
+        self.constants = frozenset(_freeze_buffers(self.model))
+        """The names of constants that stay in the dtype that they have, whatever that of the run."""
+        self.path, self.layers = _list_of_layers(self.model, config)
+        """The name of the list of layers, and the list."""
         self.tables = tables_of(self.model)
-        self._check_state(config)
-        order = [*(getattr(base.config, "base_model_pp_plan", None) or dict(base.named_children()))]
-        self._before = set(order[: order.index(own)])
+        self._before: frozenset[str] = frozenset()
         self._probe = ForwardProbe(len(self.layers))
-        setattr(base, own, nn.ModuleList(_StandIn(layer, self._probe) for layer in self.layers))
+        owner, _, own = self.path.rpartition(".")
+        standing = nn.ModuleList(_StandIn(layer, self._probe) for layer in self.layers)
+        setattr(self.model.get_submodule(owner), own, standing)
         self._around = self._trial(config)
+        embedding = _name_in(self.model, self.model.get_input_embeddings())
+        self._before = frozenset(
+            name
+            for name in self._outside(self.model)
+            if f"{embedding}.".startswith(f"{name}.") or self._ran_before(name)
+        )
 
     @property
     def before(self) -> Frame:
         """The frame with the modules before the layers."""
-        return self._frame(lambda before: before)
+        return self._frame(lambda name: name in self._before)
 
     @property
     def after(self) -> Frame:
         """The frame with the modules after the layers."""
-        return self._frame(lambda before: not before)
+        return self._frame(lambda name: name not in self._before)
 
     @property
     def around(self) -> Frame:
         """The frame without any module that has parameters; buffers are in place."""
         return self._around
 
-    def _frame(self, held: Callable[[bool], bool]) -> Frame:
-        """A copy that has what comes before the layers, or after them, if it is `held`."""
-        model = copy.deepcopy(self.model)
-        base = model.base_model
-        probe = next(module for module in model.modules() if isinstance(module, _StandIn)).probe
-        for parent in (model, base):
-            for name, child in list(parent.named_children()):
-                before = parent is base and name in self._before
-                if child is not base and not held(before) and any(True for _ in child.parameters()):
-                    setattr(parent, name, _Absent(name, probe, before=before))
-        return Frame(model, probe)
+    def _ran_before(self, name: str) -> bool:
+        return self._around.probe.before.get(name, False)
 
-    def _check_state(self, config: Mapping[str, Any]) -> None:
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        beside = [name for name in self.model.state_dict() if name not in parameters]
-        if beside:
-            raise _refusal(config, f"its '{beside[0]}' is state that no optimizer steps")
+    def _outside(self, model: nn.Module) -> Mapping[str, nn.Module]:
+        """The modules beside the list of layers and beside those that the list is in, by name."""
+        path = self.path.split(".")
+        around = [".".join(path[:depth]) for depth in range(len(path) + 1)]
+        return {
+            f"{parent}.{name}" if parent else name: child
+            for parent in around[:-1]
+            for name, child in model.get_submodule(parent).named_children()
+            if (f"{parent}.{name}" if parent else name) not in around
+        }
+
+    def _frame(self, held: Callable[[str], bool]) -> Frame:
+        """A copy that has the modules outside of the list of layers that are `held`."""
+        model = copy.deepcopy(self.model)
+        probe = next(module for module in model.modules() if isinstance(module, _StandIn)).probe
+        for name, child in self._outside(model).items():
+            if not held(name) and any(True for _ in child.parameters()):
+                parent, _, own = name.rpartition(".")
+                setattr(model.get_submodule(parent), own, _Absent(name, probe))
+        return Frame(model, probe)
 
     def _trial(self, config: Mapping[str, Any]) -> Frame:
         """The frame without parameters, once it has shown how layers are called."""
-        x = torch.full((*TRIAL, self.model.config.hidden_size), torch.nan)
+        x = torch.full((*TRIAL, self.model.get_input_embeddings().weight.shape[-1]), torch.nan)
         why = ""
-        for self._probe.tupled in (False, True):
+        for self._probe.tuple_size in range(3):
             frame = self._frame(lambda _: False)
             for name, _ in frame.causal.named_parameters():
                 raise _refusal(config, f"'{name}' belongs to no module beside or in them")
@@ -177,7 +210,15 @@ class ModelParts:
             frame.causal.eval()
             try:
                 given = frame.around_layers(x)
-            except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            except (
+                AttributeError,
+                IndexError,
+                KeyError,
+                NotImplementedError,
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ) as error:
                 why = _first_line(error)
                 continue
             if len(given) != len(self.layers) or any(g.hidden is not given[0].hidden for g in given):
@@ -189,6 +230,43 @@ class ModelParts:
             else:
                 return frame
         raise _refusal(config, why)
+
+
+def _list_of_layers(model: Any, config: Mapping[str, Any]) -> tuple[str, nn.ModuleList]:
+    """The name of the one list of modules that lies in the base model and in no other list, and the list."""
+    base: nn.Module = base_of(model)
+    start = _name_in(model, base)
+    lists = {
+        name: module
+        for name, module in base.named_modules()
+        if isinstance(module, nn.ModuleList) and any(True for _ in module.parameters())
+    }
+    outer = {name: m for name, m in lists.items() if not any(name.startswith(f"{other}.") for other in lists)}
+    if len(outer) != 1:
+        raise _refusal(config, "its base model has no single list of layers")
+    ((name, layers),) = outer.items()
+    if len(layers) != ModelConfig.from_hf(config).layers:
+        raise _refusal(
+            config, f"it has {len(layers)} layers in its list, and debubble reads {ModelConfig.from_hf(config).layers}"
+        )
+    return f"{start}.{name}" if start else name, layers
+
+
+def _freeze_buffers(model: Any) -> Iterator[str]:
+    """Make parameters that nothing steps of the buffers that a checkpoint has; those that keep their dtype, by name."""
+    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name in [name for name in model.state_dict() if name not in parameters]:
+        path, _, own = name.rpartition(".")
+        module = model.get_submodule(path)
+        constant = nn.Parameter(module._buffers.pop(own), requires_grad=False)
+        module.register_parameter(own, constant)
+        if not constant.is_floating_point() or kept & {*name.split(".")}:
+            yield name
+
+
+def _name_in(model: Any, part: nn.Module) -> str:
+    return next(str(name) for name, module in model.named_modules() if module is part)
 
 
 def _is_constant(value: Any) -> bool:
@@ -204,11 +282,8 @@ def _refusal(config: Mapping[str, Any], why: str) -> InputError:
     return InputError(f"transformers' '{config.get('model_type')}' cannot be divided between its layers: {why}.")
 
 
-def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
-    """Make the causal model of a config on the meta device, by transformers, to run in this dtype.
-
-    Raises InputError if there is none.
-    """
+def _import(config: Mapping[str, Any]) -> Any:
+    """The module transformers.  Raises InputError if it is missing or old."""
     family = str(config.get("model_type"))
     try:
         # transformers puts another module in its place while it is imported: an import statement of a second thread
@@ -218,26 +293,93 @@ def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) ->
         raise InputError(f"'{family}' runs with transformers' modules: pip install 'debubble[hf]'.") from error
     if int(transformers.__version__.partition(".")[0]) < 5:
         raise InputError(f"'{family}' runs with the modules of transformers 5 or later: update it.")
+    return transformers
+
+
+def complete_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config with transformers' defaults for what it leaves out.  Raises InputError if there is no such family."""
+    entries: Mapping[str, Any] = _read_config(_import(config), config).to_dict()
+    return entries
+
+
+def _read_config(transformers: Any, config: Mapping[str, Any]) -> Any:
+    family = str(config.get("model_type"))
+    try:
+        return type(transformers.AutoConfig.for_model(family)).from_dict(without_kernels(config))
+    except ValueError as error:
+        raise InputError(
+            f"transformers builds no causal model of the type '{family}': {_first_line(error)}."
+        ) from error
+
+
+def ignored_names(config: Mapping[str, Any]) -> Sequence[str]:
+    """Expressions for names in checkpoints of a family to which transformers pays no heed."""
+    if not ModelConfig.from_hf(config).whole_layers:
+        return ()
+    transformers = _import(config)
+    kind = transformers.AutoModelForCausalLM._model_mapping[type(_read_config(transformers, config))]
+    return kind._keys_to_ignore_on_load_unexpected or ()
+
+
+def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) -> Any:
+    """Make the causal model of a config on the meta device, by transformers, to run in this dtype.
+
+    Raises InputError if there is none.
+    """
+    family, transformers = str(config.get("model_type")), _import(config)
     if config.get("output_router_logits"):
         raise InputError(
             f"The runtime has no auxiliary loss for the routers of '{family}', which 'output_router_logits' asks for:"
             " set it to false."
         )
     try:
-        read = type(transformers.AutoConfig.for_model(family)).from_dict(dict(config))
-        # Fused attention draws dropout's masks from torch's global generator; grouped products know no fp64.
+        read = _read_config(transformers, config)
+        # Fused attention draws dropout's masks from torch's global generator and caps no scores; grouped products know
+        # no fp64.
         eager = {
-            "attn_implementation": bool(getattr(read, "attention_dropout", 0)),
+            "attn_implementation": bool(
+                getattr(read, "attention_dropout", 0) or getattr(read, "attn_logit_softcapping", None)
+            ),
             "experts_implementation": dtype is torch.float64,
         }
         chosen = {option: "eager" for option, needed in eager.items() if needed}
-        with torch.device("meta"):
+        with INITIALISING, torch.device("meta"), _ComputedValues():
             build: Any = transformers.AutoModelForCausalLM.from_config
             return build(read, dtype=torch.float32, **chosen)
     except (ImportError, ValueError) as error:
         raise InputError(
             f"transformers builds no causal model of the type '{family}': {_first_line(error)}."
         ) from error
+
+
+class _ComputedValues(TorchFunctionMode):
+    """A mode in which small tensors that a model computes while it is made have values, as buffers do."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        made = function(*args, **kwargs)
+        if function in _COMPUTED and kwargs.get("device") is None and made.numel() <= _SMALL:
+            return function(*args, **{**kwargs, "device": "cpu"})
+        return made
+
+
+_COMPUTED = frozenset((torch.arange, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros))
+"""The functions that make tensors with values; linear layers and tables begin empty."""
+_SMALL = 2**22
+"""Elements of the largest tensor that is computed: a causal mask of 2048 tokens."""
+
+
+_KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "use_kernels")
+"""Entries by which transformers chooses kernels, which it may fetch from a hub."""
+
+
+def without_kernels(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config, and those inside it, without the entries that choose kernels."""
+    return {
+        name: without_kernels(value) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name not in _KERNELS
+    }
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ Layers get what the model gives them beside the hidden states (masks, positions)
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,11 @@ NOTED_SHAPES = 2
 
 
 class _HfUnit(ModuleUnit):
-    """A part of the model."""
+    """A part of the model, which has `constants` of it."""
+
+    def __init__(self, module: nn.Module, constants: Iterable[str], *, prefix: str, salt: int) -> None:
+        super().__init__(module, prefix=prefix, salt=salt)
+        self.constants = frozenset(constants)
 
     def divide(self, group: TensorGroup, made: dict[nn.Parameter, nn.Parameter]) -> Mapping[str, Cut]:
         cuts = super().divide(group, made)
@@ -52,8 +56,9 @@ class _HfEnd(_HfUnit):
 class HfEmbedding(_HfEnd):
     """The part of the model before its first layer."""
 
-    def __init__(self, frame: Frame) -> None:
-        super().__init__(frame.causal, prefix="", salt=0)
+    def __init__(self, parts: ModelParts) -> None:
+        frame = parts.before
+        super().__init__(frame.causal, parts.constants, prefix="", salt=0)
         self.frame = frame
         self.columns = (_path(frame.causal, frame.causal.get_input_embeddings()),)
 
@@ -66,7 +71,7 @@ class HfLayer(_HfUnit):
     """One layer."""
 
     def __init__(self, parts: ModelParts, layer: int, layer_context: LayerContext) -> None:
-        super().__init__(parts.layers[layer], prefix=f"{parts.path}.{layer}.", salt=layer + 1)
+        super().__init__(parts.layers[layer], parts.constants, prefix=f"{parts.path}.{layer}.", salt=layer + 1)
         self.layer, self.layer_context = layer, layer_context
         self.columns, self.rows = (
             tuple(f"module.{name}" for name in planned(parts, how)) for how in ("colwise", "rowwise")
@@ -89,8 +94,9 @@ class HfLayer(_HfUnit):
 class HfHead(_HfEnd):
     """The part of the model after its last layer, and the loss."""
 
-    def __init__(self, frame: Frame, layers: int) -> None:
-        super().__init__(frame.causal, prefix="", salt=layers + 1)
+    def __init__(self, parts: ModelParts) -> None:
+        frame = parts.after
+        super().__init__(frame.causal, parts.constants, prefix="", salt=len(parts.layers) + 1)
         self.loss = cross_entropy
         self.frame = frame
         self.columns = (_path(frame.causal, frame.causal.get_output_embeddings()),)
@@ -167,11 +173,11 @@ def _unit(parts: ModelParts, planned: PlannedUnit, layer_context: LayerContext) 
         raise InputError(f"transformers' modules recompute in full or not at all, not '{odd}'.")
     match planned.type, planned.layer:
         case "embedding", _:
-            return HfEmbedding(parts.before)
+            return HfEmbedding(parts)
         case "layer", int(layer) if layer < len(parts.layers):
             return HfLayer(parts, layer, layer_context)
         case "head", _:
-            return HfHead(parts.after, len(parts.layers))
+            return HfHead(parts)
         case _:
             raise InputError(
                 f"The model has no unit of type '{planned.type}' and layer {planned.layer}: make the plan again."

@@ -1,0 +1,1 @@
+"""ChronosPipe (Lin et al., arXiv): schedules with temporal locality, selective recomputation and offload."""

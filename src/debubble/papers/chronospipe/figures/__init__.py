@@ -1,0 +1,1 @@
+"""What ChronosPipe's figures and sections show, computed."""

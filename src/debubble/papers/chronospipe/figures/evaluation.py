@@ -1,0 +1,396 @@
+"""ChronosPipe's section 6: memory and throughput beside other methods, Figures 9 to 12."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from debubble.ir.stage_costs import CommunicationModel
+from debubble.papers.chronospipe.figures import own_plans
+from debubble.papers.chronospipe.figures.memory_model import (
+    ALL,
+    CHRONOS,
+    FITTED_LAYER,
+    FULL,
+    GB,
+    HALF,
+    INTERLEAVED,
+    INTERLEAVED_HALF,
+    INTERLEAVED_RECOMPUTED,
+    LAYER_STATES,
+    LIMIT,
+    LLAMA2_70B,
+    OPT_66B,
+    PALM_62B,
+    PLAIN,
+    QWEN2_32B,
+    RECOMP,
+    Method,
+    Shape,
+    percent,
+)
+from debubble.papers.chronospipe.figures.messages import MESSAGES, message_models, throughput, throughputs
+from debubble.papers.chronospipe.offload import STATE_BYTES
+from debubble.papers.claims import Claim, compared, stated
+from debubble.papers.drawings import Bars, Lines
+from debubble.papers.registry import Exhibit, Table, number
+
+BETWEEN = "how messages and compute overlap on the paper's cluster lies between our models"
+
+
+def _throughput(
+    statement: str, method: Method, reference: Method, p: int, m: int, paper: str, *, blocking: bool = False
+) -> Claim:
+    """A throughput in percent of another's, with the messages that the text describes; others beside it."""
+    shares = {k: 100 * v for k, v in throughputs(method, reference, p, m).items()}
+    chosen: CommunicationModel = "blocking" if blocking else "receiver"
+    others = ", ".join(f"{value:.1f}% {MESSAGES[model]}" for model, value in shares.items())
+    return compared(
+        f"{statement}; ours {MESSAGES[chosen]}",
+        paper=(paper,),
+        ours=[shares[chosen]],
+        unit="%",
+        because=f"{BETWEEN}: {others}",
+    )
+
+
+def figure_9a() -> Iterator[Exhibit]:
+    """Memory and throughput of 48 layers."""
+    activations, of_half = {CHRONOS: 17.23, RECOMP: 6.63, HALF: 10.6}, {HALF: 1.0, ALL: 0.646}
+    reference = _total(HALF, 48)
+    rows = tuple(
+        (
+            method.name,
+            activations.get(method),
+            round(48 * FITTED_LAYER * method.activations(8), 2),
+            round(48 * LAYER_STATES * method.states, 2),
+            of_half.get(method),
+            round(_total(method, 48) / reference, 3),
+        )
+        for method in (PLAIN, INTERLEAVED, HALF, INTERLEAVED_RECOMPUTED, CHRONOS, RECOMP, ALL)
+    )
+    table = Table(
+        title="Figure 9a: GB per device, 48 layers (42B), PP8 TP8",
+        columns=("method", "paper: activations", "ours", "ours: states", "paper: of 1F1B + R = 50%", "ours"),
+        rows=rows,
+        basis="fitted",
+        note="Fitted: the activations of a layer (0.4418 GB), so that Chronos-Pipe holds 17.23 GB. The paper counts"
+        " 1F1B + R = 50% without the layer that is being recomputed, and Chronos-Recomp with it. Its ALL keeps 97.58%"
+        f" of the throughput of {HALF.name}; {throughput(RECOMP, HALF, 8, 64)}",
+    )
+    ours = {row[0]: row for row in rows}
+    over = [name for name, row in ours.items() if row[2] + row[3] > LIMIT]
+    yield compared(
+        "GB of activations of Chronos-Pipe (fitted), + Recomp, 1F1B + R = 50%",
+        paper=("17.23", "6.63", "10.6"),
+        ours=[ours[method.name][2] for method in (CHRONOS, RECOMP, HALF)],
+    )
+    yield compared(
+        "ALL's memory in percent of 1F1B + R = 50%'s",
+        paper=("64.6",),
+        ours=[100 * ours[ALL.name][5]],
+        unit="%",
+        because="the activations of a layer are fitted to 17.23 GB; embedding and head are left out",
+    )
+    yield stated("methods out of memory in 32 GB", paper=f"{PLAIN.name}, {INTERLEAVED.name}", ours=", ".join(over))
+    yield _throughput("throughput of ALL in percent of 1F1B + R = 50%'s", RECOMP, HALF, 8, 64, "97.58")
+    yield table
+    messages = message_models()
+    yield messages
+    yield Bars(
+        title="Figure 9a: GB per device, 48 layers, PP8 TP8",
+        groups=list(ours),
+        series={"activations": [row[2] for row in rows], "model states": [row[3] for row in rows]},
+        unit="GB",
+        stacked=True,
+        limit=LIMIT,
+    )
+    yield Bars(
+        title="Throughputs of Figures 9a, 11, 12 and 13 in percent of the reference, by model of messages",
+        groups=[f"{row[0]}: {row[1]} of {row[2]}, {str(row[3]).split(',')[0]}" for row in messages.rows],
+        series={name: messages.column(name) for name in messages.columns[5:]},
+        unit="percent",
+        limit=100,
+    )
+
+
+def largest_model(method: Method) -> int:
+    """Layers that fit at PP8 TP8: a multiple of the number of stages."""
+    step = 8 * method.chunks
+    layers = step
+    while _total(method, layers + step) <= LIMIT:
+        layers += step
+    return layers
+
+
+def _total(method: Method, layers: int) -> float:
+    """GB on a device."""
+    return layers * (FITTED_LAYER * method.activations(8) + LAYER_STATES * method.states)
+
+
+def total_of(shape: Shape, method: Method) -> float:
+    """GB on a device at PP8 TP8, micro-batch 2, 4K tokens; layers only."""
+    activations = shape.layers * shape.layer_activation(tokens=2 * 4096, tensor=8)
+    states = shape.layers * shape.layer_states(tensor=8) / 8
+    return activations * method.activations(8) + states * method.states
+
+
+def figure_9b() -> Iterator[Exhibit]:
+    """The largest models."""
+    published = {PLAIN: 40, HALF: 64, CHRONOS: 48, RECOMP: 80, ALL: 96}
+    largest = {method: largest_model(method) for method in published}
+    rows = tuple(
+        (method.name, layers, largest[method], round(layers / 40, 2), round(largest[method] / largest[PLAIN], 2))
+        for method, layers in published.items()
+    )
+    table = Table(
+        title=f"Figure 9b: layers that fit into {LIMIT} GB, PP8 TP8",
+        columns=("method", "paper", "ours", "paper: of 1F1B", "ours"),
+        rows=rows,
+        basis="fitted",
+        note="Fitted: the activations of a layer, as in Figure 9a; all five sizes follow. A model has a multiple of p v"
+        " layers (of 8, ALL would have 104).",
+    )
+    yield compared(
+        "layers in 32 GB: " + ", ".join(method.name for method in published),
+        paper=list(map(str, published.values())),
+        ours=list(largest.values()),
+    )
+    yield compared(
+        "ALL's over 1F1B's, and over 1F1B + R = 50%'s (the abstract's claim)",
+        paper=("2.4", "1.5"),
+        ours=[largest[ALL] / largest[each] for each in (PLAIN, HALF)],
+    )
+    yield table
+    yield Bars(
+        title=table.title,
+        groups=[method.name for method in published],
+        series={"layers": list(largest.values())},
+        paper={"layers": list(published.values())},
+        unit="layers",
+    )
+
+
+def savings_10() -> Table:
+    """GPT3-175B at 16K."""
+    layers, hidden, tokens, tensor = 96, 12288, 16384, 8
+    layer = 32 * tokens * hidden / tensor / GB
+    states = 18 * 175e9 / 64 / GB
+    plain = layers * layer + states
+
+    def saving(method: Method, kept: float = 1.0) -> float:
+        return round(plain / (layers * layer * kept * method.activations(8) + states * method.states), 2)
+
+    full = FULL.run(8, 32).makespan
+    return Table(
+        title="Figure 10: GPT3-175B, PP8 TP8, 16K: saving over 1F1B, and speed over 1F1B + R = 100%",
+        columns=("method", "paper: saving", "ours", "paper: speed", "ours"),
+        rows=(
+            ("Megatron-Kwai", 1.27, saving(PLAIN, 21 / 32), None, None),
+            (RECOMP.name, 1.72, saving(RECOMP), 1.17, round(float(full / RECOMP.run(8, 32).makespan), 3)),
+            (ALL.name, 2.22, saving(ALL), None, None),
+        ),
+        basis="fitted",
+        note="Fitted: 32 bytes per token and column of a layer (34 with dropout masks give 1.75 and 2.25), of which"
+        " Megatron-Kwai recomputes 11. The speed is without the time of messages;"
+        f" {throughput(RECOMP, FULL, 8, 32)}",
+    )
+
+
+def figure_10() -> Iterator[Exhibit]:
+    """Other ways to recompute."""
+    fitted, ours = savings_10(), own_plans.figure_10()
+    speeds = {row[:2]: row[4] for row in ours.rows}
+    yield compared(
+        "saving over 1F1B of Megatron-Kwai, Chronos-Recomp and ALL",
+        paper=("1.27", "1.72", "2.22"),
+        ours=[row[2] for row in fitted.rows],
+    )
+    yield compared(
+        "speed of Chronos-Recomp over 1F1B + R = 100%, without messages",
+        paper=("1.17",),
+        ours=[fitted.rows[1][4]],
+        because="no message takes time here; with blocking ones it is less",
+    )
+    yield compared(
+        "speed of AdaPipe over 1F1B + R = 100% in the memory of its 1.76, by our planner",
+        paper=("1.26",),
+        ours=[speeds["adapipe", 1.76]],
+        because="costs are our model's, on other hardware, and the planner chooses among all operators",
+    )
+    yield compared(
+        "speed of ChronosPipe in the memory of its 1.72, by our planner",
+        paper=("1.17",),
+        ours=[speeds["chronos", 1.72]],
+        because="our planner recomputes cheap operators first, offloads activations too, and splits backwards",
+    )
+    yield compared(
+        "throughput that Megatron-Kwai loses against 1F1B in the memory of its 1.27: negligible, our planner",
+        paper=("at most 2",),
+        ours=[100 * (1 - speeds["megatron-kwai", 1.27] / speeds["dapple", 1.0])],
+        unit="%",
+    )
+    yield fitted
+    yield ours
+    title = "Figure 10: speed over 1F1B + R = 100% in the memory of each saving, planned"
+    yield ours.bars("speed", ["ours"], names="{}, saving {}", title=title, paper={"ours": ours.column(ours.columns[3])})
+
+
+METHODS_11 = (PLAIN, INTERLEAVED, CHRONOS, HALF, INTERLEAVED_HALF, RECOMP, ALL)
+LENGTHS = (2, 4, 8, 16)
+"""Thousands of tokens; the text names 8K alone."""
+
+
+def figure_11() -> Iterator[Exhibit]:
+    """Sequence lengths at PP4."""
+    blocking = throughputs(CHRONOS, PLAIN, 4, 32)["blocking"]
+    chronos, recomp, half, interleaved = (m.activations(4) for m in (CHRONOS, RECOMP, HALF, INTERLEAVED_HALF))
+    table = Table(
+        title="Figure 11: PP4, 32 layers",
+        columns=("", "paper", "ours"),
+        rows=(
+            ("activations saved, Chronos-Pipe against 1F1B", "12.5%", percent(1 - chronos)),
+            ("activations saved, Chronos-Recomp against 1F1B + R = 50%", "25%", percent(1 - recomp / half)),
+            (
+                "activations of interleaved 1F1B + R = 50% against 1F1B + R = 50%",
+                "more: out of memory at 8K",
+                percent(interleaved / half),
+            ),
+            ("throughput lost, Chronos-Pipe against 1F1B", "6% to 9%", percent(1 - blocking)),
+        ),
+        basis="modelled",
+        note="The savings follow from the schedules and are the paper's. The loss is simulated with m = 32 and blocking"
+        f" messages of T_c = 0.104 T_unit; the paper's is measured. With recomputation"
+        f" {throughput(RECOMP, HALF, 4, 32)}",
+    )
+    parameters = 32 * LLAMA2_70B.layer_parameters / 4 / 8
+    states = parameters * (6 + (STATE_BYTES - 6) / 2) / GB
+    sizes: dict[str, list[str]] = {}
+    for method in METHODS_11:
+        # ZeRO-1 over two replicas halves the 12 bytes that Chronos-Offload moves.
+        kept = states - float(method.on_host) * parameters * (STATE_BYTES - 6) / 2 / GB
+        each = [32 * FITTED_LAYER * length / 4 * method.activations(4) + kept for length in LENGTHS]
+        sizes[method.name] = [f"{gb:.1f}" if gb <= LIMIT else f"{gb:.1f} OOM" for gb in each]
+    memory = Table(
+        title=f"Figure 11: GB per device of 32 layers, DP2 (ZeRO-1) PP4 TP8, by sequence length; OOM beyond {LIMIT}",
+        columns=("method", *(f"{length}K" for length in LENGTHS)),
+        rows=tuple((name, *cells) for name, cells in sizes.items()),
+        basis="fitted",
+        note="Fitted: the activations of a layer, as in Figure 9a, linear in the length. Layers only: no embedding, no"
+        " workspace, no fragments.",
+    )
+    long = sizes[INTERLEAVED_HALF.name][LENGTHS.index(8)]
+    yield compared(
+        "activations saved by Chronos-Pipe and by Chronos-Recomp, against 1F1B and 1F1B + R = 50%",
+        paper=("12.5", "25"),
+        ours=[number(row[2]) for row in table.rows[:2]],
+        unit="%",
+    )
+    yield stated(
+        "interleaved 1F1B + R = 50% at 8K",
+        paper="out of memory",
+        ours="out of memory" if "OOM" in long else f"{long} GB of {LIMIT}",
+        because="ours counts neither the embedding nor the layer that is being recomputed, workspace and fragments",
+    )
+    yield _throughput(
+        "throughput of Chronos-Pipe in percent of 1F1B's: 6% to 9% lower",
+        CHRONOS,
+        PLAIN,
+        4,
+        32,
+        "91 to 94",
+        blocking=True,
+    )
+    yield _throughput(
+        "throughput of Chronos-Recomp in percent of 1F1B + R = 50%'s: comparable", RECOMP, HALF, 4, 32, "97 to 103"
+    )
+    yield table
+    yield memory
+    yield Lines(
+        title=memory.title,
+        across="thousands of tokens",
+        x=LENGTHS,
+        series={name: [number(cell) for cell in cells] for name, cells in sizes.items()},
+        unit="GB",
+        limit=LIMIT,
+    )
+
+
+MODELS_12 = (QWEN2_32B, PALM_62B, OPT_66B)
+
+
+def savings_12() -> Table:
+    """Other dense models."""
+    rows = []
+    for shape in MODELS_12:
+        half, full, recomp, everything = (total_of(shape, method) for method in (HALF, FULL, RECOMP, ALL))
+        rows.append(
+            (
+                shape.name, round(half, 1), round(recomp, 1), round(everything, 1), round(half / recomp, 2),
+                round(half / everything, 2), round(full / recomp, 2),
+            )
+        )  # fmt: skip
+    return Table(
+        title="Figure 12: saving over 1F1B + R = 50% (paper: 1.21 to 1.26 with Recomp, 1.56 to 1.58 ALL)",
+        columns=("model", "GB, R = 50%", "GB, Recomp", "GB, ALL", "Recomp", "ALL", "Recomp over R = 100%"),
+        rows=tuple(rows),
+        basis="modelled",
+        note="Nothing fitted: shapes as published, 4K tokens, layers only; R = 100% keeps nothing here. The paper's"
+        " Chronos-Recomp is about 1.15 times as fast as 1F1B + R = 100%;"
+        f" {throughput(RECOMP, FULL, 8, 64)} Its saving over R = 100% (1.04 to 1.10) depends on"
+        " what it counts as checkpoints.",
+    )
+
+
+def figure_12() -> Iterator[Exhibit]:
+    """Other dense models."""
+    table, ours = savings_12(), own_plans.figure_12()
+    speeds = {row[:2]: row[4] for row in ours.rows}
+    fit = [row[0] for row in table.rows if row[2] <= LIMIT]
+    methods = (HALF, FULL, RECOMP, ALL)
+    yield compared(
+        "saving of Chronos-Recomp over 1F1B + R = 50%: Qwen2.5-32B, PaLM-62B, OPT-66B",
+        paper=["1.21 to 1.26"] * 3,
+        ours=[row[4] for row in table.rows],
+        because="nothing is fitted; layers only",
+    )
+    yield compared(
+        "saving of ALL, the same",
+        paper=["1.56 to 1.58"] * 3,
+        ours=[row[5] for row in table.rows],
+        because="nothing is fitted; layers only",
+    )
+    yield stated(
+        "models that fit into 32 GB with Chronos-Recomp", paper="Qwen2.5-32B, PaLM-62B, OPT-66B", ours=", ".join(fit)
+    )
+    yield _throughput("throughput of Chronos-Recomp in percent of 1F1B + R = 100%'s", RECOMP, FULL, 8, 64, "115")
+    yield _throughput(
+        "throughput of Chronos-Recomp in percent of 1F1B + R = 50%'s: similar", RECOMP, HALF, 8, 64, "97 to 103"
+    )
+    yield compared(
+        "speed of ChronosPipe over 1F1B + R = 100% in 32 GB, by our planner: the same models",
+        paper=["1.15"] * 3,
+        ours=[speeds[shape.name, "chronos"] for shape in MODELS_12],
+        because="our planner recomputes what the 32 GB ask for, and no more",
+    )
+    yield compared(
+        "saving of ALL over 1F1B + R = 100%",
+        paper=["1.04 to 1.10"] * 3,
+        ours=[total_of(shape, FULL) / total_of(shape, ALL) for shape in MODELS_12],
+        because="R = 100% keeps nothing in our count, where the paper counts checkpoints, of what it does not say",
+    )
+    yield table
+    yield ours
+    yield Bars(
+        title="Figure 12: GB per device, layers only",
+        groups=[shape.name for shape in MODELS_12],
+        series={each.name: [total_of(shape, each) for shape in MODELS_12] for each in methods},
+        unit="GB",
+        limit=LIMIT,
+    )
+    yield Bars(
+        title="Figure 12: speed over 1F1B + R = 100% in 32 GB, planned",
+        groups=[shape.name for shape in MODELS_12],
+        series={planner: [speeds[shape.name, planner] for shape in MODELS_12] for planner in own_plans.PLANNERS_12},
+        paper={"chronos": [1.15] * 3},
+        unit="speed",
+    )

@@ -1,0 +1,128 @@
+"""The memory model behind ChronosPipe's figures: what a layer holds, and how much of it each schedule keeps.
+
+Activations of one layer and token, with flash attention, norms and activation function recomputed, and the inputs of
+the column-parallel products not divided over the tensor-parallel ranks (section 6.1):
+4 h + (4 q + 4 kv + 4 ffn) / t bytes, or 2 ffn without a gate.  Model states: 18 bytes per parameter.
+
+What a schedule keeps is simulated: its peak on device 0 in blocks, of p v blocks that all layers have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+
+from debubble.ir import Number, StageCosts
+from debubble.ir.stage_costs import CommunicationModel
+from debubble.papers.chronospipe.offload import KEPT_BYTES, STATE_BYTES
+from debubble.schedules import schedules
+from debubble.simulator import Timeline, simulate
+
+GB = 1e9
+LIMIT = 32
+"""GB of device memory."""
+MESSAGE = Fraction(104, 1000)
+"""T_c in T_unit (section 6.1)."""
+FITTED_LAYER = 17.23 / (13 / 16) / 48
+"""GB of one layer's activations (LLaMA2-70B's, t = 8, 2 x 4096 tokens): the paper's 17.23 GB are 13 / 16 of 48."""
+LAYER_STATES = STATE_BYTES * 42e9 / 48 / 64 / GB
+"""GB of states per layer of the model, on each of 64 devices: 48 layers have 42 B parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A decoder, as far as its memory goes."""
+
+    name: str
+    layers: int
+    hidden: int
+    queries: int
+    keys: int
+    """Width of the keys, and of the values."""
+    ffn: int
+    gated: bool
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        return self.hidden * (2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.ffn)
+
+    def layer_activation(self, *, tokens: int, tensor: int) -> float:
+        """GB on one device."""
+        divided = 4 * self.queries + 4 * self.keys + (4 if self.gated else 2) * self.ffn
+        return tokens * (4 * self.hidden + divided / tensor) / GB
+
+    def layer_states(self, *, tensor: int) -> float:
+        """GB on one device, of a layer in its stage."""
+        return STATE_BYTES * self.layer_parameters / tensor / GB
+
+
+LLAMA2_70B = Shape(name="LLaMA2-70B", layers=80, hidden=8192, queries=8192, keys=1024, ffn=28672, gated=True)
+QWEN2_32B = Shape(name="Qwen2.5-32B", layers=64, hidden=5120, queries=5120, keys=1024, ffn=27648, gated=True)
+PALM_62B = Shape(name="PaLM-62B", layers=64, hidden=8192, queries=8192, keys=256, ffn=32768, gated=True)
+OPT_66B = Shape(name="OPT-66B", layers=64, hidden=9216, queries=9216, keys=9216, ffn=36864, gated=False)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A schedule with its recomputation and offload, as the figures compare them."""
+
+    name: str
+    schedule: str
+    chunks: int
+    recomputed: Fraction = Fraction(0)
+    """Share of the layers that recompute in full: of every stage alike, or the shallow chunks of Chronos-Recomp."""
+    on_host: Fraction = Fraction(0)
+    """Share of the model whose optimizer states the host holds."""
+
+    @property
+    def states(self) -> float:
+        """Share of the model's states that stays on the device."""
+        return float(1 - self.on_host * (1 - Fraction(KEPT_BYTES, STATE_BYTES)))
+
+    def run(self, p: int, m: int, *, message: Number = 0, model: CommunicationModel = "latency") -> Timeline:
+        """Simulated with times in T_unit = T_fwd / (2 p), and activations in shares of m_a."""
+        v = self.chunks
+        each, block = Fraction(2, v), Fraction(1, p * v)
+        costs = StageCosts.of(
+            stages=p * v,
+            forward=each,
+            backward_input=each,
+            backward_weight=each,
+            activation=block,
+            # The paper counts 1F1B with recomputation without the layer that is being recomputed.
+            recompute_workspace=0,
+            communication=message,
+            communication_model=model,
+        )
+        made = schedules[self.schedule](devices=p, micro_batches=m, chunks=v, costs=costs)
+        if self.recomputed and not made.explicit_recompute:
+            shares = dict.fromkeys(range(p * v), self.recomputed)
+            made = replace(made, fused_recompute=frozenset(shares), recompute_fraction=shares)
+        return simulate(made, costs)
+
+    def activations(self, p: int) -> float:
+        """Share of m_a that device 0 holds at its peak."""
+        return _activations(self, p)
+
+
+@cache
+def _activations(method: Method, p: int) -> float:
+    return float(method.run(p, 3 * p).peak_memory[0])
+
+
+PLAIN = Method("1F1B", "1f1b", 1)
+HALF = Method("1F1B + R = 50%", "1f1b", 1, Fraction(1, 2))
+FULL = Method("1F1B + R = 100%", "1f1b", 1, Fraction(1))
+INTERLEAVED = Method("interleaved 1F1B", "interleaved", 2)
+INTERLEAVED_HALF = Method("interleaved 1F1B + R = 50%", "interleaved", 2, Fraction(1, 2))
+INTERLEAVED_RECOMPUTED = Method("interleaved 1F1B + R = 66.7%", "interleaved", 2, Fraction(2, 3))
+CHRONOS = Method("Chronos-Pipe", "chronos", 2)
+RECOMP = Method("Chronos-Pipe + Chronos-Recomp", "chronos-recomp", 2, Fraction(1, 2))
+ALL = Method("ChronosPipe ALL", "chronos-recomp", 2, Fraction(1, 2), on_host=Fraction(1, 2))
+
+
+def percent(share: float) -> str:
+    """A share as a person reads it."""
+    return f"{100 * share:.4g}%"

@@ -1,0 +1,375 @@
+"""ChronosPipe's sections 1 to 5: memory under 1F1B, Chronos-Pipe, -Recomp, its ZeRO-2 variant and -Offload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from debubble.costs import Cluster, model_units
+from debubble.formatting import listed
+from debubble.ir import Kind, RunOptions, StageCosts
+from debubble.ir.stage_costs import CommunicationModel
+from debubble.models import models
+from debubble.papers.chronospipe.figures.memory_model import (
+    ALL,
+    CHRONOS,
+    GB,
+    HALF,
+    INTERLEAVED,
+    LLAMA2_70B,
+    PLAIN,
+    RECOMP,
+    Method,
+    percent,
+)
+from debubble.papers.chronospipe.offload import (
+    available_offload,
+    available_upload,
+    offload_activations,
+    offload_states,
+    step_window,
+    upload_window,
+)
+from debubble.papers.chronospipe.schedule import delay_rounds
+from debubble.papers.claims import compared, stated
+from debubble.papers.drawings import Bars, Boxes, Timelines
+from debubble.papers.registry import Exhibit, Table, number
+from debubble.schedules import schedules
+from debubble.simulator import Timeline, simulate
+
+A100 = 80
+"""GB of the device of Figure 1."""
+
+
+def figure_1() -> Iterator[Exhibit]:
+    """Memory under 1F1B, and what it leaves lying."""
+    rows = []
+    for scale, length, activation, states in ((1, 4, 35.20, 19.69), (1, 16, 140.80, 19.69), (2, 4, 70.40, 39.38)):
+        layers = scale * LLAMA2_70B.layers
+        ours = layers * LLAMA2_70B.layer_activation(tokens=2 * 1024 * length, tensor=8) * PLAIN.activations(8)
+        state = 18 * 70e9 * scale / 64 / GB
+        rows.append(
+            (f"{70 * scale}B, {length}K", activation, round(ours, 2), states, round(state, 2),
+             round(activation + states, 2), round(ours + state, 2))
+        )  # fmt: skip
+    table = Table(
+        title="Figure 1: GB per device under 1F1B",
+        columns=("model, length", "paper: activations", "ours", "paper: states", "ours", "paper: total", "ours"),
+        rows=tuple(rows),
+        basis="modelled",
+        note="Our activations are counted tensor by tensor, without fitting; the paper's are 4% larger, which is one"
+        " more tensor of width h / t per layer.",
+    )
+    ends = PLAIN.run(4, 16).peak_memory
+    yield compared(
+        "(a) GB of activations of 70B at 4K and 16K, and of 140B at 4K",
+        paper=("35.20", "140.80", "70.40"),
+        ours=[row[2] for row in table.rows],
+        because="ours are counted tensor by tensor; the paper's have one more of width h / t per layer",
+    )
+    yield compared(
+        "(a) GB of model states, the same", paper=("19.69", "19.69", "39.38"), ours=[row[4] for row in table.rows]
+    )
+    large = [row[0] for row in table.rows if row[6] > A100]
+    yield stated(
+        f"(a) what exceeds the {A100} GB of an A100, of these three", paper="70B, 16K and 140B, 4K", ours=listed(large)
+    )
+    yield compared(
+        "(b) peak of the first and of the last stage, in shares of m_a, p = 4",
+        paper=("1.00", "0.25"),
+        ours=[float(ends[0]), float(ends[-1])],
+    )
+    yield table
+    yield Bars(
+        title="Figure 1a: GB per device under 1F1B",
+        groups=[row[0] for row in table.rows],
+        series={"activations": [row[2] for row in table.rows], "model states": [row[4] for row in table.rows]},
+        unit="GB",
+        stacked=True,
+        limit=A100,
+    )
+    yield _drawn(("1F1B, p = 4", "1f1b", STAGES))
+
+
+def figure_2() -> Iterator[Exhibit]:
+    """Interleaved 1F1B, and orders in groups."""
+    peaks = [INTERLEAVED.activations(p) for p in (4, 8, 16)]
+    yield compared(
+        "peak of interleaved 1F1B over m_a at p = 4, 8, 16: 1 + (p - 1) / (p v)",
+        paper=("1.375", "1.438", "1.469"),
+        ours=peaks,
+    )
+    runs = {p: INTERLEAVED.run(p, 4 * p) for p in (4, 8)}
+    yield compared(
+        "section 2.4: blocks of shallow and of deep layers at the peak of stage 0, p = 4, 8: 2p - 1 to p",
+        paper=("7", "4", "15", "8"),
+        ours=[count for run in runs.values() for count in _at_the_peak(run)],
+    )
+    yield compared(
+        "section 2.1: bubble with two chunks, of 1F1B's, at p = 4, 8: 1 / v",
+        paper=("0.50", "0.50"),
+        ours=[_bubble(run) / _bubble(PLAIN.run(p, 4 * p)) for p, run in runs.items()],
+    )
+    yield compared(
+        "section 2.1: traffic of ZeRO-3 over that of ZeRO-2, gradients in 32 bits and weights in 16: at least",
+        paper=("1.5",),
+        ours=[_reduced_and_gathered()],
+    )
+    yield _drawn(
+        ("Interleaved 1F1B, v = 2 (Figure 2a)", "interleaved", CHUNKS),
+        ("Breadth-first, v = 2 (Figure 2b)", "breadth-first", CHUNKS),
+    )
+
+
+def _at_the_peak(run: Timeline) -> list[int]:
+    """The activations of each of device 0's stages when it holds most."""
+    schedule = run.program.schedule
+    stages = schedule.placement.stages_of[0]
+    alive, held = dict.fromkeys(stages, 0), []
+    for op in schedule.orders[0]:
+        alive[op.stage] += {Kind.F: 1, Kind.B: -1}[op.kind]
+        held.append(list(alive.values()))
+    return max(held, key=sum)
+
+
+def _bubble(run: Timeline) -> float:
+    return float(run.makespan - run.busy[0])
+
+
+def _reduced_and_gathered() -> float:
+    """Time to sum a unit's gradients and to gather its weights, over the first alone, by the cost model."""
+    cluster = Cluster.parse("64xH100-80GB")
+    options = RunOptions(sequence_length=4096, tensor=8, data=8, zero=3)
+    unit = model_units(models["llama2-70b"], cluster, options, pipeline=1).units[2]
+    return float((unit.gradient_reduce + unit.parameter_gather) / unit.gradient_reduce)
+
+
+def passes() -> Boxes:
+    """Figure 3: what is needed soon after it was made, and what late."""
+    shallow, deep, back, again = "F of shallow layers", "F of deep layers", "B of deep layers", "B of shallow layers"
+    return Boxes(
+        title="Figure 3: forward and backward pass",
+        boxes={shallow: (0, 0), deep: (1, 0), back: (1, 1), again: (0, 1)},
+        arrows=[
+            (shallow, deep, ""),
+            (deep, back, "activations, needed soon"),
+            (back, again, ""),
+            (shallow, again, "activations, needed late"),
+        ],
+    )
+
+
+def parts() -> Boxes:
+    """Figure 4: what each part takes out of the devices' memory."""
+    memory = "device memory:\na fast and small cache"
+    pipe, recomp, offload = (
+        "Chronos-Pipe:\nactivations live shorter",
+        "Chronos-Recomp:\nthose of shallow layers\nare made again",
+        "Chronos-Offload:\nstates of deep layers\nare the host's",
+    )
+    return Boxes(
+        title="Figure 4: the parts of ChronosPipe",
+        boxes={memory: (1, 0), pipe: (0, 1), recomp: (1, 1), offload: (2, 1)},
+        arrows=[(memory, part, "") for part in (pipe, recomp, offload)],
+    )
+
+
+def times_and_peaks() -> Table:
+    """Section 4: peaks and times of every p."""
+    rows = []
+    for p in (4, 8, 12, 16):
+        m = 64
+        run, recomp = CHRONOS.run(p, m), RECOMP.run(p, m)
+        rows.append(
+            (p, 6 * (m + p - 1), int(run.makespan), percent(float(run.peak_memory[0])), 6 * p + 7 * (m - 1),
+             int(recomp.makespan), percent(float(recomp.peak_memory[0])))
+        )  # fmt: skip
+    return Table(
+        title="Section 4: time in T_unit at m = 64, and peak activations in % of m_a",
+        columns=("p", "paper: Pipe", "ours", "ours: peak", "paper: Recomp", "ours", "ours: peak"),
+        rows=tuple(rows),
+        basis="modelled",
+        note="Chronos-Pipe's times are the paper's; its time of Chronos-Recomp is an upper bound of ours. Its limits of"
+        " the peaks for large p are 75% and 25%; ours include the block that is being recomputed.",
+    )
+
+
+def figure_5() -> Iterator[Exhibit]:
+    """Chronos-Pipe: memory, time and messages."""
+    table = times_and_peaks()
+    blocking = {method: method.run(4, 128, message=0.05, model="blocking").makespan for method in (PLAIN, CHRONOS)}
+    overhead = [100 * (1 - 6 * 128 / float(time)) for time in blocking.values()]
+    yield compared(
+        "time 6(m + p - 1) T_unit at m = 64, p = 4, 8, 12, 16",
+        paper=[str(row[1]) for row in table.rows],
+        ours=[row[2] for row in table.rows],
+    )
+    yield compared(
+        "peak in percent of m_a at p = 4, 8, 12, 16: equations (1) and (2), 75% for large p",
+        paper=("87.50", "81.25", "79.17", "78.12"),
+        ours=[number(row[3]) for row in table.rows],
+        unit="%",
+    )
+    yield compared(
+        "peak at p = 64",
+        paper=("75",),
+        ours=[100 * CHRONOS.activations(64)],
+        unit="%",
+        because="75% is the limit for large p",
+    )
+    yield compared(
+        "(b) bubbles with blocking messages, 1F1B and Chronos-Pipe, T_c = 0.05 T_unit, m = 128, p = 4",
+        paper=("5.37", "8.27"),
+        ours=overhead,
+        unit="%",
+        because="8.2766% is printed truncated, and the schedule needs one message more than the formula",
+    )
+    yield table
+    yield _drawn(("1F1B", "1f1b", STAGES), ("Chronos-Pipe, v = 2 (Figure 5a)", "chronos", CHUNKS))
+    yield _messages()
+
+
+def figure_6() -> Iterator[Exhibit]:
+    """Chronos-Recomp."""
+    table = times_and_peaks()
+    delays = {p: delay_rounds(p) for p in (4, 8, 10, 12, 16, 24, 27, 32, 36, 40)}
+    yield compared(
+        "time 6 p + 7 (m - 1) T_unit at m = 64, p = 4, 8, 12, 16",
+        paper=[str(row[4]) for row in table.rows],
+        ours=[row[5] for row in table.rows],
+        because="the paper's is an upper bound; ours is shorter",
+    )
+    yield compared(
+        "activations kept at p = 8, in percent of m_a, without the block that is being recomputed",
+        paper=("25",),
+        ours=[100 * (RECOMP.activations(8) - 1 / 16)],
+        unit="%",
+    )
+    yield compared(
+        "saved over what 1F1B + R = 50% saves",
+        paper=("1.5",),
+        ours=[(1 - (RECOMP.activations(8) - 1 / 16)) / (1 - HALF.activations(8))],
+    )
+    yield compared(
+        "equation (8): rounds k that chunk 2 is delayed at p = 8, 10, 12, 16, 24, 27, 36, 40 (text of the"
+        " appendix: 1 for 8 <= p <= 40)",
+        paper=["1"] * 8,
+        ours=[k for p, k in delays.items() if p not in (4, 32)],
+        because="the text contradicts its own equation (8), which ours solves",
+    )
+    yield Table(
+        title="Appendix A: rounds k by which Chronos-Recomp delays chunk 2",
+        columns=("p", "its text", "its equation (8)"),
+        rows=tuple((p, 1 if 8 <= p <= 40 else 0, k) for p, k in delays.items()),
+        basis="modelled",
+        note="The timetable needs what the equation says; the text ('k = 1 for 8 <= p <= 40') contradicts it.",
+    )
+    yield _drawn(
+        ("Chronos-Recomp, p = 4 (Figure 6a)", "chronos-recomp", CHUNKS),
+        ("Chronos-Recomp, p = 8 (Figure 6b)", "chronos-recomp", StageCosts.of(stages=16)),
+    )
+
+
+def figure_7() -> Iterator[Exhibit]:
+    """The ZeRO-2 variant."""
+    shares = [float(Method("", "chronos-zero2", 2).run(p, 32).peak_memory[0]) for p in (4, 8, 16)]
+    yield compared(
+        "peak over m_a at p = 4, 8, 16 with groups of two, against Chronos-Pipe's: minimal impact",
+        paper=[f"{CHRONOS.activations(p):.2f}" for p in (4, 8, 16)],
+        ours=shares,
+        because="the figure is not in the text; our reading, which alternates forwards and backwards, takes one"
+        " block more on short pipelines",
+    )
+    yield _drawn(("ZeRO-2 variant, g = 2", "chronos-zero2", StageCosts.of(stages=8, gradient_reduce=2)))
+
+
+def figure_8() -> Iterator[Exhibit]:
+    """Chronos-Offload."""
+    table = Table(
+        title="Equations (4) and (6): idle time for Chronos-Offload, in T_bwd / 2p and T_fwd / 2p",
+        columns=("p", "paper: cool-down", "simulated", "paper: warm-up", "simulated"),
+        rows=tuple((p, *_windows(p)) for p in (4, 8, 12, 16)),
+        basis="exact",
+    )
+    yield compared(
+        "equation (4): idle backwards of one chunk in the cool-down, p = 4, 8, 12, 16",
+        paper=[str(row[1]) for row in table.rows],
+        ours=[row[2] for row in table.rows],
+    )
+    yield compared(
+        "equation (6): idle forwards of one chunk in the warm-up, p = 4, 8, 12, 16",
+        paper=[str(row[3]) for row in table.rows],
+        ours=[row[4] for row in table.rows],
+    )
+    yield compared(
+        f"equations (5) and (7): idle backwards and forwards over p for large p, 2 / 3 and 5 / 6; ours at p = {LARGE}",
+        paper=("0.67", "0.83"),
+        ours=[available_offload(LARGE) / LARGE, available_upload(LARGE) / LARGE],
+    )
+    yield compared(
+        "share of the model states that gradients and weights are",
+        paper=("33",),
+        ours=[100 * (1 - (1 - ALL.states) * 2)],
+        unit="%",
+    )
+    yield table
+    yield _offload()
+
+
+LARGE = 1000
+"""Stages that are many."""
+
+
+def _windows(p: int) -> tuple[int, ...]:
+    """Idle backwards of device 0 in the cool-down and idle forwards in the warm-up, each by the paper and simulated."""
+    run = CHRONOS.run(p, 2 * p + 2)
+    idle = int(step_window(run, device=0, chunk=1) / 2), int(upload_window(run, device=0, chunk=1))
+    return available_offload(p), idle[0], available_upload(p), idle[1]
+
+
+STAGES = StageCosts.of(stages=4, forward=2, backward_input=2, backward_weight=2, activation=2)
+"""1F1B's stages in T_unit, beside chunks that take half."""
+CHUNKS = StageCosts.of(stages=8)
+"""The stages of two chunks on each of 4 devices."""
+
+
+def _drawn(*lines: tuple[str, str, StageCosts]) -> Timelines:
+    """Schedules under each other: the title of each, its name, and the costs of its stages."""
+    timelines = {}
+    for title, name, costs in lines:
+        entry = schedules[name]
+        devices = costs.stages // entry.default_chunks
+        timelines[title] = simulate(
+            entry(devices=devices, micro_batches=8, chunks=entry.default_chunks, costs=costs), costs
+        )
+    return Timelines.of(timelines)
+
+
+def _messages() -> Timelines:
+    """Figure 5b: Chronos-Pipe with messages that take time."""
+    models: dict[CommunicationModel, str] = {
+        "blocking": "messages block both ends",
+        "receiver": "the receiver waits",
+        "latency": "asynchronous messages",
+    }
+    slow = CHUNKS.replace(communication=Fraction(1, 4))
+    return _drawn(
+        *(
+            (f"Chronos-Pipe, T_c = T_unit / 4, {words}", "chronos", slow.replace(communication_model=model))
+            for model, words in models.items()
+        )
+    )
+
+
+def _offload() -> Timelines:
+    """Figure 8, and the activations of the shallow chunk offloaded beside it."""
+    costs = CHUNKS.replace(gradient_offload=1.5, host_step=2.5, parameter_load=2, offload=2)
+    made = schedules["chronos"](devices=4, micro_batches=8, chunks=2, costs=costs)
+    states = offload_states(made, chunks=[1])
+    both = offload_activations(states, chunks=[0], costs=costs)
+    return Timelines.of(
+        {
+            "Chronos-Offload of chunk 1 (Figure 8)": simulate(states, costs),
+            "With the activations of chunk 0 offloaded beside it": simulate(both, costs),
+        }
+    )

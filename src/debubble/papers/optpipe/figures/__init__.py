@@ -1,0 +1,1 @@
+"""What OptPipe's figures and tables show, computed."""

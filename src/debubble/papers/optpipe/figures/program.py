@@ -1,0 +1,180 @@
+"""OptPipe's framework and its program: diagrams, optima, which ordering variables are left, what reductions bring."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
+from debubble.papers.drawings import Boxes, Cells
+from debubble.papers.optpipe.program.milp import solve_milp
+from debubble.papers.optpipe.program.milp_model import COMPUTE, MilpModel, Reductions
+from debubble.papers.registry import Cell, Table
+from debubble.schedules import schedules
+from debubble.search.effort import Effort
+from debubble.search.optimize import optimize
+from debubble.search.problem import OrderProblem
+
+KINDS = {
+    "decided by the solver": "#3d7ab8",
+    "complement of another": "#c3cad6",
+    "same micro-batch or kind": "#f1f3f7",
+    "follows by transitivity": "#cbb9e4",
+    "the operation itself": "#5b6573",
+}
+VARIANTS = {
+    "all reductions": Reductions(),
+    "both directions": Reductions(one_direction=False),
+    "without transitivity": Reductions(transitive=False),
+    "micro-batches in any order": Reductions(fixed_order=False),
+    "triangles as rows": Reductions(triangles="eager"),
+    "violated triangles": Reductions(triangles="lazy"),
+}
+
+
+def problem(micro_batches: int = 4) -> OrderProblem:
+    """Three devices with memory for two activations."""
+    costs = StageCosts.of(
+        stages=3, forward=2, backward_input=2, backward_weight=2, activation=2, activation_after_input=1, offload=1,
+        memory_limit=4,
+    )  # fmt: skip
+    return OrderProblem(placement=Placement.linear(3), micro_batches=micro_batches, costs=costs, offload=True)
+
+
+def figure_3() -> Cells:
+    """Pairs of one stage's operations, by what orders them."""
+    model = MilpModel(problem())
+    operations = [Op(kind, 0, j) for kind in COMPUTE for j in range(4)]
+    known = model.before
+
+    def kind_of(row: int, column: int) -> str:
+        a, b = operations[row], operations[column]
+        if a == b:
+            return "the operation itself"
+        if isinstance(known[a, b], int):
+            alike = a.micro_batch == b.micro_batch or a.kind is b.kind
+            return "same micro-batch or kind" if alike else "follows by transitivity"
+        return "decided by the solver" if row < column else "complement of another"
+
+    labels = [f"{_LETTERS[op.kind]}{op.micro_batch}" for op in operations]
+    everyone = range(len(operations))
+    return Cells(
+        title="Figure 3: order of two operations of one stage, m = 4",
+        labels=labels,
+        cells=[[kind_of(row, column) for column in everyone] for row in everyone],
+        colors=KINDS,
+    )
+
+
+_LETTERS = {Kind.F: "F", Kind.I: "B", Kind.W: "W"}
+
+
+def reductions() -> Table:
+    """Section 4.1: the size of the program, the bound of its relaxation, and the work until the optimum is proven."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, variant in VARIANTS.items():
+        model = MilpModel(problem(), variant)
+        bound = model.relaxation()
+        rows.append((name, model.binaries, model.rows, round(bound, 2), *_work(variant)))
+    smaller = problem(SOLVED)
+    start = schedules["adaoffload"](devices=3, micro_batches=SOLVED, costs=smaller.costs)
+    rows.append((WARM, *rows[0][1:4], *_work(Reductions(), start)))
+    return Table(
+        title="Section 4.1: the program of 3 devices and 4 micro-batches, whose optimum is 28",
+        columns=("variant", "binary variables", "rows", "bound of the relaxation", "nodes", "iterations"),
+        rows=tuple(rows),
+        basis="modelled",
+        note="The paper prints no figures of its reductions.  Nodes and iterations of the simplex method are those of"
+        f" SCIP until it has proven the optimum for {SOLVED} micro-batches.",
+    )
+
+
+INSTANCES = ((1, 0, 2, 1), (5, 1, Fraction(3, 2), 5), (1, Fraction(1, 5), Fraction(3, 2), 1))
+"""Of three devices and three micro-batches: time of F, B and W, of a message, activations that fit, time of offload."""
+
+
+def optima() -> Table:
+    """The program's optima beside those that the search proves, by CP-SAT and its own bounds."""
+    rows: list[tuple[Cell, ...]] = []
+    for time, message, limit, offload in INSTANCES:
+        costs = StageCosts.of(
+            stages=3, forward=time, backward_input=time, backward_weight=time, activation=1,
+            activation_after_input=Fraction(1, 2), communication=message, offload=offload, memory_limit=limit,
+        )  # fmt: skip
+        given = OrderProblem(placement=Placement.linear(3), micro_batches=3, costs=costs, offload=True)
+        found = solve_milp(MilpModel(given), effort=Effort(math.inf))
+        assert found.incumbent is not None, "something fits"
+        *_, best = optimize(given, effort=20.0)
+        proven = float(best.value) if best.optimal else None
+        rows.append((*map(float, (time, message, limit, offload)), float(found.incumbent.value), proven))
+    return Table(
+        title="Optima of the program, 3 devices and 3 micro-batches",
+        columns=(
+            "F, B and W",
+            "message",
+            "activations that fit",
+            "offload",
+            "the program, by SCIP",
+            "our search, proven",
+        ),
+        rows=tuple(rows),
+        basis="modelled",
+        note="The program with its errors mended: as printed, operations of one micro-batch or one kind may overlap,"
+        " and transfers start before there is something to move; docs/optpipe.md lists what was mended.",
+        keys=4,
+    )
+
+
+WARM = "all, from AdaOffload's schedule"
+SOLVED = 3
+"""Micro-batches of the program that is solved with every variant."""
+
+
+def _work(variant: Reductions, start: Schedule | None = None) -> tuple[int, int]:
+    """Nodes and iterations until the optimum is proven."""
+    answer = solve_milp(MilpModel(problem(SOLVED), variant), effort=Effort(math.inf), start=start)
+    return answer.nodes, answer.iterations
+
+
+def framework() -> Boxes:
+    """Figure 1: initialize, profile, schedule and train."""
+    start, train, costs, search, plan = (
+        "initialize: a schedule\nwithin the limit,\nbuilt or from the cache",
+        "train: ranks run the plan",
+        "profile: times of the\noperations in these steps",
+        "search: better orders\nfor these times",
+        "a plan file",
+    )
+    return Boxes(
+        title="Figure 1: `debubble train --online`",
+        boxes={start: (0, 0), train: (1, 0), costs: (2, 0), search: (2, 1), plan: (1, 1)},
+        arrows=[
+            (start, train, ""),
+            (train, costs, "traces"),
+            (costs, search, ""),
+            (search, plan, "better ones"),
+            (plan, train, "between two steps"),
+        ],
+    )
+
+
+def computation_graph() -> Boxes:
+    """Figure 2: a stage's forward, and the two halves of its backward."""
+    below, product, above = "$x_i$", "F: $z = W x_i$", "F: $x_{i+1} = \\sigma(z)$"
+    gradient_below, inner, gradient_above = (
+        "I: $\\nabla_{x_i} L = W^T \\nabla_z L$",
+        "I: $\\nabla_z L = \\sigma'(z)\\, \\nabla_{x_{i+1}} L$",
+        "$\\nabla_{x_{i+1}} L$",
+    )
+    weight = "W: $\\nabla_W L = \\nabla_z L\\, x_i^T$"
+    return Boxes(
+        title="Figure 2: the operations F, I and W of a stage (the paper calls I its B)",
+        boxes={
+            below: (0, 0), product: (1, 0), above: (2, 0),
+            gradient_below: (0, 1), inner: (1, 1), gradient_above: (2, 1), weight: (1, 2),
+        },
+        arrows=[
+            (below, product, ""), (product, above, ""), (gradient_above, inner, ""), (inner, gradient_below, ""),
+            (inner, weight, ""), (product, inner, "z, kept until I"), (below, weight, "x, kept until W"),
+        ],
+    )  # fmt: skip

@@ -1,0 +1,296 @@
+"""OptPipe's figures, tables and sections in the paper's order, with what each claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+from debubble.papers.claims import Claim, compared, holds, stated, unavailable
+from debubble.papers.drawings import Bars, Lines, Timelines
+from debubble.papers.optpipe.figures import program, tables
+from debubble.papers.optpipe.figures.runs import BASELINES, LAYERS, METHODS, PRINTED_LAYERS, shape
+from debubble.papers.optpipe.figures.tables import PRINTED, Row
+from debubble.papers.registry import Entry, Exhibit, Paper, papers
+
+LINK = (
+    "an activation takes several forwards over PCIe here: our PipeOffload waits for the link where it has to move most"
+    " of them, and is near the best where it has to move few"
+)
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """All rows of Table 1."""
+    return tables.rows_of(PRINTED)
+
+
+@cache
+def many() -> tuple[Row, ...]:
+    """All rows of Figure 6."""
+    return tables.rows_of(tables.FIGURE_6)
+
+
+@cache
+def toys() -> dict[int, Any]:
+    """Figure 4's methods for the numbers of micro-batches that we try."""
+    return {m: tables.toy(m) for m in (4, 6, 8)}
+
+
+def figure_3() -> Iterator[Exhibit]:
+    """Ordering variables that the solver decides, and what each reduction brings."""
+    drawing, table = program.figure_3(), program.reductions()
+    decided = sum(row.count("decided by the solver") for row in drawing.cells)
+    size = {row[0]: row[1:] for row in table.rows}
+    every = size["all reductions"]
+    fewer = ("both directions", "without transitivity", "micro-batches in any order")
+    grow = all(size[name][0] > every[0] for name in fewer)
+    yield compared(
+        "pairs of 12 operations that are left to decide with 4 micro-batches, of 132", paper=("18",), ours=[decided]
+    )
+    yield holds("section 4.1.1: each reduction leaves fewer binary variables", grow)
+    yield holds(
+        "section 4.1.2: triangle cuts raise the bound of the relaxation",
+        size["triangles as rows"][2] > every[2],
+        because=f"it is {every[2]:g} with and without them: big-M rows leave the relaxation that much room",
+    )
+    yield holds("section 4.1.3: an initial solution shortens the search", size[program.WARM][4] < every[4])
+    yield table
+    yield drawing
+
+
+def equations() -> Iterator[Exhibit]:
+    """The program of appendix C."""
+    table = program.optima()
+    proven = [row[-1] for row in table.rows]
+    yield compared(
+        "the program's optimum is the pipeline's; the paper's column has what our search proves",
+        paper=[f"{value:.1f}" for value in proven],
+        ours=table.column("the program, by SCIP"),
+    )
+    yield stated(
+        "equations (7) to (17) exclude what cannot be",
+        paper="as printed",
+        ours="mended",
+        because="as printed, operations of one micro-batch or one kind may overlap, and transfers start too early",
+    )
+    yield table
+
+
+def algorithm_1() -> Iterator[Exhibit]:
+    """AdaOffload."""
+    pipe, ada = map(tables.forwards_first, tables.printed_rules(8).values())
+    yield holds(
+        "it puts no fewer forwards before a device's first backward than PipeOffload, and more on some (Figure 4's"
+        f" toy: {', '.join(map(str, ada))}, and {', '.join(map(str, pipe))})",
+        all(a >= b for a, b in zip(ada, pipe, strict=True)) and ada != pipe,
+    )
+
+
+def figure_4() -> Iterator[Exhibit]:
+    """The toy."""
+    table = tables.toy_table(toys())
+    idle = {row[:2]: row[3] for row in table.rows}
+    saved = max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload as printed"] for m in toys())
+    ahead = all(idle[m, "AdaOffload as printed"] <= idle[m, "PipeOffload as printed"] for m in toys())
+    yield compared(
+        "idle time saved (abstract: up to 50%), against AdaOffload as printed",
+        paper=("50",),
+        ours=[100 * saved],
+        unit="%",
+    )
+    yield compared(
+        "the same against the library's AdaOffload",
+        paper=("50",),
+        ours=[100 * max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload"] for m in toys())],
+        unit="%",
+        because="the library's AdaOffload, which follows the rule's repaired relatives too, is optimal here",
+    )
+    yield holds("AdaOffload's makespan is below PipeOffload's", ahead)
+    yield holds(
+        "section 5.2: the solver finds the optimum for 4 devices",
+        all("OptPipe, optimal" in toy for toy in toys().values()),
+    )
+    yield table
+    yield Timelines.of({f"{name}: {timeline.makespan}": timeline for name, timeline in toys()[6].items()})
+
+
+def table_1() -> Iterator[Exhibit]:
+    """Iteration times, and who runs out of memory."""
+    pattern, advantage = tables.memory_pattern(rows()), tables.advantage(rows())
+    cells = len(rows()) * len(METHODS)
+    slower = [name for row in rows() if (name := row.fastest_baseline) is not None and tables.is_slower(row, name)]
+    yield compared(
+        "cells that run or run out of memory as printed",
+        paper=(str(cells),),
+        ours=[cells - len(pattern.rows)],
+        because="there the paper's method fits with 8 micro-batches and not with 16, although its peak is"
+        " reached with fewer",
+    )
+    yield compared("rows in which OptPipe is slower than what else fits, of ours", paper=("0",), ours=[len(slower)])
+    rich = [row for row in rows() if any(row.ours[method] is not None for method in BASELINES)]
+    yield holds(
+        f"section 5.2: where {', '.join(BASELINES)} fit OptPipe is comparable to the fastest of them: at most"
+        f" {SIMILAR - 100}% slower, in {len(rich)} rows of ours",
+        all(_percent_of(row, BASELINES) <= SIMILAR for row in rich),
+    )
+    yield from _savings()
+    yield unavailable(
+        "section 5.2: the MILP is solved for 300 s for 4 and 8 GPUs and for 1000 s for 16",
+        because="seconds of Gurobi on the paper's machine; docs/optpipe.md has the processor time of our searches",
+    )
+    yield unavailable(
+        "the iteration times themselves",
+        because="they contradict each other (doubling the micro-batches takes 0.72 to 4.04 times as long, six"
+        " cells are 1.34574 times six others), and no cost model has them",
+    )
+    yield tables.times(rows())
+    yield pattern
+    yield advantage
+    yield Bars(
+        title="Table 1: percent of the fastest baseline's time, ours",
+        groups=[f"{r.setting.model} {r.setting.micro_batches}x{r.setting.size}" for r in rows()],
+        series={name: [_percent_of_fastest(r, name) for r in rows()] for name in tables.LIMITED_AND_OPTPIPE},
+        unit="percent",
+        limit=100,
+    )
+
+
+SIMILAR = 102
+"""Percent of a time up to which another is comparable to it."""
+
+
+def _percent_of(row: Row, methods: Iterable[str]) -> float:
+    """OptPipe's time in percent of that of the fastest of some methods."""
+    own = row.ours["OptPipe"]
+    return math.inf if own is None else 100 * own / min(t for method in methods if (t := row.ours[method]) is not None)
+
+
+def _percent_of_fastest(row: Row, method: str) -> float | None:
+    fastest, own = row.fastest_baseline, row.ours[method]
+    best = None if fastest is None else row.ours[fastest]
+    return None if best is None or own is None else 100 * own / best
+
+
+def _savings() -> list[Claim]:
+    groups = (("memory-rich: another baseline fits", "more than 30"), ("memory-limited", "more than 20"))
+    return [
+        compared(
+            f"time saved against PipeOffload, {name}: least and greatest",
+            paper=(paper, paper),
+            ours=[min(saved), max(saved)],
+            unit="%",
+            because=LINK,
+        )
+        for (name, paper), saved in zip(groups, tables.savings(rows()), strict=True)
+        if saved
+    ]
+
+
+def table_2() -> Iterator[Exhibit]:
+    """The models' shapes."""
+    sizes = {name: shape(layers, 128 if name in ("7.1B", "14.2B") else 2048) for name, layers in PRINTED_LAYERS.items()}
+    printed = [sizes[name].parameters / 1e9 for name in LAYERS]
+    repaired = [shape(layers).parameters / 1e9 for layers in LAYERS.values()]
+    yield compared(
+        "10^9 parameters of the four shapes as printed",
+        paper=("1.5", "3.6", "7.1", "14.2"),
+        ours=printed,
+        because="two pairs of shapes are alike, and a hidden size of 128 is too small for 7.1B by far",
+    )
+    yield compared(
+        "the same as we run them: hidden size 2048, 8 query groups, "
+        + ", ".join(f"{layers}" for layers in LAYERS.values())
+        + " layers",
+        paper=("1.5", "3.6", "7.1", "14.2"),
+        ours=repaired,
+        because="3.6B and 7.1B keep the layers that are printed",
+    )
+
+
+def figure_5() -> Iterator[Exhibit]:
+    """Memory."""
+    shown = tables.settings_of_figure_5(rows())
+    pairs = [[tables.peaks(row, method) for method in ("PipeOffload", "OptPipe")] for row in shown]
+    more = [sum(own[at] >= pipe[at] for pipe, own in pairs) for at in (1, 2)]
+    yield compared(
+        f"settings in which OptPipe's average and greatest memory are PipeOffload's or more, of {len(pairs)}",
+        paper=(str(len(pairs)), str(len(pairs))),
+        ours=more,
+        because="our PipeOffload is the selective one, which fills the limit too",
+    )
+    yield tables.memory_use(shown)
+    yield Bars(
+        title="Figure 5: average peak memory over the devices",
+        groups=[f"{row.setting.model} {row.setting.micro_batches}x{row.setting.size}" for row in shown],
+        series={
+            method: [tables.peaks(row, method)[1] if method in row.timelines else None for row in shown]
+            for method in tables.LIMITED_AND_OPTPIPE
+        },
+        unit="GiB",
+    )
+
+
+def figure_6() -> Iterator[Exhibit]:
+    """Many micro-batches."""
+    table = tables.many_micro_batches(many())
+    gains = [gain for row in many() if (gain := tables.saving(row, "PipeOffload")) is not None]
+    yield compared(
+        "time saved against PipeOffload with 256 micro-batches",
+        paper=("17",),
+        ours=[gains[-1]],
+        unit="%",
+        because=f"costs are our model's; over 16 to 256 micro-batches it is {tables.span_of(gains)}",
+    )
+    yield holds(
+        "the saving grows with the number of micro-batches",
+        gains == sorted(gains),
+        because=f"ours are {', '.join(f'{gain:.1f}' for gain in gains)}%: what OptPipe begins with moves"
+        " nothing, and our PipeOffload waits for the link from the first micro-batches on",
+    )
+    yield table
+    yield Lines(
+        title=table.title,
+        across="micro-batches",
+        x=[row.setting.micro_batches for row in many()],
+        series={name: [_seconds(row.ours[name]) for row in many()] for name in tables.LIMITED_AND_OPTPIPE},
+        unit="seconds",
+    )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+papers.add(
+    "optpipe",
+    Paper(
+        name="optpipe",
+        title="OptPipe: Memory- and Scheduling-Optimized Pipeline Parallelism (under review)",
+        entries=(
+            Entry.diagram(
+                "Figure 1",
+                "the framework",
+                "initialize, profile, schedule and train",
+                "docs/training.md says what --online does",
+                program.framework(),
+            ),
+            Entry.diagram(
+                "Figure 2",
+                "the computation graph of a stage",
+                "forward, and the two halves of the backward",
+                "docs/architecture.md has F, I and W",
+                program.computation_graph(),
+            ),
+            Entry("Figure 3", "determined and undetermined variables, section 4.1", figure_3, slow=True),
+            Entry("Equations (2) to (19)", "the program, appendix C", equations, slow=True),
+            Entry("Algorithm 1", "AdaOffload, appendix D", algorithm_1),
+            Entry("Figure 4", "the toy example, and the abstract's 50%", figure_4, slow=True),
+            Entry("Table 1", "iteration times", table_1, slow=True),
+            Entry("Table 2", "the models' shapes", table_2),
+            Entry("Figure 5", "memory of PipeOffload and OptPipe", figure_5, slow=True),
+            Entry("Figure 6", "many micro-batches", figure_6, slow=True),
+        ),
+    ),
+)

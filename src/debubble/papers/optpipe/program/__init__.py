@@ -1,0 +1,1 @@
+"""OptPipe's mixed-integer program, and its solvers."""

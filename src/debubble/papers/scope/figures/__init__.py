@@ -1,0 +1,1 @@
+"""What SCOPE's figures and tables show, computed."""

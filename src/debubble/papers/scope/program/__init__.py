@@ -1,0 +1,1 @@
+"""SCOPE's integer program, solved whole and by decomposition."""

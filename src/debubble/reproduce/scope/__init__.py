@@ -1,5 +1,0 @@
-"""SCOPE's figures and claims beside ours."""
-
-from debubble.reproduce.scope import paper
-
-__all__ = ["paper"]

@@ -1,0 +1,278 @@
+"""Obscura's schedules against the closed forms, golden orders and bubbles of the paper (oracles, section 1)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Schedule, StageCosts
+from debubble.ir.schedule import check
+from debubble.papers.obscura.schedule import adjusted_pipeline
+from debubble.schedules import schedules
+from debubble.schedules.one_f_one_b import alternate
+from debubble.simulator import Repricer, simulate
+
+FAMILY = ("1f1b", "strawman", "dependency-relaxed", "obscura")
+
+
+def costs_of(p: int, r: Number, **entries: object) -> StageCosts:
+    """The paper's unit costs: f = 1, b = 2, recomputation r."""
+    return StageCosts.of(stages=p, forward=1, backward_input=1, backward_weight=1, recompute=r, **entries)  # type: ignore[arg-type]
+
+
+def build(name: str, p: int, m: int, k: int, **options: Any) -> Schedule:
+    key = "recomputed_stages" if name == "1f1b" else "adjusted_stages"
+    return schedules[name](devices=p, micro_batches=m, **{**options, key: k + 1})
+
+
+def closed_form(name: str, p: int, m: int, k: int, r: Number) -> Number:
+    q, base = p - k - 1, 3 * (m + p - 1)
+    match name:
+        case "1f1b":
+            return base + r * (max(1, m - q) + k)
+        case "strawman":
+            return base + r * (max(1, m - 3 * q) + k)
+        case _:
+            return base + max(r, m * r - 3 * q) + k * r
+
+
+def equation_3(p: int, m: int, k: int, r: Number) -> Number:
+    """The paper's recursion, from the last stage down; T_p = 0 stands behind k = p - 1."""
+    time: Number = 0
+    for s in reversed(range(p)):
+        gamma = 3 + r
+        time = 3 * m + 3 * (p - s - 1) if s > k else max(time + gamma, gamma * m + (k - s) * gamma)
+    return time
+
+
+@st.composite
+def settings_of_the_paper(draw: st.DrawFn) -> tuple[int, int, int, Fraction]:
+    """(p, m, k, r) with p 2..12, m 1..48, any k, r in [0, f]."""
+    p = draw(st.integers(2, 12))
+    return p, draw(st.integers(1, 48)), draw(st.integers(0, p - 1)), Fraction(draw(st.integers(0, 100)), 100)
+
+
+@given(settings_of_the_paper(), st.sampled_from(FAMILY))
+@settings(max_examples=120, deadline=None)
+def test_step_time_is_the_closed_form(setting: tuple[int, int, int, Fraction], name: str) -> None:
+    p, m, k, r = setting
+    assert simulate(build(name, p, m, k), costs_of(p, r)).makespan == closed_form(name, p, m, k, r)
+
+
+@given(settings_of_the_paper())
+@settings(max_examples=40, deadline=None)
+def test_obscura_takes_what_equation_3_says(setting: tuple[int, int, int, Fraction]) -> None:
+    p, m, k, r = setting
+    assert simulate(build("obscura", p, m, k), costs_of(p, r)).makespan == equation_3(p, m, k, r)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p", range(2, 13))
+def test_closed_forms_on_the_full_grid(p: int) -> None:
+    for k in range(p):
+        for m in (1, 2, 3, 5, 8, 13, 16, 21, 32, 48):
+            for name in FAMILY:
+                repricer = Repricer(build(name, p, m, k))
+                for r in (0, 0.1, 0.25, 0.39, 0.5, 0.75, 1):
+                    assert repricer.price(costs_of(p, r)).makespan == pytest.approx(closed_form(name, p, m, k, r))
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "k", "r", "times"),
+    [
+        (4, 8, 0, "1/2", ["71/2", "67/2", "67/2", "67/2"]),
+        (4, 8, 1, "1/2", ["73/2", "69/2", 34, 34]),
+        (4, 8, 1, 1, [40, 36, 36, 36]),
+        (4, 12, 0, 1, [54, 48, 48, 48]),
+        (4, 12, 1, 1, [56, 52, 52, 52]),
+        (4, 13, 1, 1, [60, 56, 56, 56]),
+        (4, 16, 2, "2/5", ["319/5", 63, "306/5", "306/5"]),
+    ],
+)
+def test_step_times_of_the_oracle(p: int, m: int, k: int, r: str | int, times: list[str | int]) -> None:
+    found = [simulate(build(name, p, m, k), costs_of(p, Fraction(r))).makespan for name in FAMILY]
+    assert found == [Fraction(time) for time in times]
+
+
+GOLDEN = {
+    "strawman": (
+        "F0 F1 F2 F3 F4 F5 F6 B0 B1 B2 B3 B4 F7 B5 B6 B7",
+        "F0 F1 F2 F3 B0 B1 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7",
+    ),
+    "dependency-relaxed": (
+        "F0 F1 F2 F3 F4 F5 F6 B0 F7 B1 B2 B3 B4 B5 B6 B7",
+        "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7",
+    ),
+    "obscura": (
+        "F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 F7 B3 B4 B5 B6 B7",
+        "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_orders_of_figure_9(name: str) -> None:
+    last = "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7"
+    orders = [" ".join(f"{op.kind.value}{op.micro_batch}" for op in order) for order in build(name, 3, 8, 1).orders]
+    assert orders == [*GOLDEN[name], last]
+
+
+@pytest.mark.parametrize(
+    ("name", "half", "full", "peaks"),
+    [
+        ("1f1b", 34, 38, (3, 2, 1)),
+        ("strawman", 33, 36, (7, 4, 1)),
+        ("dependency-relaxed", Fraction(63, 2), 36, (7, 4, 1)),
+        ("obscura", Fraction(63, 2), 36, (5, 4, 1)),
+    ],
+)
+def test_golden_times_and_peaks(name: str, half: Number, full: Number, peaks: tuple[int, ...]) -> None:
+    schedule = build(name, 3, 8, 1)
+    assert simulate(schedule, costs_of(3, Fraction(1, 2))).makespan == half
+    timeline = simulate(schedule, costs_of(3, 1, activation_recomputed=1))
+    assert (timeline.makespan, timeline.peak_memory) == (full, peaks)
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 32)])
+def test_bubbles_of_1f1b(p: int, m: int) -> None:
+    timeline = simulate(schedules["1f1b"](devices=p, micro_batches=m), costs_of(p, 0))
+    for s, lane in enumerate(timeline.compute):
+        first = next(i for i, o in enumerate(lane) if o.op.kind is Kind.B)
+        forward = lane[first].start - lane[0].start - sum(o.duration for o in lane[:first])
+        backward = lane[-1].end - lane[first].start - sum(o.duration for o in lane[first:])
+        assert (forward, backward) == (2 * (p - s - 1), p - s - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "k", "warm_ups"),
+    [
+        ("dependency-relaxed", 8, 2, [22, 19, 16]),
+        ("obscura", 8, 2, [18, 17, 16]),
+        ("dependency-relaxed", 4, 1, [10, 7]),
+        ("obscura", 4, 1, [8, 7]),
+        ("strawman", 4, 1, [10, 7]),
+    ],
+)
+def test_warm_up_forwards_of_the_adjusted_stages(name: str, p: int, k: int, warm_ups: list[int]) -> None:
+    orders = build(name, p, 32, k).orders
+    assert [next(i for i, op in enumerate(orders[s]) if op.kind is Kind.B) for s in range(k + 1)] == warm_ups
+
+
+def test_equal_warm_ups_would_serialise_the_adjusted_stages() -> None:
+    warm_ups = [16, 16, 16, 5, 4, 3, 2, 1]
+    equal = adjusted_pipeline(
+        "equal", [alternate(s, 32, warm_up=mu) for s, mu in enumerate(warm_ups)], micro_batches=32, adjusted=3
+    )
+    assert simulate(equal, costs_of(8, 1)).makespan == 264
+    assert simulate(build("obscura", 8, 32, 2), costs_of(8, 1)).makespan == 136
+
+
+@given(st.integers(2, 8), st.integers(1, 40), st.data())
+@settings(max_examples=30, deadline=None)
+def test_recomputations_hidden_by_bubbles(p: int, m: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, p - 2))
+    for name in FAMILY:
+        time = simulate(build(name, p, m, k), costs_of(p, 1)).makespan
+        hidden = m - (time - 3 * (m + p - 1) - k)
+        assert hidden == min(m - 1, (1 if name == "1f1b" else 3) * (p - k - 1))
+
+
+@pytest.mark.parametrize(("m", "migrated"), [(16, 2), (32, 8), (64, 10)])
+def test_minimal_variant_migrates_the_fewest_forwards(m: int, migrated: int) -> None:
+    schedule = build("obscura-minimal", 8, m, 2, costs=costs_of(8, Fraction(39, 100)))
+    assert next(i for i, op in enumerate(schedule.orders[2]) if op.kind is Kind.B) == 6 + migrated
+
+
+def test_stages_beyond_the_limit_are_adjusted_by_default() -> None:
+    costs = costs_of(8, 1, activation=10, static=3, memory_limit=45)
+    assert schedules["strawman"](devices=8, micro_batches=32, costs=costs).fused_recompute == {0, 1, 2, 3}
+    assert schedules["obscura"](devices=8, micro_batches=4, costs=costs).fused_recompute == frozenset()
+
+
+def test_more_adjusted_stages_than_devices_are_refused() -> None:
+    with pytest.raises(InputError, match="between 0 and 4"):
+        build("obscura", 4, 8, 4)
+
+
+def swapped_limit(p: int, m: int, k: int, blocks: int, beta: Number) -> list[Number]:
+    """Equation (1) with lambda_s = lambda_k + (k - s), in activations that the adjusted stages keep."""
+    limits: list[Number] = []
+    for s in range(p):
+        mu = min(3 * (p - k) - 2 + (k - s), m)
+        limits.append(mu - beta * min(blocks + k - s, mu - 2) if s <= k else min(p - s, m))
+    return limits
+
+
+@given(st.integers(3, 8), st.sampled_from([1, Fraction(1, 2), Fraction(1, 3)]), st.data())
+@settings(max_examples=40, deadline=None)
+def test_swapping_keeps_what_equation_1_says(p: int, beta: Number, data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, p - 2))
+    m = data.draw(st.integers(3 * (p - k) - 2 + k, 40))
+    blocks = data.draw(st.integers(1, 3 * (p - k) - 4))
+    limits = swapped_limit(p, m, k, blocks, beta)
+    costs = costs_of(p, 1, activation_recomputed=1, offload=data.draw(st.integers(1, 4)), memory_limit=limits)
+    schedule = build("obscura", p, m, k, swapped_blocks=blocks, swapped_fraction=beta)
+    check(schedule)
+    assert simulate(schedule, costs).peak_memory == tuple(limits)
+    tighter = costs.with_limit([limit - Fraction(1, 100) for limit in limits])
+    with pytest.raises(OutOfMemoryError):
+        simulate(schedule, tighter)
+
+
+@given(st.integers(3, 8), st.data())
+@settings(max_examples=30, deadline=None)
+def test_swapping_in_the_papers_range_is_hidden_while_a_transfer_takes_a_forward(p: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, p - 3))
+    m = data.draw(st.integers(3 * (p - k) - 2 + k, 40))
+    blocks = data.draw(st.integers(1, p - k - 2))
+    costs = costs_of(p, 1, activation_recomputed=1, offload=1, memory_limit=swapped_limit(p, m, k, blocks, 1))
+    found = simulate(build("obscura", p, m, k, swapped_blocks=blocks), costs).makespan
+    assert found == closed_form("obscura", p, m, k, 1)
+
+
+def test_the_three_phases_of_swapping() -> None:
+    """With p - k = 3, mu is 7; with lambda = 3 blocks 2..4 leave in the warm-up, 9 in all, 3 return in the ending."""
+    order = build("obscura", 3, 13, 0, swapped_blocks=3).orders[0]
+    names = [f"{op.kind.value}{op.micro_batch}" for op in order]
+    assert names[:10] == ["F0", "F1", "F2", "O2", "F3", "O3", "F4", "O4", "F5", "O5"]
+    assert names[10:20] == ["F6", "O6", "B0", "L2", "F7", "O7", "B1", "L3", "F8", "O8"]
+    last_forward = names.index("F12")
+    assert [name for name in names[last_forward:] if name[0] in "OL"] == ["L8", "L9", "L10"]
+
+
+def test_more_blocks_than_a_warm_up_holds_are_all_that_can_go() -> None:
+    schedule = build("obscura", 4, 4, 1, swapped_blocks=9)
+    assert sum(op.kind is Kind.O for op in schedule.orders[0]) == 2
+
+
+def test_swapping_with_a_peer_moves_memory_to_the_paired_device() -> None:
+    costs = costs_of(4, 1, activation=10, activation_recomputed=2, recompute_workspace=0, offload=1)
+    alone = simulate(build("obscura", 4, 12, 1), costs).peak_memory
+    host = simulate(build("obscura", 4, 12, 1, swapped_blocks=2), costs).peak_memory
+    peer = simulate(build("obscura", 4, 12, 1, swapped_blocks=2, destination="peer"), costs).peak_memory
+    assert peer[0] == host[0] < alone[0]
+    assert host[3] == alone[3] < peer[3]
+
+
+def test_a_stage_without_a_later_device_cannot_swap_with_a_peer() -> None:
+    with pytest.raises(InputError, match="Only 2 of 4 stages"):
+        build("obscura", 4, 12, 2, swapped_blocks=1, destination="peer")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"migrated_forwards": -1},
+        {"swapped_blocks": -1},
+        {"swapped_fraction": 0},
+        {"swapped_fraction": 1.5},
+        {"destination": "disk"},
+    ],
+)
+def test_options_out_of_range_are_refused(option: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=next(iter(option))):
+        build("obscura-minimal", 4, 8, 1, **{"migrated_forwards": 2, **option})

@@ -1,0 +1,130 @@
+"""What OptPipe's reproduction shows, on the settings that take no time."""
+
+from __future__ import annotations
+
+import pytest
+
+from debubble.ir import StageCosts
+from debubble.papers.optpipe.figures.runs import BASELINES, METHODS, Setting, attempt, samples_needed, searched
+from debubble.papers.optpipe.figures.tables import (
+    PRINTED,
+    Row,
+    advantage,
+    many_micro_batches,
+    room,
+    row,
+    toy,
+    toy_table,
+)
+from debubble.schedules import schedules
+from debubble.simulator import Timeline, simulate
+
+SMALL = [Setting(4, "1.5B", 8, size) for size in (4, 32)]
+UNEXPLAINED = {(4, "1.5B", 16, 16, "ZB-V"), (4, "3.6B", 16, 8, "ZB")}
+"""They fit with 8 micro-batches in the paper, and reach their peak with fewer: they cannot break with 16."""
+
+
+@pytest.mark.parametrize(
+    ("devices", "model"),
+    [
+        (4, "1.5B"),
+        pytest.param(4, "3.6B", marks=pytest.mark.slow),
+        pytest.param(8, "7.1B", marks=pytest.mark.slow),
+        pytest.param(16, "14.2B", marks=pytest.mark.slow),
+    ],
+)
+def test_baselines_run_out_of_memory_where_the_papers_do(devices: int, model: str) -> None:
+    group = [s for s in PRINTED if (s.devices, s.model) == (devices, model)]
+    different = {
+        (s.devices, s.model, s.micro_batches, s.size, method)
+        for s in group
+        for method in BASELINES
+        if (samples_needed(s, method) > room(devices, model)) != (PRINTED[s][method] is None)
+    }
+    assert different == {cell for cell in UNEXPLAINED if cell[:2] == (devices, model)}
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_what_a_baseline_needs_is_its_simulated_peak(method: str) -> None:
+    setting = SMALL[0]
+    schedule, costs = setting.schedule(method)
+    peaks = simulate(schedule, costs).peak_memory
+    held = max(float(peak - costs.static_of(d)) for d, peak in enumerate(peaks))
+    samples = held / (float(sum(costs.activation)) / setting.devices) * setting.size
+    assert samples_needed(setting, method) == pytest.approx(samples)
+
+
+@pytest.mark.parametrize(
+    "setting", [SMALL[0], pytest.param(SMALL[1], marks=pytest.mark.slow)], ids=lambda s: f"size {s.size}"
+)
+def test_optpipe_runs_everywhere_and_is_never_slower_than_what_fits(setting: Setting) -> None:
+    found = row(setting)
+    assert {m: found.ours[m] is None for m in METHODS} == {m: found.printed[m] is None for m in METHODS}
+    assert found.ours["OptPipe"] == min(time for time in found.ours.values() if time is not None)
+
+
+@pytest.mark.slow
+def test_what_optpipe_found_fits_the_room() -> None:
+    setting = SMALL[-1]
+    found = searched(setting, room(4, "1.5B"))
+    assert found is not None
+    limit = found.program.costs.memory_limit
+    assert limit is not None
+    assert all(peak <= most for peak, most in zip(found.peak_memory, limit, strict=True))
+    assert attempt(setting, "1F1B", room(4, "1.5B")) is None
+
+
+def test_figure_4s_idle_time_is_halved_against_the_printed_adaoffload_alone() -> None:
+    toys = {4: toy(4)}
+    assert {name: timeline.makespan for name, timeline in toys[4].items()} == {
+        "PipeOffload as printed": 21,
+        "AdaOffload as printed": 18,
+        "PipeOffload": 15,
+        "AdaOffload": 15,
+        "zb limited": 18,
+        "OptPipe, optimal": 15,
+        "V-shape limited": 14.5,
+        "OptPipe in a V, optimal": 13.5,
+    }
+    table = toy_table(toys)
+    assert "50% against AdaOffload as printed, 0% against PipeOffload, 0% against AdaOffload" in table.note
+    assert "40% against V-shape limited, there with two stages" in table.note
+    assert table.basis == "exact"
+
+
+def timed(setting: Setting, **spans: int) -> Row:
+    """A row whose methods take these spans, in ms, all with the memory of one activation."""
+
+    def taking(span: int) -> Timeline:
+        costs = StageCosts.of(stages=1, forward=span / 3000, backward_input=span / 3000, backward_weight=span / 3000)
+        return simulate(schedules["1f1b"](devices=1, micro_batches=1), costs)
+
+    return Row(setting, {}, {name.replace("_", " "): taking(span) for name, span in spans.items()})
+
+
+def test_a_row_in_which_a_baseline_is_faster_is_counted_in_the_title() -> None:
+    rows = (
+        timed(SMALL[0], OptPipe=100, PipeOffload=110, zb_limited=90),
+        timed(SMALL[1], OptPipe=100, PipeOffload=125, zb_limited=100),
+    )
+    table = advantage(rows)
+    assert "slower than zb limited in 1 of 2 rows" in table.title
+    assert "saves -11.1 to 0%, on average -5.5%, and nothing in 1 rows" in table.note
+    assert [row[-3:-1] for row in table.rows] == [("zb limited", -11.1), ("zb limited", 0.0)]
+
+
+def test_a_plan_that_needs_more_than_the_device_has_says_so_in_its_row() -> None:
+    costs = StageCosts.of(stages=1, activation=183 * 2**30)
+    timeline = simulate(schedules["1f1b"](devices=1, micro_batches=1), costs)
+    table = advantage((Row(SMALL[0], {}, {"OptPipe": timeline, "PipeOffload": timeline}),))
+    assert table.rows[0][-1] == "183.0, for the room is fitted: the device has 80"
+    assert "in 1 rows the plan needs more memory" in table.note
+
+
+def test_figure_6_says_what_is_saved_against_the_fastest_baseline() -> None:
+    others = {"OptPipe": 100, "PipeOffload": 120, "AdaOffload": 120}
+    rows = tuple(timed(Setting(8, "7.1B", m, 8), zb_limited=zb, **others) for m, zb in ((16, 105), (32, 100)))
+    table = many_micro_batches(rows)
+    assert [row[6:8] for row in table.rows] == [(16.7, 4.8), (16.7, 0.0)]
+    assert "ours is 16.7% there and 16.7% over all rows" in table.note
+    assert "against the fastest baseline, zb limited, OptPipe saves 0 to 4.8%." in table.note

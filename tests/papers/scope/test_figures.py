@@ -1,0 +1,96 @@
+"""SCOPE's report: fair problems, every row of the poster, and notes that say what the rows say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from debubble.papers.registry import Cell, Table
+from debubble.papers.scope.figures import tables as report
+from debubble.papers.scope.figures.tables import Ask, Case, PlannerOutcome
+from debubble.planners import ModelUnits
+
+
+def answers(**seconds: float) -> Ask:
+    """Planners that take as long as is said of them, by `planner` or `planner_operators`; all others take 100 s."""
+
+    def ask(planner: str, case: Case) -> PlannerOutcome | None:
+        words = planner.replace("-", "_").replace(", ", "_"), case.operators.replace(", ", "_")
+        time = seconds.get("_".join(words), seconds.get(words[0], 100.0))
+        return PlannerOutcome(seconds=time / case.chunks, memory=time / 200, mfu=0.3)
+
+    return ask
+
+
+def column(table: Table, name: str) -> list[Cell]:
+    return [row[table.columns.index(name)] for row in table.rows]
+
+
+def test_every_speed_up_of_the_poster_has_its_row() -> None:
+    table = report.end_to_end(answers())
+    assert [cell for cell in column(table, "poster") if cell] == [
+        1.07, 1.29, 1.30, 1.31, 1.36, 1.31, 1.36, 1.41, 1.16, 1.20, 1.70,
+    ]  # fmt: skip
+
+
+def test_speed_ups_are_over_the_planner_and_schedule_that_the_row_names() -> None:
+    table = report.end_to_end(answers(megatron_even=120.0, scope_selective_full=80.0))
+    tri = [row for row in table.rows if row[0] == "SCOPE tri"]
+    assert [(row[2], row[3], row[5]) for row in tri] == [
+        ("1F1B", "Megatron-Even", 1.5),
+        ("interleaved", "Megatron-Even", 1.5),
+        ("interleaved", "Megatron-Even on 1F1B", 3.0),
+    ]
+
+
+def test_a_baseline_that_is_faster_with_the_same_operators_is_named() -> None:
+    faster = report.end_to_end(answers(adapipe=90.0, scope=95.0, scope_selective_full=85.0))
+    assert "AdaPipe (1.111) is faster than SCOPE dual (1.053)." in faster.note
+    assert "None of PipeDream, Merak, AdaPipe is faster than SCOPE tri (1.176)." in faster.note
+    assert "AdaPipe (1.111) is faster than SCOPE with all operators (1.053)." in faster.note
+
+
+def test_the_order_of_the_planners_is_said_as_it_came_out() -> None:
+    as_published = answers(merak=95.0, adapipe=94.0, scope=93.0, scope_selective_full=92.0)
+    otherwise = answers(merak=95.0, adapipe=91.0, scope=93.0, scope_selective_full=92.0)
+    assert "The order is the published one: PipeDream, Merak, AdaPipe, SCOPE dual, SCOPE tri." in (
+        report.end_to_end(as_published).note
+    )
+    assert "ours is PipeDream, Merak, SCOPE dual, SCOPE tri, AdaPipe." in report.end_to_end(otherwise).note
+
+
+def test_the_notes_say_which_gains_are_within_the_posters_ranges() -> None:
+    gaining = answers(megatron_even=100.0, scope_selective_full=80.0)
+    assert "0 of 3 are within 1.18 to 1.2; above it: 1,024 devices (1.25)" in report.scalability(gaining).note
+    assert "7 of 7 are within 1.2 to 1.31." in report.generality(gaining).note
+    assert "0 of 6 are within 1.2 to 1.42; below it: LLaMA-70B on 64 (0.8)" in report.memory(gaining).note
+
+
+def test_what_does_not_fit_is_left_empty() -> None:
+    tables = [make(lambda planner, case: None) for make in (report.scalability, report.generality, report.memory)]
+    assert all(row[-1] is None for table in tables for row in table.rows)
+
+
+@pytest.mark.parametrize("devices", [1024, 8192, 16384])
+def test_a_step_has_the_same_sequences_on_any_number_of_devices(devices: int) -> None:
+    problem = report.problem_of(Case("LLaMA-175B", devices=devices, sequences=8192))
+    assert problem.tail is not None
+    options = problem.tail.options
+    assert problem.micro_batches * options.micro_batch_size * options.data == 8192
+
+
+def test_planners_of_a_case_may_recompute_what_it_says_and_no_more() -> None:
+    case = Case("LLaMA-70B")
+    some, every = (report.problem_of(replace(case, operators=o)).workload for o in ("selective, full", "all"))
+    assert isinstance(some, ModelUnits)
+    assert isinstance(every, ModelUnits)
+    assert {name for unit in some.units.units for name in unit.strategies} == {"none", "selective", "full"}
+    assert len(every.units.units[1].strategies) > 3
+
+
+def test_a_model_whose_size_is_not_its_name_says_its_size() -> None:
+    table = report.generality(answers())
+    sizes = dict(zip(column(table, "model"), column(table, "ours, 10^9 parameters"), strict=True))
+    assert sizes["Pangu-alpha-230B"] == 206.9
+    assert "PanGu-alpha 200B, of 206.9 10^9 parameters" in table.note

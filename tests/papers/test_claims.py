@@ -1,0 +1,56 @@
+"""A claim is the same where our figures are what the paper prints, to its digits; else it says why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from debubble.papers.claims import Verdict, compared, stated, unavailable
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours"),
+    [
+        ("1.30", 1.304),
+        ("19", 18.6),
+        ("1.22 to 1.27", 1.274),
+        ("more than 30", 31.0),
+        ("at least 3", 3.0),
+        ("at most 3", 0.3),
+    ],
+)
+def test_a_figure_that_rounds_to_what_is_printed_is_the_same(paper: str, ours: float) -> None:
+    assert compared("speed-up", paper=(paper,), ours=[ours]).verdict == Verdict("same")
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours"),
+    [("1.30", 1.306), ("1.22 to 1.27", 1.276), ("more than 30", 29.4), ("at most 3", 3.6), ("0", None)],
+)
+def test_any_other_figure_differs_and_says_why(paper: str, ours: float | None) -> None:
+    claim = compared("speed-up", paper=(paper,), ours=[ours], because="memory is fitted")
+    assert claim.verdict == Verdict("differs", "memory is fitted")
+
+
+def test_a_claim_that_differs_cannot_be_made_without_a_reason() -> None:
+    with pytest.raises(AssertionError, match="say why"):
+        compared("speed-up", paper=("1.3",), ours=[1.1])
+
+
+def test_one_figure_that_differs_makes_the_claim_differ() -> None:
+    assert compared("both", paper=("1", "2"), ours=[1, 3], because="of noise").verdict == Verdict("differs", "of noise")
+
+
+def test_figures_are_shown_with_the_digits_that_the_paper_prints() -> None:
+    claim = compared("GB", paper=("17.23", "1.2 to 1.3", "30"), ours=[17.2345, 1.21, 29.6], unit=" GB")
+    assert (claim.paper, claim.ours) == ("17.23, 1.2 to 1.3, 30 GB", "17.23, 1.2, 30 GB")
+
+
+def test_statements_are_the_same_if_they_read_the_same() -> None:
+    assert stated("stages", paper="6, 7", ours="6, 7").verdict == Verdict("same")
+    assert stated("stages", paper="6, 7", ours="7", because="of the fit").verdict == Verdict("differs", "of the fit")
+
+
+def test_a_claim_without_a_figure_of_ours_says_why_there_is_none() -> None:
+    claim = unavailable("the architecture", because="it is a diagram")
+    assert (claim.ours, claim.verdict) == ("", Verdict("cannot be had", "it is a diagram"))
+    assert str(claim.verdict) == "cannot be had because it is a diagram"

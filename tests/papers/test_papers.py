@@ -1,0 +1,195 @@
+"""Every figure and table of the papers has an entry, and what each entry gives is what docs/papers.md says."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from debubble.cli.reproduce import split
+from debubble.papers import pages
+from debubble.papers.claims import compared, unavailable
+from debubble.papers.drawings import Bars, Boxes, Cells, Lines, svg
+from debubble.papers.registry import Entry, EntryResult, Paper, PaperReport, Table, papers, reproduced
+
+PAGE = (Path(__file__).parents[2] / "docs/papers.md").read_text()
+FIGURES = {"obscura": range(1, 17), "chronospipe": range(1, 17), "optpipe": range(1, 7)}
+TABLES = {"obscura": (1,), "optpipe": (1, 2)}
+ALGORITHMS = ("obscura", "optpipe", "scope")
+EQUATIONS = {"obscura": range(1, 7), "chronospipe": range(1, 9), "optpipe": range(2, 20)}
+ENTRIES = [
+    pytest.param(paper, entry.place, marks=[pytest.mark.slow] if entry.slow else [], id=f"{paper}: {entry.place}")
+    for paper in papers
+    for entry in papers[paper].entries
+]
+
+
+@pytest.mark.parametrize(("paper", "place"), ENTRIES)
+def test_an_entry_gives_what_the_page_says(paper: str, place: str) -> None:
+    result = reproduced(papers[paper].entry(place), draw=False)
+    assert pages.rows(result) == rows_of(paper, place)
+
+
+def rows_of(paper: str, place: str) -> list[str]:
+    """The page's rows of an entry: the one that names its place, and those below that name none."""
+    lines = section_of(paper).splitlines()
+    first, *below = lines[next(at for at, line in enumerate(lines) if line.startswith(f"| **{place}**")) :]
+    return [first, *itertools.takewhile(lambda line: line.startswith("|  |"), below)]
+
+
+def section_of(paper: str) -> str:
+    """The page's section of a paper."""
+    return PAGE.split(f"## {papers[paper].title}\n")[1].split("\n## ")[0]
+
+
+def test_the_page_counts_its_rows() -> None:
+    verdicts = re.findall(r"\| (same|differs because|cannot be had because)[^|]* \|$", PAGE, re.MULTILINE)
+    same, differ, missing = map(verdicts.count, ("same", "differs because", "cannot be had because"))
+    assert f"{same} of {len(verdicts)} claims are the same, {differ} differ, {missing} cannot be had." in PAGE
+
+
+@pytest.mark.parametrize("paper", papers)
+def test_the_page_has_the_entries_of_the_registry_in_their_order(paper: str) -> None:
+    places = re.findall(r"^\| \*\*(.*?)\*\*: (.*?) \|", section_of(paper), re.MULTILINE)
+    assert places == [(entry.place, entry.what) for entry in papers[paper].entries]
+
+
+@pytest.mark.parametrize(
+    ("paper", "place"),
+    [
+        ("chronospipe", "Figure 3"),
+        ("chronospipe", "Figure 4"),
+        ("obscura", "Figure 7"),
+        ("optpipe", "Figure 1"),
+        ("optpipe", "Figure 2"),
+    ],
+)
+def test_diagrams_are_drawn(paper: str, place: str) -> None:
+    result = reproduced(papers[paper].entry(place), draw=True)
+    assert len(result.pictures) == 1
+
+
+@pytest.mark.parametrize("paper", FIGURES)
+def test_every_figure_and_table_of_a_paper_has_an_entry(paper: str) -> None:
+    places = {entry.place for entry in papers[paper].entries}
+    figures = {int(number) for place in places if (number := place.removeprefix("Figure ").rstrip("ab")).isdigit()}
+    assert figures == set(FIGURES[paper])
+    assert {f"Table {number}" for number in TABLES.get(paper, ())} <= places
+
+
+@pytest.mark.parametrize("paper", ALGORITHMS)
+def test_the_algorithm_of_a_paper_has_an_entry(paper: str) -> None:
+    assert "Algorithm 1" in {entry.place for entry in papers[paper].entries}
+
+
+@pytest.mark.parametrize("paper", EQUATIONS)
+def test_every_equation_of_a_paper_is_named(paper: str) -> None:
+    named: set[int] = set()
+    for text in re.findall(r"[Ee]quations? ([^:;,|]*)", section_of(paper)):
+        first, *more = map(int, re.findall(r"\((\d+)\)", text))
+        named |= set(range(first, more[-1] + 1)) if " to " in text else {first, *more}
+    assert set(EQUATIONS[paper]) <= named
+
+
+def made(*claims: str) -> PaperReport:
+    """A report whose claims are the same, or cannot be had if their statement says so."""
+    made_of = tuple(
+        unavailable(text, because="no one knows") if "missing" in text else compared(text, paper=("1",), ours=[1])
+        for text in claims
+    )
+    table = Table(title="A table", columns=("a", "b"), rows=((1.23456, None),), basis="exact")
+    result = EntryResult(place="Figure 1", what="an example", claims=made_of, tables=(table,), pictures=(b"<svg/>",))
+    return PaperReport(name="paper", title="A paper", results=(result,))
+
+
+def test_the_summary_counts_the_claims() -> None:
+    assert pages.summary([made("one", "two", "missing")]) == ("2 of 3 claims are the same, 0 differ, 1 cannot be had.")
+
+
+def test_the_page_in_markdown_names_a_place_once() -> None:
+    text = pages.markdown([made("one", "missing | two")])
+    assert "| **Figure 1**: an example | one | 1 | 1 | same |" in text
+    assert "|  | missing / two |  |  | cannot be had because no one knows |" in text
+
+
+def test_large_figures_are_shown_without_powers_of_ten() -> None:
+    assert [pages.shown(cell) for cell in (29936.4, 9999.6, 1.23456, None, "OOM")] == [
+        "29936", "10000", "1.235", "-", "OOM",
+    ]  # fmt: skip
+
+
+def test_the_page_in_html_has_every_table_and_picture() -> None:
+    text = pages.html([made("one")])
+    assert "<td>1.235</td><td>-</td>" in text
+    assert 'src="data:image/svg+xml;base64,PHN2Zy8+"' in text
+
+
+def printed(table: Table) -> tuple[int, list[str]]:
+    """How many parts a terminal of 80 characters shows of a table, and their lines."""
+    console = Console(width=80, record=True, file=io.StringIO())
+    parts = list(split(table, 80))
+    for part in parts:
+        console.print(part)
+    return len(parts), console.export_text().splitlines()
+
+
+def test_a_table_that_is_too_wide_is_split_beside_its_keys() -> None:
+    columns = ("method", *(f"stage {number}" for number in range(12)))
+    table = Table(title="Memory", columns=columns, rows=(("DAPPLE", *(100.5 + s for s in range(12))),), basis="exact")
+    parts, lines = printed(table)
+    text = "\n".join(lines)
+    assert parts > 1
+    assert all(f"{100.5 + number:.4g}" in text for number in range(12))
+    assert max(map(len, lines)) <= 80
+    assert text.count("DAPPLE") == parts
+
+
+def test_a_table_whose_sentences_take_several_lines_is_shown_up_to_its_right_edge() -> None:
+    columns = ("method", "paper: activations", "ours", "ours: states", "paper: of + R = 50%", "ours")
+    rows = (("interleaved 1F1B + R = 66.7%", 17.23, 17.23, 11.81, None, 0.98),)
+    _, lines = printed(Table(title="GB", columns=columns, rows=rows, basis="exact"))
+    assert all(line[-1] in "┓┩┃│┘" for line in lines)
+    assert any("0.98" in line for line in lines)
+
+
+def test_our_column_stays_beside_the_papers() -> None:
+    columns = ("method", *(name for stage in range(5) for name in (f"paper {stage}", f"ours {stage}")))
+    table = Table(title="GB", columns=columns, rows=(("Recomp-Non", *(["100.25"] * 10)),), basis="exact")
+    heads = [[str(column.header) for column in part.columns] for part in split(table, 80)]
+    assert len(heads) == 2
+    assert all(
+        head.index(f"ours {s}") == at + 1
+        for head in heads
+        for at, n in enumerate(head)
+        if (s := n[6:]) and n.startswith("paper")
+    )
+
+
+def test_the_same_drawing_gives_the_same_bytes() -> None:
+    drawings = (
+        Bars(title="Bars", groups=("a", "b"), series={"x": (1, None), "y": (2, 3)}, unit="s", paper={"x": (2, None)}),
+        Bars(title="Stacked", groups=("a",), series={"x": (1,), "y": (2,)}, unit="s", stacked=True, limit=2),
+        Lines(title="Lines", across="m", x=(1, 2), series={"x": (1, None)}, unit="s", paper={"x": (None, 2)}),
+        Cells(title="Cells", labels=("a", "b"), cells=(("on", "off"), ("off", "on")), colors={"on": "k", "off": "w"}),
+        Boxes(title="Boxes", boxes={"a": (0, 0), "b": (1, 1)}, arrows=[("a", "b", "then")]),
+    )
+    for drawing in drawings:
+        assert svg(drawing) == svg(drawing)
+        assert b"<svg" in svg(drawing)
+
+
+def test_the_line_across_is_named_in_the_legend() -> None:
+    bars = Bars(title="Bars", groups=("a",), series={"x": (1,)}, unit="GB", limit=32)
+    assert b"32 GB" in svg(bars)
+
+
+def test_an_entry_is_drawn_only_if_asked() -> None:
+    bars = Bars(title="Bars", groups=("a",), series={"x": (1,)}, unit="s")
+    paper = Paper(name="p", title="P", entries=(Entry("Figure 1", "bars", lambda: (bars,)),))
+    entry = paper.entry("Figure 1")
+    assert reproduced(entry, draw=False).pictures == ()
+    assert len(reproduced(entry, draw=True).pictures) == 1

@@ -1,0 +1,64 @@
+"""Files: what is read of them, whoever wrote them, and that they are written whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from debubble.costs.lengths import read_lengths
+from debubble.files import parse, write_whole
+from debubble.imports.settings import read_settings
+from debubble.ir import InputError
+
+
+@pytest.fixture(params=[0o077, 0o022, 0o002])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_a_files_mode_follows_the_umask(tmp_path: Path, umask: int) -> None:
+    write_whole(tmp_path / "plan.json", b"{}")
+    assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    for content in (b"first", b"second"):
+        write_whole(tmp_path / "plan.json", content)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("plan.json", b"second")]
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (DEEP, "It is no JSON: it is nested too deeply."),
+        (b"{", "It is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)."),
+        (b"9" * 5000, None),
+    ],
+)
+def test_content_that_a_library_cannot_read_is_a_sentence(content: bytes, sentence: str | None) -> None:
+    with pytest.raises(InputError) as refused:
+        parse(json.loads, content, "It is no JSON")
+    assert sentence is None or str(refused.value) == sentence
+    assert str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["job.json", "job.yaml", "job.yml"])
+def test_a_job_that_is_nested_deeply_is_a_sentence(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(DEEP)
+    with pytest.raises(InputError, match="nested too deeply"):
+        read_settings(tmp_path / name)
+
+
+def test_lengths_that_are_nested_deeply_are_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "lengths.json").write_bytes(DEEP)
+    with pytest.raises(InputError, match=r"The lengths in .* are not readable"):
+        read_lengths(tmp_path / "lengths.json")

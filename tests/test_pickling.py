@@ -1,0 +1,21 @@
+"""Data that goes to other processes."""
+
+from __future__ import annotations
+
+import pickle
+
+import debubble as db
+from debubble.ir import RunOptions
+from debubble.planners.model_problem import problem_of
+from debubble.planners.problem import ModelUnits
+
+
+def test_a_problem_is_sent_without_what_was_computed_from_it() -> None:
+    """A thread may be computing more meanwhile."""
+    problem = problem_of(db.models["llama3.2-1b"], db.Cluster.parse("2xA100-80GB"), RunOptions(), micro_batches=4)
+    before = pickle.dumps(problem)
+    planned = db.planners["dapple"](problem)
+    assert pickle.dumps(problem) == before
+    again = pickle.loads(before)
+    assert isinstance(again.workload, ModelUnits)
+    assert db.planners["dapple"](again).time == planned.time

@@ -1,0 +1,69 @@
+"""A run that a scheduler asks to end: its checkpoint, and the run that goes on from there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from debubble.runtime.failures import RunError
+from debubble.training.end_request import EndRequest
+from debubble.training.options import TrainOptions
+from tests.support.training_cases import train_alone
+
+STEPS = 30
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(("wait", "answers"), [(True, [None, 15, 15]), (False, [None, None, 15])])
+def test_ranks_agree_after_a_step_or_after_the_next(wait: bool, answers: list[int | None]) -> None:
+    request = EndRequest(wait=wait)
+    heard = [request.agreed()]
+    request.receive(signal.SIGTERM)
+    heard += [request.agreed(), request.agreed()]
+    assert heard == answers
+
+
+class Signalling:
+    """Samples, the 40th of which sends a signal to the rank."""
+
+    def __init__(self, number: signal.Signals | None) -> None:
+        self._number, self._made = number, 0
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> list[int]:
+        self._made += 1
+        if self._made == 40 and self._number is not None:
+            rank = multiprocessing.parent_process()
+            assert rank is not None
+            assert rank.pid is not None
+            os.kill(rank.pid, self._number)
+        return [(index + place * place) % 256 for place in range(33)]
+
+
+@pytest.mark.usefixtures("process_group", "forked_processes")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("post_validation", [False, True])
+def test_a_checkpoint_is_written_on_request(
+    tmp_path: Path, plan_file: Callable[[int], Path], number: signal.Signals, post_validation: bool
+) -> None:
+    options = TrainOptions(plan=plan_file(1), steps=STEPS, post_validation=post_validation)
+    saving = replace(options, checkpoint=tmp_path / "c", save_every=STEPS)
+    with pytest.raises(RunError) as ended:
+        train_alone(saving, dataset=Signalling(number))
+    sentence = rf"The run was ended by {number.name} after step (\d+) of 30: go on from (.*) with --resume\."
+    said = re.fullmatch(sentence, str(ended.value))
+    assert said is not None
+    done = int(said[1])
+    assert Path(said[2]) == tmp_path / "c" / f"step-{done:06d}"
+    resumed = train_alone(replace(saving, resume=True), dataset=Signalling(None))
+    whole = train_alone(options, dataset=Signalling(None))
+    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][done:]

@@ -1,0 +1,53 @@
+"""Two runs in one folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from debubble.ir import InputError
+from debubble.runtime.failures import RunError
+from debubble.training.checks import check
+from debubble.training.options import TrainOptions
+from debubble.training.run_lock import LOCK, locked
+from tests.support.training_cases import train_alone
+
+TAKEN = rf"Another run, process {os.getpid()} on .*, writes to .*: wait for its end, or give another folder\."
+
+
+def test_a_second_run_is_refused(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(InputError, match=TAKEN), locked(tmp_path):
+        pass
+
+
+def test_a_lock_goes_with_its_run(tmp_path: Path) -> None:
+    with locked(tmp_path / "new"):
+        assert (tmp_path / "new" / LOCK).exists()
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_what_a_dead_process_left_locks_nobody_out(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("process 1 on here")
+    with locked(tmp_path):
+        assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+
+
+@pytest.mark.parametrize("option", ["checkpoint", "save"])
+def test_a_run_in_anothers_folder_is_refused_at_once(
+    tmp_path: Path, plan_file: Callable[[int], Path], option: str
+) -> None:
+    (tmp_path / "text.txt").write_text("bottles " * 400)
+    folder: dict[str, Path] = {option: tmp_path / "c"}
+    options = TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", **folder)  # type: ignore[arg-type]
+    with locked(tmp_path / "c"), pytest.raises(InputError, match=TAKEN):
+        check(options)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_run_that_finds_another_when_it_begins_ends(tmp_path: Path, plan_file: Callable[[int], Path]) -> None:
+    options = TrainOptions(plan=plan_file(1), checkpoint=tmp_path)
+    with locked(tmp_path), pytest.raises(RunError, match=TAKEN):
+        train_alone(options)
