@@ -15,8 +15,8 @@ from typing import Any
 
 NEVER = ("--deadline", "3600")
 """A deadline that no search meets: answers depend on the effort alone."""
-EFFORT = 0.3
-"""The effort of all cases but the settings."""
+EFFORT = 0.5
+"""The effort of all cases but the settings and the searches of degrees."""
 TARGETS = ("torch", "torchtitan", "automodel", "megatron", "primus", "deepspeed", "mindformers")
 
 
@@ -114,7 +114,7 @@ def _models() -> Iterator[PlanCase]:
         model, *rest = words.split()
         name = "-".join((model, *(word.lstrip("-") for word in rest if not word.startswith("--micro"))))
         run = [word for word in rest if word not in ("--planner", "--swap", "--for", "--chunks")]
-        search = ("--effort", str(EFFORT), *NEVER)
+        search = NEVER if "--global-batch" in rest else ("--effort", str(EFFORT), *NEVER)
         fits = (model, *rest) if len(run) == len(rest) else None
         yield PlanCase(f"model-{name}"[:70], (model, *rest, *search), fits=fits)
 

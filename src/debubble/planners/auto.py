@@ -1,8 +1,9 @@
 """`auto`: the plan with the shortest step, gradients and optimizer included, of the planners that it asks.
 
-It asks `joint`, `portfolio`, `adapipe` (of given stages `optpipe`) and what other distributions register, or with
-`Problem.compare` every planner: the papers' and the baselines are asked by name otherwise.  All are given the same
-problem, and the fastest verified answer is kept; what the others answered, or why they could not, stays with the plan.
+It asks `joint`, `portfolio`, `adapipe` (of given stages `optpipe`, for frameworks also `scope`) and what other
+distributions register, or with `Problem.compare` every planner: the papers' and the baselines are asked by name
+otherwise.  All are given the same problem, and the fastest verified answer is kept; what the others answered, or why
+they could not, stays with the plan.
 Planners that search do so side by side in processes of their own if that is worth it, while the others answer here.
 `joint` has the whole effort, the others a part, and the whole only if they then come close to the fastest answer; where
 `joint` has no answer, all have the whole.
@@ -43,6 +44,8 @@ def auto(problem: Problem) -> Solution:
 def planners_for(problem: Problem) -> list[str]:
     """The planners that `auto` asks; for a target with orders of its own, those alone that plan such orders."""
     usual = ASKED if isinstance(problem.workload, ModelUnits) else ASKED_OF_STAGES
+    if problem.levers is not None:
+        usual = ASKED_FOR_TARGETS
     asked = [name for name in planners if name != "auto" and (problem.compare or name in usual or _is_plugin(name))]
     own = problem.levers is not None and isinstance(problem.levers.orders, OwnOrders)
     return [name for name in asked if name in OF_OWN_ORDERS] if own else asked
@@ -50,6 +53,8 @@ def planners_for(problem: Problem) -> list[str]:
 
 ASKED = ("joint", "portfolio", "adapipe")
 """The planners that `auto` asks about model units without `Problem.compare`."""
+ASKED_FOR_TARGETS = (*ASKED, "scope")
+"""Those that it asks for a framework, whose orders leave partition and recomputation to choose, as SCOPE does."""
 ASKED_OF_STAGES = ("joint", "portfolio", "optpipe")
 """Those that it asks about given stages, of which `joint` searches the order of the fastest answer alone."""
 

@@ -43,7 +43,7 @@ from debubble.search.effort import Effort
 
 BEST = 5
 """Choices of degrees that are planned thoroughly and shown."""
-RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.2
+RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.5
 """Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
 LARGE = 400
 """Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
