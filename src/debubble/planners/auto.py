@@ -43,7 +43,7 @@ def auto(problem: Problem) -> Solution:
 
 def planners_for(problem: Problem) -> list[str]:
     """The planners that `auto` asks; for a target with orders of its own, those alone that plan such orders."""
-    usual = ASKED if isinstance(problem.workload, ModelUnits) else ASKED_OF_STAGES
+    usual: tuple[str, ...] = ASKED if isinstance(problem.workload, ModelUnits) else ASKED_OF_STAGES
     if problem.levers is not None:
         usual = ASKED_FOR_TARGETS
     asked = [name for name in planners if name != "auto" and (problem.compare or name in usual or _is_plugin(name))]
