@@ -49,6 +49,8 @@ LARGE = 400
 """Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
 ALSO_LARGE = ("adapipe", "portfolio")
 """Planners that are asked all the same."""
+OF_HOST_STEPS = "chronos"
+"""The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice too."""
 NEGLIGIBLE = 1e-6
 """Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""
 WITH_HOSTS = 4
@@ -345,6 +347,8 @@ class _DegreesSearch:
         problem = replace(self.problems[degrees], effort=FINAL * self.job.effort)
         large = problem.devices * problem.micro_batches >= LARGE
         names = [name for name in planners_for(problem) if not large or name in ALSO_LARGE]
+        if problem.levers is None and not large and OF_HOST_STEPS not in names:
+            names.append(OF_HOST_STEPS)
         try:
             answer = verify("auto", problem, fastest_of(problem, names), 0.0)
         except DebubbleError as refusal:
