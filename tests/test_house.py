@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -51,3 +52,9 @@ def test_every_paper_has_the_same_parts() -> None:
 
 def test_planners_have_a_fixed_order() -> None:
     assert tuple(db.planners) == ORDER
+
+
+def test_settings_of_tools_name_files_that_exist() -> None:
+    root = Path(__file__).parents[1]
+    ignores = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["per-file-ignores"]
+    assert [pattern for pattern in ignores if not [*root.glob(pattern)]] == []
