@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from time import perf_counter
+from typing import NoReturn
 
 import torch
 
@@ -29,21 +30,30 @@ class BatchAgreement:
         Raises InputError if the ranks of a replica have different batches, or the replicas different shapes.
         """
         size = self._ranks.of_replica
-        batches = self._ranks.transport.gather((batch.shapes, batch.counted, batch.checksum, perf_counter()))
-        for rank, (shapes, counted, _, _) in enumerate(batches):
+        shapes = zlib.crc32(repr(batch.shapes).encode())
+        batches = self._ranks.transport.gather_numbers((shapes, batch.counted, batch.checksum, perf_counter()))
+        if any(b[0] != batches[0][0] or b[1] != batches[n // size * size][1] for n, b in enumerate(batches)):
+            self._refuse_unlike(batch)
+        self._check_checksums([int(checksum) for _, _, checksum, _ in batches])
+        self._shapes, self._unchecked = batch.shapes, 0
+        total = round(sum(counted for _, counted, _, _ in batches[::size]))
+        if not total:
+            raise InputError(_NO_TARGET)
+        # Hosts have clocks of their own: there, the moment of the answer stands for it.
+        return total, max(at for _, _, _, at in batches) if self._ranks.one_clock else perf_counter()
+
+    def _refuse_unlike(self, batch: StepBatch) -> NoReturn:
+        """Raise the InputError that names a rank with other shapes or targets; all ranks call it."""
+        size = self._ranks.of_replica
+        batches = self._ranks.transport.gather((batch.shapes, batch.counted))
+        for rank, (shapes, counted) in enumerate(batches):
             first = rank // size * size
             if shapes != batches[0][0] or counted != batches[first][1]:
                 raise InputError(
                     f"Rank {rank} has micro-batches of {_shape_words(shapes)} with {counted} targets, but rank {first}"
                     f" of {_shape_words(batches[first][0])} with {batches[first][1]}."
                 )
-        self._check_checksums([checksum for _, _, checksum, _ in batches])
-        self._shapes, self._unchecked = batch.shapes, 0
-        total: int = sum(counted for _, counted, _, _ in batches[::size])
-        if not total:
-            raise InputError(_NO_TARGET)
-        # Hosts have clocks of their own: there, the moment of the answer stands for it.
-        return total, max(at for _, _, _, at in batches) if self._ranks.one_clock else perf_counter()
+        raise AssertionError("ranks agreed on numbers that differ")
 
     def count(self, batch: StepBatch) -> tuple[int, float]:
         """Targets over all replicas, and the moment, without waiting for other devices, which may be a step behind.

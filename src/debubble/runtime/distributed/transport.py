@@ -120,6 +120,10 @@ class Transport:
         """Every rank's (small) value, on every rank."""
         return [value] * self.size
 
+    def gather_numbers(self, numbers: Sequence[float]) -> list[Sequence[float]]:
+        """Every rank's numbers, as many on each, on every rank: quicker than `gather`."""
+        return self.gather(numbers)
+
 
 class Alone(Transport):
     """A run of one rank."""
@@ -281,6 +285,15 @@ class Distributed(Transport):
         values: list[Any] = [None] * self.size
         self._dist.all_gather_object(values, value, group=self._control)
         return values
+
+    def gather_numbers(self, numbers: Sequence[float]) -> list[Sequence[float]]:
+        """Collect every rank's numbers on every rank, in double precision, over Gloo."""
+        if self.size == 1:
+            return [numbers]
+        own = torch.tensor(numbers, dtype=torch.float64)
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        self._dist.all_gather(parts, own, group=self._control)
+        return [part.tolist() for part in parts]
 
 
 class Threads(Transport):
