@@ -85,8 +85,8 @@ def test_units_are_two_per_layer_with_embedding_and_head() -> None:
 
 
 def test_an_unknown_family_is_refused_in_a_sentence() -> None:
-    with pytest.raises(InputError, match="no half-layers for the model type 'bert'"):
-        check_units(ModelConfig.from_hf({**LLAMA, "model_type": "bert"}))
+    with pytest.raises(InputError, match="no half-layers for the model type 'mine'"):
+        check_units(ModelConfig.from_hf({**LLAMA, "model_type": "mine"}))
 
 
 def test_a_missing_entry_is_named() -> None:
