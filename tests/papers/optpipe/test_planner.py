@@ -130,9 +130,7 @@ def test_no_schedule_of_two_chunks_is_faster(limit: int) -> None:
 
 @given(data=st.data(), limit=st.integers(2, 9), moved=st.booleans())
 @settings(max_examples=5, deadline=None)
-def test_no_schedule_of_two_chunks_without_recompute_is_faster(
-    data: st.DataObject, limit: int, moved: bool
-) -> None:
+def test_no_schedule_of_two_chunks_without_recompute_is_faster(data: st.DataObject, limit: int, moved: bool) -> None:
     stages = data.draw(stage_costs(stages=4, offload=moved))
     stages = stages.with_limit(limit * max(stages.activation))
     problem = Problem(devices=2, micro_batches=4, chunks=2, workload=FixedStages(stages), effort=0)
