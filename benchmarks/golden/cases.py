@@ -63,7 +63,7 @@ Case = PlanCase | PublishedCase | PaperCase
 def cases() -> Iterator[Case]:
     """All cases."""
     yield from _settings()
-    yield from (PublishedCase(f"published-{number}", number) for number in range(0, 40, 2))
+    yield from (PublishedCase(f"published-{number}", number) for number in range(0, 36, 2))
     yield from (PaperCase(f"paper-{name}", name) for name in ("chronospipe",))
     yield from _models()
     yield from (_random_costs(number) for number in range(20))

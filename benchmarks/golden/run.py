@@ -29,8 +29,6 @@ def answer_of(case: Case) -> Answer:
             import published
             from published_runs import RUNS
 
-            if case.number >= len(RUNS):
-                return {}
             return {"step": published.predicted(RUNS[case.number])}
         case PaperCase():
             return {"hashes": {"reproduce": _digest(_called("reproduce", case.paper, "--json"))}}

@@ -32,7 +32,7 @@ from debubble.runtime.operators import Deferring, Multiplication, WeightGradient
 LARGE_WEIGHT = 2**20
 """Numbers of a weight from which on its gradient is added where it is to be, also where no backward is split.
 
-Those operators save a tensor of the weight's size, and take longer to call than torch's own.
+Those operators need no tensor of the weight's size per micro-batch, and take longer to call than torch's own.
 """
 
 
