@@ -31,7 +31,7 @@ def answer_of(case: Case) -> Answer:
 
             return {"step": published.predicted(RUNS[case.number])}
         case PaperCase():
-            return {"hashes": {"reproduce": _digest(_called("reproduce", case.paper, "--json"))}}
+            return {"hashes": {"reproduce": _digest(called("reproduce", case.paper, "--json"))}}
         case PlanCase():
             with TemporaryDirectory() as folder:
                 return _planned(case, Path(folder))
@@ -39,15 +39,15 @@ def answer_of(case: Case) -> Answer:
 
 def _planned(case: PlanCase, folder: Path) -> Answer:
     plan_file = folder / "plan.json"
-    answer = _called("plan", *case.write(folder), "--json", "-o", str(plan_file))
+    answer = called("plan", *case.write(folder), "--json", "-o", str(plan_file))
     hashes = {"plan --json": _digest(answer)}
     if case.fits is not None:
-        hashes["fits"] = _digest(_called("fits", *case.fits, "--json"))
+        hashes["fits"] = _digest(called("fits", *case.fits, "--json"))
     if not plan_file.exists():
         return {"error": answer.get("error", ""), "hashes": hashes}
     written = json.loads(plan_file.read_text())
     hashes["plan"] = _digest({key: written[key] for key in ("schedule", "partition", "costs")})
-    hashes["simulate"] = _digest(_called("simulate", str(plan_file), "--json"))
+    hashes["simulate"] = _digest(called("simulate", str(plan_file), "--json"))
     for target in TARGETS if written.get("model") else TARGETS[:1]:
         hashes[f"export {target}"] = _digest(_exported(plan_file, target, folder / target))
     return {
@@ -61,12 +61,12 @@ def _planned(case: PlanCase, folder: Path) -> Answer:
 
 def _exported(plan_file: Path, target: str, folder: Path) -> dict[str, Any]:
     """The files that are exported, the losses, or the refusal."""
-    answer = _called("export", str(plan_file), "--to", target, "-o", str(folder), "--json")
+    answer = called("export", str(plan_file), "--to", target, "-o", str(folder), "--json")
     written = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.exists() else []
     return answer | {str(file.relative_to(folder)): file.read_text() for file in written}
 
 
-def _called(*words: str) -> dict[str, Any]:
+def called(*words: str) -> dict[str, Any]:
     """The JSON that a call of `debubble` prints; what it says of its progress is dropped."""
     printed, before = io.StringIO(), sys.argv
     sys.argv = ["debubble", *words]

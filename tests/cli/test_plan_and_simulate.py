@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from debubble.ir import Plan
+from debubble.ir import Plan, Program, Schedule, StageCosts
+from debubble.ir.lowering.lower import lower
 
 
 def test_simulate_prints_the_closed_form_of_1f1b(run: Any) -> None:
@@ -391,3 +392,20 @@ def test_a_robust_plan_of_open_degrees_is_refused(run: Any) -> None:
     code, _, error = run("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "32", "--robust")
     assert code == 2
     assert "leave out the global batch" in " ".join(error.split())
+
+
+@pytest.mark.parametrize("planner", ["adapipe", "dapple", "megatron-even"])
+def test_plan_lowers_its_answer_once(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planner: str) -> None:
+    lowered: list[Schedule] = []
+
+    def counted(schedule: Schedule, costs: StageCosts) -> Program:
+        lowered.append(schedule)
+        return lower(schedule, costs)
+
+    monkeypatch.setattr("debubble.simulator.engine.lower", counted)
+    file = tmp_path / "plan.json"
+    words = ("llama3-8b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--details", "-o", str(file))
+    code, _, _ = run("plan", *words, "--planner", planner, "--html", str(tmp_path / "plan.html"))
+    assert code == 0
+    answer = Plan.load(file).schedule
+    assert sum(each.orders == answer.orders and each.name == answer.name for each in lowered) == 1

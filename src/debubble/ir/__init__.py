@@ -16,7 +16,7 @@ from debubble.errors import (
 from debubble.ir.lowering.lower import lower, lower_forwards
 from debubble.ir.ops import Kind, Lane, Op
 from debubble.ir.placement import Placement
-from debubble.ir.plan import Plan
+from debubble.ir.plan import Plan, Simulated
 from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, Robustness, RunOptions, WhatIf
 from debubble.ir.program import Instruction, Moment, Program, Queue
 from debubble.ir.schedule import Schedule, check
@@ -49,6 +49,7 @@ __all__ = [
     "Robustness",
     "RunOptions",
     "Schedule",
+    "Simulated",
     "ScheduleError",
     "SolverError",
     "StageCosts",

@@ -35,7 +35,40 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Plan:
+class Simulated:
+    """A schedule with its stages' costs, which is lowered and simulated once.
+
+    Attributes:
+        schedule: The order of operations.
+        costs: What they take.
+        timeline: The simulated step, if that was worked out already; dropped if it is of other operations or costs.
+    """
+
+    schedule: Schedule
+    costs: StageCosts
+    timeline: Timeline | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        program = None if self.timeline is None else self.timeline.program
+        if program is not None and (program.schedule is not self.schedule or program.costs is not self.costs):
+            object.__setattr__(self, "timeline", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "timeline": None}
+
+    def simulate(self) -> Timeline:
+        """The predicted timeline, worked out once; raises OutOfMemoryError if the step does not fit."""
+        if self.timeline is None:
+            # The simulator stands above the IR; this method is a convenience at the top of the package.
+            import debubble
+
+            object.__setattr__(self, "timeline", debubble.simulate(self.schedule, self.costs))
+            assert self.timeline is not None
+        return self.timeline
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(Simulated):
     """A schedule for given devices, the partition of the model, and the predicted costs.
 
     Example:
@@ -45,8 +78,6 @@ class Plan:
     """
 
     planner: str
-    schedule: Schedule
-    costs: StageCosts
     lower_bound: Number
     """No plan's step for the same input takes less."""
     bound_argument: str | None = None
@@ -133,13 +164,6 @@ class Plan:
 
         return stays(self) == stays(other)
 
-    def simulate(self) -> Timeline:
-        """The predicted timeline."""
-        # The simulator stands below the IR; this method is a convenience at the top of the house.
-        import debubble
-
-        return debubble.simulate(self.schedule, self.costs)
-
     def show(self) -> Report:
         """The report as one page, which a notebook shows and `save` writes."""
         import debubble
@@ -193,5 +217,5 @@ class Plan:
         return Plan(**entries, schedule=schedule, costs=costs, lower_bound=file.lower_bound)
 
 
-_AS_IN_FILE = [f.name for f in fields(Plan) if f.name not in ("schedule", "costs", "lower_bound")]
+_AS_IN_FILE = [f.name for f in fields(Plan) if f.name not in ("schedule", "costs", "lower_bound", "timeline")]
 """The entries that a plan and its file have alike."""

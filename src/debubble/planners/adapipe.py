@@ -26,7 +26,6 @@ from debubble.planners.partitioning.pareto import Front, StageRecomputation, blo
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.registry import planner
 from debubble.schedules.one_f_one_b import one_f_one_b
-from debubble.simulator import simulate
 
 FINALISTS = 5
 """Cuts that are simulated."""
@@ -45,7 +44,7 @@ def adapipe(problem: Problem) -> Solution:
     solutions: list[tuple[Number, Solution]] = []
     for lengths in programs.lengths()[:FINALISTS]:
         solution = replace(stages, lengths=lengths).solution(schedule, programs.choices(lengths))
-        solutions.append((problem.time_of(simulate(solution.schedule, solution.costs)), solution))
+        solutions.append((problem.time_of(solution.simulate()), solution))
     return min(solutions, key=lambda pair: pair[0])[1]
 
 

@@ -92,11 +92,8 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
                 answers["joint"] = result
                 results = _results(answers)
     best = results[0]
-    return Solution(
-        schedule=best.solution.schedule,
-        costs=best.solution.costs,
-        partition=best.solution.partition,
-        deeper=best.solution.deeper,
+    return replace(
+        best.solution,
         lower_bound=max(result.pipeline_bound for result in results),
         candidates=tuple(
             sorted(
@@ -104,6 +101,8 @@ def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
                 key=lambda c: (c.step_time is None, c.robustness.expected if c.robustness else c.step_time),
             )
         ),
+        remark=None,
+        cut_off=False,
     )
 
 

@@ -32,7 +32,7 @@ from debubble.planners.registry import planner
 from debubble.schedules import schedules
 from debubble.schedules.bpipe import bpipe as bpipe_schedule
 from debubble.schedules.one_f_one_b import one_f_one_b
-from debubble.simulator import Repricer, simulate
+from debubble.simulator import Repricer
 
 
 @planner("dapple", paper="DAPPLE, PPoPP 2021")
@@ -66,7 +66,7 @@ def megatron_kwai(problem: Problem) -> Solution:
     for strategy in _cheap_first(problem):
         solution = _even_1f1b(problem, strategy=strategy)
         try:
-            simulate(solution.schedule, solution.costs)
+            solution.simulate()
         except InfeasibleError as error:
             reason = error
             continue
@@ -149,7 +149,7 @@ def bpipe(problem: Problem) -> Solution:
     """1F1B on the even partition, early stages keeping activations on late ones; MLP recomputation only if needed."""
     keeping, recomputing = bpipe_variants(problem)
     try:
-        simulate(keeping.schedule, keeping.costs)
+        keeping.simulate()
     except InfeasibleError:
         return recomputing
     return keeping

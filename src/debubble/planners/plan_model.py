@@ -253,4 +253,5 @@ def _plan_of(result: Result, problem: Problem, options: RunOptions) -> Plan:
         partition=result.partition,
         candidates=result.solution.candidates or (result.summary,),
         options=options,
+        timeline=result.timeline,
     )

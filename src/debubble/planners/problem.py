@@ -17,7 +17,7 @@ from debubble.ir import (
     Number,
     Placement,
     RunOptions,
-    Schedule,
+    Simulated,
     StageCosts,
 )
 from debubble.search.effort import Effort
@@ -225,12 +225,10 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solution:
+class Solution(Simulated):
     """A planner's answer.
 
     Attributes:
-        schedule: The order of operations.
-        costs: The stage costs that it was made for.
         partition: The partition, if it was open.
         deeper: The same units, as they recompute for the micro-batches that the schedule recomputes deeper.
         lower_bound: Of the pipeline's part of a step, as far as the planner knows; the generic bound is added to it.
@@ -239,8 +237,6 @@ class Solution:
         cut_off: Whether the deadline stopped the search.
     """
 
-    schedule: Schedule
-    costs: StageCosts
     partition: Partition | None = None
     deeper: Partition | None = None
     lower_bound: Number = 0

@@ -19,7 +19,7 @@ from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.restriction import as_run, with_module_offload
 from debubble.registry import Registry, guarding_plugins
 from debubble.schedules.registry import check_size
-from debubble.simulator import Timeline, simulate
+from debubble.simulator import Timeline
 from debubble.targets.target import runs_in
 
 
@@ -30,7 +30,6 @@ class Result:
     Attributes:
         planner: The planner's name.
         solution: Its answer.
-        timeline: The simulated step.
         lower_bound: Time that no plan's step for the same problem beats.
         pipeline_bound: A lower bound on the pipeline's part of it.
         bound_argument: What these bounds count, in words.
@@ -43,7 +42,6 @@ class Result:
 
     planner: str
     solution: Solution
-    timeline: Timeline
     lower_bound: Number
     pipeline_bound: Number
     bound_argument: str
@@ -52,6 +50,11 @@ class Result:
     partition: tuple[tuple[PlannedUnit, ...], ...]
     runs_in: tuple[str, ...] = ()
     robustness: Robustness | None = None
+
+    @property
+    def timeline(self) -> Timeline:
+        """The simulated step."""
+        return self.solution.simulate()
 
     @property
     def score(self) -> Number:
@@ -132,7 +135,7 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
     DeadlockError if its operations wait for each other.
     """
     solution = with_module_offload(problem, as_run(problem, solution))
-    timeline = simulate(solution.schedule, solution.costs)
+    timeline = solution.simulate()
     partition = _planned_units(problem, solution)
     if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
         check_host_memory(problem.workload.units, solution.partition, timeline)
@@ -143,7 +146,6 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
     return Result(
         planner=name,
         solution=solution,
-        timeline=timeline,
         time=problem.step_time(timeline),
         partition=partition,
         runs_in=_runs_in(problem, solution, partition),

@@ -8,7 +8,6 @@ from dataclasses import replace
 from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Number, OutOfMemoryError
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.simulator import simulate
 from debubble.targets.levers import TargetLevers
 from debubble.targets.offload import ModuleOffload, recomputed_operators
 
@@ -37,7 +36,7 @@ def _recomputing_alike(problem: Problem, levers: TargetLevers, solution: Solutio
         for way in ways:
             changed = _with(solution, levers, units, way)
             try:
-                simulate(changed.schedule, changed.costs)
+                changed.simulate()
             except OutOfMemoryError as error:
                 reason = error
             else:
@@ -45,7 +44,7 @@ def _recomputing_alike(problem: Problem, levers: TargetLevers, solution: Solutio
                 break
     if not fitting:
         raise InfeasibleError(str(reason))
-    return min(fitting, key=lambda each: problem.time_of(simulate(each.schedule, each.costs)))
+    return min(fitting, key=lambda each: problem.time_of(each.simulate()))
 
 
 def _with(solution: Solution, levers: TargetLevers, units: Units, partition: Partition) -> Solution:
@@ -90,7 +89,7 @@ def with_module_offload(problem: Problem, solution: Solution) -> Solution:
 def _time(problem: Problem, solution: Solution) -> Number | None:
     """Time of the pipeline's part of a step; None if the answer does not fit."""
     try:
-        return problem.time_of(simulate(solution.schedule, solution.costs))
+        return problem.time_of(solution.simulate())
     except OutOfMemoryError:
         return None
 

@@ -27,7 +27,6 @@ from debubble.ir import DebubbleError, InfeasibleError
 from debubble.planners.bounds import bound_of_equal_counts, deals_freely, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
-from debubble.simulator import simulate
 
 MOST_CHUNKS = 6
 """Stages per device that its search tries at most."""
@@ -92,7 +91,7 @@ def _faster(problem: Problem, units: Units, search: Callable[[Problem, Units], S
             reasons.append(error)
     if not answers:
         raise reasons[-1]
-    return min(answers, key=lambda solution: problem.step_time(simulate(solution.schedule, solution.costs)))
+    return min(answers, key=lambda solution: problem.step_time(solution.simulate()))
 
 
 def _may_deal(problem: Problem, units: Units) -> bool:

@@ -38,7 +38,6 @@ from debubble.search.annealing.search import COOLINGS, MILD_TEMPERATURES, compil
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import SIMULATION, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
-from debubble.simulator import simulate
 
 CHUNKS = (1, 2, 3, 4, 5, 6)
 """Stages per device; a device alone has no bubble that more than one could fill."""
@@ -204,7 +203,7 @@ def _price_of_simulation(solution: Solution) -> float:
 
 def _step_time(problem: Problem, solution: Solution) -> Number:
     """The time of the step; raises a DebubbleError if the solution does not fit."""
-    timeline = simulate(solution.schedule, solution.costs)
+    timeline = solution.simulate()
     if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
         check_host_memory(problem.workload.units, solution.partition, timeline)
     return problem.step_time(timeline)

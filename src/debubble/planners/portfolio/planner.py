@@ -32,7 +32,7 @@ from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
 from debubble.planners.restriction import as_run
 from debubble.search.effort import RESIMULATED, Effort
-from debubble.simulator import Repricer, simulate
+from debubble.simulator import Repricer
 
 FINALISTS = 3
 """Orders whose partition is searched."""
@@ -287,5 +287,5 @@ def _as_run(problem: Problem, found: PricedSchedule) -> PricedSchedule:
     if problem.levers is None:
         return found
     solution = as_run(problem, found.solution)
-    time = float(problem.time_of(simulate(solution.schedule, solution.costs)))
+    time = float(problem.time_of(solution.simulate()))
     return PricedSchedule(time, solution.schedule, solution.costs, solution.partition)
