@@ -30,7 +30,7 @@ from debubble.exports import exports
 from debubble.ir import InputError, RunOptions
 from debubble.planners.auto import fastest_of
 from debubble.planners.model_problem import problem_of
-from debubble.planners.progress import Progress, progress_listener
+from debubble.planners.progress import Improvement, Progress, progress_listener
 
 app = with_all_commands()
 
@@ -176,14 +176,15 @@ def test_bash_completes_commands_options_and_values() -> None:
 
 
 def test_planning_tells_how_many_planners_have_answered() -> None:
-    seen: list[Progress] = []
+    seen: list[Progress | Improvement] = []
     problem = problem_of(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), RunOptions(), micro_batches=2)
 
     with progress_listener(seen.append):
-        fastest_of(problem, ["dapple", "adapipe", "pipedream"])
+        [*fastest_of(problem, ["dapple", "adapipe", "pipedream"])]
 
-    assert [(p.done, p.total, p.counted) for p in seen] == [(n, 3, "planners") for n in (1, 2, 3)]
-    times = [p.step_time for p in seen if p.step_time is not None]
+    states = [p for p in seen if isinstance(p, Progress)]
+    assert [(p.done, p.total, p.counted) for p in states] == [(n, 3, "planners") for n in (1, 2, 3)]
+    times = [p.step_time for p in states if p.step_time is not None]
     assert len(times) == 3
     assert times == sorted(times, reverse=True)
 

@@ -36,7 +36,7 @@ def test_a_planners_answer_takes_what_follows_its_pipeline_too() -> None:
 
 
 def test_every_candidate_has_its_step_and_the_shortest_is_the_plan() -> None:
-    best = fastest_of(problem(), [name for name, entry in db.planners.items() if not entry.searches])
+    *_, best = fastest_of(problem(), [name for name, entry in db.planners.items() if not entry.searches])
     steps = [c.step_time for c in best.candidates if c.step_time is not None]
     assert steps == sorted(steps)
     assert steps[0] == pytest.approx(
@@ -45,7 +45,7 @@ def test_every_candidate_has_its_step_and_the_shortest_is_the_plan() -> None:
 
 
 def test_every_candidate_has_its_partition_with_the_strategies_of_its_units() -> None:
-    best = fastest_of(problem(), ["dapple", "adapipe"])
+    *_, best = fastest_of(problem(), ["dapple", "adapipe"])
     given = {c.planner: planners[c.planner](problem()).solution.partition for c in best.candidates}
     for candidate in best.candidates:
         partition = given[candidate.planner]
@@ -55,7 +55,7 @@ def test_every_candidate_has_its_partition_with_the_strategies_of_its_units() ->
 
 
 def test_planners_that_are_well_behind_have_a_part_of_the_effort_and_say_so() -> None:
-    best = fastest_of(replace(problem(), effort=1), ["joint", "chronos", "portfolio"])
+    *_, best = fastest_of(replace(problem(), effort=1), ["joint", "chronos", "portfolio"])
     steps = {c.planner: c.step_time for c in best.candidates}
     assert {c.planner: c.remark for c in best.candidates} == {
         "joint": None,
@@ -68,7 +68,7 @@ def test_planners_that_are_well_behind_have_a_part_of_the_effort_and_say_so() ->
 
 
 def test_without_an_answer_of_joint_all_have_the_whole_effort() -> None:
-    best = fastest_of(replace(problem(), effort=1), ["chronos", "portfolio"])
+    *_, best = fastest_of(replace(problem(), effort=1), ["chronos", "portfolio"])
     assert [c.remark for c in best.candidates] == [None, None]
 
 

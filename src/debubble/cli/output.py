@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from fractions import Fraction
 from functools import wraps
 from threading import Timer
@@ -21,7 +22,7 @@ from debubble.formatting import ANSWER_VERSION, time_words
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from debubble.planners.progress import Progress
+    from debubble.planners.progress import Improvement, Progress
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of tables.", rich_help_panel="Output")
@@ -52,10 +53,16 @@ def print_answer(**entries: Any) -> None:
     print_json({"schema": ANSWER_VERSION, **entries})
 
 
-def print_json(value: Any) -> None:
+def print_line(**entries: Any) -> None:
+    """Print one JSON object of a stream on a line, with the version of its keys."""
+    print_json({"schema": ANSWER_VERSION, **entries}, indent=None)
+
+
+def print_json(value: Any, *, indent: int | None = 1) -> None:
     """Print one JSON object, in which dataclasses are objects too, and nothing else."""
-    json.dump(msgspec.to_builtins(value, enc_hook=_plain), sys.stdout, indent=1)
+    json.dump(msgspec.to_builtins(value, enc_hook=_plain), sys.stdout, indent=indent)
     sys.stdout.write("\n")
+    sys.stdout.flush()
 
 
 def _plain(value: Any) -> Any:
@@ -90,32 +97,53 @@ def with_delayed_message(doing: str) -> Callable[[Callable[P, None]], Callable[P
 
 
 class SearchProgress:
-    """Shows how much is done and the best so far: in the spinner, or a line a second where piped.
+    """Shows the best plan so far and how much is done: in the spinner, or a line for every better plan where piped.
 
     Args:
         status: The spinner.
         seconds: Whether times are seconds, and not abstract units.
+        stream: Whether every better plan is a JSON object on a line of standard output.
     """
 
-    def __init__(self, status: Status, *, seconds: bool = True) -> None:
+    def __init__(self, status: Status, *, seconds: bool = True, stream: bool = False) -> None:
         self._status = status
         self._seconds = seconds
+        self._stream = stream
         self._terminal = log().is_terminal
-        self._next = time.monotonic() + 1
-        self._best: tuple[float, object] | None = None
+        self._begin = time.monotonic()
+        self._next = self._begin + 1
+        self._best: tuple[float, str] | None = None
+        self._done = ""
 
-    def __call__(self, progress: Progress) -> None:
-        """Show this state of the search; where output is piped, at most once a second.
+    def __call__(self, news: Progress | Improvement) -> None:
+        """Show this state of the search, or this plan if it is faster than those before it."""
+        from debubble.planners.progress import Improvement
 
-        The best of an earlier part stays until a later one has a better.
-        """
-        if progress.step_time is not None and (self._best is None or progress.step_time < self._best[0]):
-            self._best = progress.step_time, progress.best
+        if isinstance(news, Improvement):
+            self._improve(news)
+            return
+        self._done = f"{news.stage}: {news.done} of {news.total} {news.counted}"
+        if news.step_time is not None and (self._best is None or news.step_time < self._best[0]):
+            self._best = news.step_time, str(news.best)
+        self._show()
+
+    def _improve(self, plan: Improvement) -> None:
+        if self._best is not None and plan.step_time >= self._best[0]:
+            return
+        self._best = plan.step_time, f"{plan.planner}, {plan.schedule}, gap {plan.gap:.1%}"
+        if self._stream:
+            seconds = round(time.monotonic() - self._begin, 2)
+            print_line(event="plan", seconds=seconds, **asdict(plan))
+        self._next = 0.0
+        self._show()
+
+    def _show(self) -> None:
+        """The state in words; where output is piped, at most once a second but for better plans."""
         now = time.monotonic()
         if not self._terminal and now < self._next:
             return
         self._next = now + 1
-        words = f"{progress.stage}: {progress.done} of {progress.total} {progress.counted}"
+        words = self._done or "Planning"
         if self._best is not None:
             words += f", best so far {time_words(self._best[0], seconds=self._seconds)} ({self._best[1]})"
         if self._terminal:

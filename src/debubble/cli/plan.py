@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from debubble import __version__
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.output import console, log, print_answer
+from debubble.cli.output import console, log, print_answer, print_line
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
 from debubble.files import write_whole
@@ -44,7 +44,7 @@ def plan(
     from debubble.planners import planners
 
     check_call(model, run=run, asked=asked, given=given, output=output)
-    request = _request(model, run=run, asked=asked, given=given, search=search)
+    request = _request(model, run=run, asked=asked, given=given, search=search, stream=output.json_stream)
     searches = planners[asked.planner].searches
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     front: Sequence[ConfigurationSummary] = ()
@@ -77,10 +77,14 @@ def plan(
     result = replace(result, what_ifs=helps, origin=this_call())
     scene = _scene(result)
     _write(result, scene, output)
-    if output.json:
+    if output.json or output.json_stream:
         from debubble.cli.plan_answer import plan_dict
 
-        print_answer(**plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front))
+        entries = plan_dict(result, scene, tokens=output.tokens, nearest=nearest, front=front)
+        if output.json_stream:
+            print_line(event="answer", **entries)
+        else:
+            print_answer(**entries)
     else:
         from debubble.views.plan_table import render
 
@@ -101,15 +105,23 @@ def this_call() -> Origin:
 
 
 def _request(
-    model: str | None, *, run: o.ModelRun, asked: Question, given: GivenCosts, search: o.SearchLimits
+    model: str | None,
+    *,
+    run: o.ModelRun,
+    asked: Question,
+    given: GivenCosts,
+    search: o.SearchLimits,
+    stream: bool,
 ) -> Request:
     """The call as a Request.  Raises InputError if the model or its cluster is unknown."""
     if model is None:
-        return GivenRequest(run=run, asked=asked, given=given, search=search)
+        return GivenRequest(run=run, asked=asked, given=given, search=search, stream=stream)
     from debubble.models import named_model
 
     named, cluster = named_model(model), run.require_cluster()
-    return ModelRequest(model=named, cluster=cluster, run=run, asked=asked, given=given, search=search)
+    return ModelRequest(
+        model=named, cluster=cluster, run=run, asked=asked, given=given, search=search, stream=stream
+    )  # fmt: skip
 
 
 def _find_plan(request: Request, status: Status, output: Output) -> Plan:

@@ -84,6 +84,7 @@ class Output(o.OptionGroup):
     targets: bool = flag("Plan for every framework too: what the nearest plan costs in each.")
     tokens: float | None = option("Tokens to train on: says how many days that takes.")
     json: Json = False
+    json_stream: bool = flag("Print every better plan as it is found, and then the answer: a JSON object a line.")
 
 
 def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: GivenCosts, output: Output) -> None:

@@ -30,6 +30,7 @@ class ModelRequest:
     asked: Question
     given: GivenCosts
     search: o.SearchLimits
+    stream: bool
 
     def plan(self, status: Status) -> Plan:
         """The fastest plan that its target runs, with its progress in the status; a DebubbleError if there is none."""
@@ -44,8 +45,8 @@ class ModelRequest:
             self.model, self.cluster, global_batch=asked.global_batch, micro_batches=asked.micro_batches,
             planner=asked.planner, chunks=asked.chunks, memory_limit=asked.memory_limit, profile=self.given.profile,
             target=target, swap=cast("Swap", asked.swap), robust=asked.robust, compare=asked.compare,
-            lengths=asked.lengths, progress=SearchProgress(status), **asdict(self.search), **self.run.degrees,
-            **self.run.settings,
+            lengths=asked.lengths, progress=SearchProgress(status, stream=self.stream),
+            **asdict(self.search), **self.run.degrees, **self.run.settings,
         )  # fmt: skip
 
     @property
@@ -78,6 +79,7 @@ class GivenRequest:
     asked: Question
     given: GivenCosts
     search: o.SearchLimits
+    stream: bool
 
     def plan(self, status: Status) -> Plan:
         """The fastest plan of them."""
@@ -85,7 +87,7 @@ class GivenRequest:
         from debubble.planners.progress import progress_listener
 
         options = RunOptions(post_validation=self.run.post_validation)
-        with progress_listener(SearchProgress(status, seconds=False)):
+        with progress_listener(SearchProgress(status, seconds=False, stream=self.stream)):
             return solve(self._problem, planner=self.asked.planner, options=options)
 
     @property

@@ -18,6 +18,7 @@ from debubble.files import decode_versioned, read_file, write_whole
 from debubble.ir.degrees import Degrees, DegreeSearch
 from debubble.ir.ops import Kind
 from debubble.ir.plan_entries import (
+    INTERRUPTED,
     CandidateSummary,
     Origin,
     PlannedUnit,
@@ -148,6 +149,11 @@ class Plan(Simulated):
     def cut_off(self) -> tuple[str, ...]:
         """The planners that the deadline stopped: with more time they might have found other plans."""
         return tuple(candidate.planner for candidate in self.candidates if candidate.status == "cut off")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a Ctrl-C ended the search, so that this is the best until then."""
+        return any(c.remark is not None and INTERRUPTED in c.remark for c in self.candidates)
 
     def reorders(self, other: Plan) -> bool:
         """Tell whether one plan can follow the other in a run.

@@ -111,6 +111,10 @@ class Robustness:
     links: float
 
 
+INTERRUPTED = "interrupted: the best so far"
+"""The remark of a planner that a Ctrl-C ended."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CandidateSummary:
     """One planner's answer, or why it has none."""

@@ -4,41 +4,41 @@ It asks `joint`, `portfolio`, `adapipe` (of given stages `optpipe`, for framewor
 distributions register, or with `Problem.compare` every planner: the papers' and the baselines are asked by name
 otherwise.  All are given the same problem, and the fastest verified answer is kept; what the others answered, or why
 they could not, stays with the plan.
-Planners that search do so side by side in processes of their own if that is worth it, while the others answer here.
-`joint` has the whole effort, the others a part, and the whole only if they then come close to the fastest answer; where
-`joint` has no answer, all have the whole.
-`joint` has the last word: it searches the order of the fastest answer at length, whoever gave it.
+
+Planners that do not search answer first, so that there is a plan at once.  `joint` then drafts plans with the full
+budget while the others search with a part of it, in processes of their own where that is worth one; those that come
+close to the fastest answer are asked again with the full budget.  Last, `joint` searches the order of the fastest
+answer at length, whoever gave it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from debubble.errors import PlannerFailedError
 from debubble.ir import CandidateSummary, CutOffError, DebubbleError, PluginError
-from debubble.ir.plan_entries import Status
-from debubble.planners.joint.planner import joint_at_first
+from debubble.ir.plan_entries import INTERRUPTED, Status
+from debubble.planners.joint.planner import joint_draft
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
 from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, failure, side_by_side
 from debubble.planners.progress import Progress, tell
-from debubble.planners.registry import Result, planner, planners, verify
+from debubble.planners.registry import Result, planner, planners, tell_improvement, verify
 from debubble.targets.orders import OwnOrders
 
 FIRST, CLOSE = 0.1, 1.02
-"""The part of the effort with which others than `joint` begin, and how much longer than the fastest answer's step
+"""The part of the budget with which others than `joint` begin, and how much longer than the fastest answer's step
 theirs may take for them to have the whole."""
 
 
 @planner("auto", paper="debubble's own", searches=True)
-def auto(problem: Problem) -> Solution:
+def auto(problem: Problem) -> Iterator[Solution]:
     """Ask joint, portfolio, adapipe and registered plug-ins, and keep the fastest plan that fits."""
-    return fastest_of(problem, planners_for(problem))
+    yield from fastest_of(problem, planners_for(problem))
 
 
 def planners_for(problem: Problem) -> list[str]:
@@ -61,7 +61,7 @@ ASKED_OF_STAGES = ("joint", "portfolio", "optpipe")
 
 def _is_plugin(name: str) -> bool:
     """Tell whether another distribution has registered the planner."""
-    return planners[name].find.__module__.partition(".")[0] != "debubble"
+    return planners[name].function.__module__.partition(".")[0] != "debubble"
 
 
 OF_OWN_ORDERS = (
@@ -70,118 +70,194 @@ OF_OWN_ORDERS = (
 """Planners whose answers are 1F1B or interleaved 1F1B without offload."""
 
 
-def fastest_of(problem: Problem, names: Sequence[str]) -> Solution:
+def fastest_of(problem: Problem, names: Sequence[str]) -> Iterator[Solution]:
     """Ask these planners and keep the fastest plan that fits, with a summary of every answer.
 
-    Raises InfeasibleError if none of them has one, with the reason that misses the limit by least.
+    Args:
+        problem: What is asked.
+        names: The planners.
+
+    Returns:
+        Plans, each faster than those before it, or the same with the answers of more planners.
+
+    Raises:
+        InfeasibleError: If none of the planners has a plan, with the reason that misses the limit by least.
     """
-    answers = {**_ask_all(problem, names)}
-    results = _results(answers)
-    if not results:
-        raise closest([answer for answer in answers.values() if isinstance(answer, DebubbleError)])
+    answers = _Answers(problem, names)
+    try:
+        yield from _asked(answers, problem, names)
+    except KeyboardInterrupt:
+        if not answers.results:
+            raise
+        answers.interrupt()
+    if not answers.results:
+        raise closest(answers.refusals)
+    yield answers.solution()
+
+
+def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterator[Solution]:
+    """Ask the planners in turn, and search the order of the fastest answer."""
+    for name in names:
+        if not planners[name].searches:
+            yield from answers.take(name, partial(planners[name], answers.problem()))
+    yield from _searched(answers, [name for name in names if planners[name].searches])
+    best = next(iter(answers.results), None)
     # A target has orders of its own.
-    if "joint" in names and results[0].gap > 0 and problem.levers is None:
+    if best is not None and "joint" in names and best.gap > 0 and problem.levers is None:
         # It loads the compiler.
-        from debubble.planners.joint.search import search_last
+        from debubble.planners.joint.search import last_search
 
-        begin = time.perf_counter()
-        further = search_last(problem, results[0].solution)
-        if further is not None:
-            result = verify("joint", problem, further, time.perf_counter() - begin)
-            if result.score < results[0].score:
-                answers["joint"] = result
-                results = _results(answers)
-    best = results[0]
-    return replace(
-        best.solution,
-        lower_bound=max(result.pipeline_bound for result in results),
-        candidates=tuple(
-            sorted(
-                (_summary(name, answer) for name, answer in answers.items()),
-                key=lambda c: (c.step_time is None, c.robustness.expected if c.robustness else c.step_time),
-            )
-        ),
-        remark=None,
-        cut_off=False,
-    )
+        last = answers.problem()
+        yield from answers.stream("joint", last, partial(last_search, last, best.solution))
 
 
-def _results(answers: Mapping[str, Result | DebubbleError]) -> list[Result]:
-    """The answers that fit, the fastest first."""
-    return sorted((a for a in answers.values() if isinstance(a, Result)), key=lambda result: result.score)
+class _Answers:
+    """The verified answer of every planner that was asked, or why it has none."""
 
+    def __init__(self, problem: Problem, names: Sequence[str]) -> None:
+        self._problem, self._names = problem, names
+        self._brake = problem.begun().brake
+        self._found: dict[str, Result | DebubbleError] = {}
 
-def _ask_all(problem: Problem, names: Sequence[str]) -> Mapping[str, Result | DebubbleError]:
-    """Every planner's verified answer, or why it has none, in the order of the names; those that search last.
+    def __getitem__(self, name: str) -> Result | DebubbleError:
+        return self._found[name]
 
-    Where `joint` searches, it has the whole effort and the others begin with a part; those whose answers then come
-    close to the fastest are asked again, with the whole.
-    """
-    names = sorted(names, key=lambda name: planners[name].searches)
-    joins = "joint" in names and isinstance(problem.workload, ModelUnits)
-    begin = min(problem.effort, max(WORKER, FIRST * problem.effort))
-    if not joins or begin == problem.effort:
-        return _ask_side_by_side({name: (name, problem) for name in names})
-    part = replace(problem, effort=begin)
-    begun = {name: (name, part) for name in names if name != "joint"}
-    # The longest search begins first; the order is searched at length when all answers are there.
-    joint: Task = ("joint" if problem.levers else joint_at_first, problem)
-    answers = _ask_side_by_side({"joint": joint, **begun})
-    least = min((result.score for result in _results(answers)), default=math.inf)
-    again: list[str] = []
-    for name in (name for name in begun if planners[name].searches):
-        answer = answers[name]
-        if isinstance(answer, Result) and answer.score > CLOSE * least:
-            answers[name] = _with_remark(
-                answer, f"searched with {begin / problem.effort:.0%} of the effort, as another is well ahead"
-            )
-        elif isinstance(answer, Result) or not isinstance(answers["joint"], Result):
-            again.append(name)
-    answers |= _ask_side_by_side({name: (name, problem) for name in again}, answers)
-    return {name: answers[name] for name in names}
+    def problem(self, effort: float | None = None) -> Problem:
+        """The problem with what is left of its time on the clock."""
+        left = max(self._brake.left, 1e-3)
+        return replace(self._problem, deadline=left, effort=self._problem.effort if effort is None else effort)
 
+    @property
+    def results(self) -> list[Result]:
+        """The answers that fit, the fastest first; of equally fast ones the one of the planner asked first."""
+        found = (self._found[name] for name in self._names if name in self._found)
+        return sorted((each for each in found if isinstance(each, Result)), key=lambda result: result.score)
 
-def _with_remark(result: Result, remark: str) -> Result:
-    """The answer with one more remark."""
-    said = result.solution.remark
-    solution = replace(result.solution, remark=remark if said is None else f"{said}; {remark}")
-    return replace(result, solution=solution)
+    @property
+    def refusals(self) -> list[DebubbleError]:
+        """Why the other planners have none."""
+        return [answer for answer in self._found.values() if isinstance(answer, DebubbleError)]
 
-
-def _ask_side_by_side(
-    tasks: Mapping[str, Task], before: Mapping[str, Result | DebubbleError] = MappingProxyType({})
-) -> dict[str, Result | DebubbleError]:
-    """The verified answer of every planner's task, or why it has none; those that search side by side."""
-    answers: dict[str, Result | DebubbleError] = {}
-
-    def take(name: str, ask: Callable[[], Result]) -> None:
+    def take(self, name: str, ask: Callable[[], Result]) -> Iterator[Solution]:
+        """Keep a planner's answer; yield it if it is the fastest so far."""
         try:
-            answers[name] = ask()
+            answer = ask()
         except DebubbleError as error:
-            answers[name] = error
+            self._found.setdefault(name, error)
         except Exception as error:  # others may have an answer: the plan says that this one failed
-            answers[name] = failure(error)
-        known = {**before, **answers}
-        best = next(iter(_results(known)), None)
+            self._found.setdefault(name, failure(error))
+        else:
+            yield from self._keep(name, answer)
+        best = next(iter(self.results), None)
         tell(
             Progress(
-                stage="Planning with the whole effort" if before else "Planning",
-                done=len(answers), total=len(tasks), counted="planners",
+                stage="Planning", done=len(self._found), total=len(self._names), counted="planners",
                 best=None if best is None else best.planner, step_time=None if best is None else float(best.time),
             )
         )  # fmt: skip
 
-    with side_by_side({name: task for name, task in tasks.items() if planners[name].searches}) as futures:
-        for name, (_, problem) in tasks.items():
-            if name not in futures:
-                take(name, partial(planners[name], problem))
+    def stream(self, name: str, problem: Problem, find: Callable[[], Iterator[Solution]]) -> Iterator[Solution]:
+        """Keep the answers of a planner as it finds them; yield those that are the fastest so far."""
+        begin, solutions = time.perf_counter(), find()
+        while True:
+            try:
+                solution = next(solutions)
+                tell_improvement(name, problem, solution)
+                answer = verify(name, problem, solution, time.perf_counter() - begin)
+            except StopIteration:
+                return
+            except DebubbleError as error:
+                self._found.setdefault(name, error)
+            except Exception as error:  # as above
+                self._found.setdefault(name, failure(error))
+            else:
+                yield from self._keep(name, answer)
+
+    def _keep(self, name: str, answer: Result) -> Iterator[Solution]:
+        known = self._found.get(name)
+        best = min((result.score for result in self.results), default=math.inf)
+        if not isinstance(known, Result) or answer.score <= known.score:
+            self._found[name] = answer
+        if answer.score < best:
+            yield self.solution()
+
+    def interrupt(self) -> None:
+        """Note that the search of the fastest answer was interrupted."""
+        best = self.results[0]
+        self._found[best.planner] = replace(best, solution=replace(best.solution, cut_off=True, remark=INTERRUPTED))
+
+    def remark(self, name: str, remark: str) -> None:
+        """Add a remark to a planner's answer."""
+        result = self._found[name]
+        if isinstance(result, Result):
+            said = result.solution.remark
+            solution = replace(result.solution, remark=remark if said is None else f"{said}; {remark}")
+            self._found[name] = replace(result, solution=solution)
+
+    def solution(self) -> Solution:
+        """The fastest answer, with a summary of all."""
+        results = self.results
+        return replace(
+            results[0].solution,
+            lower_bound=max(result.pipeline_bound for result in results),
+            candidates=tuple(
+                sorted(
+                    (_summary(name, answer) for name, answer in self._found.items()),
+                    key=lambda c: (c.step_time is None, c.robustness.expected if c.robustness else c.step_time),
+                )
+            ),
+            remark=None,
+            cut_off=False,
+        )
+
+
+def _searched(answers: _Answers, names: Sequence[str]) -> Iterator[Solution]:
+    """Ask planners that search.
+
+    `joint` has the full budget and the others begin with a part; those whose answers then come close to the fastest are
+    asked again, with the full budget.
+    """
+    problem = answers.problem()
+    begin = min(problem.effort, max(WORKER, FIRST * problem.effort))
+    joins = "joint" in names and isinstance(problem.workload, ModelUnits)
+    if not joins or begin == problem.effort:
+        yield from _side_by_side(answers, {name: (name, problem) for name in names})
+        return
+    part = answers.problem(effort=begin)
+    others = [name for name in names if name != "joint"]
+    draft = partial(planners["joint"].solutions if problem.levers else joint_draft, problem)
+    yield from _side_by_side(answers, {name: (name, part) for name in others}, first=("joint", draft))
+    least = min((result.score for result in answers.results), default=math.inf)
+    again: list[str] = []
+    for name in others:
+        answer = answers[name]
+        if isinstance(answer, Result) and answer.score > CLOSE * least:
+            share = f"{begin / problem.effort:.0%}"
+            answers.remark(name, f"searched with {share} of the effort, as another is well ahead")
+        elif isinstance(answer, Result) or not isinstance(answers["joint"], Result):
+            again.append(name)
+    yield from _side_by_side(answers, {name: (name, answers.problem()) for name in again})
+
+
+def _side_by_side(
+    answers: _Answers,
+    tasks: Mapping[str, Task],
+    *,
+    first: tuple[str, Callable[[], Iterator[Solution]]] | None = None,
+) -> Iterator[Solution]:
+    """Have tasks answered, in processes of their own where that is worth one, while the `first` search runs here."""
+    with side_by_side(tasks) as futures:
+        if first is not None:
+            name, find = first
+            yield from answers.stream(name, answers.problem(), find)
         for name in by_completion(futures):
-            take(name, partial(_verify, name, tasks[name][1], futures[name]))
-    return answers
+            yield from answers.take(name, partial(_verify, name, tasks[name][1], futures[name]))
 
 
 def _verify(name: str, problem: Problem, future: Future[Answer]) -> Result:
-    return verify(name, problem, *future.result())
+    solution, seconds = future.result()
+    tell_improvement(name, problem, solution)
+    return verify(name, problem, solution, seconds)
 
 
 def _summary(name: str, answer: Result | DebubbleError) -> CandidateSummary:

@@ -93,9 +93,9 @@ class _LocalAnswer(Future[Answer]):
 def _answer(asked: str | Callable[[Problem], Solution], problem: Problem) -> Answer:
     from debubble.planners.registry import planners
 
-    find = planners[asked].find if isinstance(asked, str) else asked
     start = time.perf_counter()
-    return find(problem), time.perf_counter() - start
+    solution = planners[asked].find(problem) if isinstance(asked, str) else asked(problem)
+    return solution, time.perf_counter() - start
 
 
 class _Workers:

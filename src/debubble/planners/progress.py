@@ -32,7 +32,24 @@ class Progress:
     step_time: float | None
 
 
-Listener = Callable[[Progress], None]
+@dataclass(frozen=True, kw_only=True)
+class Improvement:
+    """A complete plan that fits, faster than those before it.
+
+    Attributes:
+        planner: The planner that found it.
+        schedule: The name of its schedule.
+        step_time: Of a step, in the costs' unit.
+        gap: Share of that time that a better plan could save at most.
+    """
+
+    planner: str
+    schedule: str
+    step_time: float
+    gap: float
+
+
+Listener = Callable[[Progress | Improvement], None]
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
@@ -47,7 +64,7 @@ def progress_listener(listener: Listener | None) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tell(progress: Progress) -> None:
+def tell(progress: Progress | Improvement) -> None:
     """Tell the listener, if there is one."""
     listener = _listener.get()
     if listener is not None:

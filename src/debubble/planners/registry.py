@@ -1,21 +1,25 @@
 """The planners' registry.
 
-A planner is a function from Problem to Solution, decorated with `@planner`; it raises InfeasibleError, with the
-reason as a sentence, if it finds nothing that fits.
+A planner is a function from Problem to Solution, or a generator of Solutions, each faster than those before it,
+decorated with `@planner`; it raises InfeasibleError, with the reason as a sentence, if it finds nothing that fits.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from debubble.costs.host_memory import check_host_memory
-from debubble.ir import CandidateSummary, InputError, Number, PlannedUnit, Robustness
-from debubble.ir.plan_entries import recomputation_of
+from debubble.errors import PlannerFailedError
+from debubble.ir import CandidateSummary, DebubbleError, InputError, Number, PlannedUnit, Robustness
+from debubble.ir.plan_entries import INTERRUPTED, recomputation_of
 from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound, proven_step_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
+from debubble.planners.progress import Improvement, tell
 from debubble.planners.restriction import as_run, with_module_offload
 from debubble.registry import Registry, guarding_plugins
 from debubble.schedules.registry import check_size
@@ -93,12 +97,16 @@ class Result:
         )
 
 
+Answers = Solution | Iterator[Solution]
+"""A planner's answer, or its answers, each faster than those before it."""
+
+
 @dataclass(frozen=True)
 class PlannerEntry:
     """One published planner, as `planner` registers it."""
 
     name: str
-    find: Callable[[Problem], Solution]
+    function: Callable[[Problem], Answers]
     paper: str
     searches: bool
     peers: bool = False
@@ -106,7 +114,7 @@ class PlannerEntry:
     @property
     def summary(self) -> str:
         """The first line of the function's docstring."""
-        return (inspect.getdoc(self.find) or "").partition("\n")[0]
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
     def __call__(self, problem: Problem) -> Result:
         """Plan, and verify the answer by simulating it.
@@ -117,15 +125,46 @@ class PlannerEntry:
                 micro-batches than can be ordered.
             PluginError: If a planner of another distribution fails.
         """
+        start = time.perf_counter()
+        solution = self.find(problem)
+        return verify(self.name, problem, solution, time.perf_counter() - start)
+
+    def find(self, problem: Problem) -> Solution:
+        """The last of the planner's answers; after a Ctrl-C the last that there is.  Raises as a call does."""
+        best: Solution | None = None
+        try:
+            for best in self.solutions(problem):
+                tell_improvement(self.name, problem, best)
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            return replace(best, cut_off=True, remark=INTERRUPTED)
+        if best is None:
+            raise PlannerFailedError(f"The planner '{self.name}' has no answer and does not say why.")
+        return best
+
+    def solutions(self, problem: Problem) -> Iterator[Solution]:
+        """The planner's answers as it finds them, each faster than those before it.  Raises as a call does."""
         if problem.peers and not self.peers:
             able = " and ".join(sorted(name for name in planners if planners[name].peers))
             raise InputError(f"The planner '{self.name}' cannot swap to peers; {able} can.")
         check_size(problem.devices * (problem.chunks or 1), problem.micro_batches)
         check_states(problem)
-        start = time.perf_counter()
-        with guarding_plugins(self.find, what=f"The planner '{self.name}'"):
-            solution = self.find(problem)
-        return verify(self.name, problem, solution, time.perf_counter() - start)
+        with guarding_plugins(self.function, what=f"The planner '{self.name}'"):
+            answers = self.function(problem)
+            if isinstance(answers, Solution):
+                yield answers
+            else:
+                yield from answers
+
+
+def tell_improvement(name: str, problem: Problem, solution: Solution) -> None:
+    """Tell who listens of a planner's answer, if it fits."""
+    with suppress(DebubbleError):
+        time = problem.step_time(solution.simulate())
+        bound = max(problem.step_bound(solution.lower_bound), proven_step_bound(problem).time)
+        gap = max(0.0, float((time - bound) / time))
+        tell(Improvement(planner=name, schedule=solution.schedule.name, step_time=float(time), gap=gap))
 
 
 def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
@@ -195,12 +234,14 @@ ORDER = (
 )  # fmt: skip
 """The order in which planners are listed and asked; of equally fast answers `auto` takes the first."""
 
+FoundT = TypeVar("FoundT", bound=Answers)
+
 planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner", in_papers="planner", order=ORDER)
 
 
 def planner(
     name: str, *, paper: str, searches: bool = False, peers: bool = False
-) -> Callable[[Callable[[Problem], Solution]], Callable[[Problem], Solution]]:
+) -> Callable[[Callable[[Problem], FoundT]], Callable[[Problem], FoundT]]:
     """Register a planner.
 
     Args:
@@ -211,7 +252,7 @@ def planner(
         peers: Whether it can keep activations on other devices.
     """
 
-    def register(find: Callable[[Problem], Solution]) -> Callable[[Problem], Solution]:
+    def register(find: Callable[[Problem], FoundT]) -> Callable[[Problem], FoundT]:
         planners.add(name, PlannerEntry(name, find, paper, searches, peers))
         return find
 

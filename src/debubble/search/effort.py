@@ -131,6 +131,10 @@ class Brake:
         """Note that it stops something, if its time has come."""
         self.bitten = self.bitten or self.left <= 0
 
+    def stop(self) -> None:
+        """Stop whatever still runs."""
+        self._end = -math.inf
+
     def delay(self, seconds: float) -> None:
         """Put the end off by seconds on the clock that were no part of a search."""
         self._end += seconds

@@ -188,6 +188,8 @@ def _partition_words(plan: Plan) -> str:
 
 def _cut_off(plan: Plan) -> str:
     who = ", ".join(plan.cut_off)
+    if plan.interrupted:
+        return f"Interrupted: this is the best of what {who} had found."
     return f"The deadline cut off {who}, so that the plan depends on the machine: raise --deadline or lower --effort."
 
 

@@ -46,15 +46,21 @@ def proven_step_bound(problem: Problem) -> Bound:
 
 
 def _bounds(problem: Problem) -> tuple[Bound, Bound]:
-    known = _proven.get(id(problem))
-    if known is None or known[0]() is not problem:
+    entries, tail = problem.entries, problem.tail
+    key = (
+        id(entries), id(tail), problem.devices, problem.micro_batches, problem.chunks, problem.objective, problem.target
+    )  # fmt: skip
+    if key not in _proven:
         pipeline = _best_bound(problem)
-        known = _proven[id(problem)] = weakref.ref(problem), pipeline, _best_step_bound(problem, pipeline)
-    return known[1:]
+        _proven[key] = pipeline, _best_step_bound(problem, pipeline)
+        for part in filter(None, (entries, tail)):
+            weakref.finalize(part, _proven.pop, key, None)
+    return _proven[key]
 
 
-_proven: dict[int, tuple[weakref.ref[Problem], Bound, Bound]] = {}
-"""Bounds of pipeline and step by the identity of their problems, which have no hash."""
+_proven: dict[tuple[object, ...], tuple[Bound, Bound]] = {}
+"""Bounds of pipeline and step for as long as the costs that they are of: problems that differ in their budget share
+them."""
 
 
 def _best_step_bound(problem: Problem, pipeline: Bound) -> Bound:

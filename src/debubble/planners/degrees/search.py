@@ -350,7 +350,8 @@ class _DegreesSearch:
         if problem.levers is None and not large and OF_HOST_STEPS not in names:
             names.append(OF_HOST_STEPS)
         try:
-            answer = verify("auto", problem, fastest_of(problem, names), 0.0)
+            *_, solution = fastest_of(problem, names)
+            answer = verify("auto", problem, solution, 0.0)
         except DebubbleError as refusal:
             self.ranking.refused[degrees] = refusal
         else:

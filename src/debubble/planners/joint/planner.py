@@ -19,11 +19,13 @@ that overlap computing, also where the span counts or messages block; the plans 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Literal
 
 from debubble.costs.units import Units
-from debubble.ir import DebubbleError, InfeasibleError
+from debubble.ir import DebubbleError, InfeasibleError, Number
 from debubble.planners.bounds import bound_of_equal_counts, deals_freely, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
@@ -39,30 +41,32 @@ DEALING = 0.25
 
 
 @planner("joint", paper="debubble's own", searches=True)
-def joint(problem: Problem) -> Solution:
+def joint(problem: Problem) -> Iterator[Solution]:
     """Search partition, chunks, recomputation, offload and order together."""
-    return _plan(problem, at_first=False)
+    yield from _solutions(problem, "search")
 
 
-def joint_at_first(problem: Problem) -> Solution:
-    """Plan as `joint` does before its long search of an order, for callers that compare other answers with it first."""
-    return _plan(problem, at_first=True)
+def joint_draft(problem: Problem) -> Iterator[Solution]:
+    """The answers of `joint` before its long search of one order, for callers that compare others with them first."""
+    yield from _solutions(problem, "draft")
 
 
-def _plan(problem: Problem, *, at_first: bool) -> Solution:
+def _solutions(problem: Problem, how: Literal["search", "draft"]) -> Iterator[Solution]:
     if not isinstance(problem.workload, ModelUnits):
         raise InfeasibleError("Stages that are given leave the order to choose alone, which `optpipe` searches.")
     units = problem.workload.units
     stages = problem.devices * (problem.chunks or min(MOST_CHUNKS, len(units.units) // problem.devices))
     if stages * problem.micro_batches > MOST_PAIRS:
-        return _of_large_job(problem, units)
+        yield _of_large_job(problem, units)
+        return
     # It loads the compiler, which nobody needs who only lists planners.
-    from debubble.planners.joint.search import search, search_at_first
+    from debubble.planners.joint.search import draft, search
 
-    find = search_at_first if at_first else search
+    find = {"search": search, "draft": draft}[how]
     if not _may_deal(problem, units) or not _is_uneven(problem):
-        return find(problem, units)
-    return _faster(problem, units, find)
+        yield from find(problem, units)
+        return
+    yield from _faster(problem, units, find)
 
 
 def _of_large_job(problem: Problem, units: Units) -> Solution:
@@ -78,20 +82,29 @@ def _of_large_job(problem: Problem, units: Units) -> Solution:
     return deal(problem, units)
 
 
-def _faster(problem: Problem, units: Units, search: Callable[[Problem, Units], Solution]) -> Solution:
-    """The faster of a search over equal counts and of units dealt freely."""
+def _faster(
+    problem: Problem, units: Units, search: Callable[[Problem, Units], Iterator[Solution]]
+) -> Iterator[Solution]:
+    """Units dealt freely, and then what a search over equal counts finds that is faster."""
     from debubble.planners.joint.deals import deal
 
-    answers: list[Solution] = []
-    reasons: list[DebubbleError] = []
-    for find, part in ((deal, DEALING), (search, 1 - DEALING)):
-        try:
-            answers.append(find(replace(problem, effort=part * problem.effort), units))
-        except DebubbleError as error:
-            reasons.append(error)
-    if not answers:
-        raise reasons[-1]
-    return min(answers, key=lambda solution: problem.step_time(solution.simulate()))
+    best: Number = math.inf
+    reason: DebubbleError | None = None
+    try:
+        solution = deal(replace(problem, effort=DEALING * problem.effort), units)
+        best = problem.step_time(solution.simulate())
+        yield solution
+    except DebubbleError as error:
+        reason = error
+    try:
+        for solution in search(replace(problem, effort=(1 - DEALING) * problem.effort), units):
+            time = problem.step_time(solution.simulate())
+            if time < best:
+                best = time
+                yield solution
+    except DebubbleError:
+        if reason is not None:
+            raise
 
 
 def _may_deal(problem: Problem, units: Units) -> bool:

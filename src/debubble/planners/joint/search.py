@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from debubble.costs.host_memory import check_host_memory
@@ -93,11 +94,13 @@ CORES = 2
 """Walks side by side: the reference machine has so many cores."""
 NEARLY = 1.02
 """How much slower an order may be to begin with that leaves its search more to change."""
+STEP = 0.002
+"""Share of the time by which an order must be faster to be reported before its search ends."""
 SIMULATIONS = 4
 """Simulations of a plan before and after the search of its order."""
 
 
-def search(problem: Problem, units: Units) -> Solution:
+def search(problem: Problem, units: Units) -> Iterator[Solution]:
     """Draw, anneal and order.
 
     Args:
@@ -105,23 +108,32 @@ def search(problem: Problem, units: Units) -> Solution:
         units: The model's units.
 
     Returns:
-        The fastest plan that was found, simulated under the limit.
+        Plans that were simulated under the limit, each faster than those before it.
 
     Raises:
         InfeasibleError: If no plan of those that were tried fits.
     """
     effort = problem.begun()
-    first = first_plan(problem, units, effort)
-    return replace(go_on(problem, first, effort) or first, cut_off=effort.cut_off)
+    for best in _draft(problem, units, effort):
+        yield best
+    for better in improved_order(problem, best, effort):
+        best = better
+        yield best
+    if effort.cut_off:
+        yield replace(best, cut_off=True)
 
 
-def search_at_first(problem: Problem, units: Units) -> Solution:
-    """What `search` has before it searches one order at length; a third of the effort is left then."""
-    return first_plan(problem, units, problem.begun())
+def draft(problem: Problem, units: Units) -> Iterator[Solution]:
+    """What `search` yields before it searches one order at length; a third of the effort is left then."""
+    effort = problem.begun()
+    for best in _draft(problem, units, effort):
+        yield best
+    if effort.cut_off:
+        yield replace(best, cut_off=True)
 
 
-def first_plan(problem: Problem, units: Units, effort: Effort) -> Solution:
-    """Draw, anneal, and search orders briefly, which leaves a third of the effort; return the fastest plan.
+def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]:
+    """Draw, anneal, and search orders briefly, which leaves a third of the effort.
 
     Raises InfeasibleError if no plan of those that were tried fits.
     """
@@ -132,19 +144,27 @@ def first_plan(problem: Problem, units: Units, effort: Effort) -> Solution:
     walks = [Walk(each, starts * problem.seed + start) for each in levers for start in range(starts)]
     effort.brake.delay(compile_kernels(walks[0].levers))
     _side_by_side([walk.draw for walk in walks], effort, DRAWING * problem.effort)
+    walks = sorted(walks, key=lambda walk: walk.least)
+    best: Number = math.inf
+    with suppress(InfeasibleError):
+        best, solution = _simulated(problem, walks, effort, plans=1)[0]
+        yield solution
     for part, divisor, warm in ROUNDS:
-        walks = sorted(walks, key=lambda walk: walk.least)
         annealed = [partial(walk.run, warm=warm, cold=COLD) for walk in walks[: max(count // divisor, ENOUGH)]]
         _side_by_side(annealed, effort, part * problem.effort)
-    walks = sorted(walks, key=lambda walk: walk.least)
-    simulated = _simulated(problem, walks, effort)
+        walks = sorted(walks, key=lambda walk: walk.least)
+    simulated = _simulated(problem, walks, effort, plans=SIMULATED)
+    if simulated[0][0] < best:
+        best, solution = simulated[0]
+        yield solution
     simulated = simulated[: max(ORDERED, _affordable(simulated, effort))]
     refining = [partial(_refined, problem, *entry) for entry in simulated]
     refined = _side_by_side(refining, effort, REFINING * problem.effort)
     improved = _improved_orders(problem, refined, effort, BRIEFLY * effort.left, BRIEF)
     everything = _every_way(problem, walks[0], effort)
-    _, solution = min([*refined, *improved, *everything], key=lambda entry: entry[0])
-    return replace(solution, cut_off=effort.cut_off)
+    value, solution = min([*refined, *improved, *everything], key=lambda entry: entry[0])
+    if value < best:
+        yield solution
 
 
 T = TypeVar("T")
@@ -155,7 +175,12 @@ def _side_by_side(searches: Sequence[Callable[[Effort], T]], effort: Effort, sec
     share = min(seconds, effort.left) * min(CORES / len(searches), 1)
     with ThreadPoolExecutor(CORES) as pool:
         running = [pool.submit(search, Effort(share, brake=effort.brake)) for search in searches]
-        results = [search.result() for search in running]
+        try:
+            results = [search.result() for search in running]
+        except BaseException:
+            # A Ctrl-C, say: the searches that run end soon.
+            effort.brake.stop()
+            raise
     effort.spend(seconds)
     return results
 
@@ -171,15 +196,15 @@ def _placements(problem: Problem, units: Units) -> list[Placement]:
     ]
 
 
-def _simulated(problem: Problem, walks: Sequence[Walk], effort: Effort) -> list[tuple[Number, Solution]]:
-    """Plans of the first few walks that fit and are cut differently, by the time of their step, the fastest first."""
+def _simulated(problem: Problem, walks: Sequence[Walk], effort: Effort, *, plans: int) -> list[tuple[Number, Solution]]:
+    """So many plans of walks that fit and are cut differently, by the time of their step, the fastest first."""
     solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
     partitions: set[tuple[Placement, Partition | None]] = set()
     for walk in (walk for walk in walks if walk.complete):
         solution = walk.levers.solution(walk.best)
         partition = solution.schedule.placement, solution.partition
-        if partition in partitions or len(partitions) == SIMULATED or (solutions and effort.over):
+        if partition in partitions or len(partitions) == plans or (solutions and effort.over):
             continue
         partitions.add(partition)
         effort.spend(_price_of_simulation(solution))
@@ -236,30 +261,32 @@ def _evaluated_order(orders: OrderProblem, schedule: Schedule) -> float:
     return evaluate(layout, floats, ints, *encode(orders, schedule), math.inf) / scale
 
 
-def search_last(problem: Problem, answer: Solution) -> Solution | None:
-    """Search the order of the fastest answer of all planners at length; None if none is found that is faster."""
+def last_search(problem: Problem, answer: Solution) -> Iterator[Solution]:
+    """Search the order of the fastest answer of all planners at length; yields what is faster."""
     pairs = answer.schedule.stages * answer.schedule.micro_batches
     price = price_of_move(pairs, recompute=True)
     effort = Effort.starting(LAST_SLOWLY * problem.effort, problem.deadline)
     if effort.moves(price) <= AT_LENGTH[0].moves * pairs:
         effort = Effort.starting(LAST_MILDLY * problem.effort, problem.deadline)
-    return go_on(problem, answer, effort)
+    yield from improved_order(problem, answer, effort)
 
 
-def go_on(problem: Problem, answer: Solution, effort: Effort) -> Solution | None:
-    """Search the order of an answer at length, whoever gave it; None if none is found that is faster.
+def improved_order(problem: Problem, answer: Solution, effort: Effort) -> Iterator[Solution]:
+    """Search the order of an answer at length, whoever gave it.
 
     Args:
         problem: The problem.
         answer: An answer that fits.
         effort: What it may spend.
+
+    Returns:
+        Answers, each faster than those before it.
     """
     if effort.left <= SIMULATIONS * _price_of_simulation(answer):
-        return None
-    simulated = [(_step_time(problem, answer), answer)]
-    for _, better in _improved_orders(problem, simulated, effort, effort.left, AT_LENGTH):
-        return replace(better, lower_bound=0, candidates=(), cut_off=effort.cut_off)
-    return None
+        return
+    value = _step_time(problem, answer)
+    for _, better in _better_orders(problem, value, answer, effort.part(effort.left), CORES, AT_LENGTH):
+        yield replace(better, lower_bound=0, candidates=(), cut_off=effort.cut_off)
 
 
 def _improved_orders(
@@ -278,13 +305,24 @@ def _improved_orders(
 def _improve_order(
     problem: Problem, value: Number, solution: Solution, workers: int, coolings: Sequence[Cooling], effort: Effort
 ) -> tuple[Number, Solution] | None:
-    """Search better orders of a solution, whose step takes `value`, with so many walkers; None if none is faster."""
+    """The best order that `_better_orders` finds; None if none is faster."""
+    best = None
+    for better in _better_orders(problem, value, solution, effort, workers, coolings):
+        best = better
+    return best
+
+
+def _better_orders(
+    problem: Problem, value: Number, solution: Solution, effort: Effort, workers: int, coolings: Sequence[Cooling]
+) -> Iterator[tuple[Number, Solution]]:
+    """Search better orders of a solution, whose step takes `value`, with so many walkers; yields those faster."""
     if effort.left < WORTHWHILE * _price_of_simulation(solution):
-        return None
+        return
     hosted = solution.schedule.host_steps
     start = solution.schedule.without_host_steps()
     solution = _with_deeper_level(problem, solution)
-    try:
+    # The order search does not know gradient reduction, nor messages that block, nor peers.
+    with suppress(DebubbleError):
         split = start.with_split_backwards()
         variants = [
             (replace(OrderProblem.of(each, solution.costs, objective=problem.objective), host_steps=hosted), each)
@@ -298,19 +336,30 @@ def _improve_order(
         best = Incumbent(schedule=begun, value=time, bound=lower_bound(searched), source="start")
         effort.brake.delay(compile_kernel(searched, best))
         cooling = _cooling(searched, effort, coolings)
-        for better in improve(
+        stream = improve(
             searched, best, effort=effort, seed=problem.seed, workers=workers, hot=cooling.temperatures,
             coolings=cooling.shares, shares=FROM_A_PLAN,
-        ):  # fmt: skip
-            best = better
-        found = replace(solution, schedule=best.schedule.with_host_steps(hosted))
-        if not found.schedule.deeper:
-            found = _without_deeper_level(found)
-        time = _step_time(problem, found)
-    except DebubbleError:
-        # The order search does not know gradient reduction, nor messages that block, nor peers.
-        return None
-    return (time, found) if time < value else None
+        )  # fmt: skip
+        for better in _in_steps(chain([best], stream)):
+            found = replace(solution, schedule=better.schedule.with_host_steps(hosted))
+            if not found.schedule.deeper:
+                found = _without_deeper_level(found)
+            time = _step_time(problem, found)
+            if time < value:
+                value = time
+                yield time, found
+
+
+def _in_steps(stream: Iterable[Incumbent]) -> Iterator[Incumbent]:
+    """The first incumbent, those that are faster by STEP than the one before, and the last."""
+    value, last = math.inf, None
+    for last in stream:
+        if last.value < (1 - STEP) * value:
+            value = float(last.value)
+            yield last
+            last = None
+    if last is not None:
+        yield last
 
 
 def _every_way(problem: Problem, walk: Walk, effort: Effort) -> list[tuple[Number, Solution]]:

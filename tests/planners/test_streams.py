@@ -1,0 +1,98 @@
+"""Planners that yield better and better plans: what is kept of them, whatever ends the search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import debubble as db
+from debubble.ir import InfeasibleError
+from debubble.planners import FixedStages, Problem
+from debubble.planners.auto import fastest_of
+from debubble.planners.problem import Solution
+from debubble.planners.progress import Improvement, Progress, progress_listener
+from debubble.planners.registry import PlannerEntry, planners
+
+COSTS = db.StageCosts.of(stages=2, communication=1)
+PROBLEM = Problem(workload=FixedStages(COSTS), devices=2, micro_batches=4)
+
+
+def answer(name: str) -> Solution:
+    return Solution(schedule=db.schedules[name](devices=2, micro_batches=4), costs=COSTS)
+
+
+def interrupted(_: Problem) -> Iterator[Solution]:
+    yield answer("zb-h1")
+    raise KeyboardInterrupt
+
+
+def failing(_: Problem) -> Iterator[Solution]:
+    yield answer("zb-h1")
+    raise ZeroDivisionError
+
+
+def improving(_: Problem) -> Iterator[Solution]:
+    yield answer("gpipe")
+    yield answer("1f1b")
+    yield answer("zb-h1")
+
+
+def entry(name: str, find: object) -> PlannerEntry:
+    return PlannerEntry(name, find, paper="none", searches=True)  # type: ignore[arg-type]
+
+
+def test_the_last_plan_of_a_stream_is_the_answer() -> None:
+    assert entry("improving", improving)(PROBLEM).solution.schedule.name == "zb-h1"
+
+
+def test_a_listener_hears_of_every_plan_with_its_step_and_gap() -> None:
+    heard: list[Progress | Improvement] = []
+    with progress_listener(heard.append):
+        best = entry("improving", improving)(PROBLEM)
+    plans = [news for news in heard if isinstance(news, Improvement)]
+    assert [plan.schedule for plan in plans] == ["gpipe", "1f1b", "zb-h1"]
+    assert plans[-1].step_time == best.time
+    assert plans[-1].gap == best.gap
+
+
+def test_ctrl_c_keeps_the_best_plan_so_far() -> None:
+    best = entry("interrupted", interrupted)(PROBLEM).solution
+    assert (best.schedule.name, best.cut_off) == ("zb-h1", True)
+    assert best.remark == "interrupted: the best so far"
+
+
+def test_ctrl_c_before_any_plan_ends_the_search() -> None:
+    def nothing(_: Problem) -> Iterator[Solution]:
+        raise KeyboardInterrupt
+        yield answer("gpipe")
+
+    with pytest.raises(KeyboardInterrupt):
+        entry("nothing", nothing)(PROBLEM)
+
+
+def test_ctrl_c_in_auto_keeps_the_best_of_all_planners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("debubble.planners.joint.search.last_search", lambda problem, _: interrupted(problem))
+    *_, best = fastest_of(PROBLEM, ["dapple", "joint"])
+    assert best.schedule.name == "zb-h1"
+    assert [(c.planner, c.status) for c in best.candidates] == [("joint", "cut off"), ("dapple", "found")]
+
+
+def test_a_planner_that_fails_after_a_plan_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("debubble.planners.joint.search.last_search", lambda problem, _: failing(problem))
+    *_, best = fastest_of(PROBLEM, ["dapple", "joint"])
+    assert best.schedule.name == "zb-h1"
+
+
+def test_a_planner_without_a_plan_that_fits_says_why() -> None:
+    def refusing(_: Problem) -> Iterator[Solution]:
+        raise InfeasibleError("Nothing fits.")
+        yield answer("gpipe")
+
+    with pytest.raises(InfeasibleError, match="Nothing fits"):
+        entry("refusing", refusing)(PROBLEM)
+
+
+def test_a_planner_that_needs_peers_refuses_before_it_searches() -> None:
+    with pytest.raises(db.InputError, match="cannot swap to peers"):
+        planners["joint"].find(Problem(workload=FixedStages(COSTS), devices=2, micro_batches=4, peers=True))
