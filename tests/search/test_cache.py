@@ -11,7 +11,7 @@ from debubble.schedules import schedules
 from debubble.search import cache
 from debubble.search.annealing.search import search
 from debubble.search.effort import SIMULATION, Effort
-from debubble.search.periodic.micro_batch_count import PLACES
+from debubble.search.micro_batch_count import PLACES
 from debubble.search.problem import Incumbent, OrderProblem
 from tests.search.orders import uniform
 

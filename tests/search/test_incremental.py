@@ -11,7 +11,7 @@ from debubble.ir import Placement
 from debubble.search.annealing.arrays import arrays_of, encode
 from debubble.search.annealing.evaluate import INFINITY, evaluate
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep
-from debubble.search.annealing.layout import FROM_SCRATCH, OF_CHUNKS, Ints, L
+from debubble.search.annealing.layout import FROM_SCRATCH, Ints, L
 from debubble.search.annealing.moves import measure, move, recompute_otherwise, undo
 from debubble.search.annealing.search import search
 from debubble.search.annealing.shared_links import WHOLE, follow_list
@@ -54,10 +54,9 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     value = evaluate(a, x, n, orders, lengths, INFINITY)
     keep(a, x, n, START)
     begins, meetings = set(), set()
-    shares = FROM_SCRATCH if problem.placement.chunks == 1 else OF_CHUNKS
     for turn in range(MOVES):
         tried, tried_lengths = orders.copy(), lengths.copy()
-        pair, run = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, shares, random)
+        pair, run = move(a, n, tried, tried_lengths, path, 0, problem.offload, problem.recompute, FROM_SCRATCH, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
             continue

@@ -11,7 +11,7 @@ from debubble.ir import Placement, StageCosts
 from debubble.schedules import schedules
 from debubble.search import cache
 from debubble.search.bounds import lower_bound
-from debubble.search.periodic.micro_batch_count import resized
+from debubble.search.micro_batch_count import resized
 from debubble.search.problem import OrderProblem
 
 

@@ -17,10 +17,9 @@ from debubble.papers.optpipe.program.milp import milp_incumbents, solve_milp
 from debubble.papers.optpipe.program.milp_model import MilpModel, Reductions
 from debubble.schedules import schedules
 from debubble.search.annealing.search import search
-from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort, solver_of, status_of
 from debubble.search.exact.cp_model import build
-from debubble.search.exact.cp_sat import device_bound, solve
+from debubble.search.exact.cp_sat import solve
 from debubble.search.optimize import optimize
 from debubble.search.problem import Incumbent, Objective, OrderProblem
 from debubble.simulator import simulate
@@ -161,13 +160,6 @@ def test_brute_force_agrees(
     both = set(found.schedule.offloaded)
     if not both & {(1, 0), (1, 1)} and both != {(0, 0), (0, 1)}:
         assert found.value == best
-
-
-def test_a_single_device_exact_bounds_what_all_devices_reach() -> None:
-    problem = instance(3, 4, (2, 2, 2), 0, 1, 2)
-    bounds = [device_bound(problem, d, horizon=40, effort=Effort(20)) for d in range(3)]
-    assert max(bounds) <= 28
-    assert max(*bounds, lower_bound(problem)) >= 26
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from debubble.ir import DebubbleError, InfeasibleError, Kind, Lane, Number, Placement, Schedule, StageCosts
 from debubble.search.annealing.search import search
 from debubble.search.bounds import lower_bound
-from debubble.search.effort import Effort
 from debubble.search.optimize import optimize
-from debubble.search.periodic.modulo import find_patterns, unroll
 from debubble.search.problem import Incumbent, OrderProblem
 from debubble.simulator import TimedOperation, Timeline, simulate
 from tests.search.orders import offload_problems, uniform
@@ -146,14 +144,6 @@ def test_link_groups_share_their_lane() -> None:
 def test_what_fits_nowhere_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="use devices with"):
         next(search(uniform(2, 2, offload=10, limit=0), steps=1))
-
-
-def test_a_periodic_pattern_fits_and_comes_within_a_round_of_the_bound() -> None:
-    problem = uniform(4, 40, offload=10, limit=6)
-    pattern = next(find_patterns(problem, 1, effort=Effort(20)))
-    timeline = simulate(unroll(problem, pattern), problem.costs)
-    check_independently(timeline, problem)
-    assert timeline.makespan <= float(lower_bound(problem)) + 60
 
 
 def test_optimize_streams_better_values_and_higher_bounds() -> None:

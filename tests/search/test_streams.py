@@ -7,7 +7,6 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from debubble.ir import Kind, Number, Op, Placement, StageCosts
 from debubble.ir.stage_costs import HostLink
@@ -18,9 +17,7 @@ from debubble.search.bounds import lower_bound
 from debubble.search.effort import Effort, solver_of, status_of
 from debubble.search.exact.cp_model import build, schedule_of
 from debubble.search.exact.cp_sat import solve
-from debubble.search.exact.time_indexed_bound import Prover
 from debubble.search.optimize import optimize
-from debubble.search.periodic.modulo import ModuloModel, StageTimes, unroll
 from debubble.search.problem import OrderProblem
 from tests.search.orders import offload_problems, uniform
 
@@ -68,26 +65,6 @@ def test_streams_take_less_time_than_transfers_that_wait() -> None:
         assert found.optimal
         times.append(found.value)
     assert times == [150, 120]
-
-
-@pytest.mark.parametrize("overlap", SHARES)
-def test_the_first_devices_bound_is_not_above_the_optimum(overlap: Number) -> None:
-    problem = streaming(uniform(2, 5, offload=20, limit=3, communication=0), overlap)
-    *_, best = optimize(problem, effort=60)
-    prover = Prover(problem, bound=lower_bound(problem), below=1900)
-    prover.run(Effort(60))
-
-    assert best.optimal
-    assert lower_bound(problem) <= prover.bound <= best.value
-
-
-@given(overlap=st.sampled_from([0, *SHARES]), period=st.integers(3, 6))
-@settings(max_examples=12, deadline=None)
-def test_a_pattern_says_when_its_offloads_end(overlap: Number, period: int) -> None:
-    problem = streaming(uniform(2, 4, offload=20, limit=4, communication=0), overlap)
-    pattern = ModuloModel(problem, StageTimes.of(problem), 10 * period).solve(Effort(5), 0)
-    if pattern is not None:
-        assert problem.value(unroll(problem, pattern)) > 0
 
 
 def test_a_backward_that_may_be_whole_counts_with_the_lead_of_the_longer_one() -> None:

@@ -26,7 +26,7 @@ from debubble.errors import DebubbleError, InputError
 from debubble.files import user_cache, write_whole
 from debubble.ir import Op, Schedule, check
 from debubble.search.effort import SIMULATION, Effort
-from debubble.search.periodic.micro_batch_count import PLACES, resized
+from debubble.search.micro_batch_count import PLACES, resized
 from debubble.search.problem import Incumbent, OrderProblem
 
 VERSION = 1

@@ -1,48 +1,32 @@
 """All methods in turn on one problem, as one stream of better schedules and better bounds.
 
-Local search finds, CP-SAT proves: small problems, and those where nothing is moved, are given to CP-SAT after a short
-search; large ones are searched, with bounds from relaxations and, where the search stalls, neighbourhoods solved by
-CP-SAT.
+Local search finds, CP-SAT proves: small problems are given to CP-SAT after a short search, large ones are searched.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from debubble.ir import Number, Op, Schedule
+from debubble.ir import Number, Schedule
 from debubble.search import cache
 from debubble.search.annealing.search import HOT_TEMPERATURES, best_starts, compile_kernel, improve, verify
-from debubble.search.bounds import idle_allowed, lower_bound
+from debubble.search.bounds import idle_allowed
 from debubble.search.constructive.initial import offloading_schedules
 from debubble.search.effort import START, Effort
-from debubble.search.exact.cp_sat import device_bound, solve, tolerate_wrong_models
-from debubble.search.exact.tight_memory import skeleton_bound
-from debubble.search.exact.time_indexed_bound import running_prover
-from debubble.search.periodic.repetition import periodic_schedule
+from debubble.search.exact.cp_sat import solve, tolerate_wrong_models
 from debubble.search.problem import Incumbent, OrderProblem
 
 PROVABLE = 72
 """Stages x micro-batches up to which CP-SAT usually closes the gap."""
 LARGE = 200
-"""Stages x micro-batches from which a periodic pattern is a start worth its time."""
-PATTERNED = 0.85
-"""Share of the effort for a pattern of several chunks and its one slow cooling, which short ones behind it add little
-to."""
-LONG = 4
-"""Micro-batches per stage above which it still is where list schedules may offload."""
-
+"""Stages x micro-batches from which the model of several chunks is too large for CP-SAT."""
 WIDE = 0.02
-"""Gap from which relaxations are worth their time: near the bound it is mostly the schedule that can be better."""
-
+"""Gap from which CP-SAT is worth its time, and a second search has half of what is left."""
 WORSE = 0.1
 """Share of time that a start which keeps the bottleneck busy may take more: what it lacks a search finds sooner."""
-
-FRUITLESS = 2
-"""Neighbourhoods in a row without a better schedule after which CP-SAT is given no more of them."""
 
 
 def optimize(
@@ -86,7 +70,7 @@ def fastest_start(problem: OrderProblem, *, starts: Iterable[Schedule] = (), eff
 def improve_start(
     problem: OrderProblem, best: Incumbent, *, effort: Effort, seed: int = 0, workers: int = 1
 ) -> Iterator[Incumbent]:
-    """Go on from a start as `optimize` does, which is the first of the stream."""
+    """Continue from a start as `optimize` does, which is the first of the stream."""
     for incumbent in _Optimizer(problem, best, effort, seed, workers).run():
         yield replace(incumbent, seconds=effort.spent)
         if incumbent.optimal:
@@ -127,71 +111,32 @@ class _Optimizer:
         """Effort of local search before CP-SAT gets its turn: little where that can prove the optimum."""
         return min(self.left * 0.1, 2.0 if self.pairs <= PROVABLE else math.inf)
 
-    @property
-    def tries_patterns(self) -> bool:
-        """True if a periodic middle may be a better start than the constructed ones."""
-        many = self.problem.micro_batches > LONG * self.problem.stages
-        if self.problem.placement.chunks > 1:
-            # Building blocks are patterns too, and are followed more closely.
-            return self.pairs >= LARGE and self.best.gap > WIDE and not self.problem.offload
-        return self.pairs >= LARGE and (many or not self.problem.offload)
-
     def run(self) -> Iterator[Incumbent]:
-        """Run all methods, with the prover of bounds beside them."""
+        """Run all methods."""
         yield self.best
         if self.best.optimal:
             return
         self.effort.brake.delay(compile_kernel(self.problem, self.best))
-        proof = Effort(self.left if self.best.gap > WIDE else 0, brake=self.effort.brake)
-        with running_prover(self.problem, bound=self.best.bound, below=self.best.value, effort=proof) as prover:
-            for best in self.search():
-                yield best
-                if prover.bound >= best.value:
-                    break
-            yield self.raise_bound(self.best.value if prover.bound >= self.best.value else prover.finish())
-
-    def search(self) -> Iterator[Incumbent]:
-        """Run the methods that search on this core."""
-        if self.tries_patterns:
-            yield from self.repeat_pattern()
         start = self.best
         yield from self.anneal(self.first_search, turn=0)
         if self.pairs <= PROVABLE and self.is_modelled:
             yield from self.solve_exactly(self.left)
             return
-        if self.best.gap > WIDE and self.is_modelled:
-            yield from self.bound_by_relaxation()
+        if self.best.gap > WIDE and self.is_modelled and not self.problem.frees_memory:
+            yield from self.solve_exactly(self.left / 2)
         if self.problem.frees_memory and not self.best.optimal:
             yield from self.anneal_slowly(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
-        whole, fruitless = self.effort.seconds, 0
+        whole = self.effort.seconds
         for turn in itertools.count(1):
             yield from self.anneal(max(min(2.0, whole / 5), whole / 10), turn=turn)
             if self.left < min(1.0, whole / 20) or self.effort.over:
                 return
-            if fruitless < FRUITLESS and self.is_modelled:
-                before = self.best.value
-                yield from self.solve_exactly(min(3.0, whole / 5), turn=turn)
-                fruitless = 0 if self.best.value < before else fruitless + 1
 
     def adopt(self, stream: Iterator[Incumbent]) -> Iterator[Incumbent]:
         """Take over the best of a stream that goes on from the best so far."""
         for better in stream:
             self.best = better
             yield better
-
-    def raise_bound(self, bound: Number) -> Incumbent:
-        """Raise the bound of the best schedule, if this one is higher."""
-        self.best = replace(self.best, bound=max(self.best.bound, bound))
-        return self.best
-
-    def repeat_pattern(self) -> Iterator[Incumbent]:
-        """Try a schedule with a periodic middle."""
-        effort = self.effort.part(self.left * (PATTERNED if self.problem.placement.chunks > 1 else 0.6))
-        schedule = periodic_schedule(self.problem, effort=effort, seed=self.seed, workers=self.workers)
-        better = None if schedule is None else verify(self.problem, schedule, self.best, below=self.best.value)
-        if better is not None:
-            self.best = replace(better, source="pattern")
-            yield self.best
 
     def anneal(self, seconds: float, *, turn: int) -> Iterator[Incumbent]:
         """Search locally with that much effort."""
@@ -229,38 +174,7 @@ class _Optimizer:
                 break
         return start
 
-    def solve_exactly(self, seconds: float, *, turn: int | None = None) -> Iterator[Incumbent]:
-        """Run CP-SAT on the whole, or on a window of micro-batches that differs by turn."""
-        free = None if turn is None else _window(self.problem, self.best.schedule, self.seed + turn)
-        effort, seed = self.effort.part(seconds), turn or self.seed
+    def solve_exactly(self, seconds: float) -> Iterator[Incumbent]:
+        """Run CP-SAT on the problem."""
         with tolerate_wrong_models():
-            yield from self.adopt(solve(self.problem, self.best, effort=effort, seed=seed, free=free))
-
-    def bound_by_relaxation(self) -> Iterator[Incumbent]:
-        """Raise the bound by CP-SAT: from single devices where activations leave memory, else from a common order."""
-        if self.problem.frees_memory:
-            effort = self.effort.part(min(5, self.left / 4))
-            with tolerate_wrong_models():
-                yield self.raise_bound(single_device_bound(self.problem, self.best.value, effort=effort))
-            return
-        yield from self.solve_exactly(self.left / 2)
-        best, effort = self.best, self.effort.part(self.left / 2)
-        with tolerate_wrong_models():
-            yield self.raise_bound(skeleton_bound(self.problem, horizon=best.value, effort=effort, bound=best.bound))
-
-
-def single_device_bound(problem: OrderProblem, horizon: Number, *, effort: Effort) -> Number:
-    """Bound the problem by its first, a middle and its last device, each exact alone; some schedule takes `horizon`."""
-    devices = sorted({0, problem.devices // 2, problem.devices - 1})
-    bound = lower_bound(problem)
-    for device in devices:
-        part = effort.part(effort.seconds / len(devices))
-        bound = max(bound, device_bound(problem, device, horizon=horizon, effort=part))
-    return bound
-
-
-def _window(problem: OrderProblem, schedule: Schedule, seed: int) -> frozenset[Op]:
-    """Draw a few successive micro-batches, and return their operations."""
-    width = max(2, min(problem.micro_batches, PROVABLE // problem.stages))
-    begin = random.Random(seed).randrange(max(1, problem.micro_batches - width + 1))
-    return frozenset(op for op in schedule.operations if begin <= op.micro_batch < begin + width)
+            yield from self.adopt(solve(self.problem, self.best, effort=self.effort.part(seconds), seed=self.seed))

@@ -3,7 +3,7 @@
 `arrays_of` lays a problem out: costs in rows by [R in list, kind, stage, micro-batch] (one row for all micro-batches
 where they are equal), and room for the state of the devices.  Times and sizes that are whole numbers or fractions are
 scaled to whole numbers, so that the kernel is exact for them.  `encode` and `decode` translate between a Schedule and
-its lists of operation numbers; a `PeriodicBlock` is a part of the lists that repeats itself.
+its lists of operation numbers.
 """
 
 from __future__ import annotations
@@ -115,29 +115,6 @@ def decode(problem: OrderProblem, orders: Ints, lengths: Ints, *, name: str) -> 
     return problem.schedule(lists, name=name, deeper=deeper)
 
 
-class PeriodicBlock(NamedTuple):
-    """A part of every device's list that repeats itself, `step` micro-batches later each time."""
-
-    windows: tuple[int, ...]
-    """Operations of one period, by device."""
-    periods: int
-    step: int
-
-    def begins(self, schedule: Schedule) -> tuple[int, ...]:
-        """Find the place in each list at which the block of a schedule begins."""
-        return tuple(map(self._begin, schedule.orders, self.windows))
-
-    def _begin(self, order: tuple[Op, ...], window: int) -> int:
-        length = window * (self.periods - 1)
-        repeats = [later(op, self.step) == then for op, then in zip(order, order[window:], strict=False)]
-        return next(begin for begin in range(len(repeats)) if all(repeats[begin : begin + length]))
-
-
-def later(op: Op, by: int) -> Op:
-    """Return the operation of the micro-batch `by` further on."""
-    return op._replace(micro_batch=op.micro_batch + by)
-
-
 class KernelArrays(NamedTuple):
     """A problem's layout and its two blocks of numbers."""
 
@@ -158,8 +135,8 @@ def knows_messages(costs: StageCosts) -> bool:
     return costs.communication_model in ("latency", "exclusive")
 
 
-def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> KernelArrays:
-    """Lay a problem out for the kernel; a `block` stays periodic.  Raises InputError if messages wait for receivers."""
+def arrays_of(problem: OrderProblem) -> KernelArrays:
+    """Lay a problem out for the kernel.  Raises InputError if messages wait for their receivers."""
     costs = problem.costs
     if not knows_messages(costs):
         raise InputError(
@@ -205,9 +182,6 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         "alike": _zeros(1),
         "last_ints": _zeros(device_ints),
         "kept_causes": _zeros(causes),
-        "begin": _zeros(problem.devices),
-        "window": np.array(block.windows if block else (0,) * problem.devices, dtype=np.int64),
-        "kept_begin": _zeros(problem.devices),
         **{name: _zeros(problem.devices) for name in ("gone_why", "link_why", "host_why")},
         "stepped_why": _zeros(problem.stages),
         "stale": _zeros(problem.devices),
@@ -235,8 +209,6 @@ def arrays_of(problem: OrderProblem, *, block: PeriodicBlock | None = None) -> K
         by_arrival=int(bool(costs.link_groups)),
         hosted=int(bool(problem.host_steps)),
         levels=problem.levels,
-        periods=block.periods if block else 0,
-        step=block.step if block else 0,
         **_begins(floats),
         **_begins(ints),
     )

@@ -42,8 +42,6 @@ neighbouring stages; else two operations change places.  Where a move is not all
 FROM_SCRATCH: Shares = (22, 28, 38, 60, 80, 100)
 FROM_A_PLAN: Shares = (8, 10, 35, 60, 85, 100)
 """Where a start's offloads are chosen well: on a plan of `joint` all other moves gained ten times as much."""
-OF_CHUNKS: Shares = (0, 0, 0, 42, 56, 70)
-"""Where a device has several stages and nothing leaves memory: outside of blocks, which exchanges would break."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -76,10 +74,6 @@ class KernelLayout(NamedTuple):
     """1 if optimizers of some stages step on the host."""
     levels: int
     """By how many levels an R may recompute."""
-    periods: int
-    """Periods of the block; 0 if there is none."""
-    step: int
-    """Micro-batches of a period of the block."""
     # In the block of floats.
     time: int
     """[R in list, row]"""
@@ -179,10 +173,6 @@ class KernelLayout(NamedTuple):
     """[d, lane], with link groups: the lane's next operation, -1 for none."""
     previous: int
     """[d, lane], with link groups: the lane's last operation, -1 before the first."""
-    begin: int
-    """[d]: where the periodic block begins in the list."""
-    window: int
-    """[d]: operations of a period of the block."""
     # What the next evaluation goes on from (incremental.py).
     mark_floats: int
     """[2, MARKS, numbers of all devices]: state of the devices during the last evaluation kept, and during this one."""
@@ -206,7 +196,6 @@ class KernelLayout(NamedTuple):
     """Ends and arrivals of the last evaluation kept."""
     kept_causes: int
     """Its causes and queues."""
-    kept_begin: int
     gone_why: int
     """[d]: the operation that this hangs on, -1 for none."""
     link_why: int

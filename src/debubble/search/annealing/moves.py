@@ -10,7 +10,7 @@ import numpy as np
 
 from debubble.kernels import borrowing, inlined, jit
 from debubble.search.annealing.evaluate import INFINITY, choose_rows, count_work, evaluate, walk
-from debubble.search.annealing.incremental import SAME, START, common_mark, copy_numbers, keep, put_back, resume
+from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
 from debubble.search.annealing.layout import COUNT, DEEPER, B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
 from debubble.search.annealing.rules import last_of, step_on_hosts
 from debubble.search.annealing.shared_links import follow_back, go_on_by_arrival
@@ -35,30 +35,14 @@ def find(orders: Ints, lengths: Ints, d: int, op: int) -> int:
 
 @borrowing
 def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: int) -> int:
-    """Move an operation by up to `by` places, as far as nothing of its kind or its micro-batch is in the way.
-
-    In the block the same is done in every period; nothing leaves or enters it.
-    """
+    """Move an operation by up to `by` places, as far as nothing of its kind or its micro-batch is in the way."""
     size = a.stages * a.micro_batches
     pair = op % size
     d = n[a.device_of + pair // a.micro_batches]
     index = find(orders, lengths, d, op)
     if index < 0:
         return 0
-    low, high, window, periods = 0, lengths[d], 0, 1
-    if a.periods > 0:
-        begin = n[a.begin + d]
-        end = begin + a.periods * n[a.window + d]
-        if index < begin:
-            high = begin
-        elif index >= end:
-            low = end
-        else:
-            window, periods = n[a.window + d], a.periods
-            index = begin + (index - begin) % window
-            low, high = begin, begin + window
-            op = orders[d, index]
-            pair = op % size
+    low, high = 0, lengths[d]
     step = 1 if by > 0 else -1
     moved = 0
     while moved != by:
@@ -68,9 +52,7 @@ def shift(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by: in
         neighbour = orders[d, other]
         if neighbour % size == pair or neighbour // a.micro_batches == op // a.micro_batches:
             break
-        for k in range(periods):
-            here, there = index + k * window, other + k * window
-            orders[d, here], orders[d, there] = orders[d, there], orders[d, here]
+        orders[d, index], orders[d, other] = orders[d, other], orders[d, index]
         index = other
         moved += step
     return moved
@@ -104,58 +86,9 @@ def exchange(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int, by:
         orders[d, here], orders[d, there] = other, op
 
 
-@inlined
-def in_block(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, op: int) -> bool:
-    """Tell whether an operation is in the periodic block."""
-    if a.periods == 0:
-        return False
-    d = n[a.device_of + op % (a.stages * a.micro_batches) // a.micro_batches]
-    place = find(orders, lengths, d, op) - n[a.begin + d]
-    inside: bool = 0 <= place < a.periods * n[a.window + d]
-    return inside
-
-
 @borrowing
-def carry(a: KernelLayout, orders: Ints, d: int, source: int, to: int) -> bool:
-    """Move an operation to another place, unless it is not there or something of its kind or micro-batch is between."""
-    if source < 0:
-        return False
-    size = a.stages * a.micro_batches
-    op = orders[d, source]
-    step = 1 if to > source else -1
-    for index in range(source + step, to + step, step):
-        neighbour = orders[d, index]
-        if neighbour % size == op % size or neighbour // a.micro_batches == op // a.micro_batches:
-            return False
-    for index in range(source, to, step):
-        orders[d, index] = orders[d, index + step]
-    orders[d, to] = op
-    return True
-
-
-@inlined
-def rotate(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, later: bool) -> None:
-    """Let the block of a device begin and end an operation later, or earlier.
-
-    What leaves it at one end enters it at the other: the next of that operation in the tail, or in the head.
-    """
-    begin, by, m = n[a.begin + d], a.periods * a.step, a.micro_batches
-    end = begin + a.periods * n[a.window + d]
-    if later:
-        op = orders[d, begin]
-        if op % m + by < m and carry(a, orders, d, find(orders, lengths, d, op + by), end):
-            n[a.begin + d] = begin + 1
-    elif begin > 0:
-        op = orders[d, end - 1]
-        if op % m >= by and carry(a, orders, d, find(orders, lengths, d, op - by), begin - 1):
-            n[a.begin + d] = begin - 1
-
-
-@borrowing
-def insert(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
+def insert(orders: Ints, lengths: Ints, d: int, index: int, op: int) -> None:
     """Put an operation into a list."""
-    if index <= n[a.begin + d]:
-        n[a.begin + d] += 1
     for at in range(lengths[d], index, -1):
         orders[d, at] = orders[d, at - 1]
     orders[d, index] = op
@@ -163,10 +96,8 @@ def insert(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index:
 
 
 @borrowing
-def remove(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, d: int, index: int) -> None:
+def remove(orders: Ints, lengths: Ints, d: int, index: int) -> None:
     """Take an operation out of a list."""
-    if index < n[a.begin + d]:
-        n[a.begin + d] -= 1
     lengths[d] -= 1
     for at in range(index, lengths[d]):
         orders[d, at] = orders[d, at + 1]
@@ -197,24 +128,18 @@ def recomputation_at(a: KernelLayout, orders: Ints, lengths: Ints, d: int, pair:
 
 @borrowing
 def toggle_offload(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
-    """Take an offload and its reload out, or put them in: O behind F, L a few places before the backward.
-
-    Nothing is changed if part of the block lies between.
-    """
+    """Take an offload and its reload out, or put them in: O after F, L a few places before the backward."""
     size = a.stages * a.micro_batches
     d = n[a.device_of + pair // a.micro_batches]
     forward, backward = find(orders, lengths, d, F * size + pair), backward_at(a, orders, lengths, d, pair)
-    begin = n[a.begin + d]
-    if a.periods > 0 and backward >= begin and forward < begin + a.periods * n[a.window + d]:
-        return
     at = find(orders, lengths, d, O * size + pair)
     if at >= 0:
-        remove(a, n, orders, lengths, d, at)
-        remove(a, n, orders, lengths, d, find(orders, lengths, d, L * size + pair))
+        remove(orders, lengths, d, at)
+        remove(orders, lengths, d, find(orders, lengths, d, L * size + pair))
         return
-    insert(a, n, orders, lengths, d, forward + 1, O * size + pair)
+    insert(orders, lengths, d, forward + 1, O * size + pair)
     backward += 1
-    insert(a, n, orders, lengths, d, max(forward + 2, backward - draw(random, 5)), L * size + pair)
+    insert(orders, lengths, d, max(forward + 2, backward - draw(random, 5)), L * size + pair)
 
 
 @inlined
@@ -227,12 +152,12 @@ def toggle_recompute(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair
         if a.levels > 1 and draw(random, 2) == 0:
             orders[d, at] = (R + DEEPER) * size + 2 * pair - orders[d, at]
         else:
-            remove(a, n, orders, lengths, d, at)
+            remove(orders, lengths, d, at)
         return
     kind = R + draw(random, a.levels) if a.levels > 1 else R
     behind = max(find(orders, lengths, d, F * size + pair), find(orders, lengths, d, L * size + pair))
     backward = backward_at(a, orders, lengths, d, pair)
-    insert(a, n, orders, lengths, d, max(behind + 1, backward - draw(random, 3)), kind * size + pair)
+    insert(orders, lengths, d, max(behind + 1, backward - draw(random, 3)), kind * size + pair)
 
 
 @borrowing
@@ -262,11 +187,6 @@ def move(
     stage, j = pair // m, pair % m
     dice = draw(random, 100)
     toggle, swap, again, single, several, stages = shares
-    if a.periods > 0 and draw(random, 10) == 0:
-        later, d = draw(random, 2) == 0, n[a.device_of + stage]
-        for _ in range(1 + draw(random, 3)):
-            rotate(a, n, orders, lengths, d, later)
-        return 0, 0
     if offload and dice < toggle:
         run, stride = 1, 1
         if draw(random, 3) == 0:
@@ -297,7 +217,7 @@ def move(
         for k in range(run):
             # The first to move makes room for the next.
             step = k if by < 0 else run - 1 - k
-            if j + step < m and not (k > 0 and in_block(a, n, orders, lengths, op + step)):
+            if j + step < m:
                 shift(a, n, orders, lengths, op + step, by)
     elif dice < stages:
         run = 2 + draw(random, a.stages)
@@ -410,7 +330,6 @@ def anneal(
     value = evaluate(a, x, n, orders, lengths, INFINITY, INFINITY)
     # START; a literal would be compiled apart.
     keep(a, x, n, n[a.marked] - 1)
-    copy_numbers(n, a.begin, a.kept_begin, a.devices)
     cost = value + weight * mean_backward(a, x)
     path = np.zeros(COUNT * a.stages * a.micro_batches, dtype=np.int64)
     count = critical_path(a, x, n, path)
@@ -419,7 +338,6 @@ def anneal(
         pair, run = move(a, n, tried, tried_lengths, path, count, offload, recompute, shares, random)
         at = common_mark(a, n, orders, lengths, tried, tried_lengths)
         if at == SAME:
-            copy_numbers(n, a.begin, a.kept_begin, a.devices)
             continue
         if run > 0:
             at = recompute_otherwise(a, x, n, tried, tried_lengths, pair, run, at)
@@ -430,13 +348,11 @@ def anneal(
         price = tried_value + weight * mean_backward(a, x) if tried_value < INFINITY else INFINITY
         if price > allowed:
             undo(a, x, n, orders, lengths, pair, run)
-            copy_numbers(n, a.kept_begin, a.begin, a.devices)
             tried[:] = orders
             tried_lengths[:] = lengths
             continue
         cost = price
         keep(a, x, n, at)
-        copy_numbers(n, a.begin, a.kept_begin, a.devices)
         orders[:] = tried
         lengths[:] = tried_lengths
         count = critical_path(a, x, n, path)

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from debubble.ir import DebubbleError, InfeasibleError, Number, Schedule
-from debubble.search.annealing.arrays import PeriodicBlock
 from debubble.search.annealing.layout import FROM_SCRATCH, Shares
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import initial_schedules
@@ -118,7 +117,6 @@ def improve(
     effort: Effort | None = None,
     seed: int,
     workers: int = 1,
-    block: PeriodicBlock | None = None,
     hot: Sequence[float] = MILD_TEMPERATURES,
     coolings: Sequence[float] = COOLINGS,
     shares: Shares = FROM_SCRATCH,
@@ -134,7 +132,6 @@ def improve(
         effort: Counter of the moves; endless by default.
         seed: The result depends on it, on the steps and on the number of walkers alone.
         workers: Walkers side by side, which exchange their best after every burst.
-        block: The part of the lists that stays periodic, if any.
         hot: Temperatures at which a cooling begins, in mean operation times, of the first walker, the second and so on
             in turn.
         coolings: Shares of the search at which a cooling begins; the last entry is where the last one ends.
@@ -151,9 +148,7 @@ def improve(
     )
     steps = effort.moves(price) if steps is None else steps
     between = SELDOM * SIMULATION * pairs / price
-    walkers = [
-        Walker(problem, best, seed=seed * 7919 + worker, block=block, shares=shares) for worker in range(workers)
-    ]
+    walkers = [Walker(problem, best, seed=seed * 7919 + worker, shares=shares) for worker in range(workers)]
     done, simulated, before, agrees = 0, 0, best.seconds, False
     with ThreadPoolExecutor(workers) as pool:
         for begin, end in itertools.pairwise(coolings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.ir import Schedule
-from debubble.search.annealing.arrays import PeriodicBlock, arrays_of, decode, encode
+from debubble.search.annealing.arrays import arrays_of, decode, encode
 from debubble.search.annealing.layout import COUNT, DEEPER, FROM_SCRATCH, Shares
 from debubble.search.annealing.moves import anneal
 from debubble.search.problem import Incumbent, OrderProblem
@@ -25,7 +25,6 @@ class Walker:
         problem: The operations to order.
         start: Where the walk starts.
         seed: Seed of its random numbers.
-        block: The part of the lists that stays periodic, if any.
         shares: How often which move is made.
 
     Attributes:
@@ -35,12 +34,9 @@ class Walker:
         unit: Mean time of an operation, in the kernel's unit.
     """
 
-    def __init__(
-        self, problem: OrderProblem, start: Incumbent, *, seed: int, block: PeriodicBlock | None = None,
-        shares: Shares = FROM_SCRATCH,
-    ) -> None:  # fmt: skip
-        self.problem, self.name, self.block, self.shares = problem, start.schedule.name, block, shares
-        self.arrays = arrays_of(problem, block=block)
+    def __init__(self, problem: OrderProblem, start: Incumbent, *, seed: int, shares: Shares = FROM_SCRATCH) -> None:
+        self.problem, self.name, self.shares = problem, start.schedule.name, shares
+        self.arrays = arrays_of(problem)
         self.orders, self.lengths = encode(problem, start.schedule)
         self.best_orders, self.best_lengths = self.orders.copy(), self.lengths.copy()
         self.best = self.reported = float(start.value)
@@ -61,10 +57,6 @@ class Walker:
     def go_back(self) -> None:
         """Return to the best lists of its own."""
         self.orders, self.lengths = self.best_orders.copy(), self.best_lengths.copy()
-        if self.block is not None:
-            begin = self.arrays.layout.begin
-            schedule = decode(self.problem, self.orders, self.lengths, name=self.name)
-            self.arrays.ints[begin : begin + self.problem.devices] = self.block.begins(schedule)
 
     def walk(self, steps: int, *, temperature: float, target: float) -> int:
         """Take up to `steps` moves at a constant temperature, in mean operation times; return how many were taken.

@@ -32,7 +32,6 @@ def build(
     problem: OrderProblem,
     *,
     horizon: Number,
-    exact: Collection[int] | None = None,
     weights: Collection[int] | None = None,
     whole: Collection[Pair] = (),
     ordered: bool = True,
@@ -43,8 +42,7 @@ def build(
     Args:
         problem: The operations to order.
         horizon: Latest end, in the costs' unit of time.
-        exact: The devices whose lanes and memory count, by default all; the others are delays only.
-        weights: Those of them where a W takes the lane, by default all; elsewhere it runs beside others, and for the
+        weights: The devices where a W takes the lane, by default all; elsewhere it runs beside others, and for the
             memory it ends together with its I.
         whole: The (stage, micro-batch) pairs whose backward stays one operation; where backwards may be split, all
             others have an I and a W.
@@ -53,7 +51,7 @@ def build(
     """
     from ortools.sat.python import cp_model
 
-    exact, costs = range(problem.devices) if exact is None else exact, problem.costs
+    costs = problem.costs
     if not problem.split:
         whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
     times = [_time(problem, Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
@@ -66,8 +64,7 @@ def build(
         size_unit=grid([*costs.activation, *costs.activation_after_input, *costs.activation_recomputed]),
         horizon=math.ceil(horizon / unit),
         whole=frozenset(whole),
-        exact=exact,
-        weights=exact if weights is None else weights,
+        weights=range(problem.devices) if weights is None else weights,
     )
     model.fill(ordered=ordered and problem.alike)
     return model
@@ -79,15 +76,13 @@ class ScheduleModel(Variables):
 
     Attributes:
         unit: Time of one step of the grid.
-        exact: The devices whose lanes and memory count.
-        weights: Those of them where a W takes the lane.
+        weights: The devices where a W takes the lane.
         lanes: The intervals that exclude each other, by device, lane and peer.
         joined: Per (stage, micro-batch), whether its I and W are one B.
         objective: The variable that is minimised.
     """
 
     unit: Number
-    exact: Collection[int]
     weights: Collection[int]
     lanes: dict[tuple[int, Lane, int], list[Any]] = field(default_factory=dict)
     joined: dict[Pair, Any] = field(default_factory=dict)
@@ -104,7 +99,7 @@ class ScheduleModel(Variables):
             self._keep_order()
         for intervals in self.lanes.values():
             self.cp.add_no_overlap(intervals)
-        for device in self.exact:
+        for device in range(problem.devices):
             limit_memory(self, device, weights=device in self.weights, ordered=ordered)
         self.objective = self._objective()
 
@@ -118,8 +113,6 @@ class ScheduleModel(Variables):
         if weight != backward:
             self._operation(weight)
             self.cp.add(self.starts[weight] >= self.ends[backward])
-        if problem.placement.device_of[stage] not in self.exact:
-            return
         if problem.offload and self.size(Op(Kind.O, stage, j), 1):
             self._offload(forward, backward)
         if problem.recompute:
@@ -159,7 +152,7 @@ class ScheduleModel(Variables):
         start = self.starts[op] = self.cp.new_int_var(0, self.horizon, op.name)
         end = self.ends[op] = start + time
         device = self.problem.placement.device_of[op.stage]
-        if device not in (self.weights if op.kind is Kind.W else self.exact):
+        if op.kind is Kind.W and device not in self.weights:
             return
         key = self._lane(op.kind, device)
         if optional:
@@ -202,10 +195,10 @@ class ScheduleModel(Variables):
     def _keep_order(self) -> None:
         """Micro-batches that are alike pass each kind of each stage in their order."""
         kinds = [lambda s, j: Op(Kind.F, s, j), self.backward, self.weight]
-        for stage, device in enumerate(self.problem.placement.device_of):
+        for stage in range(self.problem.stages):
             for j, kind in itertools.product(range(self.problem.micro_batches - 1), kinds):
                 op, following = kind(stage, j), kind(stage, j + 1)
-                self.cp.add(self.starts[following] >= (self.ends if device in self.exact else self.starts)[op])
+                self.cp.add(self.starts[following] >= self.ends[op])
 
     def _objective(self) -> Any:
         value = self.cp.new_int_var(0, self.horizon, "objective")
@@ -214,10 +207,10 @@ class ScheduleModel(Variables):
                 if op.kind in LAST:
                     self.cp.add(value >= end)
         else:
-            for device, device_stages in enumerate(self.problem.placement.stages_of):
+            for device_stages in self.problem.placement.stages_of:
                 first = self.starts[Op(Kind.F, device_stages[0], 0)]
                 for op, end in self.ends.items():
-                    if op.kind in LAST and op.stage in device_stages and device in self.exact:
+                    if op.kind in LAST and op.stage in device_stages:
                         self.cp.add(value >= end - first)
         self.cp.minimize(value)
         return value

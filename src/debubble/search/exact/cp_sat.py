@@ -1,12 +1,7 @@
-"""Solves the exact model with CP-SAT.
-
-There are an anytime stream with a rising bound, neighbourhoods around an incumbent, and bounds from one device at a
-time.
-"""
+"""Solves the exact model with CP-SAT: a stream of better schedules and bounds."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import queue
 import threading
@@ -16,13 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from debubble.ir import DebubbleError, Kind, Number, Op, Schedule, SolverError
+from debubble.ir import DebubbleError, Kind, Number, Schedule, SolverError
 from debubble.search.effort import MODEL, Effort, solver_of, status_of
 from debubble.search.exact.cp_model import ScheduleModel, build, schedule_of
 from debubble.search.problem import Incumbent, OrderProblem
 from debubble.simulator import simulate
 
-COMPUTE = (Kind.F, Kind.I, Kind.B, Kind.W, Kind.R)
 HALVES = {Kind.F: ("F",), Kind.I: ("I",), Kind.W: ("W",), Kind.B: ("I", "W")}
 """Orders of micro-batches that a compute operation is part of."""
 ROOMY = 4
@@ -36,7 +30,6 @@ def solve(
     *,
     effort: Effort,
     seed: int = 0,
-    free: frozenset[Op] | None = None,
 ) -> Iterator[Incumbent]:
     """Improve an incumbent, or prove it optimal: yield it anew whenever schedule or bound got better.
 
@@ -45,22 +38,19 @@ def solve(
         best: The incumbent.  Its whole backwards stay whole; in a problem that may split them, nothing is then proven.
         effort: How much CP-SAT may do.
         seed: Seed of CP-SAT.
-        free: Only these operations may change their place in their lists; nothing is proven then.  All by default.
 
     Raises:
         SolverError: The model turns out not to hold the incumbent.
     """
     whole = {(op.stage, op.micro_batch) for op in best.schedule.operations if op.kind is Kind.B}
-    everything = free is None and problem.halves_cover_wholes and not (whole and problem.split)
+    everything = problem.halves_cover_wholes and not (whole and problem.split)
     model = build(
         problem,
-        horizon=best.value if free is not None else ROOMY * best.value,
+        horizon=ROOMY * best.value,
         whole=whole,
         ordered=everything or keeps_order(best.schedule),
     )
     hint(model, best.schedule)
-    if free is not None:
-        fix_order(model, best.schedule, free)
     model.cp.add(model.objective >= math.floor(best.bound / model.unit))
     effort.spend(MODEL * problem.stages * problem.micro_batches)
     begin = effort.spent
@@ -78,16 +68,6 @@ def solve(
             best = replace(candidate, seconds=best.seconds + effort.spent - begin)
             begin = effort.spent
             yield best
-
-
-def device_bound(problem: OrderProblem, device: int, *, horizon: Number, effort: Effort) -> Number:
-    """Bound a problem by one device: its lanes and memory are exact, the other devices are delays.
-
-    Some schedule takes the time `horizon`.  Raises SolverError if the model holds no such schedule.
-    """
-    model = build(problem, horizon=horizon, exact=(device,))
-    effort.spend(MODEL * problem.stages * problem.micro_batches)
-    return prove(solver_of(effort), model, horizon, effort)
 
 
 def prove(solver: Any, model: ScheduleModel, horizon: Number, effort: Effort) -> Number:
@@ -142,18 +122,6 @@ def hint(model: ScheduleModel, schedule: Schedule) -> None:
     for op, literal in model.present.items():
         if op.kind is not Kind.L:
             model.cp.add_hint(literal, op in operations)
-
-
-def fix_order(model: ScheduleModel, schedule: Schedule, free: frozenset[Op]) -> None:
-    """Keep the order of all compute operations that are not free, and whether they offload or recompute."""
-    for order in schedule.orders:
-        fixed = [op for op in order if op.kind in COMPUTE and op not in free]
-        for before, after in itertools.pairwise(fixed):
-            model.cp.add(model.starts[after] >= model.ends[before])
-    operations = schedule.operations
-    for op, literal in model.present.items():
-        if Op(Kind.F, op.stage, op.micro_batch) not in free:
-            model.cp.add(literal == (op in operations))
 
 
 def _stream(solver: Any, model: ScheduleModel, effort: Effort) -> Iterator[tuple[Schedule | None, int]]:

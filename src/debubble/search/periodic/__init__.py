@@ -1,1 +1,0 @@
-"""Orders that repeat: modulo scheduling, and the extension of a periodic middle to more micro-batches."""
