@@ -1,4 +1,4 @@
-"""Every figure and table of the papers has an entry, and what each entry gives is what docs/papers.md says."""
+"""Every figure and table of the papers has an entry, and what each entry gives is what docs/notes/claims.md says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from debubble.papers.claims import compared, unavailable
 from debubble.papers.drawings import Bars, Boxes, Cells, Lines, svg
 from debubble.papers.registry import Entry, EntryResult, Paper, PaperReport, Table, papers, reproduced
 
-PAGE = (Path(__file__).parents[2] / "docs/papers.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/notes/claims.md").read_text()
 FIGURES = {"obscura": range(1, 17), "chronospipe": range(1, 17), "optpipe": range(1, 7)}
 TABLES = {"obscura": (1,), "optpipe": (1, 2)}
 ALGORITHMS = ("obscura", "optpipe", "scope")
