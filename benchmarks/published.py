@@ -113,7 +113,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Published runs",
         "",
-        "What experts chose and measured, beside what debubble predicts for it and what it plans instead.",
+        "What experts chose and measured, what debubble predicts for it, and what it plans instead.",
         "",
         *_summary(rows),
         "",
