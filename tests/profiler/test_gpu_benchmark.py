@@ -109,7 +109,7 @@ def test_the_readme_says_what_the_figures_say() -> None:
     assert "recomputed trains, offloaded trains" in told
 
 
-def test_the_pages_in_the_documentation_are_what_the_figures_make() -> None:
+def test_the_pages_are_those_of_the_figures() -> None:
     figures = report.read(ROOT / "benchmarks/results/gpu.json")
     assert (ROOT / "docs/gpu.md").read_text() == report.page(figures)
     assert (ROOT / "docs/notes/gpu.md").read_text() == report.note(figures)
