@@ -1,7 +1,7 @@
 """Two chunks per device under memory limits from half of 1F1B's up: value and bound of `optpipe` at p = 8, m = 32.
 
     python benchmarks/chunk_limits.py [--output benchmarks/results/chunk_limits.json]   # ten minutes
-    python benchmarks/chunk_limits.py --docs                            # the table of docs/optpipe.md from the file
+    python benchmarks/chunk_limits.py --docs                     # the table of docs/notes/optpipe.md from the file
 
 Rows that the file has of the same commit are kept and not run again, so that a broken run goes on where it stopped.
 
@@ -106,7 +106,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "chunk_limits.json")
-    parser.add_argument("--docs", action="store_true", help="write the table of docs/optpipe.md from the file")
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/notes/optpipe.md from the file")
     given = parser.parse_args()
     if given.docs:
         write_between(PAGE, BEGIN, END, page(json.loads(given.output.read_text())["rows"]))

@@ -1,7 +1,7 @@
 """Every causal family of transformers: whether a pipeline's loss and gradients are those of its model in one process.
 
     python benchmarks/families.py [FAMILY ...] [--output benchmarks/results/families.json]   # ten minutes
-    python benchmarks/families.py --docs                            # the table of docs/runtime.md from the file
+    python benchmarks/families.py --docs                            # the table of docs/notes/families.md from the file
 
 A tiny model of each family trains one step of 8 sequences of 12 tokens on two devices, under 1F1B, under ZB-V, and
 under 1F1B with full recomputation, all in fp64; what transformers computes in fp32 whatever the dtype stays in fp64
@@ -40,7 +40,7 @@ from debubble.runtime.distributed.transport import Threads
 
 FAMILIES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 RESULTS = Path(__file__).parent / "results" / "families.json"
-PAGE = Path(__file__).parents[1] / "docs" / "runtime.md"
+PAGE = Path(__file__).parents[1] / "docs" / "notes" / "families.md"
 BEGIN, END = "<!-- families: written by benchmarks/families.py --docs -->", "<!-- end of families -->"
 TOLERANCE = 1e-12
 LARGEST = 3_000_000

@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --output FOLDER                  # on a machine with a CUDA device: under ten minutes
     python benchmarks/gpu.py --dry-run --output FOLDER        # the same code with tiny sizes on a CPU
     python benchmarks/gpu.py --take FILE --sections NAMES     # into benchmarks/results/gpu.json, and the page from it
-    python benchmarks/gpu.py --report                         # docs/gpu.md from benchmarks/results/gpu.json
+    python benchmarks/gpu.py --report                         # docs/gpu.md and docs/notes/gpu.md from the results
 
 Every section is a process of its own with a budget of seconds: one that hangs or loses the device ends alone.
 `FOLDER/gpu.json` has the figures and is written after each section; sections that are not run keep what was there, so
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--take", type=Path, metavar="FILE", help="a gpu.json that a machine with a GPU has made")
     parser.add_argument("--note", help="what a reader has to know of the sections that are taken")
-    parser.add_argument("--report", action="store_true", help="write docs/gpu.md from benchmarks/results/gpu.json")
+    parser.add_argument("--report", action="store_true", help="write docs/gpu.md and docs/notes/gpu.md")
     parser.add_argument("--section", help=argparse.SUPPRESS)  # one section, here
     given = parser.parse_args()
     if given.take:
@@ -54,6 +54,7 @@ def main() -> None:
         save(RESULTS, with_sections(report.read(RESULTS), report.read(given.take), names, note=given.note))
     if given.take or given.report:
         (ROOT / "docs" / "gpu.md").write_text(report.page(report.read(RESULTS)))
+        (ROOT / "docs" / "notes" / "gpu.md").write_text(report.note(report.read(RESULTS)))
     elif given.section:
         here(given)
     else:

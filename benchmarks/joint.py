@@ -5,13 +5,13 @@
     python benchmarks/joint.py --json FILE --docs
 
 Prints, per setting, the fastest other planner's step and that of `joint` for each seed, both simulated under the limit,
-the bound on any plan's step, and processor seconds of `joint`.  Efforts are work, so that steps do not depend on the
-machine.  With --json, settings that the file already has are run again and replaced; --docs writes the tables of
-docs/joint.md from the file and runs nothing.  --study takes each lever away from `joint`, and gives it less and more
-effort, with the first of the seeds.  --joint runs `joint` alone, and keeps the others' steps that the file has.
---bounds renews the bounds of the file's rows, and searches nothing: it holds where costs are those that the rows were
-run with.  --papers asks what Obscura and ChronosPipe ask: how fast a step is where 1F1B does not fit, beside 1F1B if it
-did.
+the bound on any plan's step, and processor seconds of `joint`. Efforts are work, so that steps do not depend on the
+machine. With --json, settings that the file already has are run again and replaced; --docs writes the tables of
+docs/joint.md and docs/notes/joint.md from the file and runs nothing. --study takes each lever away from `joint`, and
+gives it less and more effort, with the first of the seeds. --joint runs `joint` alone, and keeps the others' steps that
+the file has. --bounds renews the bounds of the file's rows, and searches nothing: it holds where costs are those that
+the rows were run with. --papers asks what Obscura and ChronosPipe ask: how fast a step is where 1F1B does not fit,
+beside 1F1B if it did.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from debubble.planners.problem import ModelUnits, Problem
 from debubble.schedules import schedules
 
 PAGE = Path(__file__).parents[1] / "docs" / "joint.md"
+NOTE = PAGE.parent / "notes" / "joint.md"
 BEGIN, END = "<!-- settings: written by benchmarks/joint.py --docs -->", "<!-- end of settings -->"
 STUDY, END_STUDY = "<!-- study: written by benchmarks/joint.py --docs -->", "<!-- end of study -->"
 PAPERS, END_PAPERS = "<!-- papers: written by benchmarks/joint.py --docs -->", "<!-- end of papers -->"
@@ -301,13 +302,9 @@ def main() -> None:
     if chosen.docs:
         if not content["rows"]:
             parser.error("--docs needs --json FILE, and rows in that file.")
-        for begin, end, table in (
-            (BEGIN, END, page(content["rows"])),
-            (STUDY, END_STUDY, study_page(content.get("study", []))),
-            (PAPERS, END_PAPERS, papers_page(content.get("papers", []))),
-        ):
-            if begin in PAGE.read_text():
-                write_between(PAGE, begin, end, table)
+        write_between(PAGE, BEGIN, END, page(content["rows"]))
+        write_between(NOTE, STUDY, END_STUDY, study_page(content.get("study", [])))
+        write_between(NOTE, PAPERS, END_PAPERS, papers_page(content.get("papers", [])))
         return
     # The kernels' compilation is kept on disk; it is no part of a search.
     db.planners["joint"](replace(SETTINGS["E"].problem(effort=0.5, seed=0)))

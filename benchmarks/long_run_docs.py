@@ -1,4 +1,4 @@
-"""The tables of docs/runtime.md on long runs, from `benchmarks/results/long_run.json`."""
+"""The tables of docs/notes/long-runs.md on long runs, from `benchmarks/results/long_run.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Obscura beside its baselines, and what memory and the link to the host are worth: the tables of docs/obscura.md.
+"""Obscura and its baselines, and the worth of memory and of the host link: the tables of docs/notes/obscura.md.
 
     python benchmarks/obscura_sweep.py [--docs]
 
@@ -28,7 +28,7 @@ MODELS = {
 PLANNERS = ("dapple", "dapple+", "ohp-cmb", "bpipe", "obscura")
 LIMITS = (56, 60, 64, 68, 72)
 LINKS = {"no host": 0.0, "a quarter": 0.25, "half": 0.5, "built in": 1.0, "double": 2.0}
-PAGE = Path(__file__).parents[1] / "docs" / "obscura.md"
+PAGE = Path(__file__).parents[1] / "docs" / "notes" / "obscura.md"
 
 
 def seconds(planner: str, model: str, *, limit: float = 72, link: float = 1.0) -> str:
@@ -66,7 +66,7 @@ def _table(head: list[str], rows: Mapping[str, object], cells: Callable[[str], l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", action="store_true", help="write the tables into docs/obscura.md")
+    parser.add_argument("--docs", action="store_true", help="write the tables into docs/notes/obscura.md")
     arguments = parser.parse_args()
     for make in (baselines, sweep):
         table = make()

@@ -3,7 +3,7 @@
     python benchmarks/optpipe_grid.py [--quick] [--milp SECONDS] [--only 'P,M;P,M,TO,LIMIT'] [--workers 2]
         [--again] [--json FILE]
     python benchmarks/optpipe_grid.py --baselines-only --json FILE    # the baselines of the file's cells anew
-    python benchmarks/optpipe_grid.py --docs --json FILE              # the table of docs/optpipe.md from the file
+    python benchmarks/optpipe_grid.py --docs --json FILE              # the table of docs/notes/optpipe.md from the file
 
 F = I = W = 10, C = 1, an activation of 2 of which W keeps 1, full duplex; offload and reload take To; the limit is in
 activations.  `cpu` is the processor time that this process used until the last improvement and until it stopped: on a
@@ -55,7 +55,7 @@ COLUMNS = (
 )  # fmt: skip
 LARGEST_MILP = 256
 """Stages x micro-batches."""
-PAGE = Path(__file__).parents[1] / "docs" / "optpipe.md"
+PAGE = Path(__file__).parents[1] / "docs" / "notes" / "optpipe.md"
 BEGIN, END = "<!-- grid: written by benchmarks/optpipe_grid.py --docs -->", "<!-- end of grid -->"
 
 
@@ -138,7 +138,7 @@ def _milp(problem: OrderProblem, seconds: float) -> dict[str, Any]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of docs/optpipe.md, and what it says on average."""
+    """The table of docs/notes/optpipe.md, and what it says on average."""
     head = "| p, m | offload | limit | bound | OptPipe | gap | cpu s | AdaOffload | PipeOffload | zb | MILP, 5 s |"
     lines = [head, "|" + " --- |" * (head.count("|") - 1)]
     lines += [
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="threads of the search, which each have those seconds")
     parser.add_argument("--again", action="store_true", help="search the file's cells of other commits anew")
     parser.add_argument("--baselines-only", action="store_true", help="build the baselines of the file's cells anew")
-    parser.add_argument("--docs", action="store_true", help="write the table of docs/optpipe.md from the file")
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/notes/optpipe.md from the file")
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
     place = Path(arguments.json) if arguments.json else None

@@ -1,7 +1,7 @@
 """Predicts published training runs, and plans the same jobs: one row per run of `published_runs.py`.
 
     python benchmarks/published.py [--only NUMBER ...] [--effort 10]   # into benchmarks/results/published.json
-    python benchmarks/published.py docs                                # docs/published.md, from these results
+    python benchmarks/published.py docs                                # docs/notes/published.md, from these results
 
 `predicted` is the step of the published configuration with what the run's framework fuses, hides and recomputes,
 whether it fits or not.  `priced` is that configuration as `plan` prices it: Megatron-LM's defaults, and the least
@@ -32,7 +32,7 @@ from debubble.schedules import schedules
 from debubble.simulator import simulate
 
 RESULTS = Path(__file__).parent / "results" / "published.json"
-PAGE = Path(__file__).parent.parent / "docs" / "published.md"
+PAGE = Path(__file__).parent.parent / "docs" / "notes" / "published.md"
 GOALS = {"dense": 0.10, "MoE": 0.15}
 """Median errors that are aimed at."""
 
@@ -113,7 +113,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Published runs",
         "",
-        "What experts chose and measured, beside what debubble predicts for it and what it plans instead.",
+        "What experts chose and measured, what debubble predicts for it, and what it plans instead.",
         "",
         *_summary(rows),
         "",

@@ -1,4 +1,4 @@
-"""Writes docs/schedules.md: what there is, a picture of each, and our figures beside the originals'.
+"""Writes docs/schedules.md (the library, with a picture of each schedule) and docs/notes/schedules.md (the comparison).
 
 Called by `python benchmarks/schedules.py docs`; the figures come from benchmarks/results/schedules.json.
 """
@@ -16,23 +16,35 @@ from debubble.views.scene import Scene
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 PAGE = ROOT / "docs" / "schedules.md"
+NOTE = ROOT / "docs" / "notes" / "schedules.md"
 INTRODUCTION = Path(__file__).parent / "schedules_introduction.md"
+ORIGINALS = Path(__file__).parent / "schedules_originals.md"
 RESULTS = Path(__file__).parent / "results" / "schedules.json"
 DEVICES, MICRO_BATCHES = 4, 8
 
 
 def write() -> None:
-    """The page and its pictures."""
-    parts = [INTRODUCTION.read_text(), comparison(), library()]
+    """The pages and the pictures."""
     for name in db.schedules:
-        parts.append(section(name))
-    PAGE.write_text("\n".join(parts))
+        _picture_of(name).write_bytes(picture([example(name)], "png"))
+    PAGE.write_text(page())
+    NOTE.write_text(note())
+
+
+def page() -> str:
+    """The page of the library."""
+    return "\n".join([INTRODUCTION.read_text(), library(), *map(section, sorted(db.schedules))])
+
+
+def note() -> str:
+    """The comparison with the authors' schedulers."""
+    return "\n".join([ORIGINALS.read_text(), comparison()])
 
 
 def library() -> str:
     """One row per schedule, from the registry."""
     lines = ["## The library", "", "| name | what | source | bubble | memory |", "| --- | --- | --- | --- | --- |"]
-    for name, entry in db.schedules.items():
+    for name, entry in sorted(db.schedules.items()):
         lines.append(f"| `{name}` | {entry.summary} | {entry.paper} | {entry.bubble} | {entry.memory} |")
     return "\n".join([*lines, ""])
 
@@ -40,13 +52,15 @@ def library() -> str:
 def section(name: str) -> str:
     """A schedule's arguments and picture."""
     entry = db.schedules[name]
-    path = PICTURES / f"schedule-{name}.png"
-    path.write_bytes(picture([example(name)], "png"))
     options = sorted(entry.options - {"devices", "micro_batches", "costs"})
     lines = [f"### {name}", "", described(inspect.getdoc(entry.build) or ""), ""]
     if options:
         lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
-    return "\n".join([*lines, f"![{name}](pictures/{path.name})", ""])
+    return "\n".join([*lines, f"![{name}](pictures/{_picture_of(name).name})", ""])
+
+
+def _picture_of(name: str) -> Path:
+    return PICTURES / f"schedule-{name}.png"
 
 
 def example(name: str) -> Scene:

@@ -2,7 +2,7 @@
 
     python benchmarks/scope_scale.py [--only 'MIX,LAYERS,MEMORY,STRATEGIES,CHUNKS;...'] [--per-chunk] [--seconds 60]
         [--json FILE]
-    python benchmarks/scope_scale.py --docs --json FILE     # the table of docs/scope.md from the file
+    python benchmarks/scope_scale.py --docs --json FILE     # the table of docs/notes/scope.md from the file
 
 Layers are those of LLaMA-175B, in three mixes: `one` type; `moe`, a prefix of 3 lighter layers, the main run and a
 multi-token-prediction layer; `multimodal`, the same behind a vision tower of a fifth of the layers.  Model states take
@@ -48,7 +48,7 @@ CHUNKS = (1, 2, 4)
 READINGS = ("pooled", "per chunk")
 MIXED = {"one": "one type", "moe": "dense prefix, MoE, MTP", "multimodal": "vision tower before that"}
 CELL = ("mix", "layers", "memory", "strategies", "chunks")
-PAGE = Path(__file__).parents[1] / "docs" / "scope.md"
+PAGE = Path(__file__).parents[1] / "docs" / "notes" / "scope.md"
 BEGIN, END = "<!-- scale: written by benchmarks/scope_scale.py --docs -->", "<!-- end of scale -->"
 CLOSE = 0.01
 
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--per-chunk", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", default="")
-    parser.add_argument("--docs", action="store_true", help="write the table of docs/scope.md from the file")
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/notes/scope.md from the file")
     arguments = parser.parse_args()
     if arguments.docs:
         write_between(PAGE, BEGIN, END, page(json.loads(Path(arguments.json).read_text())["rows"]))
@@ -193,7 +193,7 @@ def cell_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of docs/scope.md, a line for both readings of a cell, and what it says."""
+    """The table of docs/notes/scope.md, a line for both readings of a cell, and what it says."""
     pooled, per_chunk = ({cell_of(row): row for row in rows if row["reading"] == reading} for reading in READINGS)
     lines = [
         "| model | layers | memory | strategies | chunks | gap | CPU seconds | gap per chunk | CPU seconds |",

@@ -9,7 +9,8 @@ Every plan of the row that a target runs as it is competes for the fastest one w
 target's memory; a target's own plan is exported, and what the export says of it is kept.
 
 Rows go to benchmarks/results/targets.json as they are done, each with its commit, and those that are there with as much
-effort are not run again without `--again`; `docs` writes the tables of docs/exports.md from that file.
+effort are not run again without `--again`; `docs` writes the tables of docs/exports.md and docs/notes/targets.md from
+that file.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import geometric_mean
 from textwrap import fill
 from typing import Any
 
+from marks import write_between
 from provenance import commit, provenance
 
 import debubble as db
@@ -46,6 +49,8 @@ SEQUENCES, LENGTH, PIPELINE = 64, 2048, 8
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "targets.json"
 PAGE = ROOT / "docs" / "exports.md"
+RANGES, END_RANGES = "<!-- ranges: written by benchmarks/targets.py docs -->", "<!-- end of ranges -->"
+NOTE = ROOT / "docs" / "notes" / "targets.md"
 BEGIN, END = "<!-- levers: written by benchmarks/targets.py docs -->", "<!-- end of levers -->"
 
 
@@ -203,15 +208,21 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"| {cells(each)} |" for each in rows)
 
 
-def page() -> str:
-    """The page with the tables of the results."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    _, after = rest.split(END)
-    lines = [
-        line if line.startswith("|") else fill(line, 140, break_on_hyphens=False)
-        for line in tables(json.loads(RESULTS.read_text()))
-    ]
-    return "\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"])
+def ranges(found: Mapping[str, Any]) -> str:
+    """A row per target: the least, the mean and the greatest step over the unrestricted plan's."""
+    lines = ["| target | cases | least | geometric mean | greatest |", "| --- | --- | --- | --- | --- |"]
+    for target in targets:
+        steps = [(each["targets"][target]["step"], each["unrestricted"]) for each in found["rows"]]
+        ratios = [step / free for step, free in steps if step is not None and free is not None]
+        figures = (min(ratios), geometric_mean(ratios), max(ratios))
+        lines.append(f"| `{target}` | {len(ratios)} | {' | '.join(f'{figure:.3f}' for figure in figures)} |")
+    return "\n".join(lines)
+
+
+def note(found: Mapping[str, Any]) -> str:
+    """The tables of the results."""
+    lines = [line if line.startswith("|") else fill(line, 118, break_on_hyphens=False) for line in tables(found)]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -224,7 +235,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
     arguments = parser.parse_args()
     if arguments.what == "docs":
-        PAGE.write_text(page())
+        found = json.loads(RESULTS.read_text())
+        write_between(PAGE, RANGES, END_RANGES, ranges(found))
+        write_between(NOTE, BEGIN, END, note(found))
     else:
         measure(arguments)
 

@@ -1,7 +1,7 @@
 """`zb` under memory limits from p / 2 up: value, bound and gap at p = 8, m = 32.
 
     python benchmarks/zb_limits.py [--seconds 30] [--output benchmarks/results/zb_limits.json]   # six minutes
-    python benchmarks/zb_limits.py --docs                                 # the table of docs/optpipe.md from the file
+    python benchmarks/zb_limits.py --docs                             # the table of docs/notes/optpipe.md from the file
 
 Rows that the file has of the same commit and `--seconds` are kept and not run again, so that a broken run goes on where
 it stopped.
@@ -38,7 +38,7 @@ LIMITS = (4, 5, 6, 7, 8)
 REMAINS = {"all": 2, "half": 1, "none": 0}
 """What of an activation of size 2 is left for W to free."""
 TIMES = ((10, 10, 10, 0), (10, 11, 9, 1))
-PAGE = Path(__file__).parents[1] / "docs" / "optpipe.md"
+PAGE = Path(__file__).parents[1] / "docs" / "notes" / "optpipe.md"
 BEGIN, END = "<!-- limits: written by benchmarks/zb_limits.py --docs -->", "<!-- end of limits -->"
 
 
@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "zb_limits.json")
-    parser.add_argument("--docs", action="store_true", help="write the table of docs/optpipe.md from the file")
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/notes/optpipe.md from the file")
     given = parser.parse_args()
     if given.docs:
         write_between(PAGE, BEGIN, END, page(json.loads(given.output.read_text())["rows"]))

@@ -1,8 +1,7 @@
 """Runs the commands of README and docs: `make docs-check`, or `python docs/run_commands.py [PAGE ...]`.
 
 The commands of a page run in one folder with nothing but `examples`, in order.  Those that need files of the reader's
-own, a GPU or the network are listed and not run; that they are called correctly is held by
-tests/test_documentation.py.
+own, a GPU or the network are listed and not run; tests/test_documentation.py checks that their arguments parse.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MOST_SECONDS = 600
 
 def pages() -> list[Path]:
     """All pages, README first."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def commands(page: Path) -> list[str]:

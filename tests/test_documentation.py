@@ -1,4 +1,4 @@
-"""The documentation holds together: what it links to exists."""
+"""Links, commands, tables and limits of the documentation."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import doctest
 import importlib
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import long_run_docs
 import pytest
+import schedules_docs
 from docs.run_commands import commands
 
 import debubble as db
 from tests.support.command_line import check_call
 
 ROOT = Path(__file__).parents[1]
+TOWNCRIER = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
 EXAMPLES = sorted(file for file in (ROOT / "src").rglob("*.py") if ">>> " in file.read_text())
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NOTES = sorted((ROOT / "docs" / "notes").glob("*.md"))
+READING_PATH = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *READING_PATH, *NOTES])
+MAX_PAGES, MAX_WORDS, MAX_VERSION_LINES = 16, 30_000, 40
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -25,8 +31,34 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_reading_path_is_short() -> None:
+    assert len(READING_PATH) <= MAX_PAGES
+    assert sum(len(page.read_text().split()) for page in READING_PATH) <= MAX_WORDS
+
+
+def test_a_version_has_few_lines_in_the_changelog() -> None:
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+
+    assert versions
+    assert [lines[0] for version in versions if len(lines := version.splitlines()) > MAX_VERSION_LINES] == []
+
+
+def test_every_version_in_the_changelog_has_a_date() -> None:
+    titles = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert [title for title in titles if not re.fullmatch(r"\d+\.\d+\.\d+, \d{4}-\d{2}-\d{2}", title)] == []
+
+
+def test_news_fragments_have_one_line_and_a_known_type() -> None:
+    types = "|".join(each["directory"] for each in TOWNCRIER["type"])
+    fragments = [file for file in (ROOT / TOWNCRIER["directory"]).iterdir() if file.name != "README.md"]
+
+    assert [file.name for file in fragments if not re.fullmatch(rf"(\d+|\+[\w-]+)\.({types})\.md", file.name)] == []
+    assert [file.name for file in fragments if len(file.read_text().splitlines()) != 1] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_relative_links_exist(page: Path) -> None:
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
         if target.startswith(("http://", "https://")):
@@ -37,11 +69,11 @@ def test_every_relative_link_of_a_page_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors_of(file), target
 
 
-def test_every_source_file_that_a_page_names_is_there() -> None:
+def test_source_files_that_pages_name_exist() -> None:
     ours = [
         f"/{file.relative_to(ROOT)}"
-        for room in ("src", "tests", "benchmarks", "docs", "examples")
-        for file in (ROOT / room).rglob("*.py")
+        for folder in ("src", "tests", "benchmarks", "docs", "examples")
+        for file in (ROOT / folder).rglob("*.py")
     ]
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
     named = {name for page in pages for name in re.findall(r"`([\w/]+\.py)`", page.read_text())}
@@ -49,35 +81,50 @@ def test_every_source_file_that_a_page_names_is_there() -> None:
     assert [name for name in named - exported if not any(file.endswith(f"/{name}") for file in ours)] == []
 
 
-def test_every_page_stands_in_the_contents_of_the_site() -> None:
-    contents = (ROOT / "docs/index.md").read_text()
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
-    assert {page for page in pages if not re.search(rf"^{page}$", contents, re.MULTILINE)} == set()
+@pytest.mark.parametrize("pages", [READING_PATH, NOTES], ids=["docs", "notes"])
+def test_every_page_is_in_the_table_of_contents(pages: list[Path]) -> None:
+    contents = (pages[0].parent / "index.md").read_text()
+    names = {page.stem for page in pages} - {"index"}
+    assert {name for name in names if not re.search(rf"^{name}$", contents, re.MULTILINE)} == set()
+
+
+def test_every_note_has_a_date() -> None:
+    index = (ROOT / "docs/notes/index.md").read_text()
+    rows = [row for row in index.splitlines() if row.startswith("| [")]
+    dated = {name for row in rows if re.search(r"\b20\d\d \|$", row) for name in re.findall(r"\((\w[\w-]*)\.md\)", row)}
+
+    assert {note.stem for note in NOTES} - {"index"} - dated == set()
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: str(file.relative_to(ROOT / "src" / "debubble")))
-def test_every_example_of_a_docstring_gives_what_it_says(file: Path) -> None:
+def test_examples_in_docstrings_are_right(file: Path) -> None:
     module = importlib.import_module(".".join(file.relative_to(ROOT / "src").with_suffix("").parts))
     assert doctest.testmod(module, extraglobs={"db": db, **vars(importlib.import_module("debubble.ir"))}).failed == 0
 
 
 @pytest.mark.parametrize(("page", "command"), [(p.name, c) for p in PAGES for c in commands(p)])
-def test_every_command_of_a_page_is_called_correctly(page: str, command: str) -> None:
+def test_commands_of_pages_parse(page: str, command: str) -> None:
     check_call(shlex.split(command)[1:])
 
 
-def test_every_page_of_commands_names_some() -> None:
+def test_commands_are_found_in_pages() -> None:
     named = {page.name for page in PAGES if commands(page)}
 
     assert {"README.md", "start.md", "how-to.md", "views.md", "training.md"} <= named
 
 
 def test_every_word_of_the_glossary_is_explained_once() -> None:
-    words = re.findall(r"^(\S.*)\n: ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    words = re.findall(r"^(\S.*)\n: ", (ROOT / "docs/reference.md").read_text(), re.MULTILINE)
 
     assert len(words) == len(set(words)) > 40
     assert words == sorted(words, key=str.lower)
 
 
-def test_the_tables_of_long_runs_are_those_of_the_figures() -> None:
-    assert long_run_docs.table() in (ROOT / "docs/runtime.md").read_text()
+def test_the_tables_of_long_runs_are_those_of_the_results() -> None:
+    note = (ROOT / "docs/notes/long-runs.md").read_text()
+    assert [table for table in long_run_docs.table().split("\n\n") if table not in note] == []
+
+
+def test_the_pages_of_schedules_are_those_of_the_library() -> None:
+    assert schedules_docs.PAGE.read_text() == schedules_docs.page(), "python benchmarks/schedules.py docs"
+    assert schedules_docs.NOTE.read_text() == schedules_docs.note(), "python benchmarks/schedules.py docs"

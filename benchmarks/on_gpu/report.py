@@ -1,4 +1,4 @@
-"""docs/gpu.md: what has run on a GPU and what came of it, from the figures alone."""
+"""docs/gpu.md (the summary) and docs/notes/gpu.md (all figures): what was measured on a GPU."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Result = dict[str, Any]
 SECTIONS = {
     "tests": "Tests that need a GPU",
     "machine": "The machine",
-    "profile": "Costs, measured beside computed",
+    "profile": "Measured and computed costs",
     "plans": "Plans for 4 and 8 devices, one device at a time",
     "large": "A model that does not fit",
-    "torch": "Overhead beside torch.distributed.pipelining",
+    "torch": "Overhead compared with torch.distributed.pipelining",
 }
 WHAT = {
-    "tests": "Streams, pinned buffers, offload, the ledger beside torch's allocator, gradients of whole pipelines.",
+    "tests": "Streams, pinned buffers, offload, the ledger and torch's allocator, gradients of whole pipelines.",
     "machine": "Matrix products, memory, kernel launches, the link to the host in each direction, alone and together.",
     "profile": "`debubble profile` of Llama-3 8B's layers in bf16 at 4096 and 8192 tokens and of one mixture of"
-    " experts' (Mixtral), and every operator by itself, beside the costs that are computed for the card.",
+    " experts' (Mixtral), and every operator by itself, compared with the costs that are computed for the card.",
     "plans": "1F1B, ZB-H1 (split backwards) and 1F1B with offload, planned with the measured costs; each device's"
     " program runs alone with its real memory, and the others' messages come at their predicted times.",
     "large": "Llama-3's layers on one device with a micro-batch that it cannot keep: with everything kept, with all"
@@ -31,7 +31,19 @@ WHAT = {
 }  # fmt: skip
 
 PICTURE = "pictures/gpu-plan-4-devices.png"
-"""The timelines of the page `plan-4-devices.html` that the section of plans leaves, as Chromium draws them."""
+"""The timelines of the page `plan-4-devices.html` that the section of plans writes, as Chromium draws them."""
+
+UNTESTED = (
+    "Several GPUs with NCCL between them, fp8, compiled units and streaming transfers have not run on a GPU. Everything"
+    " else in this documentation was run on CPUs."
+)
+
+
+SOURCE = (
+    "`python benchmarks/gpu.py` measures all of it in one command on a machine with a CUDA device, and `python"
+    " benchmarks/gpu.py --report` writes the pages from `benchmarks/results/gpu.json`. `--dry-run` runs the same code"
+    " with tiny sizes on a CPU."
+)
 
 
 def read(path: Path) -> Result:
@@ -41,19 +53,28 @@ def read(path: Path) -> Result:
 
 
 def page(result: Result) -> str:
-    """The whole page."""
-    lines = ["# On a GPU", "", *_standing(result), "", *_table(result)]
+    """The summary."""
+    lines = ["# Measured on a GPU", "", *_standing(result), "", UNTESTED, "", *_table(result), ""]
+    if "plans" in result["sections"]:
+        lines += [
+            f"![Predicted and measured]({PICTURE})", "",
+            "*1F1B with offload for 4 devices, predicted and measured, one device at a time; the measured memory counts"
+            " the states, too.*", "",
+        ]  # fmt: skip
+    lines += ["[All figures](notes/gpu.md) are in a note.", "", SOURCE, ""]
+    return "\n".join(lines)
+
+
+def note(result: Result) -> str:
+    """All figures."""
+    lines = ["# Figures of the GPU measurements", "", f"{SOURCE} The summary is [Measured on a GPU](../gpu.md)."]
     for name in SECTIONS:
         section = result["sections"].get(name)
         if section is not None:
-            lines += ["", f"## {SECTIONS[name]}", "", *_section(name, section)]
-    lines += [
-        "", "---", "",
-        "`python benchmarks/gpu.py` measures all this in one command on a machine with a CUDA device, and"
-        " `python benchmarks/gpu.py --report` writes this page from `benchmarks/results/gpu.json`. `--dry-run` runs the"
-        " same code with tiny sizes on a CPU.", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+            ran = section.get("at", "").partition("T")[0]
+            lines += ["", f"## {SECTIONS[name]}", "", f"*{ran}, commit {section['commit']}.*", ""]
+            lines += _section(name, section)
+    return "\n".join([*lines, ""])
 
 
 def _standing(result: Result) -> Iterator[str]:
@@ -167,10 +188,6 @@ def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
         yield from _told("", figures)
         return
     if name == "plans":
-        yield f"![Predicted and measured]({PICTURE})"
-        yield ""
-        yield "*1F1B with offload for 4 devices, predicted and measured; the measured memory counts the states, too.*"
-        yield ""
         yield from _programs(figures)
         yield ""
         yield from _told("", figures)

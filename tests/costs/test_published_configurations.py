@@ -26,7 +26,7 @@ def test_the_median_errors_are_within_10_percent_for_dense_models_and_15_for_mix
 def test_the_page_is_the_one_of_the_results() -> None:
     rows = json.loads((ROOT / "benchmarks/results/published.json").read_text())["rows"]
     page = published.page([rows[str(number)] for number in range(len(RUNS))])
-    assert (ROOT / "docs/published.md").read_text() == page, "python benchmarks/published.py docs"
+    assert (ROOT / "docs/notes/published.md").read_text() == page, "python benchmarks/published.py docs"
 
 
 def test_the_results_have_the_predictions_of_these_costs() -> None:

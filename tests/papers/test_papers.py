@@ -1,4 +1,4 @@
-"""Every figure and table of the papers has an entry, and what each entry gives is what docs/papers.md says."""
+"""Every figure and table of the papers has an entry, and what each entry gives is what docs/notes/claims.md says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from debubble.papers.claims import compared, unavailable
 from debubble.papers.drawings import Bars, Boxes, Cells, Lines, svg
 from debubble.papers.registry import Entry, EntryResult, Paper, PaperReport, Table, papers, reproduced
 
-PAGE = (Path(__file__).parents[2] / "docs/papers.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, SUMMARY = (DOCS / "notes/claims.md").read_text(), (DOCS / "papers.md").read_text()
+VERDICTS = ("same", "differs because", "cannot be had because")
 FIGURES = {"obscura": range(1, 17), "chronospipe": range(1, 17), "optpipe": range(1, 7)}
 TABLES = {"obscura": (1,), "optpipe": (1, 2)}
 ALGORITHMS = ("obscura", "optpipe", "scope")
@@ -50,6 +52,14 @@ def test_the_page_counts_its_rows() -> None:
     verdicts = re.findall(r"\| (same|differs because|cannot be had because)[^|]* \|$", PAGE, re.MULTILINE)
     same, differ, missing = map(verdicts.count, ("same", "differs because", "cannot be had because"))
     assert f"{same} of {len(verdicts)} claims are the same, {differ} differ, {missing} cannot be had." in PAGE
+    summary = f"has {len(verdicts)}, of which {same} are the same, {differ} differ and {missing} cannot be computed."
+    assert summary in " ".join(SUMMARY.split())
+
+
+@pytest.mark.parametrize("paper", papers)
+def test_the_summary_counts_as_the_page_does(paper: str) -> None:
+    counts = [len(re.findall(rf"\| {verdict}[^|]* \|$", section_of(paper), re.MULTILINE)) for verdict in VERDICTS]
+    assert f"| {' / '.join(map(str, counts))} |" in re.findall(rf"^\| \[.*\(#{paper}\).*", SUMMARY, re.MULTILINE)[0]
 
 
 @pytest.mark.parametrize("paper", papers)

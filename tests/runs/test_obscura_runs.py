@@ -20,7 +20,7 @@ from tests.support.run_cases import (
     run,
 )
 
-PAGE = " ".join((Path(__file__).parents[2] / "docs/obscura.md").read_text().split())
+PAGE = " ".join((Path(__file__).parents[2] / "docs/notes/obscura.md").read_text().split())
 
 
 @pytest.fixture(scope="module")

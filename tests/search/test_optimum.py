@@ -25,7 +25,7 @@ from debubble.search.problem import Incumbent, Objective, OrderProblem
 from debubble.simulator import simulate
 
 HALF = Fraction(1, 2)
-PAGE = (Path(__file__).parents[2] / "docs/optpipe.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/notes/optpipe.md").read_text()
 
 
 def instance(

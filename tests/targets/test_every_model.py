@@ -25,8 +25,11 @@ MODELS = (
 CLUSTERS = ("4xL40S", "8xA100-40GB", "8xH100-80GB", "16xA100-80GB", "64xH100-80GB")
 
 
-def test_the_page_has_the_tables_of_the_results() -> None:
-    assert benchmark.PAGE.read_text() == benchmark.page(), "python benchmarks/targets.py docs"
+def test_the_pages_have_the_tables_of_the_results() -> None:
+    found = json.loads(benchmark.RESULTS.read_text())
+
+    assert f"{benchmark.RANGES}\n{benchmark.ranges(found)}\n" in benchmark.PAGE.read_text(), "targets.py docs"
+    assert f"{benchmark.BEGIN}\n{benchmark.note(found)}\n" in benchmark.NOTE.read_text(), "targets.py docs"
 
 
 def test_every_plan_of_the_results_is_taken_and_at_most_5_percent_behind() -> None:

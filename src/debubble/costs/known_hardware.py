@@ -46,7 +46,8 @@ class Efficiency:
 # its shares of permutations and grouped weight gradients are A100's and B200's, others are by analogy.  Products on the
 # SXM A100 are taken 10% faster (fits Korthikanti et al.'s layer times), on B200 7% slower (clocks under sustained
 # load).  Hopper's products are those that XLA publishes for H100 (xla/service/gpu/model/matmul_interpolator_data.h,
-# sm_90), which are short runs, times 0.82 (clocks under sustained load; fits NVIDIA's dense runs in docs/published.md).
+# sm_90), which are short runs, times 0.82 (clocks under sustained load; fits NVIDIA's dense runs in
+# docs/notes/published.md).
 # Its attention is cuDNN 9's in Shah et al. 2024 (FlashAttention-3, figures 5 and 6) times the same.  Products in fp8
 # reach 0.709 of the peak where bf16 reaches 0.803 (Bekman, ml-engineering, "Maximum Achievable Matmul FLOPS", H100).
 AMPERE = Efficiency(

@@ -1,4 +1,4 @@
-"""The results of all papers as pages: `docs/papers.md`, and one HTML file with every figure and table."""
+"""The results of all papers as pages: `docs/notes/claims.md`, and one HTML file with every figure and table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from debubble.papers.registry import BASIS, Cell, EntryResult, PaperReport
 
 INTRODUCTION = """\
-# The papers beside ours
+# The papers' claims
 
-Every figure, table and section with a figure in it of the four papers that debubble started from, with what it claims,
-the paper's figures, ours, and how they compare. *Same* means that ours, rounded to the digits that the paper prints, is
-what it prints or lies in the range that it prints; that is computed, not judged. Where a figure is fitted to another
-one of the paper the table in the report says so.
+Every figure, table and section with a figure in it of the four papers, with what it claims, the paper's figures, ours,
+and how they compare. *Same* means that ours, rounded to the digits that the paper prints, is what it prints or lies in
+the range that it prints; that is computed, not judged. Where a figure is fitted to another one of the paper the table
+in the report says so.
 
-`debubble reproduce all --markdown docs/papers.md` computes all of it and writes this page; with the same call
-`papers.html` has every figure drawn beside its tables. That takes six and a half minutes on two cores of an AMD EPYC,
+`debubble reproduce all --markdown docs/notes/claims.md` computes all of it and writes this page; with the same call
+`papers.html` has every figure drawn with its tables. That takes six and a half minutes on two cores of an AMD EPYC,
 some 700 CPU seconds; every run gives the same digits. The tests compute each entry and compare it with this page.
 """
 

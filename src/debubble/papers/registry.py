@@ -1,8 +1,8 @@
 """Papers: what each of their figures, tables and sections says, computed anew beside it.
 
 A paper is a list of entries, one for each of its figures, tables and sections with a figure in it.  Its entries' claims
-are the one account of what came out: the page `docs/papers.md`, the report of `debubble reproduce` and the tests read
-them.
+are the one account of what came out: the page `docs/notes/claims.md`, the report of `debubble reproduce` and the tests
+read them.
 """
 
 from __future__ import annotations

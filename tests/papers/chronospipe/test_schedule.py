@@ -24,7 +24,7 @@ from debubble.papers.chronospipe.offload import (
 from debubble.papers.chronospipe.schedule import delay_rounds, periodic, reduce_gradients, rhythm_of
 from debubble.papers.chronospipe.timetable import timetables
 
-PAGE = (Path(__file__).parents[3] / "docs/chronospipe.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/notes/chronospipe.md").read_text()
 RATIOS = [(1, 2), (1, 1), (1, Fraction(3, 2)), (1, Fraction(5, 2)), (1, 3), (3, 5)]
 """(f, b) of one chunk on one device."""
 

@@ -30,7 +30,7 @@ from debubble.planners.problem import Solution, peer_bandwidth
 from debubble.schedules import schedules
 from debubble.simulator import simulate
 
-PAGE = (Path(__file__).parents[3] / "docs/obscura.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/notes/obscura.md").read_text()
 
 
 @st.composite

@@ -19,7 +19,7 @@ pipeline sooner.  Nothing is held longer than by a whole backward.  The paper do
 
 The timetable is made for the mean times of all stages; only the order is used, so that each operation starts as soon as
 it can with the stages' own times.  Of the timetables that hold equally little, none was found to be faster for uneven
-stages (30% spread, p = 4 and 8, v = 2 to 4).  Where the paper errs or is silent: docs/chronospipe.md.
+stages (30% spread, p = 4 and 8, v = 2 to 4).  Where the paper errs or is silent: docs/notes/chronospipe.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ best, Algorithm 1 (section 7) moves units off the adjusted stages.  The paper's 
 demand, OHP-CMB, DAPPLE+) are candidates too, so that none of them is ever faster.
 
 In Algorithm 1, C_adj and C_non are the largest 3 f_s + r_s of the adjusted and of the other stages.  As printed, it
-returns the partition before its last move (docs/obscura.md); here all of its trace is simulated, and the best is kept.
+returns the partition before its last move (docs/notes/obscura.md); here all of its trace is simulated, and the best is
+kept.
 """
 
 from __future__ import annotations

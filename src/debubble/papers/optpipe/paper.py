@@ -138,7 +138,7 @@ def table_1() -> Iterator[Exhibit]:
     yield from _savings()
     yield unavailable(
         "section 5.2: the MILP is solved for 300 s for 4 and 8 GPUs and for 1000 s for 16",
-        because="seconds of Gurobi on the paper's machine; docs/optpipe.md has the processor time of our searches",
+        because="seconds of Gurobi on the paper's machine; docs/notes/optpipe.md has our searches' processor time",
     )
     yield unavailable(
         "the iteration times themselves",

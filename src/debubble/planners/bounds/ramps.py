@@ -8,7 +8,7 @@ last t1 only backwards, and what these windows cannot fill is idle time:
 
 How much fits into them is a linear program, which also chooses what recomputes and whose optimizer states are the
 host's.  It gives up the order of operations, who holds which unit, and all but the sums of memory and of links.
-docs/joint.md has the proofs, what is stepped behind the pipeline included.
+docs/notes/bounds.md has the proofs, what is stepped behind the pipeline included.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Stages are runs of units besides.  Where every device has as many stages as any 
 that many runs, nor has every device that many units: that is the *contiguous* bound, the least over the numbers of
 stages.
 
-docs/joint.md has the proofs at length.
+docs/notes/bounds.md has the proofs at length.
 """
 
 from __future__ import annotations

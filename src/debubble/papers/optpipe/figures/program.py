@@ -120,7 +120,7 @@ def optima() -> Table:
         rows=tuple(rows),
         basis="modelled",
         note="The program with its errors mended: as printed, operations of one micro-batch or one kind may overlap,"
-        " and transfers start before there is something to move; docs/optpipe.md lists what was mended.",
+        " and transfers start before there is something to move; docs/notes/optpipe.md lists what was mended.",
         keys=4,
     )
 

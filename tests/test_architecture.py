@@ -1,4 +1,4 @@
-"""What importing debubble costs and offers.  The direction of imports is held by the contracts of pyproject.toml."""
+"""What `import debubble` loads and offers, and the shape of the package.  pyproject.toml has the import contracts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         db.magic  # noqa: B018
 
 
-def test_a_class_name_stands_for_one_class() -> None:
+def test_class_names_are_unique() -> None:
     package = Path(db.__file__).parent
     names = Counter(
         node.name
@@ -54,7 +54,7 @@ def test_planners_have_a_fixed_order() -> None:
     assert tuple(db.planners) == ORDER
 
 
-def test_settings_of_tools_name_files_that_exist() -> None:
+def test_ignored_lint_rules_name_files_that_exist() -> None:
     root = Path(__file__).parents[1]
     ignores = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["per-file-ignores"]
     assert [pattern for pattern in ignores if not [*root.glob(pattern)]] == []
