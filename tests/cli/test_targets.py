@@ -25,8 +25,8 @@ def test_a_plan_says_for_whom_it_was_made_and_who_runs_it(run: Any) -> None:
 def test_the_table_of_planners_says_what_runs_in_which_framework(run: Any) -> None:
     _, out, _ = run(*TINY)
 
-    assert "runs in" in out
-    assert "Runs as it is in debubble, torch" in out
+    assert "Runs in      debubble, torch" in out
+    assert "runs in" in run(*TINY, "--details")[1]
 
 
 def test_a_plan_with_adapters_says_that_other_frameworks_are_not_told_of_them(run: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from debubble.costs.accuracy import Accuracy
 from debubble.costs.files import UnitsFile
 from debubble.costs.known_hardware import Hardware
 from debubble.imports.comparison import Figures, SettingChange
@@ -94,6 +95,12 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     )
     candidates: Annotated[list[CandidateSummary], Meta(description="Every planner's answer, or why it has none.")]
     remarks: Annotated[list[str], Meta(description="Sentences to know.")]
+    accuracy: Annotated[
+        dict[str, Accuracy] | UnsetType,
+        Meta(
+            description="With computed costs: errors of steps and memory on published runs that nothing was fitted to."
+        ),
+    ] = UNSET
     days: Annotated[float | UnsetType, Meta(description="That training on --tokens takes.")] = UNSET
     levers: Annotated[list[PlannedChange] | UnsetType, Meta(description="With --why: without a lever of the plan.")] = (
         UNSET

@@ -89,7 +89,8 @@ def plan(
         from debubble.views.plan_table import render
 
         answer = render(
-            result, scene, tokens=output.tokens, details=output.details or asked.compare, nearest=nearest, front=front,
+            result, scene, tokens=output.tokens, details=output.details or asked.compare, width=console().width,
+            nearest=nearest, front=front,
             elsewhere={} if nearest or not isinstance(request, ModelRequest) else _elsewhere(result, asked),
         )  # fmt: skip
         console().print(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from debubble.costs.accuracy import MEMORY, STEP
 from debubble.ir import Plan, WhatIf
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation
@@ -53,6 +54,7 @@ def plan_dict(
         **({} if plan.robustness is None else {"robustness": plan.robustness}),
         "candidates": plan.candidates,
         "remarks": scene.remarks,
+        **({} if why is None or plan.profile is not None else {"accuracy": {"step": STEP, "memory": MEMORY}}),
         **explanation_dict(scene),
         **({} if why is None or tokens is None else {"days": why.days(tokens)}),
         **_what_if_dict(plan.what_ifs),

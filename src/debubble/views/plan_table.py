@@ -17,10 +17,10 @@ from debubble.planners.analysis.what_if import what_if_lines
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.targets.target import targets
 from debubble.views.memory_table import memory_table, memory_words
+from debubble.views.plan_answer import plan_answer
 from debubble.views.rows import (
     cause_rows,
     configuration_rows,
-    folded_planner_rows,
     pareto_rows,
     partition_rows,
     planner_rows,
@@ -40,38 +40,33 @@ def render(
     *,
     tokens: float | None = None,
     details: bool = True,
+    width: int = 80,
     nearest: Sequence[NearestPlan] = (),
     front: Sequence[ConfigurationSummary] = (),
     elsewhere: Mapping[str, float] = MappingProxyType({}),
 ) -> RenderableType:
-    """The answer in a dozen lines: the step, the pace, the plan, its memory, what binds, and what others found.
+    """The answer on one screen: the step, the pace, the plan, its memory, what binds, and what would help.
 
     Args:
         plan: The plan.
         scene: What it was predicted to do.
         tokens: How many tokens are to be trained on; None: the days are not told.
         details: Whether stages, devices and every planner's answer follow.
+        width: Characters of a line.
         nearest: The plans of all targets, if they were asked for.
         front: The Pareto front of time and memory, if it was asked for.
         elsewhere: How many times as long quick plans take in the targets that do not run the plan.
     """
-    parts: list[RenderableType] = [
-        Text(_title(plan), style="bold"),
-        *([Text(_cut_off(plan), style="bold red")] if plan.cut_off else []),
-        Text(
-            "\n".join(
-                [
-                    headline(scene),
-                    *model_lines(plan, scene, tokens=tokens),
-                    *_elsewhere(elsewhere),
-                    bound_words(plan, scene, argument=details),
-                    *_judgement(plan, scene),
-                    *what_if_lines(plan, float(scene.step_time)),
-                ]
-            )
-        ),
-        *remark_lines(scene),
-    ]
+    parts: list[RenderableType] = [Text(_cut_off(plan), style="bold red")] if plan.cut_off else []
+    if scene.why is None:
+        parts += [Text(_title(plan), style="bold"), Text(f"{headline(scene)}\n{_partition_words(plan)}")]
+        parts += [Text("\n".join([bound_words(plan, scene, argument=details), *_judgement(plan, scene)]))]
+    else:
+        parts += plan_answer(plan, scene, scene.why, width=width, tokens=tokens, elsewhere=elsewhere)
+        parts += [Text(line) for line in _judgement(plan, scene)]
+        if plan.what_ifs and not plan.what_ifs[0].quick:
+            parts += [Text(line) for line in what_if_lines(plan, float(scene.step_time))]
+    parts += remark_lines(scene)
     if plan.degree_search is not None:
         parts.append(rich_table(configuration_rows(plan.degree_search, most=None if details else SHORT)))
     if front:
@@ -80,14 +75,6 @@ def render(
         parts.append(rich_table(target_rows(nearest, float(scene.step_time))))
     if details:
         parts += _details(plan, scene)
-    else:
-        folds = plan.candidates and plan.degree_search is None
-        parts += [rich_table(folded_planner_rows(plan, seconds=scene.seconds))] if folds else []
-        parts.append(
-            Text(
-                "--details shows stages, devices and every planner's answer; --why plans what would help.", style="dim"
-            )
-        )
     return Group(*parts)
 
 
@@ -129,13 +116,6 @@ def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Ite
 def step_tables(scene: Scene) -> list[RenderableType]:
     """Tables of the step's time and of the memory by part, which only a model's plan has."""
     return [] if scene.why is None else [rich_table(cause_rows(scene.why)), memory_table(scene)]
-
-
-def _elsewhere(ratios: Mapping[str, float]) -> Iterator[str]:
-    """The line on what the nearest quick plans cost in the other targets."""
-    if ratios:
-        words = ", ".join(f"{name} {100 * (ratio - 1):+.1f}%" for name, ratio in ratios.items())
-        yield f"By quick plans the step takes in the others: {words}; --targets plans them."
 
 
 def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:

@@ -42,9 +42,7 @@ def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
     console = Console(width=200, file=StringIO(), record=True)
     console.print(render(planned, Scene.predicted(planned), elsewhere={"megatron": 1.25, "torch": 1.0}))
 
-    assert "By quick plans the step takes in the others: megatron +25.0%, torch +0.0%; --targets plans them." in (
-        console.export_text()
-    )
+    assert "nearest quick plans: torch +0% · megatron +25%" in console.export_text()
 
 
 def test_a_target_without_memory_of_its_own_takes_the_step_of_the_plan(planned: db.Plan) -> None:

@@ -174,6 +174,11 @@ class Explanation:
         return f"Computing takes {compute} of the step, {self._most.cause} {self._percent(self._most.seconds)}"
 
     @property
+    def most(self) -> str:
+        """What takes most of the step beside computing, with its share."""
+        return f"{self._most.cause} ({self._percent(self._most.seconds)} of the step)"
+
+    @property
     def memory_words(self) -> str:
         """The clause that says how full memory is."""
         limit, peak = self._limits[self.fullest], float(self.timeline.peak_memory[self.fullest])

@@ -1,0 +1,268 @@
+"""The answer of `debubble plan` on one screen: does it fit, how fast, what runs, where memory and time go, what next.
+
+Rows have a label and phrases; lines break between phrases alone, so that a figure stays with its words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from rich.text import Text
+
+from debubble.costs.accuracy import STEP
+from debubble.formatting import time_words
+from debubble.ir import Kind, Number, Plan
+from debubble.planners.analysis.explanation import Explanation
+from debubble.planners.analysis.nearest_plans import plan_runs_in
+from debubble.planners.analysis.what_if import gains, helpful
+from debubble.targets.target import targets
+from debubble.views.scene import Scene, subject
+
+LABEL = 13
+"""Width of the column of labels."""
+SEPARATOR = " · "
+WAYS = 2
+"""Ways to recompute that are named; the others are counted together."""
+ELSEWHERE = 2
+"""Frameworks whose nearest plans are named."""
+CHANGES = 2
+"""Changes that are named as what would help."""
+BARS = 4
+"""Devices up to which each has a bar; of more, the fullest and the emptiest have one."""
+COLUMNS = 2
+"""Bars of memory next to each other."""
+UNITS = (("GiB", 2**30), ("MiB", 2**20))
+"""Units of bytes: the first if the largest peak has one."""
+
+PARTS = (
+    ("compute", "█", "#4f7fd0", ("compute",)),
+    ("recompute", "▓", "#dd7a24", ("recomputation",)),
+    ("bubble", "░", "#8a94a3", ("warm-up", "cool-down", "dependency", "imbalance", "overhead")),
+    ("messages", "▒", "#4cb07c", ("messages", "collectives", "transfer", "gradients")),
+    ("host transfers", "▚", "#8e6bb0", ("host transfers",)),
+    ("optimizer", "▞", "#6e4a3c", ("optimizer", "optimizer on the host")),
+)  # fmt: skip
+"""Parts of the bar of a step: words, cell, colour, and the causes that count to it."""
+
+
+def plan_answer(
+    plan: Plan, scene: Scene, why: Explanation, *, width: int, tokens: float | None, elsewhere: Mapping[str, float]
+) -> list[Text]:
+    """The answer, a line each.
+
+    Args:
+        plan: A model's plan.
+        scene: What it was predicted to do.
+        why: The figures that explain it.
+        width: Characters of a line.
+        tokens: How many tokens are to be trained on; None: the days are not told.
+        elsewhere: How many times as long quick plans take in the targets that do not run the plan.
+
+    Returns:
+        The lines, at most 22 on 80 characters for an ordinary plan.
+    """
+    rows: list[tuple[str, Sequence[str]]] = [
+        ("Parallelism", [*_parallelism(plan)]),
+        ("Recompute", [*_recomputation(plan)]),
+        ("Offload", [*_offload(plan)]),
+        ("Runs in", [*_runs_in(plan, elsewhere)]),
+        ("Predicted", [*_accuracy(plan)]),
+    ]
+    lines = [Text(_title(plan), style="bold"), *_speed(scene, why, tokens), Text()]
+    lines += [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
+    lines += [Text(), *_memory(scene, why, width), *_time(why, width), Text()]
+    lines += _row("Limited by", [*_limits(why)], width)
+    lines += _row("Bound", [_bound(plan, scene)], width)
+    lines += _row("Would help", [*_changes(plan, scene)], width)
+    return [*lines, *_row("Next", [_next(plan)], width)]
+
+
+def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
+    """A label and its phrases, broken into lines between phrases."""
+    lines, line = [], ""
+    for phrase in phrases:
+        longer = f"{line}{SEPARATOR}{phrase}" if line else phrase
+        if line and len(longer) > width - LABEL:
+            lines.append(line)
+            longer = phrase
+        line = longer
+    labels = [label, *[""] * len(lines)]
+    return [
+        Text.assemble((f"{name:{LABEL}}", "bold"), said, no_wrap=len(said) <= width - LABEL)
+        for name, said in zip(labels, [*lines, line], strict=True)
+    ]
+
+
+def _title(plan: Plan) -> str:
+    """The answer to the first question, with the schedule and who planned it."""
+    target = "" if plan.target is None else f" for {targets[plan.target].title}"
+    return f"{subject(plan)} fits: {plan.schedule.name} by {_planner(plan)}{target}"
+
+
+def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Text]:
+    """Step, pace and utilization."""
+    step = time_words(scene.step_time, seconds=scene.seconds)
+    days = "" if tokens is None else f"{SEPARATOR}{why.days(tokens):,.1f} days for {tokens:.3g} tokens"
+    yield Text.assemble(
+        (f"{step} per step", "bold"),
+        f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({why.tokens_per_second_per_device:,.0f} per GPU)",
+        f"{SEPARATOR}MFU {100 * why.mfu:.1f}%{days}",
+    )
+
+
+def _parallelism(plan: Plan) -> Iterator[str]:
+    """Degrees, stages and micro-batches, in Megatron's words."""
+    o = plan.options
+    if plan.devices == 1:
+        yield "no pipeline"
+    else:
+        lengths = sorted({len(stage) for stage in plan.partition})
+        units = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+        yield f"pipeline {plan.devices} ({len(plan.partition)} stages of {units} {_unit_words(plan)})"
+    for name, degree in (("tensor", o.tensor), ("context", o.context), ("data", o.data), ("expert", o.expert)):
+        if degree > 1:
+            yield f"{name} {degree}"
+    if o.zero:
+        yield f"ZeRO-{o.zero}{' (FSDP)' if o.zero == 3 else ''}"
+    yield f"{plan.micro_batches} micro-batches of {o.micro_batch_size}"
+
+
+def _unit_words(plan: Plan) -> str:
+    """What the partition divides: attention and MLP apart, or layers."""
+    return "half-layers" if any(unit.type == "mlp" for stage in plan.partition for unit in stage) else "layers"
+
+
+def _planner(plan: Plan) -> str:
+    """The planner whose answer it is."""
+    timed = [c for c in plan.candidates if c.step_time is not None]
+    best = min(timed, key=lambda c: c.step_time or 0.0, default=None)
+    return plan.planner if best is None else best.planner
+
+
+def _recomputation(plan: Plan) -> Iterator[str]:
+    """The strategies of the units that recompute."""
+    strategies = Counter(unit.strategy for stage in plan.partition for unit in stage)
+    total = sum(strategies.values())
+    ways = [(name, count) for name, count in strategies.most_common() if name != "none"]
+    for n, (name, count) in enumerate(ways[:WAYS]):
+        yield f"{name} in {count}{f' of {total} {_unit_words(plan)}' if n == 0 else ''}"
+    if others := ways[WAYS:]:
+        yield f"{len(others)} other ways in {sum(count for _, count in others)}"
+    if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
+        yield f"more for {deeper} of {plan.schedule.stages * plan.micro_batches} forwards"
+
+
+def _offload(plan: Plan) -> Iterator[str]:
+    """What goes to the host."""
+    if moved := sum(op.kind is Kind.O for op in plan.schedule.operations):
+        yield f"{moved} of {plan.schedule.stages * plan.micro_batches} activations"
+    if stepped := len(plan.schedule.host_steps):
+        all_ = stepped == plan.schedule.stages
+        yield "CPU optimizer" if all_ else f"CPU optimizer for {stepped} of {plan.schedule.stages} stages"
+
+
+def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
+    """The frameworks that run the plan, and what the nearest quick plans cost in others."""
+    if plan.target is not None:
+        return
+    yield ", ".join(plan_runs_in(plan)) or "no framework (see --for)"
+    nearest = sorted(elsewhere.items(), key=lambda entry: entry[1])
+    if nearest:
+        named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:ELSEWHERE]]
+        yield f"nearest quick plans: {named[0]}"
+        yield from named[1:]
+    if plan.options.lora:
+        yield "adapters are configured by hand elsewhere"
+
+
+def _accuracy(plan: Plan) -> Iterator[str]:
+    """How far off predictions were, where the costs were computed and not measured."""
+    if plan.profile is not None:
+        yield "from measured units"
+        return
+    yield f"published steps: {STEP.words}"
+
+
+def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
+    """A bar of memory per device against its limit, and the parts of the fullest one."""
+    parts = why.memory[why.fullest]
+    peaks = [float(peak) for peak in scene.peak_memory]
+    unit, size = next(each for each in (*UNITS, UNITS[-1]) if max(peaks) >= each[1] or each == UNITS[-1])
+    names = ("weights", "gradients", "optimizer", "activations", "workspace")
+    sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in names if getattr(parts, name) >= size / 20]
+    first = f"GPU {why.fullest}, the fullest, in {unit}: {sizes[0]}"
+    yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
+    devices: list[int] = [*range(scene.devices)]
+    if scene.devices > BARS:
+        devices = sorted({why.fullest, min(devices, key=lambda d: peaks[d])})
+    cell = (width - LABEL) // COLUMNS
+    texts = [_bar(d, peaks[d], scene.limits[d], size, cell) for d in devices]
+    for n in range(0, len(texts), COLUMNS):
+        yield Text.assemble(" " * LABEL, *texts[n : n + COLUMNS], no_wrap=True)
+
+
+def _bar(device: int, peak: float, limit: Number | None, size: int, width: int) -> Text:
+    """A device's memory as a bar of its limit."""
+    name, share = f"{device:3} ", None if limit is None else peak / float(limit)
+    said = f" {peak / size:.1f}" + ("" if share is None else f" ({100 * share:.0f}%)")
+    cells = width - len(name) - 14
+    filled = 0 if share is None else min(cells, round(cells * share))
+    style = "" if share is None else "red" if share > 1 else "yellow" if share > 0.95 else "green"
+    return Text.assemble(name, ("█" * filled, style), ("·" * (cells - filled), "dim"), f"{said:14}")
+
+
+def _time(why: Explanation, width: int) -> Iterator[Text]:
+    """The step as one bar, and the share of each part."""
+    seconds = {each.cause: each.seconds for each in why.causes}
+    parts = [
+        (words, cell, colour, sum(seconds.get(cause, 0.0) for cause in causes)) for words, cell, colour, causes in PARTS
+    ]
+    parts = [part for part in parts if part[3] >= 0.001 * why.step_time]
+    cells, ends, total = width - LABEL, [0], 0.0
+    for part in parts:
+        total += part[3]
+        ends.append(min(cells, round(cells * total / why.step_time)))
+    spans = [
+        (cell * (end - begin), colour) for (_, cell, colour, _), (begin, end) in zip(parts, pairwise(ends), strict=True)
+    ]
+    yield Text.assemble((f"{'Time':{LABEL}}", "bold"), *spans, no_wrap=True)
+    yield from _row("", [f"{cell} {words} {100 * took / why.step_time:.1f}%" for words, cell, _, took in parts], width)
+
+
+def _limits(why: Explanation) -> Iterator[str]:
+    """What takes most of the step beside computing, what would shorten it."""
+    if why.advice is None:
+        yield "computing"
+    else:
+        yield why.most
+        yield f"shorter with {why.advice}"
+
+
+def _bound(plan: Plan, scene: Scene) -> str:
+    """The lower bound and the gap."""
+    gap = max(0.0, float((scene.step_time - plan.lower_bound) / scene.step_time))
+    which = "no plan with these degrees" if plan.degree_search is not None else "no plan"
+    return f"{which} takes less than {time_words(plan.lower_bound, seconds=scene.seconds)} (gap {100 * gap:.1f}%)"
+
+
+def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
+    """The changes that help most without more devices, as far as they were planned."""
+    told = gains(plan, float(scene.step_time), plan.what_ifs)
+    best = [gain for gain in helpful(told) if not gain.what_if.more_devices][:CHANGES]
+    if not told:
+        yield "see --why"
+        return
+    for gain in best:
+        yield f"{gain.what_if.change}: {-100 * (gain.share or 0.0):.0f}% faster"
+    if not best:
+        yield "nothing that was tried"
+    elif told[0].what_if.quick:
+        yield "by quick plans"
+
+
+def _next(plan: Plan) -> str:
+    """The command to type next."""
+    run = "debubble train plan.json" if plan.target is None else f"debubble export plan.json --to {plan.target}"
+    return f"-o plan.json, then {run} · --details · --why"
