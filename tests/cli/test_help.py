@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
+import sys
 from queue import Queue
 from typing import Any
 
@@ -207,3 +209,15 @@ def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyP
 
     command()
     assert said == ["Counting ...\n"]
+
+
+def test_a_command_loads_no_other() -> None:
+    program = "import sys; from debubble.cli.app import with_command; with_command('plan'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "debubble.cli.plan" in loaded
+    assert not {"debubble.cli.answers", "debubble.cli.train", "debubble.cli.schema"} & set(loaded)
+
+
+@pytest.mark.parametrize("words", [("import", "--help"), ("planners",), ("pla", "--help"), ("version-of",)])
+def test_commands_are_found_by_name_or_beginning(run: Any, words: tuple[str, ...]) -> None:
+    assert run(*words)[0] == (2 if words == ("version-of",) or words[0] == "pla" else 0)
