@@ -409,3 +409,25 @@ def test_plan_lowers_its_answer_once(run: Any, tmp_path: Path, monkeypatch: pyte
     assert code == 0
     answer = Plan.load(file).schedule
     assert sum(each.orders == answer.orders and each.name == answer.name for each in lowered) == 1
+
+
+def test_a_plan_without_an_output_file_is_kept_in_the_cache(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _, out, err = run(
+        "plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "2", "--planner", "dapple", "--json"
+    )
+    kept = tmp_path / "debubble/plans/last.json"
+    assert Plan.load(kept).simulate().makespan == pytest.approx(json.loads(out)["makespan"])
+    assert f"The plan is in {kept}" in err
+
+
+def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> None:
+    words = ("plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "2", "--planner", "adapipe")
+    _, out, _ = run(*words, "--json-stream")
+    *plans, answer = map(json.loads, out.splitlines())
+    assert [line["event"] for line in plans] == ["plan"]
+    assert plans[0].keys() == {"schema", "event", "seconds", "planner", "schedule", "step_time", "gap"}
+    assert answer["event"] == "answer"
+    assert answer["step_time"] == plans[0]["step_time"]

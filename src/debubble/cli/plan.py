@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from debubble import __version__
@@ -15,8 +18,8 @@ from debubble.cli.app import app
 from debubble.cli.output import console, log, print_answer, print_line
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
-from debubble.files import write_whole
-from debubble.ir import CutOffError, InfeasibleError, Origin, Plan, UnsupportedError
+from debubble.files import user_cache, write_whole
+from debubble.ir import CutOffError, InfeasibleError, Origin, Plan, UnsupportedError, WhatIf
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -49,8 +52,11 @@ def plan(
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     front: Sequence[ConfigurationSummary] = ()
     nearest: Sequence[NearestPlan] = ()
+    begin = time.monotonic()
     with log().status(doing) as status:
-        result = _find_plan(request, status, output)
+        result = replace(_find_plan(request, status, output), origin=this_call())
+        # Whatever ends what follows, the plan is kept.
+        place = _keep(result, output)
         if output.pareto and isinstance(request, ModelRequest):
             from debubble.planners.degrees import pareto_front
 
@@ -63,20 +69,20 @@ def plan(
 
             plan_for = request.plan_for
             nearest = nearest_plans(result, lambda name: plan_for(name, status))
-        from debubble.planners.analysis.what_if import quick_what_ifs, what_ifs
-
-        if output.why:
-            status.update("Planning what would help ...")
-            seconds = float(_scene(result).step_time)
-            helps = what_ifs(result, seconds, effort=search.effort, deadline=search.deadline)
-        else:
-            status.update("Trying what would help ...")
-            helps = quick_what_ifs(result) if asked.plain else ()
+        late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK
+        helps, elsewhere = _what_helps(result, status, search, why=output.why, quick=asked.plain and not late)
     if result.degree_search is not None and result.degree_search.interrupted:
         log().print("Interrupted: this is the best so far.")
-    result = replace(result, what_ifs=helps, origin=this_call())
+    if helps:
+        result = replace(result, what_ifs=helps)
+        place = _keep(result, output)
     scene = _scene(result)
-    _write(result, scene, output)
+    _tell_place(result, place)
+    if output.html is not None:
+        from debubble.views import views
+
+        write_whole(output.html, views["html"]([scene]))
+        log().print(f"The report is in {output.html}.")
     if output.json or output.json_stream:
         from debubble.cli.plan_answer import plan_dict
 
@@ -90,8 +96,7 @@ def plan(
 
         answer = render(
             result, scene, tokens=output.tokens, details=output.details or asked.compare, width=console().width,
-            nearest=nearest, front=front,
-            elsewhere={} if nearest or not isinstance(request, ModelRequest) else _elsewhere(result, asked),
+            nearest=nearest, front=front, elsewhere={} if nearest else elsewhere,
         )  # fmt: skip
         console().print(answer)
 
@@ -146,29 +151,54 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
         raise InfeasibleError(str(answer)) from error
 
 
-def _write(plan: Plan, scene: Scene, output: Output) -> None:
-    """The files that were asked for."""
+QUICK = 1.0
+"""Seconds that quick plans of what would help take, about: there are none where a deadline is nearer."""
+
+
+def _what_helps(
+    plan: Plan, status: Status, search: o.SearchLimits, *, why: bool, quick: bool
+) -> tuple[tuple[WhatIf, ...], Mapping[str, float]]:
+    """The changes that would help, and what the nearest quick plans cost elsewhere; neither after a Ctrl-C."""
+    from debubble.planners.analysis.nearest_plans import quick_nearest
+    from debubble.planners.analysis.what_if import quick_what_ifs, what_ifs
+
+    try:
+        if why:
+            status.update("Planning what would help ...")
+            seconds = float(_scene(plan).step_time)
+            helps = what_ifs(plan, seconds, effort=search.effort, deadline=search.deadline)
+        else:
+            status.update("Trying what would help ...")
+            helps = quick_what_ifs(plan) if quick else ()
+        return helps, quick_nearest(plan) if quick and plan.target is None else {}
+    except KeyboardInterrupt:
+        log().print("Interrupted: what would help is left out.")
+        return (), {}
+
+
+def _keep(plan: Plan, output: Output) -> Path | None:
+    """Write the plan file, without -o into this user's cache; None if that cannot be written."""
     if output.output is not None:
         plan.save(output.output)
-        takers = "`debubble train`, `rehearse`, `show` and `export` take it"
-        log().print(f"The plan is in {output.output}{'' if plan.model is None else f': {takers}'}.", soft_wrap=True)
-    elif plan.model is not None:
-        log().print("Give -o plan.json to keep the plan, for `debubble train`, `rehearse`, `show` and `export`.")
-    if output.html is not None:
-        from debubble.views import views
+        return output.output
+    if plan.model is None:
+        return None
+    with suppress(OSError):
+        place = user_cache("plans") / "last.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        plan.save(place)
+        return place
+    return None
 
-        write_whole(output.html, views["html"]([scene]))
-        log().print(f"The report is in {output.html}.")
+
+def _tell_place(plan: Plan, place: Path | None) -> None:
+    """Say where the plan is, and what takes it."""
+    if place is not None:
+        takers = "`debubble train`, `rehearse`, `show` and `export` take it"
+        log().print(f"The plan is in {place}{'' if plan.model is None else f': {takers}'}.", soft_wrap=True)
 
 
 def _scene(plan: Plan) -> Scene:
     from debubble.views import Scene
 
     return Scene.predicted(plan)
-
-
-def _elsewhere(plan: Plan, asked: Question) -> Mapping[str, float]:
-    """Cost of the nearest quick plans in frameworks that do not run a plan that was made for none."""
-    from debubble.planners.analysis.nearest_plans import quick_nearest
-
-    return quick_nearest(plan) if plan.target is None and asked.plain else {}
