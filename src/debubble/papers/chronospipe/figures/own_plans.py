@@ -12,10 +12,13 @@ from debubble.costs.flops import Utilization
 from debubble.ir import InfeasibleError, RunOptions
 from debubble.models import Model, models
 from debubble.papers.chronospipe.figures.memory_model import GB, LIMIT
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 from debubble.planners import planners
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.simulator import Timeline, simulate
+
+PAPER = PrintedPaper.of("chronospipe")
 
 CLUSTER = Cluster.parse("64xH100-80GB")
 PIPELINE = TENSOR = 8
@@ -77,14 +80,7 @@ def figure_10() -> Table:
     for name, saving, speed in PLANNED_10:
         run = job.planned(name, math.ceil(peak / saving))
         rows.append((name, saving, round(peak / saving / GB, 1), speed, *_beside(job, run, full)))
-    return Table(
-        title="Figure 10, planned: GPT3-175B at 16K in the memory that the saving leaves, on 64 H100",
-        columns=("planner", "saving", "GB", "paper: speed over R = 100%", "ours", "MFU"),
-        rows=tuple(rows),
-        basis="modelled",
-        note=f"Nothing fitted: by our cost model 1F1B holds {peak / GB:.1f} GB. The planner `chronos` recomputes cheap"
-        " operators first, offloads activations too and splits backwards, which the paper's method does not.",
-    )
+    return PAPER.table("figure-10", tuple(rows), peak=peak / GB)
 
 
 def _beside(job: PlannedStep, run: Timeline | None, full: Timeline) -> tuple[Cell, Cell]:
@@ -127,13 +123,4 @@ def figure_12() -> Table:
             gigabytes = None if run is None else round(float(max(run.peak_memory)) / GB, 1)
             paper = "about 1.15" if planner == "chronos" else None
             rows.append((name, planner, gigabytes, paper, *_beside(job, run, full)))
-    return Table(
-        title=f"Figure 12, planned: in {LIMIT} GB of 64 H100",
-        columns=("model", "planner", "GB", "paper: speed over R = 100%", "ours", "MFU"),
-        rows=tuple(rows),
-        basis="modelled",
-        keys=2,
-        note="Nothing fitted; `dapple+` is 1F1B + R = 100%. The paper's ChronosPipe recomputes half of the layers"
-        " whole, whatever they need; the planner no more than the memory asks for, and cheap operators first. Empty: it"
-        " does not fit.",
-    )
+    return PAPER.table("figure-12", tuple(rows), limit=LIMIT)

@@ -9,11 +9,14 @@ from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
 from debubble.papers.drawings import Boxes, Cells
 from debubble.papers.optpipe.program.milp import solve_milp
 from debubble.papers.optpipe.program.milp_model import COMPUTE, MilpModel, Reductions
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
 from debubble.search.optimize import optimize
 from debubble.search.problem import OrderProblem
+
+PAPER = PrintedPaper.of("optpipe")
 
 KINDS = {
     "decided by the solver": "#3d7ab8",
@@ -79,14 +82,7 @@ def reductions() -> Table:
     smaller = problem(SOLVED)
     start = schedules["adaoffload"](devices=3, micro_batches=SOLVED, costs=smaller.costs)
     rows.append((WARM, *rows[0][1:4], *_work(Reductions(), start)))
-    return Table(
-        title="Section 4.1: the program of 3 devices and 4 micro-batches, whose optimum is 28",
-        columns=("variant", "binary variables", "rows", "bound of the relaxation", "nodes", "iterations"),
-        rows=tuple(rows),
-        basis="modelled",
-        note="The paper prints no figures of its reductions.  Nodes and iterations of the simplex method are those of"
-        f" SCIP until it has proven the optimum for {SOLVED} micro-batches.",
-    )
+    return PAPER.table("reductions", tuple(rows), solved=SOLVED)
 
 
 INSTANCES = ((1, 0, 2, 1), (5, 1, Fraction(3, 2), 5), (1, Fraction(1, 5), Fraction(3, 2), 1))
@@ -107,22 +103,7 @@ def optima() -> Table:
         *_, best = optimize(given, effort=20.0)
         proven = float(best.value) if best.optimal else None
         rows.append((*map(float, (time, message, limit, offload)), float(found.incumbent.value), proven))
-    return Table(
-        title="Optima of the program, 3 devices and 3 micro-batches",
-        columns=(
-            "F, B and W",
-            "message",
-            "activations that fit",
-            "offload",
-            "the program, by SCIP",
-            "our search, proven",
-        ),
-        rows=tuple(rows),
-        basis="modelled",
-        note="The program with its errors mended: as printed, operations of one micro-batch or one kind may overlap,"
-        " and transfers start before there is something to move; docs/optpipe.md lists what was mended.",
-        keys=4,
-    )
+    return PAPER.table("optima", tuple(rows))
 
 
 WARM = "all, from AdaOffload's schedule"

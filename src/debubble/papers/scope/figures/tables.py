@@ -24,6 +24,7 @@ from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.models import Model, models
 from debubble.papers import claims as sentences
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 from debubble.papers.scope.planner import DUAL, TRI
 from debubble.planners import ModelUnits, Problem, planners
@@ -31,6 +32,8 @@ from debubble.planners.baselines import megatron_schedule
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import Solution
 from debubble.simulator import Repricer, simulate
+
+PAPER = PrintedPaper.of("scope")
 
 DEVICES = 16_384
 PIPELINE = 16
@@ -271,19 +274,7 @@ def end_to_end(ask: Ask) -> Table:
         {name: poster for name, *_, poster in ranked},
         {name: ours[name, operators] for name, _, operators, *_ in ranked},
     )
-    return Table(
-        title=f"LLaMA-175B on {DEVICES:,} devices: speed-up",
-        columns=("planner", "may recompute", "schedule", "over", "poster", "ours"),
-        rows=tuple(rows),
-        basis="measured",
-        note="The poster's figures are measured on Ascend 910 and its configuration is not given; ours are simulated"
-        f" steps under one cost model.  {order}  AdaPipe, as published, chooses among all"
-        " operators, dual and tri do not; so it stands here with each set.  With the same set:"
-        f" {' '.join(compared)}  SCOPE starts from the baselines' answers too, so that none can be faster.  Dual and"
-        " tri may also mean two and three kinds of bubbles: R and I weighs recomputation and imbalance alone, as"
-        " AdaPipe does, R, I and P the preparation too, both with all operators.",
-        keys=3,
-    )
+    return PAPER.table("end-to-end", tuple(rows), devices=DEVICES, order=order, compared=" ".join(compared))
 
 
 _SETTINGS = {"dual": "full", "tri": "selective, full"}
@@ -313,15 +304,11 @@ def scalability(ask: Ask) -> Table:
         tri = ask("scope", replace(case, chunks=2, operators="selective, full"))
         rows.append((f"{devices:,}", "1.18 to 1.20", *_gains(ask, case), _percent(even, "mfu"), _percent(tri, "mfu")))
     tri_gains = {f"{row[0]} devices": _number(row[3]) for row in rows}
-    return Table(
-        title="LLaMA-175B, 8,192 sequences per step: speed-up over Megatron-Even by number of devices",
+    return PAPER.table(
+        "scalability",
+        tuple(rows),
         columns=("devices", "poster (tri)", *GAINS, "MFU, Even", "MFU, tri interleaved"),
-        rows=tuple(rows),
-        basis="measured",
-        note="More devices are more data-parallel ranks: fewer micro-batches for each and smaller optimizer shards."
-        f"  Of tri on 1F1B {sentences.within(1.18, 1.20, tri_gains)}  The poster's MFU climbs from 28.4% to 37.9%, and"
-        " it does not say of what; ours are of Megatron-Even on 1F1B and of tri on interleaved 1F1B.  Collectives are"
-        " priced without congestion, which the poster's runs have.  Empty: Megatron-Even does not fit.",
+        tri_gains=sentences.within(1.18, 1.20, tri_gains),
     )
 
 
@@ -333,16 +320,13 @@ def generality(ask: Ask) -> Table:
         size = None if model is None else round(model.parameters / 1e9, 1)
         rows.append((name, size, "1.20 to 1.31", *_gains(ask, Case(name, operators="full"))))
     tri = {str(row[0]): _number(row[4]) for row in rows}
-    return Table(
-        title=f"MFU gain over Megatron-Even on {DEVICES:,} devices",
+    return PAPER.table(
+        "generality",
+        tuple(rows),
         columns=("model", "ours, 10^9 parameters", "poster (tri)", *GAINS),
-        rows=tuple(rows),
-        basis="measured",
-        note="At equal work the gain in MFU is the ratio of step times.  Of tri on 1F1B"
-        f" {sentences.within(1.20, 1.31, tri)}  The poster lists seven models and says six.  Shapes of our own, as it"
-        " gives none: LLaMA-175B, LLaMA-MoE and the vision tower; 'Pangu-alpha-230B' is the published shape of"
-        f" PanGu-alpha 200B, of {MODELS['Pangu-alpha-230B'].parameters / 1e9:.1f} 10^9 parameters.  Empty:"
-        " Megatron-Even does not fit.",
+        devices=DEVICES,
+        tri=sentences.within(1.20, 1.31, tri),
+        models=MODELS["Pangu-alpha-230B"].parameters / 1e9,
     )
 
 
@@ -356,18 +340,7 @@ def memory(ask: Ask) -> Table:
         uses = (_percent(even, "memory"), _percent(tri, "memory"))
         rows.append((name, devices, "64% to 75%", uses[0], "83% to 92%", uses[1], "1.20 to 1.42", gain))
     gains = {f"{row[0]} on {row[1]}": _number(row[7]) for row in rows}
-    return Table(
-        title="Mean use of device memory on 64 and 128 devices, of what a plan may use",
-        columns=(
-            "model", "devices", "poster, Even", "ours, Even", "poster, tri", "ours, tri", "poster, gain", "ours, gain",
-        ),
-        rows=tuple(rows),
-        basis="measured",
-        note="64 devices are 8 pipeline stages, 128 are 16.  Ours counts model states and activations against the"
-        " cluster's limit, which leaves 10% of the device out.  Of the gains in capacity"
-        f" {sentences.within(1.20, 1.42, gains)}  Empty: it does not fit.",
-        keys=2,
-    )  # fmt: skip
+    return PAPER.table("memory", tuple(rows), gains=sentences.within(1.20, 1.42, gains))  # fmt: skip
 
 
 def _percent(outcome: PlannerOutcome | None, figure: str) -> str | None:
