@@ -10,7 +10,7 @@ from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Entry, Exhibit, Paper, number, papers
 from debubble.papers.scope.figures import example, tables
 from debubble.papers.scope.figures.tables import EVEN, answer
-from debubble.papers.scope.program.layer_types import partition_of_layers
+from debubble.papers.scope.instance import partition_of_layers
 from debubble.planners.partitioning.balance import even_counts
 from debubble.simulator import Timeline
 

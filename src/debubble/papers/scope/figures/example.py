@@ -14,8 +14,8 @@ from debubble.ir import Number, StageCosts
 from debubble.papers.drawings import Bars, Timelines
 from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
-from debubble.papers.scope.program.layer_types import LayerRun, layer_runs
-from debubble.papers.scope.program.monolithic import ProgramAnswer, solve
+from debubble.papers.scope.instance import LayerRun, layer_runs
+from debubble.papers.scope.integer_program import ProgramAnswer, solve
 from debubble.planners import planners
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.schedules import schedules
@@ -99,8 +99,7 @@ def runs() -> dict[str, Timeline]:
 def program() -> tuple[list[LayerRun], ProgramAnswer]:
     """The running example's layer types with their strategies, and the answer of its integer program."""
     runs, schedule = layer_runs(units()), schedules["1f1b"](devices=DEVICES, micro_batches=MICRO_BATCHES)
-    answers = solve(runs, schedule, limits=[LIMIT] * DEVICES, static=0.0, effort=Effort(2.0), seed=0)
-    return runs, next(answers)
+    return runs, solve(runs, schedule, limits=[LIMIT] * DEVICES, static=0.0, effort=Effort(2.0), seed=0)
 
 
 def bubbles_table() -> Table:
