@@ -7,8 +7,9 @@ Layers are those of LLaMA-175B, in three mixes: `one` type; `moe`, a prefix of 3
 multi-token-prediction layer; `multimodal`, the same behind a vision tower of a fifth of the layers.  Model states take
 40% of the memory; the activations that 1F1B keeps without recomputation take 110% (`loose`), 200% (`medium`) or 400%
 (`tight`) of the rest.  64 micro-batches.  `cpu` is the processor time of the process, the `wall` depends on the
-neighbours; `--seconds` is the effort.  The gap is that of the program's own objective.  Rows that the JSON file has of the same commit are kept and not run again, so that a
-broken run goes on where it stopped; those of other commits are replaced cell by cell.
+neighbours; `--seconds` is the effort.  The gap is that of the program's own objective.  Rows that the JSON file has of
+the same commit are kept and not run again, so that a broken run continues where it stopped; those of other commits are
+replaced cell by cell.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Once it is given how many layers of each run a device holds, and which runs its chunks may hold, its strategies are its
 own affair: a small integer program, which CP-SAT solves in milliseconds.  So it is decided in three steps:
 
-1. The stages in which long runs end are those with the best relaxation; short runs stand before the next long one.
+1. The stages in which long runs end are those with the best relaxation; short runs stand there too.
 2. The relaxation's loads of the devices are rounded, and each device's program is solved.
 3. While that helps, one layer moves from the slowest device to another one.
 
@@ -36,6 +36,8 @@ Layers = list[list[list[int]]]
 """`layers[run][option][stage]`."""
 Load = tuple[int, ...]
 """Layers per run."""
+Spans = tuple[range, ...]
+"""Per run, the stages that may hold its layers."""
 Key = tuple[int, int, int]
 """Chunk, run and option."""
 
@@ -63,8 +65,8 @@ class Decomposition:
 
 
 def decompose(inst: Instance, effort: Effort) -> Decomposition:
-    """A good assignment and a bound on the program's optimum."""
-    root = relaxed(inst, effort)
+    """A good assignment and a bound on the program's optimum, as far as the effort goes."""
+    root = None if effort.over else relaxed(inst, effort)
     if root is None:
         return Decomposition(None, math.inf, 0)
     spans, relaxation = _best_spans(inst, effort)
@@ -77,13 +79,13 @@ def decompose(inst: Instance, effort: Effort) -> Decomposition:
     return Decomposition(_merged(pieces, inst), _objective(inst, [piece.time for piece in pieces]), root.bound)
 
 
-def _best_spans(inst: Instance, effort: Effort) -> tuple[tuple[range, ...], Relaxation | None]:
+def _best_spans(inst: Instance, effort: Effort) -> tuple[Spans, Relaxation | None]:
     """Per run the stages that may hold it, so that runs keep their order, and the relaxation with these."""
     long = [r for r, count in enumerate(inst.counts) if count > len(inst.devices)]
     ends = _balanced_ends(inst, long)
     best = _spans(inst, long, ends), relaxed(inst, effort, _spans(inst, long, ends))
     for i in range(len(ends)):
-        low, high = (ends[i - 1] if i else -1) + 1, ends[i + 1] if i + 1 < len(ends) else inst.stages - 1
+        low, high = ends[i - 1] + 1 if i else 0, ends[i + 1] if i + 1 < len(ends) else inst.stages - 1
         for end in sorted(range(low, high), key=lambda stage: abs(stage - ends[i]))[1:ENDS_TRIED]:
             tried = (*ends[:i], end, *ends[i + 1 :])
             relaxation = relaxed(inst, effort, _spans(inst, long, tried))
@@ -102,10 +104,9 @@ def _balanced_ends(inst: Instance, long: Sequence[int]) -> tuple[int, ...]:
     return tuple(ends)
 
 
-def _spans(inst: Instance, long: Sequence[int], ends: Sequence[int]) -> tuple[range, ...]:
-    """Per run, its stages: short runs stand in the first stage of the long run after them, or in the last stage."""
-    begins = (0, *(end + 1 for end in ends))
-    stops = (*begins[1:], inst.stages)
+def _spans(inst: Instance, long: Sequence[int], ends: Sequence[int]) -> Spans:
+    """A long run begins in the stage in which the one before it ends; short ones stand there, or in the last stage."""
+    begins, stops = (0, *ends), (*(end + 1 for end in ends), inst.stages)
     spans = []
     for r in range(len(inst.counts)):
         following = sum(run < r for run in long)
@@ -132,7 +133,7 @@ def _rounded(relaxation: Relaxation, counts: Sequence[int]) -> list[Load]:
 class _Devices:
     """The devices' programs, and what they have answered."""
 
-    def __init__(self, inst: Instance, spans: Sequence[range], effort: Effort) -> None:
+    def __init__(self, inst: Instance, spans: Spans, effort: Effort) -> None:
         self._inst, self._effort = inst, effort
         self.runs = [
             tuple(tuple(r for r, span in enumerate(spans) if stage in span) for stage in device.stages)
