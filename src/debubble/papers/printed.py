@@ -54,7 +54,8 @@ class PrintedPaper:
         Args:
             key: The claim, as `PLACE.KEY`.
             ours: Whether the statement holds, what ours reads, or our figures; None: debubble computes nothing.
-            printed: What the paper prints, if that is computed; by default what the file has.
+            printed: What the paper prints, if that is computed; by default what the file has: one for each of ours, or
+                one for all of them.
             because: Why ours differ, if that is chosen by the caller; by default what the file has.
             words: What fills the braces of the sentences.
         """
@@ -68,6 +69,8 @@ class PrintedPaper:
             return holds(statement, ours, because=reason)
         if isinstance(ours, str):
             return stated(statement, paper=paper, ours=ours, because=reason)
+        if len(paper) == 1:
+            paper = paper * len(ours)
         return compared(statement, paper=paper, ours=ours, unit=entry.get("unit", ""), because=reason)
 
     def table(

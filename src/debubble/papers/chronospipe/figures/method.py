@@ -46,7 +46,7 @@ A100 = 80
 def figure_1() -> Iterator[Exhibit]:
     """Memory under 1F1B, and what it leaves lying."""
     rows = []
-    for scale, length, activation, states in ((1, 4, 35.20, 19.69), (1, 16, 140.80, 19.69), (2, 4, 70.40, 39.38)):
+    for scale, length, activation, states in PAPER.printed["figure-1"]:
         layers = scale * LLAMA2_70B.layers
         ours = layers * LLAMA2_70B.layer_activation(tokens=2 * 1024 * length, tensor=8) * PLAIN.activations(8)
         state = 18 * 70e9 * scale / 64 / GB

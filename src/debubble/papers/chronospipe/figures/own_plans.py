@@ -59,16 +59,6 @@ class PlannedStep:
         return f"{100 * used.mfu(tokens / float(timeline.makespan)):.1f}%"
 
 
-PLANNED_10 = (
-    ("dapple", 1.0, None),
-    ("megatron-kwai", 1.27, None),
-    ("adapipe", 1.76, 1.26),
-    ("chronos", 1.72, 1.17),
-    ("chronos", 2.22, None),
-)
-"""Planner, saving over 1F1B, and the paper's speed over 1F1B + R = 100%."""
-
-
 @cache
 def figure_10() -> Table:
     """Figure 10's model, in the memory that each method's saving leaves."""
@@ -77,9 +67,9 @@ def figure_10() -> Table:
     full = job.without_limit("dapple+")
     peak = float(max(job.without_limit("dapple").peak_memory))
     rows = []
-    for name, saving, speed in PLANNED_10:
+    for name, saving, *speed in PAPER.printed["figure-10"]:
         run = job.planned(name, math.ceil(peak / saving))
-        rows.append((name, saving, round(peak / saving / GB, 1), speed, *_beside(job, run, full)))
+        rows.append((name, saving, round(peak / saving / GB, 1), speed[0] if speed else None, *_beside(job, run, full)))
     return PAPER.table("figure-10", tuple(rows), peak=peak / GB)
 
 
@@ -90,22 +80,10 @@ def _beside(job: PlannedStep, run: Timeline | None, full: Timeline) -> tuple[Cel
     return round(float(full.makespan / run.makespan), 3), job.mfu(run)
 
 
-_PALM_62B = {
-    "model_type": "llama", "num_hidden_layers": 64, "hidden_size": 8192, "num_attention_heads": 32, "head_dim": 256,
-    "num_key_value_heads": 1, "intermediate_size": 32768, "vocab_size": 256000, "tie_word_embeddings": True,
-}  # fmt: skip
-_OPT_66B = {
-    "model_type": "gpt2", "n_layer": 64, "n_embd": 9216, "n_head": 72, "n_positions": 4096, "vocab_size": 50272,
-}  # fmt: skip
-
-
 def models_12() -> Mapping[str, Model]:
     """Figure 12's models; PaLM's and OPT's shapes as families that differ from them in norm or activation alone."""
-    return {
-        "Qwen2.5-32B": models["qwen2.5-32b"],
-        "PaLM-62B": Model.from_hf(_PALM_62B),
-        "OPT-66B": Model.from_hf(_OPT_66B),
-    }
+    shapes = {name: Model.from_hf(config) for name, config in PAPER.printed["models"].items()}
+    return {"Qwen2.5-32B": models["qwen2.5-32b"], **shapes}
 
 
 PLANNERS_12 = ("dapple", "dapple+", "adapipe", "chronos")

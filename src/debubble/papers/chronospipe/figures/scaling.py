@@ -57,12 +57,8 @@ def figure_14() -> Iterator[Exhibit]:
     """Scaling of Chronos-Offload."""
     fitted = 2 * available_offload(4) / 0.4545
     rows = []
-    for name, p, scale, published in (
-        ("PP4, 4K", 4, 1, "45.45%"),
-        ("PP8, 4K", 8, 1, "94.55%"),
-        ("PP4, 8K", 4, 2, "100%"),
-        ("PP8, 8K", 8, 2, None),
-    ):
+    settings = (("PP4, 4K", 4, 1), ("PP8, 4K", 8, 1), ("PP4, 8K", 4, 2), ("PP8, 8K", 8, 2))
+    for (name, p, scale), published in zip(settings, (*PAPER.printed["figure-14"], None), strict=True):
         # Time in T_unit of a chunk: twice the stages halve a chunk's compute and its parameters alike.
         costs = StageCosts.of(stages=2 * p, host_step=fitted / scale)
         made = schedules["chronos"](devices=p, micro_batches=32, chunks=2, costs=costs)
@@ -133,10 +129,10 @@ def figure_16() -> Iterator[Exhibit]:
     two, three, four = (number(shares[0]) for shares in kept.values())
     diminish = four < two and four - three > three - two
     yield PAPER.claim("figure-16.returns", "diminishing returns" if diminish else "returns that do not diminish")
-    published = {2: 1.0, 3: 1.5, 4: 1.5}
+    published = PAPER.printed["figure-16"]
     yield PAPER.table(
         "figure-16",
-        tuple((v, published[v], float(idle[v] / 2), int(idle[v]), *kept[v]) for v in idle),
+        tuple((v, published[str(v)], float(idle[v] / 2), int(idle[v]), *kept[v]) for v in idle),
         columns=("chunks", "paper: of v = 2", "ours", "backwards", *(f"host {time}" for time in HOST_TIMES)),
     )
     yield Lines(

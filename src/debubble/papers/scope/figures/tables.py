@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.flops import Utilization
@@ -44,36 +43,10 @@ OPERATORS: Mapping[str, tuple[str, ...] | None] = {"full": DUAL, "selective, ful
 """Strategies that may be used beside `none`; None: every subset of a layer's operators."""
 
 
-def _llama(layers: int, hidden: int, heads: int, ffn: int, **entries: Any) -> dict[str, Any]:
-    base = {
-        "model_type": "llama", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
-        "num_key_value_heads": heads, "intermediate_size": ffn, "vocab_size": 32000, "max_position_embeddings": 4096,
-    }  # fmt: skip
-    return {**base, **entries}
-
-
-def _gpt(layers: int, hidden: int, heads: int, vocab: int) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2", "n_layer": layers, "n_embd": hidden, "n_head": heads, "vocab_size": vocab,
-        "n_positions": 2048,
-    }  # fmt: skip
-
-
 MODELS: Mapping[str, Model] = {
     "LLaMA-70B": models["llama2-70b"],
-    "LLaMA-175B": Model.from_hf(_llama(96, 12288, 96, 32768)),
-    "BLOOM-176B": Model.from_hf(_gpt(70, 14336, 112, 250880)),
-    "Qwen2-72B": Model.from_hf(
-        _llama(80, 8192, 64, 29568, model_type="qwen2", num_key_value_heads=8, vocab_size=152064)
-    ),
-    "Pangu-alpha-230B": Model.from_hf(_gpt(64, 16384, 128, 40000)),
-    "LLaMA-MoE-1.04T": Model.from_hf(
-        _llama(
-            64, 8192, 64, 20480, model_type="mixtral", num_key_value_heads=8, num_local_experts=32,
-            num_experts_per_tok=2,
-        )
-    ),
-}  # fmt: skip
+    **{name: Model.from_hf(config) for name, config in PAPER.printed["models"].items()},
+}
 MULTIMODAL = "Multi-modal-70B"
 """LLaMA-70B behind a vision tower, which are units, not a model."""
 
@@ -231,21 +204,10 @@ def _ratio(base: PlannerOutcome | None, other: PlannerOutcome | None) -> float |
 
 
 EVEN, ON_1F1B = "Megatron-Even", "Megatron-Even on 1F1B"
-END_TO_END = (
-    ("PipeDream", "pipedream", "full", 1, EVEN, 1.07),
-    ("Merak", "merak", "full", 1, EVEN, 1.29),
-    ("AdaPipe", "adapipe", "all", 1, EVEN, 1.30),
-    ("SCOPE dual", "scope", "full", 1, EVEN, 1.31),
-    ("SCOPE tri", "scope", "selective, full", 1, EVEN, 1.36),
-    ("AdaPipe", "adapipe", "full", 1, EVEN, None),
-    ("AdaPipe", "adapipe", "selective, full", 1, EVEN, None),
-    ("SCOPE, R and I", "scope, two bubbles", "all", 1, EVEN, 1.31),
-    ("SCOPE, R, I and P", "scope", "all", 1, EVEN, 1.36),
-    ("Megatron-Even", "megatron-even", "full", 2, ON_1F1B, 1.41),
-    ("SCOPE dual", "scope", "full", 2, EVEN, 1.16),
-    ("SCOPE tri", "scope", "selective, full", 2, EVEN, 1.20),
-    ("SCOPE tri", "scope", "selective, full", 2, ON_1F1B, 1.70),
-)
+END_TO_END: Sequence[tuple[str, str, str, int, str, float | None]] = [
+    (name, planner, operators, chunks, over, speed_up[0] if speed_up else None)
+    for name, planner, operators, chunks, over, *speed_up in PAPER.printed["end-to-end"]
+]
 """Name, planner, what may recompute, chunks, what it is compared with, and the poster's speed-up."""
 
 
@@ -271,7 +233,7 @@ def end_to_end(ask: Ask) -> Table:
     )
     ranked = END_TO_END[:5]
     order = sentences.order(
-        {name: poster for name, *_, poster in ranked},
+        {name: poster for name, *_, poster in ranked if poster is not None},
         {name: ours[name, operators] for name, _, operators, *_ in ranked},
     )
     return PAPER.table("end-to-end", tuple(rows), devices=DEVICES, order=order, compared=" ".join(compared))
