@@ -37,8 +37,6 @@ from debubble.papers.registry import Exhibit, Table, number
 
 PAPER = PrintedPaper.of("chronospipe")
 
-BETWEEN = "how messages and compute overlap on the paper's cluster lies between our models"
-
 
 def _throughput(
     statement: str, method: Method, reference: Method, p: int, m: int, paper: str, *, blocking: bool = False

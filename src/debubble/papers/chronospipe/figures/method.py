@@ -31,7 +31,7 @@ from debubble.papers.chronospipe.offload import (
     upload_window,
 )
 from debubble.papers.chronospipe.schedule import delay_rounds
-from debubble.papers.drawings import Bars, Boxes, Timelines
+from debubble.papers.drawings import Bars, Timelines
 from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Exhibit, Table, number
 from debubble.schedules import schedules
@@ -108,36 +108,6 @@ def _reduced_and_gathered() -> float:
     options = RunOptions(sequence_length=4096, tensor=8, data=8, zero=3)
     unit = model_units(models["llama2-70b"], cluster, options, pipeline=1).units[2]
     return float((unit.gradient_reduce + unit.parameter_gather) / unit.gradient_reduce)
-
-
-def passes() -> Boxes:
-    """Figure 3: what is needed soon after it was made, and what late."""
-    shallow, deep, back, again = "F of shallow layers", "F of deep layers", "B of deep layers", "B of shallow layers"
-    return Boxes(
-        title="Figure 3: forward and backward pass",
-        boxes={shallow: (0, 0), deep: (1, 0), back: (1, 1), again: (0, 1)},
-        arrows=[
-            (shallow, deep, ""),
-            (deep, back, "activations, needed soon"),
-            (back, again, ""),
-            (shallow, again, "activations, needed late"),
-        ],
-    )
-
-
-def parts() -> Boxes:
-    """Figure 4: what each part takes out of the devices' memory."""
-    memory = "device memory:\na fast and small cache"
-    pipe, recomp, offload = (
-        "Chronos-Pipe:\nactivations live shorter",
-        "Chronos-Recomp:\nthose of shallow layers\nare made again",
-        "Chronos-Offload:\nstates of deep layers\nare the host's",
-    )
-    return Boxes(
-        title="Figure 4: the parts of ChronosPipe",
-        boxes={memory: (1, 0), pipe: (0, 1), recomp: (1, 1), offload: (2, 1)},
-        arrows=[(memory, part, "") for part in (pipe, recomp, offload)],
-    )
 
 
 def times_and_peaks() -> Table:

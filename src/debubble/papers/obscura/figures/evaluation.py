@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from debubble.costs import Cluster, model_units
 from debubble.ir import RunOptions
-from debubble.papers.claims import Claim, span
+from debubble.papers.claims import Claim
 from debubble.papers.drawings import Bars, Lines
 from debubble.papers.obscura.figures.fit import (
     ACTIVATION,
@@ -253,7 +253,6 @@ def figure_14() -> Iterator[Exhibit]:
         "figure-14",
         tuple((*key, *values, *(None,) * (DEVICES - len(values))) for key, values in times.items()),
         columns=("method", "time", *(f"stage {s}" for s in range(DEVICES))),
-        bubble_sentence=bubble_sentence(bubbles["DAPPLE"][:3], bubbles["Obscura"][:3], forward=seconds),
     )
     step = {name: times[name, "step"][0] for name in methods}
     compute, bubble = times["Obscura", "computing"], times["Obscura", "bubble"]
@@ -289,22 +288,6 @@ def figure_14() -> Iterator[Exhibit]:
         series={what: [time for name in step for time in times[name, what]] for what in ("computing", "bubble")},
         unit="forwards",
         stacked=True,
-    )
-
-
-def bubble_sentence(plain: Sequence[float], obscura: Sequence[float], *, forward: float) -> str:
-    """Say what the paper's 1.7 s less bubble would be in forwards, and what ours are in seconds.
-
-    Args:
-        plain: DAPPLE's bubble on each adjusted stage, in units of f.
-        obscura: Obscura's.
-        forward: Seconds of f by our cost model.
-    """
-    less = [before - after for before, after in zip(plain, obscura, strict=True)]
-    return (
-        f"Its adjusted stages have {span(less)} f less bubble than DAPPLE's. The paper has 1.7 s less, which would make"
-        f" f {span([1.7 / value for value in less], 2)} s; by our cost model f is {forward:.2f} s, and ours are"
-        f" {span([value * forward for value in less])} s."
     )
 
 

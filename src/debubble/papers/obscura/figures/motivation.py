@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from debubble.costs import Cluster
 from debubble.ir import Number, RunOptions, StageCosts
 from debubble.models import models
-from debubble.papers.drawings import Bars, Boxes
+from debubble.papers.drawings import Bars
 from debubble.papers.obscura.figures.fit import DEVICES, LLAMA, problem
 from debubble.papers.obscura.figures.runs import fits, on_demand, planned, timeline_of
 from debubble.papers.printed import PrintedPaper
@@ -164,27 +164,4 @@ def table_1() -> Iterator[Exhibit]:
         series={f"stage {s}": [row[2 + 2 * s] for row in table.rows] for s in range(4)},
         paper={f"stage {s}": [row[1 + 2 * s] for row in table.rows] for s in range(4)},
         unit="GB",
-    )
-
-
-def architecture() -> Boxes:
-    """Figure 7: the planner's parts, and what runs its plan."""
-    profile, adjusted, configured, moved, plan, train = (
-        "`debubble profile`: times\nand bytes of operators",
-        "planner: stages that\n1F1B overfills",
-        "x, lambda, beta and\nrecomputation, by\nformulas and simulation",
-        "Algorithm 1:\nhalf-layers move",
-        "a plan file",
-        "`debubble train`:\nranks run the plan",
-    )
-    return Boxes(
-        title="Figure 7: Obscura's parts here",
-        boxes={profile: (0, 0), adjusted: (1, 0), configured: (2, 0), moved: (2, 1), plan: (1, 1), train: (0, 1)},
-        arrows=[
-            (profile, adjusted, "costs"),
-            (adjusted, configured, ""),
-            (configured, moved, ""),
-            (moved, plan, "the fastest"),
-            (plan, train, ""),
-        ],
     )

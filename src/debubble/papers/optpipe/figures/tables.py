@@ -171,18 +171,8 @@ def advantage(rows: tuple[Row, ...]) -> Table:
         saved=span_of(saved),
         mean=sum(saved) / len(saved),
         none=saved.count(0),
-        claims=_claims(rows),
         over=over,
     )
-
-
-def _claims(rows: tuple[Row, ...]) -> str:
-    """The paper's savings against PipeOffload, beside ours."""
-    parts = [
-        f"{span_of(saved)} where {name} fits in the paper, which claims more than {claim}%"
-        for saved, name, claim in zip(savings(rows), ("another baseline", "no other baseline"), (30, 20), strict=True)
-    ]
-    return f"Against PipeOffload it saves {' and '.join(parts)}."
 
 
 def savings(rows: Sequence[Row]) -> list[list[float]]:

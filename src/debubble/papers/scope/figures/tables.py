@@ -22,7 +22,6 @@ from debubble.costs.flops import Utilization
 from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.models import Model, models
-from debubble.papers import claims as sentences
 from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 from debubble.papers.scope.planner import DUAL, TRI
@@ -215,28 +214,11 @@ def end_to_end(ask: Ask) -> Table:
     """LLaMA-175B on all devices: every planner of the poster over Megatron-Even."""
     even = {n: ask("megatron-even", Case("LLaMA-175B", chunks=n, operators="full")) for n in (1, 2)}
     rows: list[tuple[Cell, ...]] = []
-    ours: dict[tuple[str, str], float | None] = {}
     for name, planner, operators, chunks, over, poster in END_TO_END:
         base = even[1 if over == ON_1F1B else chunks]
         speed_up = _ratio(base, ask(planner, Case("LLaMA-175B", chunks=chunks, operators=operators)))
         rows.append((name, operators, "interleaved" if chunks > 1 else "1F1B", over, poster, speed_up))
-        if chunks == 1:
-            ours[name, operators] = speed_up
-    fixed = {name: ours[name, "full"] for name in ("PipeDream", "Merak")}
-    compared = (
-        sentences.fastest(f"SCOPE {name}", ours[scope, operators], {**fixed, "AdaPipe": ours["AdaPipe", operators]})
-        for name, scope, operators in (
-            ("dual", "SCOPE dual", "full"),
-            ("tri", "SCOPE tri", "selective, full"),
-            ("with all operators", "SCOPE, R, I and P", "all"),
-        )
-    )
-    ranked = END_TO_END[:5]
-    order = sentences.order(
-        {name: poster for name, *_, poster in ranked if poster is not None},
-        {name: ours[name, operators] for name, _, operators, *_ in ranked},
-    )
-    return PAPER.table("end-to-end", tuple(rows), devices=DEVICES, order=order, compared=" ".join(compared))
+    return PAPER.table("end-to-end", tuple(rows), devices=DEVICES)
 
 
 _SETTINGS = {"dual": "full", "tri": "selective, full"}
@@ -265,12 +247,10 @@ def scalability(ask: Ask) -> Table:
         even = ask("megatron-even", case)
         tri = ask("scope", replace(case, chunks=2, operators="selective, full"))
         rows.append((f"{devices:,}", "1.18 to 1.20", *_gains(ask, case), _percent(even, "mfu"), _percent(tri, "mfu")))
-    tri_gains = {f"{row[0]} devices": _number(row[3]) for row in rows}
     return PAPER.table(
         "scalability",
         tuple(rows),
         columns=("devices", "poster (tri)", *GAINS, "MFU, Even", "MFU, tri interleaved"),
-        tri_gains=sentences.within(1.18, 1.20, tri_gains),
     )
 
 
@@ -281,13 +261,11 @@ def generality(ask: Ask) -> Table:
         model = MODELS.get(name)
         size = None if model is None else round(model.parameters / 1e9, 1)
         rows.append((name, size, "1.20 to 1.31", *_gains(ask, Case(name, operators="full"))))
-    tri = {str(row[0]): _number(row[4]) for row in rows}
     return PAPER.table(
         "generality",
         tuple(rows),
         columns=("model", "ours, 10^9 parameters", "poster (tri)", *GAINS),
         devices=DEVICES,
-        tri=sentences.within(1.20, 1.31, tri),
         models=MODELS["Pangu-alpha-230B"].parameters / 1e9,
     )
 
@@ -301,15 +279,10 @@ def memory(ask: Ask) -> Table:
         gain = None if even is None or tri is None else round(tri.memory / even.memory, 2)
         uses = (_percent(even, "memory"), _percent(tri, "memory"))
         rows.append((name, devices, "64% to 75%", uses[0], "83% to 92%", uses[1], "1.20 to 1.42", gain))
-    gains = {f"{row[0]} on {row[1]}": _number(row[7]) for row in rows}
-    return PAPER.table("memory", tuple(rows), gains=sentences.within(1.20, 1.42, gains))  # fmt: skip
+    return PAPER.table("memory", tuple(rows))
 
 
 def _percent(outcome: PlannerOutcome | None, figure: str) -> str | None:
     """A share as the poster prints it."""
     share = None if outcome is None else getattr(outcome, figure)
     return None if share is None else f"{100 * share:.1f}%"
-
-
-def _number(cell: Cell) -> float | None:
-    return cell if isinstance(cell, float) else None
