@@ -73,20 +73,12 @@ class PrintedPaper:
             paper = paper * len(ours)
         return compared(statement, paper=paper, ours=ours, unit=entry.get("unit", ""), because=reason)
 
-    def table(
-        self,
-        key: str,
-        rows: Sequence[tuple[Any, ...]],
-        *,
-        columns: Sequence[str] | None = None,
-        basis: str | None = None,
-        **words: object,
-    ) -> Table:
+    def table(self, key: str, rows: Sequence[tuple[Any, ...]], *, basis: str | None = None, **words: object) -> Table:
         """A table whose title, columns, basis and note the file has; `words` fill the braces of title and note."""
         entry, filled = self.tables[key], {**self.texts, **words}
         return Table(
             title=entry["title"].format(**filled),
-            columns=tuple(columns or entry["columns"]),
+            columns=tuple(entry["columns"]),
             rows=tuple(rows),
             basis=basis or entry["basis"],
             note=entry.get("note", "").format(**filled),

@@ -142,9 +142,7 @@ def generality() -> Iterator[Exhibit]:
     """Other models."""
     table = tables.generality(answer)
     yield PAPER.claim(
-        "generality.gain",
-        [row[4] for row in table.rows],
-        names=", ".join(str(row[0]) for row in table.rows),
+        "generality.gain", [row[4] for row in table.rows], names=", ".join(str(row[0]) for row in table.rows)
     )
     yield table
     yield table.bars("gain", tables.GAINS)

@@ -216,7 +216,6 @@ def figure_11() -> Iterator[Exhibit]:
     memory = PAPER.table(
         "figure-11-gb-per",
         tuple((name, *cells) for name, cells in sizes.items()),
-        columns=("method", *(f"{length}K" for length in LENGTHS)),
         limit=LIMIT,
     )
     long = sizes[INTERLEAVED_HALF.name][LENGTHS.index(8)]
@@ -260,7 +259,7 @@ def savings_12() -> Table:
                 round(half / everything, 2), round(full / recomp, 2),
             )
         )  # fmt: skip
-    return PAPER.table("savings-12", tuple(rows), throughput=throughput(RECOMP, FULL, 8, 64))
+    return PAPER.table("savings-12", rows, throughput=throughput(RECOMP, FULL, 8, 64))
 
 
 def figure_12() -> Iterator[Exhibit]:
@@ -278,8 +277,7 @@ def figure_12() -> Iterator[Exhibit]:
     )
     yield PAPER.claim("figure-12.speed-chronospipe", [speeds[shape.name, "chronos"] for shape in MODELS_12])
     yield PAPER.claim(
-        "figure-12.saving-all-over-1f1b",
-        [total_of(shape, FULL) / total_of(shape, ALL) for shape in MODELS_12],
+        "figure-12.saving-all-over-1f1b", [total_of(shape, FULL) / total_of(shape, ALL) for shape in MODELS_12]
     )
     yield table
     yield ours

@@ -57,4 +57,4 @@ def message_models() -> Table:
         shares = throughputs(method, reference, p, m)
         ours = (round(100 * shares[model], 1) for model in MESSAGES)
         rows.append((figure, method.name, reference.name, f"PP{p}, m = {m}", paper, *ours))
-    return PAPER.table("message-models", tuple(rows))
+    return PAPER.table("message-models", rows)

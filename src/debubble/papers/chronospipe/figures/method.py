@@ -54,7 +54,7 @@ def figure_1() -> Iterator[Exhibit]:
             (f"{70 * scale}B, {length}K", activation, round(ours, 2), states, round(state, 2),
              round(activation + states, 2), round(ours + state, 2))
         )  # fmt: skip
-    table = PAPER.table("figure-1", tuple(rows))
+    table = PAPER.table("figure-1", rows)
     ends = PLAIN.run(4, 16).peak_memory
     yield PAPER.claim("figure-1.activations", [row[2] for row in table.rows])
     yield PAPER.claim("figure-1.states", [row[4] for row in table.rows])
@@ -120,7 +120,7 @@ def times_and_peaks() -> Table:
             (p, 6 * (m + p - 1), int(run.makespan), percent(float(run.peak_memory[0])), 6 * p + 7 * (m - 1),
              int(recomp.makespan), percent(float(recomp.peak_memory[0])))
         )  # fmt: skip
-    return PAPER.table("times-and-peaks", tuple(rows))
+    return PAPER.table("times-and-peaks", rows)
 
 
 def figure_5() -> Iterator[Exhibit]:

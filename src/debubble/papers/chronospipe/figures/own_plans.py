@@ -70,7 +70,7 @@ def figure_10() -> Table:
     for name, saving, *speed in PAPER.printed["figure-10"]:
         run = job.planned(name, math.ceil(peak / saving))
         rows.append((name, saving, round(peak / saving / GB, 1), speed[0] if speed else None, *_beside(job, run, full)))
-    return PAPER.table("figure-10", tuple(rows), peak=peak / GB)
+    return PAPER.table("figure-10", rows, peak=peak / GB)
 
 
 def _beside(job: PlannedStep, run: Timeline | None, full: Timeline) -> tuple[Cell, Cell]:
@@ -101,4 +101,4 @@ def figure_12() -> Table:
             gigabytes = None if run is None else round(float(max(run.peak_memory)) / GB, 1)
             paper = "about 1.15" if planner == "chronos" else None
             rows.append((name, planner, gigabytes, paper, *_beside(job, run, full)))
-    return PAPER.table("figure-12", tuple(rows), limit=LIMIT)
+    return PAPER.table("figure-12", rows, limit=LIMIT)

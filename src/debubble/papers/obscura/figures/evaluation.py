@@ -71,11 +71,7 @@ def speed_ups() -> Table:
             for name, build in BASELINES_12.items()
         )
         rows.append((family, size, m, PAPER_12.get((family, size, m)), *own, *baselines))
-    return PAPER.table(
-        "speed-ups",
-        tuple(rows),
-        columns=("model", "size", "micro-batches", "paper", "as printed", "best plan", *BASELINES_12),
-    )
+    return PAPER.table("speed-ups", rows)
 
 
 def abstract() -> Iterator[Exhibit]:
@@ -173,7 +169,7 @@ def gpt_3() -> Table:
         given = problem(family, "28B", 64)
         obscura, bpipe = ours[name] = speed_up(given, as_printed), speed_up(given, planned("bpipe"))
         rows.append((name, round(family.mlp_time, 3), "1.30", obscura, "about 1.17", bpipe))
-    return PAPER.table("computed-gpt", tuple(rows), gpt_3_sentence=gpt_3_sentence(ours))
+    return PAPER.table("computed-gpt", rows, gpt_3_sentence=gpt_3_sentence(ours))
 
 
 def gpt_3_sentence(speed_ups: Mapping[str, tuple[float, float]]) -> str:
@@ -206,7 +202,6 @@ def figure_13() -> Iterator[Exhibit]:
             (name, *(round(float(peak), 1) for peak in timeline_of(solution).peak_memory), says)
             for name, (solution, says) in methods.items()
         ),
-        columns=("method", *(f"stage {s}" for s in range(DEVICES)), "the paper says"),
     )
     peaks = {name: row[:-1] for name, row in table.by_key.items()}
     fit = [s for s in range(DEVICES) if peaks["DAPPLE"][s] <= 80]
@@ -250,9 +245,7 @@ def figure_14() -> Iterator[Exhibit]:
         times[name, "step"] = [round(float(timeline.makespan) / forward, 2)]
     seconds = computed_forward("23B")
     table = PAPER.table(
-        "figure-14",
-        tuple((*key, *values, *(None,) * (DEVICES - len(values))) for key, values in times.items()),
-        columns=("method", "time", *(f"stage {s}" for s in range(DEVICES))),
+        "figure-14", tuple((*key, *values, *(None,) * (DEVICES - len(values))) for key, values in times.items())
     )
     step = {name: times[name, "step"][0] for name in methods}
     compute, bubble = times["Obscura", "computing"], times["Obscura", "bubble"]
@@ -308,7 +301,7 @@ def figure_15() -> Iterator[Exhibit]:
         ours = [fitting_speed_up(given, planned(name)) for name in ("dapple", "ohp-cmb", "bpipe", "obscura")]
         paper = "1.27 to 1.31" if ours[0] is None else None
         rows.append((family, f"{model.parameters / 1e9:.1f}B", paper, *ours))
-    table = PAPER.table("figure-15", tuple(rows))
+    table = PAPER.table("figure-15", rows)
     larger = [row for row in table.rows if row[2] is not None]
     alone = [row for row in table.rows if row[2] is None]
     yield PAPER.claim(
@@ -339,7 +332,6 @@ def figure_16() -> Iterator[Exhibit]:
             (name, *(cell for pair in zip(published[name], figures.values(), strict=True) for cell in pair))
             for name, figures in ours.items()
         ),
-        columns=("parts", *(f"{who} {m}" for m in MICRO_BATCHES for who in ("paper", "ours"))),
         m=", ".join(f"{relaxed_by_formula(m):.3f}" for m in MICRO_BATCHES),
     )
     because = {

@@ -39,7 +39,7 @@ def figure_3() -> Iterator[Exhibit]:
     for size in ("13B", "18B"):
         run = timeline_of(planned("dapple")(problem("Llama-2", size, 16)))
         rows.append((size, *(round(float(peak), 1) for peak in run.peak_memory)))
-    table = PAPER.table("figure-3", tuple(rows), columns=("size", *(f"stage {s}" for s in range(DEVICES))))
+    table = PAPER.table("figure-3", rows)
     peaks = table.by_key
     gap = peaks["13B"][0] - peaks["13B"][-1]
     yield PAPER.claim("figure-3.difference", [gap])
@@ -121,7 +121,7 @@ def breakdown(names: Sequence[str], *, part: str, recompute: Number = 1) -> Tabl
                 run.recompute[stage],
             )  # fmt: skip
             rows.append((name, stage, *(round(float(time), 2) for time in parts)))
-    return PAPER.table("breakdown", tuple(rows), part=part)
+    return PAPER.table("breakdown", rows, part=part)
 
 
 def four_stages(name: str, recompute: Number = 1) -> Timeline:
@@ -144,9 +144,7 @@ def table_1() -> Iterator[Exhibit]:
         schedule = on_demand(built, devices=4, micro_batches=16, stages=adjusted)
         ours = [round(float(peak), 2) for peak in simulate(schedule, costs).peak_memory]
         rows.append((name, *(cell for pair in zip(paper, ours, strict=True) for cell in pair)))
-    table = PAPER.table(
-        "table-1", tuple(rows), columns=("pipeline", *(f"{who} {s}" for s in range(4) for who in ("paper", "ours")))
-    )
+    table = PAPER.table("table-1", rows)
     cells = [(paper, ours) for row in table.rows for paper, ours in zip(row[1::2], row[2::2], strict=True)]
     off = max(abs(ours / paper - 1) for paper, ours in cells)
     yield PAPER.claim(

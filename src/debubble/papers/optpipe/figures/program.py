@@ -82,7 +82,7 @@ def reductions() -> Table:
     smaller = problem(SOLVED)
     start = schedules["adaoffload"](devices=3, micro_batches=SOLVED, costs=smaller.costs)
     rows.append((WARM, *rows[0][1:4], *_work(Reductions(), start)))
-    return PAPER.table("reductions", tuple(rows), solved=SOLVED)
+    return PAPER.table("reductions", rows, solved=SOLVED)
 
 
 INSTANCES = ((1, 0, 2, 1), (5, 1, Fraction(3, 2), 5), (1, Fraction(1, 5), Fraction(3, 2), 1))
@@ -103,7 +103,7 @@ def optima() -> Table:
         *_, best = optimize(given, effort=20.0)
         proven = float(best.value) if best.optimal else None
         rows.append((*map(float, (time, message, limit, offload)), float(found.incumbent.value), proven))
-    return PAPER.table("optima", tuple(rows))
+    return PAPER.table("optima", rows)
 
 
 WARM = "all, from AdaOffload's schedule"

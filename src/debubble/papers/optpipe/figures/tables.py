@@ -117,11 +117,7 @@ def times(rows: tuple[Row, ...]) -> Table:
     def cell(row: Row, method: str) -> str:
         return f"{_rounded(row.printed[method])} / {_rounded(row.ours[method])}"
 
-    return PAPER.table(
-        "times",
-        tuple((*_named(r), *(cell(r, m) for m in METHODS)) for r in rows),
-        columns=("GPUs", "model", "m", "size", *METHODS),
-    )
+    return PAPER.table("times", tuple((*_named(r), *(cell(r, m) for m in METHODS)) for r in rows))
 
 
 def memory_pattern(rows: tuple[Row, ...]) -> Table:
@@ -154,17 +150,6 @@ def advantage(rows: tuple[Row, ...]) -> Table:
                 _peak(r),
             )
             for r in rows
-        ),
-        columns=(
-            "GPUs",
-            "model",
-            "m",
-            "size",
-            "OptPipe ms",
-            *(f"{method} ms" for method in LIMITED),
-            "fastest baseline",
-            "saved percent",
-            "OptPipe's peak GiB",
         ),
         than=than,
         count=len(rows),
@@ -290,7 +275,7 @@ def toy_table(toys: Mapping[int, Mapping[str, Timeline]]) -> Table:
         rows += [(m, name, float(methods[name].makespan), idle[name]) for name in idle]
     against = ", ".join(f"{span_of(each)} against {name}" for name, each in saved.items())
     halved = all(gain >= 50 for name in saved if name.endswith("as printed") for gain in saved[name])
-    return PAPER.table("toy-table", tuple(rows), basis="exact" if halved else "measured", against=against)
+    return PAPER.table("toy-table", rows, basis="exact" if halved else "measured", against=against)
 
 
 def settings_of_figure_5(rows: Sequence[Row]) -> list[Row]:
@@ -321,7 +306,6 @@ def memory_use(rows: Sequence[Row]) -> Table:
     return PAPER.table(
         "memory-use",
         tuple(cells),
-        columns=("GPUs", "model", "m", "size", *LIMITED_AND_OPTPIPE, "OptPipe fits"),
         more=more,
         count=len(rows),
     )
@@ -348,13 +332,6 @@ def many_micro_batches(rows: tuple[Row, ...]) -> Table:
     return PAPER.table(
         "many-micro-batches",
         cells,
-        columns=(
-            "micro-batches",
-            *(f"{method} ms" for method in LIMITED_AND_OPTPIPE),
-            "saved against PipeOffload, percent",
-            "saved against the fastest, percent",
-            "OptPipe's peak GiB",
-        ),
         saving=saving(last, "PipeOffload"),
         saved=span_of(against),
         rivals=rivals,

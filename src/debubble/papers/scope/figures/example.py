@@ -109,7 +109,7 @@ def bubbles_table() -> Table:
         bubbles = ThreeBubbles.of(timeline)
         figures = bubbles.work, bubbles.recomputation, bubbles.imbalance, bubbles.preparation, bubbles.step
         rows.append((name, *(round(figure, 2) for figure in figures), round(float(timeline.makespan), 2)))
-    return PAPER.table("bubbles-table", tuple(rows))
+    return PAPER.table("bubbles-table", rows)
 
 
 def drawn() -> Timelines:

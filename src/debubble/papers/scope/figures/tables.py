@@ -218,7 +218,7 @@ def end_to_end(ask: Ask) -> Table:
         base = even[1 if over == ON_1F1B else chunks]
         speed_up = _ratio(base, ask(planner, Case("LLaMA-175B", chunks=chunks, operators=operators)))
         rows.append((name, operators, "interleaved" if chunks > 1 else "1F1B", over, poster, speed_up))
-    return PAPER.table("end-to-end", tuple(rows), devices=DEVICES)
+    return PAPER.table("end-to-end", rows, devices=DEVICES)
 
 
 _SETTINGS = {"dual": "full", "tri": "selective, full"}
@@ -247,11 +247,7 @@ def scalability(ask: Ask) -> Table:
         even = ask("megatron-even", case)
         tri = ask("scope", replace(case, chunks=2, operators="selective, full"))
         rows.append((f"{devices:,}", "1.18 to 1.20", *_gains(ask, case), _percent(even, "mfu"), _percent(tri, "mfu")))
-    return PAPER.table(
-        "scalability",
-        tuple(rows),
-        columns=("devices", "poster (tri)", *GAINS, "MFU, Even", "MFU, tri interleaved"),
-    )
+    return PAPER.table("scalability", rows)
 
 
 def generality(ask: Ask) -> Table:
@@ -264,7 +260,6 @@ def generality(ask: Ask) -> Table:
     return PAPER.table(
         "generality",
         tuple(rows),
-        columns=("model", "ours, 10^9 parameters", "poster (tri)", *GAINS),
         devices=DEVICES,
         models=MODELS["Pangu-alpha-230B"].parameters / 1e9,
     )
@@ -279,7 +274,7 @@ def memory(ask: Ask) -> Table:
         gain = None if even is None or tri is None else round(tri.memory / even.memory, 2)
         uses = (_percent(even, "memory"), _percent(tri, "memory"))
         rows.append((name, devices, "64% to 75%", uses[0], "83% to 92%", uses[1], "1.20 to 1.42", gain))
-    return PAPER.table("memory", tuple(rows))
+    return PAPER.table("memory", rows)
 
 
 def _percent(outcome: PlannerOutcome | None, figure: str) -> str | None:
