@@ -1,16 +1,15 @@
 """SCOPE's integer program at scale: gap and time on 16,384 devices (16 stages, tensor 8, data 128).
 
-    python benchmarks/scope_scale.py [--only 'MIX,LAYERS,MEMORY,STRATEGIES,CHUNKS;...'] [--per-chunk] [--seconds 60]
-        [--json FILE]
+    python benchmarks/scope_scale.py [--only 'MIX,LAYERS,MEMORY,STRATEGIES,CHUNKS;...'] [--seconds 60] [--json FILE]
     python benchmarks/scope_scale.py --docs --json FILE     # the table of docs/notes/scope.md from the file
 
 Layers are those of LLaMA-175B, in three mixes: `one` type; `moe`, a prefix of 3 lighter layers, the main run and a
 multi-token-prediction layer; `multimodal`, the same behind a vision tower of a fifth of the layers.  Model states take
 40% of the memory; the activations that 1F1B keeps without recomputation take 110% (`loose`), 200% (`medium`) or 400%
 (`tight`) of the rest.  64 micro-batches.  `cpu` is the processor time of the process, the `wall` depends on the
-neighbours; `--seconds` is the effort.  The gap is that of the program's own objective; `--per-chunk` adds
-the second reading of max T.  Rows that the JSON file has of the same commit are kept and not run again, so that a
-broken run goes on where it stopped; those of other commits are replaced cell by cell.
+neighbours; `--seconds` is the effort.  The gap is that of the program's own objective.  Rows that the JSON file has of
+the same commit are kept and not run again, so that a broken run continues where it stopped; those of other commits are
+replaced cell by cell.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from provenance import commit, provenance
 from debubble.costs.units import Partition, Strategy, Unit, Units
 from debubble.ir import InfeasibleError, Placement
 from debubble.papers.scope.figures.tables import Case, problem_of
+from debubble.papers.scope.instance import layer_runs
+from debubble.papers.scope.integer_program import solve
 from debubble.papers.scope.planner import DUAL, TRI
-from debubble.papers.scope.program.layer_types import layer_runs
-from debubble.papers.scope.program.monolithic import solve
 from debubble.planners import ModelUnits, Problem
 from debubble.planners.baselines import megatron_schedule
 from debubble.planners.partitioning.balance import even_counts
@@ -45,12 +44,10 @@ LAYERS = (98, 200, 300, 400)
 MEMORY = {"loose": 1.1, "medium": 2.0, "tight": 4.0}
 STRATEGIES = {"dual": DUAL, "tri": TRI, "pareto": None}
 CHUNKS = (1, 2, 4)
-READINGS = ("pooled", "per chunk")
 MIXED = {"one": "one type", "moe": "dense prefix, MoE, MTP", "multimodal": "vision tower before that"}
 CELL = ("mix", "layers", "memory", "strategies", "chunks")
 PAGE = Path(__file__).parents[1] / "docs" / "notes" / "scope.md"
 BEGIN, END = "<!-- scale: written by benchmarks/scope_scale.py --docs -->", "<!-- end of scale -->"
-CLOSE = 0.01
 
 
 def scaled(unit: Unit, *, kind: str = "", time: float = 1.0, static: float = 1.0, kept: float = 1.0) -> Unit:
@@ -112,30 +109,17 @@ def _kept(problem: Problem) -> float:
     return max(peak - float(static) for peak, static in zip(peaks, costs.static, strict=True))
 
 
-def rows_of(
-    problem: Problem, strategies: Any, chunks: int, seconds: float, *, per_chunk: bool
-) -> Iterator[dict[str, Any]]:
-    """One row per reading of max T."""
+def row_of(problem: Problem, strategies: Any, chunks: int, seconds: float) -> dict[str, Any]:
+    """What the program's answer to a cell is worth, and what it took."""
     schedule = megatron_schedule(problem, chunks)
-    found = layer_runs(units_of(problem), strategies)
+    runs = layer_runs(units_of(problem), strategies)
     wall, cpu = time.perf_counter(), time.process_time()
-    answers = solve(found, schedule, limits=problem.limits, static=0.0, effort=Effort(seconds), seed=0)
-    for reading in READINGS[: 2 if per_chunk and chunks > 1 else 1]:
-        try:
-            answer = next(answers, None)
-        except InfeasibleError as error:
-            yield {"reading": reading, "infeasible": str(error)}
-            return
-        if answer is None:
-            return
-        spent = {"cpu": round(time.process_time() - cpu, 2), "wall": round(time.perf_counter() - wall, 2)}
-        yield {
-            "reading": reading,
-            "formula": answer.formula,
-            "bound": answer.bound,
-            "gap": round(answer.gap, 5),
-            **spent,
-        }
+    try:
+        answer = solve(runs, schedule, limits=problem.limits, static=0.0, effort=Effort(seconds), seed=0)
+    except InfeasibleError as error:
+        return {"infeasible": str(error)}
+    spent = {"cpu": round(time.process_time() - cpu, 2), "wall": round(time.perf_counter() - wall, 2)}
+    return {"formula": answer.formula, "bound": answer.bound, "gap": round(answer.gap, 5), **spent}
 
 
 def cells() -> Iterator[tuple[str, int, str, str, int]]:
@@ -158,7 +142,6 @@ def chosen(name: str, only: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="*")
-    parser.add_argument("--per-chunk", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", default="")
     parser.add_argument("--docs", action="store_true", help="write the table of docs/notes/scope.md from the file")
@@ -179,8 +162,8 @@ def main() -> None:
             continue
         mix, layers, memory, strategies, chunks = values
         problem, options = problem_for(base, mix, layers, memory), STRATEGIES[strategies]
-        results = rows_of(problem, options, chunks, arguments.seconds, per_chunk=arguments.per_chunk)
-        found[values] = [dict(zip(CELL, values, strict=True)) | result | {"commit": commit()} for result in results]
+        result = row_of(problem, options, chunks, arguments.seconds)
+        found[values] = [dict(zip(CELL, values, strict=True)) | result | {"commit": commit()}]
         for row in found[values]:
             print(*row.values(), flush=True)
         if place:
@@ -193,27 +176,21 @@ def cell_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of docs/notes/scope.md, a line for both readings of a cell, and what it says."""
-    pooled, per_chunk = ({cell_of(row): row for row in rows if row["reading"] == reading} for reading in READINGS)
+    """The table of docs/notes/scope.md, and what it says."""
     lines = [
-        "| model | layers | memory | strategies | chunks | gap | CPU seconds | gap per chunk | CPU seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| model | layers | memory | strategies | chunks | gap | CPU seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for cell, row in pooled.items():
-        mix, *others = cell
-        other = per_chunk[cell]
-        values = [MIXED[mix], *map(str, others), f"{row['gap']:.2%}", f"{row['cpu']:.1f}"]
-        lines.append(f"| {' | '.join(values)} | {other['gap']:.2%} | {other['cpu'] - row['cpu']:.1f} |")
-    said = []
-    for reading, found in (("pooled", pooled), ("per-chunk", per_chunk)):
-        for tower in (False, True):
-            gaps = [row["gap"] for (mix, *_), row in found.items() if (mix == "multimodal") is tower]
-            close = sum(gap < CLOSE for gap in gaps)
-            said.append(
-                f"By the {reading} reading {close} of {len(gaps)} {'with' if tower else 'without'} a tower are solved"
-                f" to within {CLOSE:.0%}, and all to within {max(gaps):.2%}."
-            )
-    commits = ", ".join(f"{many // 2} of {name[:7]}" for name, many in Counter(r["commit"] for r in rows).most_common())
+    for row in rows:
+        mix, *others = cell_of(row)
+        cells = (MIXED[mix], *map(str, others), f"{row['gap']:.2%}", f"{row['cpu']:.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    gaps = {tower: [r["gap"] for r in rows if (r["mix"] == "multimodal") is tower] for tower in (False, True)}
+    said = [
+        f"The {len(each)} {'with' if tower else 'without'} a tower are solved to within {max(each):.1%}."
+        for tower, each in gaps.items()
+    ]
+    commits = ", ".join(f"{many} of {name[:7]}" for name, many in Counter(r["commit"] for r in rows).most_common())
     return "\n".join([*lines, "", *said, f"Rows by commit: {commits}."])
 
 

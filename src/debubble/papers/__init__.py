@@ -5,6 +5,7 @@ Every folder has the same parts:
 * `planner.py`: its planners, registered by `@planner`;
 * `schedule.py`: its schedules, registered by `@schedule`, if it has schedules of its own;
 * `paper.py`: its figures, tables and sections in the paper's order, which `debubble reproduce` computes;
+* `paper.toml`: what it prints, and the sentences of its claims and tables, read by `printed.py`;
 * `figures/`: the modules that compute them;
 * other modules and folders, named after the method's own parts.
 

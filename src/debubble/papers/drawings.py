@@ -1,4 +1,4 @@
-"""The drawings of the papers' figures: timelines, bars, lines, grids of cells and boxes, as SVG."""
+"""The drawings of the papers' figures: timelines, bars, lines and grids of cells, as SVG."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ FEW = 12
 """Groups of bars up to which their names stand upright."""
 ROOM = 140
 """Characters that fit beside each other into a legend."""
-BESIDE = 0.4
-"""Share of an arrow at which its text stands, so that it is clear of what the middle crosses."""
 
 Values = Sequence[float | None]
 
@@ -85,22 +83,7 @@ class Cells:
     colors: Mapping[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Boxes:
-    """Boxes with arrows between them.
-
-    Attributes:
-        title: Its headline.
-        boxes: The text of each box -> its column and row.
-        arrows: Texts of the boxes that an arrow joins, and what stands beside the arrow.
-    """
-
-    title: str
-    boxes: Mapping[str, tuple[float, float]]
-    arrows: Sequence[tuple[str, str, str]]
-
-
-Drawing = Timelines | Bars | Lines | Cells | Boxes
+Drawing = Timelines | Bars | Lines | Cells
 
 
 def svg(drawing: Drawing) -> bytes:
@@ -114,8 +97,6 @@ def svg(drawing: Drawing) -> bytes:
     axes.set_title(textwrap.fill(drawing.title, 90), loc="left", fontsize=11, fontweight="bold")
     if isinstance(drawing, Cells):
         _draw_cells(axes, drawing)
-    elif isinstance(drawing, Boxes):
-        _draw_boxes(axes, drawing)
     else:
         _draw_bars(axes, drawing) if isinstance(drawing, Bars) else _draw_lines(axes, drawing)
         if drawing.limit is not None:
@@ -132,12 +113,10 @@ def svg(drawing: Drawing) -> bytes:
     return encode_figure(figure, "svg")
 
 
-def _size(drawing: Bars | Lines | Cells | Boxes) -> tuple[float, float]:
+def _size(drawing: Bars | Lines | Cells) -> tuple[float, float]:
     if isinstance(drawing, Cells):
         side = 1.5 + 0.22 * len(drawing.labels)
         return side + 2.0, side
-    if isinstance(drawing, Boxes):
-        return 9.0, 1.0 + 1.1 * (1 + max(row for _, row in drawing.boxes.values()))
     return 9.0, 4.0
 
 
@@ -197,26 +176,3 @@ def _draw_cells(axes: Axes, drawing: Cells) -> None:
     axes.set_yticks(ticks, list(drawing.labels), fontsize=7)
     handles = [Patch(facecolor=color, label=kind) for kind, color in drawing.colors.items()]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=8, frameon=False)
-
-
-def _draw_boxes(axes: Axes, drawing: Boxes) -> None:
-    box = {"boxstyle": "round,pad=0.5", "facecolor": "#f1f3f7", "edgecolor": COLORS[0]}
-    drawn = {
-        text: axes.text(column, row, text, ha="center", va="center", fontsize=9, bbox=box)
-        for text, (column, row) in drawing.boxes.items()
-    }
-    for begin, end, label in drawing.arrows:
-        (x, y), (to_x, to_y) = drawing.boxes[begin], drawing.boxes[end]
-        ends = {"patchA": drawn[begin].get_bbox_patch(), "patchB": drawn[end].get_bbox_patch()}
-        axes.annotate(
-            "", (to_x, to_y), (x, y), zorder=4, arrowprops={"arrowstyle": "-|>", "color": PAPER, "shrinkA": 3, **ends}
-        )
-        if label:
-            middle = x + BESIDE * (to_x - x), y + BESIDE * (to_y - y)
-            axes.text(
-                *middle, label, fontsize=8, ha="center", va="center", color=PAPER, backgroundcolor="white", zorder=5
-            )
-    columns, rows = zip(*drawing.boxes.values(), strict=True)
-    axes.set_xlim(min(columns) - 0.5, max(columns) + 0.5)
-    axes.set_ylim(max(rows) + 0.5, min(rows) - 0.5)
-    axes.set_axis_off()

@@ -93,10 +93,10 @@ class Entry:
     slow: bool = False
 
     @staticmethod
-    def diagram(place: str, what: str, statement: str, ours: str, *drawings: Drawing) -> Entry:
+    def diagram(place: str, what: str, statement: str, ours: str) -> Entry:
         """A figure without numbers; `ours` says where debubble's own documents show the same."""
         claim = unavailable(statement, because=f"it is a diagram without figures; {ours}")
-        return Entry(place, what, lambda: (claim, *drawings))
+        return Entry(place, what, lambda: (claim,))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,10 +101,12 @@ class _Optimizer:
     def is_modelled(self) -> bool:
         """True if CP-SAT's models have all choices, and are not too large: of several chunks they see areas of memory.
 
-        They know one level of recomputation.
+        They know one level of recomputation, and one way.
         """
         areas = self.problem.placement.chunks > 1 and not self.problem.frees_memory
-        return self.problem.levels < 2 and not (areas and self.pairs >= LARGE)
+        return (
+            self.problem.levels < 2 and not self.problem.recomputes_in_two_ways and not (areas and self.pairs >= LARGE)
+        )
 
     @property
     def first_search(self) -> float:

@@ -96,6 +96,14 @@ class OrderProblem:
         return (1 if self.costs.recompute_deeper is None else 2) if self.recompute else 0
 
     @property
+    def recomputes_in_two_ways(self) -> bool:
+        """True if stages recompute within their backwards and an R may do it for single micro-batches instead.
+
+        A backward then takes less time after an R, which exact models do not know.
+        """
+        return self.recompute and bool(self.fused_recompute)
+
+    @property
     def alike(self) -> bool:
         """True if an operation takes the same time and memory for every micro-batch."""
         shares = (*self.recompute_fraction.values(), *self.offload_fraction.values())

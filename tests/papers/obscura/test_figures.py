@@ -52,20 +52,6 @@ def test_table_1_is_met_within_one_and_a_half_percent() -> None:
             assert ours == pytest.approx(paper, rel=0.015)
 
 
-def test_the_note_of_figure_14_says_what_its_rows_say() -> None:
-    table = table_of("Figure 14")
-    bubble = {row[0]: row[2:5] for row in table.rows if row[1] == "bubble"}
-    less = [before - after for before, after in zip(bubble["DAPPLE"], bubble["Obscura"], strict=True)]
-    assert f"{min(less):.1f} to {max(less):.1f} f less bubble than DAPPLE's" in table.note
-
-
-def test_less_bubble_is_said_in_forwards_and_in_seconds_of_either() -> None:
-    assert report.bubble_sentence([21, 18], [11, 9], forward=0.1) == (
-        "Its adjusted stages have 9.0 to 10.0 f less bubble than DAPPLE's. The paper has 1.7 s less, which would make"
-        " f 0.17 to 0.19 s; by our cost model f is 0.10 s, and ours are 0.9 to 1.0 s."
-    )
-
-
 def test_gpt_3_is_shown_with_the_fitted_and_the_computed_recompute_time() -> None:
     table = report.gpt_3()
     assert [(row[1], row[3], row[5]) for row in table.rows] == [(0.2, 1.305, 1.25), (0.305, 1.263, 1.21)]

@@ -13,10 +13,9 @@ from debubble.costs import Cluster, StepTail
 from debubble.costs.units import Partition, Strategy, Unit, Units
 from debubble.ir import Placement, RunOptions
 from debubble.models import models
-from debubble.papers.scope.planner import BASELINES, plan
-from debubble.papers.scope.program.instance import alive
-from debubble.papers.scope.program.layer_types import layer_runs
-from debubble.papers.scope.program.monolithic import solve
+from debubble.papers.scope.instance import alive, layer_runs
+from debubble.papers.scope.integer_program import solve
+from debubble.papers.scope.planner import BASELINES, scope
 from debubble.planners import ModelUnits, Problem
 from debubble.planners.baselines import megatron_schedule
 from debubble.search.effort import Effort
@@ -51,15 +50,13 @@ def test_types_in_sequence_are_runs_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("devices", "chunks", "counts"), [(4, 2, [(7, 4), (8, 3)]), (8, 2, [(15, 8), (16, 7)]), (4, 1, [(4,)])]
 )
-def test_the_counts_alive_on_device_0_are_those_of_the_order(
-    devices: int, chunks: int, counts: list[tuple[int, ...]]
-) -> None:
+def test_the_counts_alive_are_those_of_the_order(devices: int, chunks: int, counts: list[tuple[int, ...]]) -> None:
     problem = asked(Units(units=(layer("dense", 1),) * 16), devices=devices, micro_batches=32, chunks=chunks)
     assert alive(megatron_schedule(problem, chunks))[0] == counts
 
 
 @given(times=st.lists(st.integers(1, 9), min_size=2, max_size=6), m=st.integers(1, 8))
-def test_the_formula_is_exact_for_equal_stages_and_never_below_the_simulation(times: list[int], m: int) -> None:
+def test_the_formula_is_never_below_the_simulation(times: list[int], m: int) -> None:
     """T = sum T_x + (m - 1) max T_x, where backward is twice forward."""
     costs = db.StageCosts.of(forward=times, backward_input=times, backward_weight=times)
     makespan = db.simulate(db.schedules["1f1b"](devices=len(times), micro_batches=m), costs).makespan
@@ -70,11 +67,11 @@ def test_the_formula_is_exact_for_equal_stages_and_never_below_the_simulation(ti
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-def test_the_integer_program_is_proven_optimal_for_its_formula(chunks: int) -> None:
+def test_the_integer_program_is_solved_to_its_optimum(chunks: int) -> None:
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
     problem = asked(units, devices=2, micro_batches=6, chunks=chunks)
     schedule = megatron_schedule(problem, chunks)
-    answer = next(solve(layer_runs(units), schedule, limits=problem.limits, static=0.0, effort=Effort(10), seed=0))
+    answer = solve(layer_runs(units), schedule, limits=problem.limits, static=0.0, effort=Effort(10), seed=0)
     assert answer.formula == pytest.approx(answer.bound, rel=1e-5)
     assert answer.formula == pytest.approx(min(_formulas(problem, units, chunks)), rel=1e-4)
 
@@ -111,17 +108,15 @@ def _assignments(units: Units, stages: int) -> Iterator[Partition]:
 
 @given(units=model_units(max_layers=2, limit=True), micro_batches=st.integers(2, 5))
 @settings(max_examples=5, deadline=None)
-def test_scope_finds_the_true_optimum_of_the_simulated_time_on_small_instances(
-    units: Units, micro_batches: int
-) -> None:
+def test_scope_is_optimal_on_small_instances(units: Units, micro_batches: int) -> None:
     problem = asked(units, devices=2, micro_batches=micro_batches, effort=0.5)
     repricer = Repricer(megatron_schedule(problem, 1))
     best = min(_simulated(problem, units, repricer), default=None)
     if best is None:
         with pytest.raises(db.InfeasibleError):
-            plan(problem)
+            scope(problem)
         return
-    solution = plan(problem)
+    solution = scope(problem)
     found = db.simulate(solution.schedule, solution.costs)
     assert best <= float(found.makespan) <= best * (1 + 1e-9)
 
@@ -153,7 +148,7 @@ def test_scope_is_never_worse_than_its_baselines(units: Units, devices: int, mic
 
 @given(units=model_units(limit=True), micro_batches=st.integers(1, 8))
 @settings(max_examples=40, deadline=None)
-def test_a_long_end_of_the_step_hides_no_baseline_from_a_search_without_time(units: Units, micro_batches: int) -> None:
+def test_without_effort_the_fastest_baseline_is_the_answer(units: Units, micro_batches: int) -> None:
     tail = StepTail(model=models["llama2-7b"], cluster=Cluster.parse("3xCPU"), options=RunOptions())
     problem = replace(asked(units, devices=3, micro_batches=micro_batches, effort=0.0), tail=tail)
     try:
@@ -165,13 +160,13 @@ def test_a_long_end_of_the_step_hides_no_baseline_from_a_search_without_time(uni
 
 def test_scope_says_how_far_its_program_is_solved() -> None:
     units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 7, layer("head", 5)), memory_limit=(36,))
-    answer = plan(asked(units, devices=2, micro_batches=6, chunks=1), polish=False)
+    answer = scope(asked(units, devices=2, micro_batches=6, chunks=1))
     assert answer.remark == "its integer program is solved to within 0.00% with 1 chunk"
 
 
 def test_scope_says_that_its_program_has_no_answer() -> None:
     units = replace(Units(units=(layer("dense", 1),) * 8), memory_limit=(20,))
-    answer = plan(asked(units, devices=2, micro_batches=4, effort=0.0))
+    answer = scope(asked(units, devices=2, micro_batches=4, effort=0.0))
     assert answer.remark == (
         "its integer program has no answer.  No assignment of layers to stages was found with that effort; raise"
         " --effort."

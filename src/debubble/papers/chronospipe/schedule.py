@@ -44,12 +44,7 @@ PAPER = "ChronosPipe"
     default_chunks=2,
 )
 def chronos(
-    *,
-    devices: int,
-    micro_batches: int,
-    chunks: int = 2,
-    costs: StageCosts | None = None,
-    split_backward: bool = False,
+    *, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None, split_backward: bool = False
 ) -> Schedule:
     """Chronos-Pipe: dependent operations follow each other at once; only between chunks may there be an interval.
 

@@ -25,7 +25,6 @@ papers.add(
                 "the system's architecture",
                 "the planner's and the runtime's parts",
                 "docs/architecture.md has ours",
-                motivation.architecture(),
             ),
             Entry("Figure 8", "adjacent stages in the steady phase", timelines.figure_8),
             Entry("Figure 9", "from the strawman to Obscura", timelines.figure_9),

@@ -152,11 +152,7 @@ def adjusted_partitions(start: FittedConfiguration) -> Iterator[FittedConfigurat
 
 
 def adjustments(
-    counts: Counts,
-    *,
-    adjusted: int,
-    micro_batches: int,
-    times: Callable[[Counts], list[float] | None],
+    counts: Counts, *, adjusted: int, micro_batches: int, times: Callable[[Counts], list[float] | None]
 ) -> Iterator[Counts]:
     """The partitions after each move, from `counts` units per stage on.
 

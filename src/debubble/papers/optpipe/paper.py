@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from debubble.papers.claims import Claim, compared, holds, stated, unavailable
+from debubble.papers.claims import Claim
 from debubble.papers.drawings import Bars, Lines, Timelines
 from debubble.papers.optpipe.figures import program, tables
 from debubble.papers.optpipe.figures.runs import BASELINES, LAYERS, METHODS, PRINTED_LAYERS, shape
 from debubble.papers.optpipe.figures.tables import PRINTED, Row
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Entry, Exhibit, Paper, papers
+
+PAPER = PrintedPaper.of("optpipe")
 
 LINK = (
     "an activation takes several forwards over PCIe here: our PipeOffload waits for the link where it has to move most"
@@ -46,16 +49,10 @@ def figure_3() -> Iterator[Exhibit]:
     every = size["all reductions"]
     fewer = ("both directions", "without transitivity", "micro-batches in any order")
     grow = all(size[name][0] > every[0] for name in fewer)
-    yield compared(
-        "pairs of 12 operations that are left to decide with 4 micro-batches, of 132", paper=("18",), ours=[decided]
-    )
-    yield holds("section 4.1.1: each reduction leaves fewer binary variables", grow)
-    yield holds(
-        "section 4.1.2: triangle cuts raise the bound of the relaxation",
-        size["triangles as rows"][2] > every[2],
-        because=f"it is {every[2]:g} with and without them: big-M rows leave the relaxation that much room",
-    )
-    yield holds("section 4.1.3: an initial solution shortens the search", size[program.WARM][4] < every[4])
+    yield PAPER.claim("figure-3.pairs", [decided])
+    yield PAPER.claim("figure-3.reductions", grow)
+    yield PAPER.claim("figure-3.triangles", size["triangles as rows"][2] > every[2], every=every[2])
+    yield PAPER.claim("figure-3.initial-solution", size[program.WARM][4] < every[4])
     yield table
     yield drawing
 
@@ -64,27 +61,21 @@ def equations() -> Iterator[Exhibit]:
     """The program of appendix C."""
     table = program.optima()
     proven = [row[-1] for row in table.rows]
-    yield compared(
-        "the program's optimum is the pipeline's; the paper's column has what our search proves",
-        paper=[f"{value:.1f}" for value in proven],
-        ours=table.column("the program, by SCIP"),
+    yield PAPER.claim(
+        "equations.optimum", table.column("the program, by SCIP"), printed=[f"{value:.1f}" for value in proven]
     )
-    yield stated(
-        "equations (7) to (17) exclude what cannot be",
-        paper="as printed",
-        ours="mended",
-        because="as printed, operations of one micro-batch or one kind may overlap, and transfers start too early",
-    )
+    yield PAPER.claim("equations.mended", "mended")
     yield table
 
 
 def algorithm_1() -> Iterator[Exhibit]:
     """AdaOffload."""
     pipe, ada = map(tables.forwards_first, tables.printed_rules(8).values())
-    yield holds(
-        "it puts no fewer forwards before a device's first backward than PipeOffload, and more on some (Figure 4's"
-        f" toy: {', '.join(map(str, ada))}, and {', '.join(map(str, pipe))})",
+    yield PAPER.claim(
+        "algorithm-1.forwards",
         all(a >= b for a, b in zip(ada, pipe, strict=True)) and ada != pipe,
+        ada=", ".join(map(str, ada)),
+        pipe=", ".join(map(str, pipe)),
     )
 
 
@@ -94,24 +85,12 @@ def figure_4() -> Iterator[Exhibit]:
     idle = {row[:2]: row[3] for row in table.rows}
     saved = max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload as printed"] for m in toys())
     ahead = all(idle[m, "AdaOffload as printed"] <= idle[m, "PipeOffload as printed"] for m in toys())
-    yield compared(
-        "idle time saved (abstract: up to 50%), against AdaOffload as printed",
-        paper=("50",),
-        ours=[100 * saved],
-        unit="%",
+    yield PAPER.claim("figure-4.as-printed", [100 * saved])
+    yield PAPER.claim(
+        "figure-4.library", [100 * max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload"] for m in toys())]
     )
-    yield compared(
-        "the same against the library's AdaOffload",
-        paper=("50",),
-        ours=[100 * max(1 - idle[m, "OptPipe, optimal"] / idle[m, "AdaOffload"] for m in toys())],
-        unit="%",
-        because="the library's AdaOffload, which follows the rule's repaired relatives too, is optimal here",
-    )
-    yield holds("AdaOffload's makespan is below PipeOffload's", ahead)
-    yield holds(
-        "section 5.2: the solver finds the optimum for 4 devices",
-        all("OptPipe, optimal" in toy for toy in toys().values()),
-    )
+    yield PAPER.claim("figure-4.order", ahead)
+    yield PAPER.claim("figure-4.optimum", all("OptPipe, optimal" in toy for toy in toys().values()))
     yield table
     yield Timelines.of({f"{name}: {timeline.makespan}": timeline for name, timeline in toys()[6].items()})
 
@@ -121,30 +100,19 @@ def table_1() -> Iterator[Exhibit]:
     pattern, advantage = tables.memory_pattern(rows()), tables.advantage(rows())
     cells = len(rows()) * len(METHODS)
     slower = [name for row in rows() if (name := row.fastest_baseline) is not None and tables.is_slower(row, name)]
-    yield compared(
-        "cells that run or run out of memory as printed",
-        paper=(str(cells),),
-        ours=[cells - len(pattern.rows)],
-        because="there the paper's method fits with 8 micro-batches and not with 16, although its peak is"
-        " reached with fewer",
-    )
-    yield compared("rows in which OptPipe is slower than what else fits, of ours", paper=("0",), ours=[len(slower)])
+    yield PAPER.claim("table-1.cells", [cells - len(pattern.rows)], printed=(str(cells),))
+    yield PAPER.claim("table-1.slower", [len(slower)])
     rich = [row for row in rows() if any(row.ours[method] is not None for method in BASELINES)]
-    yield holds(
-        f"section 5.2: where {', '.join(BASELINES)} fit OptPipe is comparable to the fastest of them: at most"
-        f" {SIMILAR - 100}% slower, in {len(rich)} rows of ours",
+    yield PAPER.claim(
+        "table-1.comparable",
         all(_percent_of(row, BASELINES) <= SIMILAR for row in rich),
+        baselines=", ".join(BASELINES),
+        similar=SIMILAR - 100,
+        rich=len(rich),
     )
     yield from _savings()
-    yield unavailable(
-        "section 5.2: the MILP is solved for 300 s for 4 and 8 GPUs and for 1000 s for 16",
-        because="seconds of Gurobi on the paper's machine; docs/notes/optpipe.md has our searches' processor time",
-    )
-    yield unavailable(
-        "the iteration times themselves",
-        because="they contradict each other (doubling the micro-batches takes 0.72 to 4.04 times as long, six"
-        " cells are 1.34574 times six others), and no cost model has them",
-    )
+    yield PAPER.claim("table-1.solver")
+    yield PAPER.claim("table-1.times")
     yield tables.times(rows())
     yield pattern
     yield advantage
@@ -176,13 +144,7 @@ def _percent_of_fastest(row: Row, method: str) -> float | None:
 def _savings() -> list[Claim]:
     groups = (("memory-rich: another baseline fits", "more than 30"), ("memory-limited", "more than 20"))
     return [
-        compared(
-            f"time saved against PipeOffload, {name}: least and greatest",
-            paper=(paper, paper),
-            ours=[min(saved), max(saved)],
-            unit="%",
-            because=LINK,
-        )
+        PAPER.claim("table-1.saved", [min(saved), max(saved)], printed=(paper, paper), name=name)
         for (name, paper), saved in zip(groups, tables.savings(rows()), strict=True)
         if saved
     ]
@@ -193,20 +155,8 @@ def table_2() -> Iterator[Exhibit]:
     sizes = {name: shape(layers, 128 if name in ("7.1B", "14.2B") else 2048) for name, layers in PRINTED_LAYERS.items()}
     printed = [sizes[name].parameters / 1e9 for name in LAYERS]
     repaired = [shape(layers).parameters / 1e9 for layers in LAYERS.values()]
-    yield compared(
-        "10^9 parameters of the four shapes as printed",
-        paper=("1.5", "3.6", "7.1", "14.2"),
-        ours=printed,
-        because="two pairs of shapes are alike, and a hidden size of 128 is too small for 7.1B by far",
-    )
-    yield compared(
-        "the same as we run them: hidden size 2048, 8 query groups, "
-        + ", ".join(f"{layers}" for layers in LAYERS.values())
-        + " layers",
-        paper=("1.5", "3.6", "7.1", "14.2"),
-        ours=repaired,
-        because="3.6B and 7.1B keep the layers that are printed",
-    )
+    yield PAPER.claim("table-2.printed", printed)
+    yield PAPER.claim("table-2.repaired", repaired, names=", ".join(f"{layers}" for layers in LAYERS.values()))
 
 
 def figure_5() -> Iterator[Exhibit]:
@@ -214,12 +164,7 @@ def figure_5() -> Iterator[Exhibit]:
     shown = tables.settings_of_figure_5(rows())
     pairs = [[tables.peaks(row, method) for method in ("PipeOffload", "OptPipe")] for row in shown]
     more = [sum(own[at] >= pipe[at] for pipe, own in pairs) for at in (1, 2)]
-    yield compared(
-        f"settings in which OptPipe's average and greatest memory are PipeOffload's or more, of {len(pairs)}",
-        paper=(str(len(pairs)), str(len(pairs))),
-        ours=more,
-        because="our PipeOffload is the selective one, which fills the limit too",
-    )
+    yield PAPER.claim("figure-5.memory", more, printed=(str(len(pairs)), str(len(pairs))), pairs=len(pairs))
     yield tables.memory_use(shown)
     yield Bars(
         title="Figure 5: average peak memory over the devices",
@@ -236,19 +181,8 @@ def figure_6() -> Iterator[Exhibit]:
     """Many micro-batches."""
     table = tables.many_micro_batches(many())
     gains = [gain for row in many() if (gain := tables.saving(row, "PipeOffload")) is not None]
-    yield compared(
-        "time saved against PipeOffload with 256 micro-batches",
-        paper=("17",),
-        ours=[gains[-1]],
-        unit="%",
-        because=f"costs are our model's; over 16 to 256 micro-batches it is {tables.span_of(gains)}",
-    )
-    yield holds(
-        "the saving grows with the number of micro-batches",
-        gains == sorted(gains),
-        because=f"ours are {', '.join(f'{gain:.1f}' for gain in gains)}%: what OptPipe begins with moves"
-        " nothing, and our PipeOffload waits for the link from the first micro-batches on",
-    )
+    yield PAPER.claim("figure-6.saved", [gains[-1]], gains=tables.span_of(gains))
+    yield PAPER.claim("figure-6.grows", gains == sorted(gains), gain=", ".join(f"{gain:.1f}" for gain in gains))
     yield table
     yield Lines(
         title=table.title,
@@ -274,14 +208,12 @@ papers.add(
                 "the framework",
                 "initialize, profile, schedule and train",
                 "docs/training.md says what --online does",
-                program.framework(),
             ),
             Entry.diagram(
                 "Figure 2",
                 "the computation graph of a stage",
                 "forward, and the two halves of the backward",
                 "docs/architecture.md has F, I and W",
-                program.computation_graph(),
             ),
             Entry("Figure 3", "determined and undetermined variables, section 4.1", figure_3, slow=True),
             Entry("Equations (2) to (19)", "the program, appendix C", equations, slow=True),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from debubble.papers.claims import Claim, compared, holds, stated
+from debubble.papers.claims import Claim
 from debubble.papers.drawings import Bars
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Entry, Exhibit, Paper, number, papers
 from debubble.papers.scope.figures import example, tables
 from debubble.papers.scope.figures.tables import EVEN, answer
-from debubble.papers.scope.program.layer_types import partition_of_layers
+from debubble.papers.scope.instance import partition_of_layers
 from debubble.planners.partitioning.balance import even_counts
 from debubble.simulator import Timeline
 
-UNKNOWN = "the poster's are measured, and it gives no configuration"
+PAPER = PrintedPaper.of("scope")
 
 
 def _idle(timeline: Timeline) -> float:
@@ -25,9 +26,8 @@ def background() -> Iterator[Exhibit]:
     """GPipe, 1F1B and interleaved 1F1B."""
     drawing = example.background()
     gpipe, plain, interleaved = (scene.timeline for scene in drawing.scenes)
-    yield holds(
-        "1F1B saves memory over GPipe, interleaving shortens the bubbles of 1F1B",
-        plain.peak_memory[0] < gpipe.peak_memory[0] and _idle(interleaved) < _idle(plain),
+    yield PAPER.claim(
+        "background.schedules", plain.peak_memory[0] < gpipe.peak_memory[0] and _idle(interleaved) < _idle(plain)
     )
     yield drawing
 
@@ -37,14 +37,10 @@ def motivation() -> Iterator[Exhibit]:
     even, scope = (example.ThreeBubbles.of(run) for run in example.runs().values())
     fewer = scope.leaked < even.leaked
     table = example.bubbles_table()
-    yield compared(
-        "work + B_R + B_I + B_P, Megatron-Even and SCOPE: the step, which we simulate",
-        paper=[f"{row[5]:.2f}" for row in table.rows],
-        ours=[row[6] for row in table.rows],
+    yield PAPER.claim(
+        "motivation.step", [row[6] for row in table.rows], printed=[f"{row[5]:.2f}" for row in table.rows]
     )
-    yield holds(
-        "the pipeline leaks recomputation, imbalance and preparation, and together SCOPE has less of them", fewer
-    )
+    yield PAPER.claim("motivation.leaks", fewer)
     yield table
     yield example.bubbles_drawn()
 
@@ -55,18 +51,10 @@ def algorithm_1() -> Iterator[Exhibit]:
     placed = [sum(map(sum, options)) for options in answer.layers]
     partition = partition_of_layers(runs, answer.layers)
     order = [index for stage in partition for index, _ in stage]
-    yield compared(
-        "phase 1: strategies r of each layer type t, embedding, layer and head of the running example",
-        paper=("1", "3", "1"),
-        ours=[len(run.options) for run in runs],
-    )
-    yield compared(
-        "phase 2, C_1: layers placed once, of each type", paper=[str(run.count) for run in runs], ours=placed
-    )
-    yield holds("phase 3: the integer program is solved to its optimum", answer.gap < PROVEN)
-    yield holds(
-        "phase 4, C_3: stages have all units in the model's order", order == list(range(len(example.units().units)))
-    )
+    yield PAPER.claim("algorithm-1.phase-1", [len(run.options) for run in runs])
+    yield PAPER.claim("algorithm-1.phase-2", placed, printed=[str(run.count) for run in runs])
+    yield PAPER.claim("algorithm-1.phase-3", answer.gap < PROVEN)
+    yield PAPER.claim("algorithm-1.phase-4", order == list(range(len(example.units().units))))
 
 
 PROVEN = 1e-6
@@ -80,10 +68,7 @@ def running_example() -> Iterator[Exhibit]:
     assert partition is not None, "units are divided"
     even = even_counts(example.units(), example.DEVICES)
     faster = runs["scope"].makespan < runs["megatron-even"].makespan
-    yield holds(
-        "SCOPE assigns uneven stages, with strategies of their own, in less time",
-        faster and list(partition.lengths) != list(even),
-    )
+    yield PAPER.claim("running-example.faster", faster and list(partition.lengths) != list(even))
     yield example.drawn()
 
 
@@ -95,16 +80,20 @@ def end_to_end() -> Iterator[Exhibit]:
     scope = {"full": "SCOPE dual", TRI: "SCOPE tri", "all": "SCOPE, R, I and P"}
     same = [[rows[name, which, "1F1B", EVEN][1] for name in (ours, "AdaPipe")] for which, ours in scope.items()]
     yield from (
-        compared(
-            f"speed-up of {key[0]} ({key[1]}) on {key[2]} over {key[3]}",
-            paper=(f"{poster:.2f}",),
-            ours=[ours],
-            because=BECAUSE.get(key[0], UNKNOWN),
+        PAPER.claim(
+            "end-to-end.speed-up",
+            [ours],
+            printed=(f"{poster:.2f}",),
+            because=BECAUSE.get(key[0], "{unknown}"),
+            planner=key[0],
+            operators=key[1],
+            schedule=key[2],
+            over=key[3],
         )
         for key, poster, ours in published
     )
     yield from (_order(reading, names, rows) for reading, names in READINGS.items())
-    yield holds("with the same operators SCOPE is at least as fast as AdaPipe", _none_slower(same))
+    yield PAPER.claim("end-to-end.same-operators", _none_slower(same))
     yield table
     yield Bars(
         title=table.title,
@@ -125,45 +114,26 @@ def _order(reading: str, names: Sequence[str], rows: Mapping[tuple[str, ...], tu
     ours = {key[0]: figure for key, (_, figure) in rows.items() if key[0] in names and key[2:] == ("1F1B", EVEN)}
     ours["AdaPipe"] = rows["AdaPipe", "all", "1F1B", EVEN][1]
     fitting = {name: speed_up for name in names if (speed_up := ours[name]) is not None}
-    return stated(
-        f"order of the planners on 1F1B, dual and tri as {reading}",
-        paper=", ".join(names),
-        ours=", ".join(sorted(fitting, key=fitting.__getitem__)),
-        because="AdaPipe chooses among all operators, dual and tri among whole strategies",
+    return PAPER.claim(
+        "end-to-end.order",
+        ", ".join(sorted(fitting, key=fitting.__getitem__)),
+        printed=", ".join(names),
+        reading=reading,
     )
 
 
-READINGS = {
-    "two and three strategies": ("PipeDream", "Merak", "AdaPipe", "SCOPE dual", "SCOPE tri"),
-    "two and three kinds of bubbles": ("PipeDream", "Merak", "AdaPipe", "SCOPE, R and I", "SCOPE, R, I and P"),
-}
+READINGS: Mapping[str, Sequence[str]] = PAPER.printed["order"]
+"""Readings of dual and tri -> the planners from slow to fast."""
 TRI = "selective, full"
-BECAUSE = {
-    "PipeDream": "our layers are equal and the head costs little, so that the even partition is balanced already;"
-    f" {UNKNOWN}",
-    "AdaPipe": f"it chooses among all operators here; {UNKNOWN}",
-    "SCOPE, R and I": f"this reading of dual, two kinds of bubbles, has all operators; {UNKNOWN}",
-    "SCOPE, R, I and P": f"this reading of tri, three kinds of bubbles, has all operators; {UNKNOWN}",
-}
+BECAUSE: Mapping[str, str] = PAPER.printed["because"]
 
 
 def scalability() -> Iterator[Exhibit]:
     """More devices."""
     table = tables.scalability(answer)
-    for statement, column in (
-        ("speed-up of tri on 1,024, 8,192 and 16,384 devices, 1F1B", 3),
-        ("the same on interleaved 1F1B", 5),
-    ):
-        ours = [row[column] for row in table.rows]
-        yield compared(statement, paper=["1.18 to 1.20"] * 3, ours=ours, because=UNKNOWN)
-    yield compared(
-        "MFU on 1,024 and on 16,384 devices (it climbs; of which planner the poster does not say), tri interleaved",
-        paper=("28.4", "37.9"),
-        ours=[number(table.rows[at][7]) for at in (0, -1)],
-        unit="%",
-        because="at 8,192 sequences per step more devices leave each pipeline fewer micro-batches, so that ours"
-        " falls; the poster's batch may grow with the devices",
-    )
+    yield PAPER.claim("scalability.plain", [row[3] for row in table.rows])
+    yield PAPER.claim("scalability.interleaved", [row[5] for row in table.rows])
+    yield PAPER.claim("scalability.mfu", [number(table.rows[at][7]) for at in (0, -1)])
     yield table
     yield table.bars("speed-up", tables.GAINS, names="{} devices")
 
@@ -171,11 +141,8 @@ def scalability() -> Iterator[Exhibit]:
 def generality() -> Iterator[Exhibit]:
     """Other models."""
     table = tables.generality(answer)
-    yield compared(
-        "MFU gain of tri on 1F1B: " + ", ".join(str(row[0]) for row in table.rows),
-        paper=["1.20 to 1.31"] * len(table.rows),
-        ours=[row[4] for row in table.rows],
-        because=UNKNOWN,
+    yield PAPER.claim(
+        "generality.gain", [row[4] for row in table.rows], names=", ".join(str(row[0]) for row in table.rows)
     )
     yield table
     yield table.bars("gain", tables.GAINS)
@@ -189,20 +156,9 @@ def memory() -> Iterator[Exhibit]:
         return [None if row[column] is None else number(row[column]) for row in table.rows]
 
     names = ", ".join(dict.fromkeys(f"{row[0]} on {row[1]}" for row in table.rows))
-    count = len(table.rows)
-    yield compared(
-        f"memory in use, Megatron-Even: {names}", paper=["64 to 75"] * count, ours=shares(3), unit="%", because=UNKNOWN
-    )
-    yield compared(
-        "memory in use, tri",
-        paper=["83 to 92"] * count,
-        ours=shares(5),
-        unit="%",
-        because=f"{UNKNOWN}; a plan uses what memory it can turn into time, and no more",
-    )
-    yield compared(
-        "gain in capacity", paper=["1.20 to 1.42"] * count, ours=[row[7] for row in table.rows], because=UNKNOWN
-    )
+    yield PAPER.claim("memory.even", shares(3), names=names)
+    yield PAPER.claim("memory.tri", shares(5))
+    yield PAPER.claim("memory.gain", [row[7] for row in table.rows])
     yield table
     yield Bars(
         title=table.title,

@@ -43,7 +43,7 @@ def solve(
         SolverError: The model turns out not to hold the incumbent.
     """
     whole = {(op.stage, op.micro_batch) for op in best.schedule.operations if op.kind is Kind.B}
-    everything = problem.halves_cover_wholes and not (whole and problem.split)
+    everything = problem.halves_cover_wholes and not problem.recomputes_in_two_ways and not (whole and problem.split)
     model = build(
         problem,
         horizon=ROOMY * best.value,

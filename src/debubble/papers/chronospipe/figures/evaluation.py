@@ -30,11 +30,12 @@ from debubble.papers.chronospipe.figures.memory_model import (
 )
 from debubble.papers.chronospipe.figures.messages import MESSAGES, message_models, throughput, throughputs
 from debubble.papers.chronospipe.offload import STATE_BYTES
-from debubble.papers.claims import Claim, compared, stated
+from debubble.papers.claims import Claim
 from debubble.papers.drawings import Bars, Lines
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Exhibit, Table, number
 
-BETWEEN = "how messages and compute overlap on the paper's cluster lies between our models"
+PAPER = PrintedPaper.of("chronospipe")
 
 
 def _throughput(
@@ -44,54 +45,36 @@ def _throughput(
     shares = {k: 100 * v for k, v in throughputs(method, reference, p, m).items()}
     chosen: CommunicationModel = "blocking" if blocking else "receiver"
     others = ", ".join(f"{value:.1f}% {MESSAGES[model]}" for model, value in shares.items())
-    return compared(
-        f"{statement}; ours {MESSAGES[chosen]}",
-        paper=(paper,),
-        ours=[shares[chosen]],
-        unit="%",
-        because=f"{BETWEEN}: {others}",
+    return PAPER.claim(
+        "throughput.share",
+        [shares[chosen]],
+        printed=(paper,),
+        statement=statement,
+        messages=MESSAGES[chosen],
+        others=others,
     )
 
 
 def figure_9a() -> Iterator[Exhibit]:
     """Memory and throughput of 48 layers."""
-    activations, of_half = {CHRONOS: 17.23, RECOMP: 6.63, HALF: 10.6}, {HALF: 1.0, ALL: 0.646}
-    reference = _total(HALF, 48)
+    printed, reference = PAPER.printed["figure-9a"], _total(HALF, 48)
     rows = tuple(
         (
             method.name,
-            activations.get(method),
+            printed["activations"].get(method.name),
             round(48 * FITTED_LAYER * method.activations(8), 2),
             round(48 * LAYER_STATES * method.states, 2),
-            of_half.get(method),
+            printed["share"].get(method.name),
             round(_total(method, 48) / reference, 3),
         )
         for method in (PLAIN, INTERLEAVED, HALF, INTERLEAVED_RECOMPUTED, CHRONOS, RECOMP, ALL)
     )
-    table = Table(
-        title="Figure 9a: GB per device, 48 layers (42B), PP8 TP8",
-        columns=("method", "paper: activations", "ours", "ours: states", "paper: of 1F1B + R = 50%", "ours"),
-        rows=rows,
-        basis="fitted",
-        note="Fitted: the activations of a layer (0.4418 GB), so that Chronos-Pipe holds 17.23 GB. The paper counts"
-        " 1F1B + R = 50% without the layer that is being recomputed, and Chronos-Recomp with it. Its ALL keeps 97.58%"
-        f" of the throughput of {HALF.name}; {throughput(RECOMP, HALF, 8, 64)}",
-    )
+    table = PAPER.table("figure-9a", rows, name=HALF.name, throughput=throughput(RECOMP, HALF, 8, 64))
     ours = {row[0]: row for row in rows}
     over = [name for name, row in ours.items() if row[2] + row[3] > LIMIT]
-    yield compared(
-        "GB of activations of Chronos-Pipe (fitted), + Recomp, 1F1B + R = 50%",
-        paper=("17.23", "6.63", "10.6"),
-        ours=[ours[method.name][2] for method in (CHRONOS, RECOMP, HALF)],
-    )
-    yield compared(
-        "ALL's memory in percent of 1F1B + R = 50%'s",
-        paper=("64.6",),
-        ours=[100 * ours[ALL.name][5]],
-        unit="%",
-        because="the activations of a layer are fitted to 17.23 GB; embedding and head are left out",
-    )
-    yield stated("methods out of memory in 32 GB", paper=f"{PLAIN.name}, {INTERLEAVED.name}", ours=", ".join(over))
+    yield PAPER.claim("figure-9a.activations", [ours[method.name][2] for method in (CHRONOS, RECOMP, HALF)])
+    yield PAPER.claim("figure-9a.all-memory", [100 * ours[ALL.name][5]])
+    yield PAPER.claim("figure-9a.out-of-memory", ", ".join(over), printed=f"{PLAIN.name}, {INTERLEAVED.name}")
     yield _throughput("throughput of ALL in percent of 1F1B + R = 50%'s", RECOMP, HALF, 8, 64, "97.58")
     yield table
     messages = message_models()
@@ -136,30 +119,20 @@ def total_of(shape: Shape, method: Method) -> float:
 
 def figure_9b() -> Iterator[Exhibit]:
     """The largest models."""
-    published = {PLAIN: 40, HALF: 64, CHRONOS: 48, RECOMP: 80, ALL: 96}
+    published = {each: PAPER.printed["figure-9b"][each.name] for each in (PLAIN, HALF, CHRONOS, RECOMP, ALL)}
     largest = {method: largest_model(method) for method in published}
     rows = tuple(
         (method.name, layers, largest[method], round(layers / 40, 2), round(largest[method] / largest[PLAIN], 2))
         for method, layers in published.items()
     )
-    table = Table(
-        title=f"Figure 9b: layers that fit into {LIMIT} GB, PP8 TP8",
-        columns=("method", "paper", "ours", "paper: of 1F1B", "ours"),
-        rows=rows,
-        basis="fitted",
-        note="Fitted: the activations of a layer, as in Figure 9a; all five sizes follow. A model has a multiple of p v"
-        " layers (of 8, ALL would have 104).",
+    table = PAPER.table("figure-9b", rows, limit=LIMIT)
+    yield PAPER.claim(
+        "figure-9b.layers",
+        list(largest.values()),
+        printed=list(map(str, published.values())),
+        names=", ".join(method.name for method in published),
     )
-    yield compared(
-        "layers in 32 GB: " + ", ".join(method.name for method in published),
-        paper=list(map(str, published.values())),
-        ours=list(largest.values()),
-    )
-    yield compared(
-        "ALL's over 1F1B's, and over 1F1B + R = 50%'s (the abstract's claim)",
-        paper=("2.4", "1.5"),
-        ours=[largest[ALL] / largest[each] for each in (PLAIN, HALF)],
-    )
+    yield PAPER.claim("figure-9b.all", [largest[ALL] / largest[each] for each in (PLAIN, HALF)])
     yield table
     yield Bars(
         title=table.title,
@@ -181,18 +154,14 @@ def savings_10() -> Table:
         return round(plain / (layers * layer * kept * method.activations(8) + states * method.states), 2)
 
     full = FULL.run(8, 32).makespan
-    return Table(
-        title="Figure 10: GPT3-175B, PP8 TP8, 16K: saving over 1F1B, and speed over 1F1B + R = 100%",
-        columns=("method", "paper: saving", "ours", "paper: speed", "ours"),
-        rows=(
+    return PAPER.table(
+        "savings-10",
+        (
             ("Megatron-Kwai", 1.27, saving(PLAIN, 21 / 32), None, None),
             (RECOMP.name, 1.72, saving(RECOMP), 1.17, round(float(full / RECOMP.run(8, 32).makespan), 3)),
             (ALL.name, 2.22, saving(ALL), None, None),
         ),
-        basis="fitted",
-        note="Fitted: 32 bytes per token and column of a layer (34 with dropout masks give 1.75 and 2.25), of which"
-        " Megatron-Kwai recomputes 11. The speed is without the time of messages;"
-        f" {throughput(RECOMP, FULL, 8, 32)}",
+        throughput=throughput(RECOMP, FULL, 8, 32),
     )
 
 
@@ -200,34 +169,12 @@ def figure_10() -> Iterator[Exhibit]:
     """Other ways to recompute."""
     fitted, ours = savings_10(), own_plans.figure_10()
     speeds = {row[:2]: row[4] for row in ours.rows}
-    yield compared(
-        "saving over 1F1B of Megatron-Kwai, Chronos-Recomp and ALL",
-        paper=("1.27", "1.72", "2.22"),
-        ours=[row[2] for row in fitted.rows],
-    )
-    yield compared(
-        "speed of Chronos-Recomp over 1F1B + R = 100%, without messages",
-        paper=("1.17",),
-        ours=[fitted.rows[1][4]],
-        because="no message takes time here; with blocking ones it is less",
-    )
-    yield compared(
-        "speed of AdaPipe over 1F1B + R = 100% in the memory of its 1.76, by our planner",
-        paper=("1.26",),
-        ours=[speeds["adapipe", 1.76]],
-        because="costs are our model's, on other hardware, and the planner chooses among all operators",
-    )
-    yield compared(
-        "speed of ChronosPipe in the memory of its 1.72, by our planner",
-        paper=("1.17",),
-        ours=[speeds["chronos", 1.72]],
-        because="our planner recomputes cheap operators first, offloads activations too, and splits backwards",
-    )
-    yield compared(
-        "throughput that Megatron-Kwai loses against 1F1B in the memory of its 1.27: negligible, our planner",
-        paper=("at most 2",),
-        ours=[100 * (1 - speeds["megatron-kwai", 1.27] / speeds["dapple", 1.0])],
-        unit="%",
+    yield PAPER.claim("figure-10.saving", [row[2] for row in fitted.rows])
+    yield PAPER.claim("figure-10.speed-chronos", [fitted.rows[1][4]])
+    yield PAPER.claim("figure-10.speed-adapipe", [speeds["adapipe", 1.76]])
+    yield PAPER.claim("figure-10.speed-chronospipe", [speeds["chronos", 1.72]])
+    yield PAPER.claim(
+        "figure-10.throughput-megatron", [100 * (1 - speeds["megatron-kwai", 1.27] / speeds["dapple", 1.0])]
     )
     yield fitted
     yield ours
@@ -244,10 +191,9 @@ def figure_11() -> Iterator[Exhibit]:
     """Sequence lengths at PP4."""
     blocking = throughputs(CHRONOS, PLAIN, 4, 32)["blocking"]
     chronos, recomp, half, interleaved = (m.activations(4) for m in (CHRONOS, RECOMP, HALF, INTERLEAVED_HALF))
-    table = Table(
-        title="Figure 11: PP4, 32 layers",
-        columns=("", "paper", "ours"),
-        rows=(
+    table = PAPER.table(
+        "figure-11",
+        (
             ("activations saved, Chronos-Pipe against 1F1B", "12.5%", percent(1 - chronos)),
             ("activations saved, Chronos-Recomp against 1F1B + R = 50%", "25%", percent(1 - recomp / half)),
             (
@@ -257,10 +203,7 @@ def figure_11() -> Iterator[Exhibit]:
             ),
             ("throughput lost, Chronos-Pipe against 1F1B", "6% to 9%", percent(1 - blocking)),
         ),
-        basis="modelled",
-        note="The savings follow from the schedules and are the paper's. The loss is simulated with m = 32 and blocking"
-        f" messages of T_c = 0.104 T_unit; the paper's is measured. With recomputation"
-        f" {throughput(RECOMP, HALF, 4, 32)}",
+        throughput=throughput(RECOMP, HALF, 4, 32),
     )
     parameters = 32 * LLAMA2_70B.layer_parameters / 4 / 8
     states = parameters * (6 + (STATE_BYTES - 6) / 2) / GB
@@ -270,27 +213,14 @@ def figure_11() -> Iterator[Exhibit]:
         kept = states - float(method.on_host) * parameters * (STATE_BYTES - 6) / 2 / GB
         each = [32 * FITTED_LAYER * length / 4 * method.activations(4) + kept for length in LENGTHS]
         sizes[method.name] = [f"{gb:.1f}" if gb <= LIMIT else f"{gb:.1f} OOM" for gb in each]
-    memory = Table(
-        title=f"Figure 11: GB per device of 32 layers, DP2 (ZeRO-1) PP4 TP8, by sequence length; OOM beyond {LIMIT}",
-        columns=("method", *(f"{length}K" for length in LENGTHS)),
-        rows=tuple((name, *cells) for name, cells in sizes.items()),
-        basis="fitted",
-        note="Fitted: the activations of a layer, as in Figure 9a, linear in the length. Layers only: no embedding, no"
-        " workspace, no fragments.",
+    memory = PAPER.table(
+        "figure-11-gb-per",
+        tuple((name, *cells) for name, cells in sizes.items()),
+        limit=LIMIT,
     )
     long = sizes[INTERLEAVED_HALF.name][LENGTHS.index(8)]
-    yield compared(
-        "activations saved by Chronos-Pipe and by Chronos-Recomp, against 1F1B and 1F1B + R = 50%",
-        paper=("12.5", "25"),
-        ours=[number(row[2]) for row in table.rows[:2]],
-        unit="%",
-    )
-    yield stated(
-        "interleaved 1F1B + R = 50% at 8K",
-        paper="out of memory",
-        ours="out of memory" if "OOM" in long else f"{long} GB of {LIMIT}",
-        because="ours counts neither the embedding nor the layer that is being recomputed, workspace and fragments",
-    )
+    yield PAPER.claim("figure-11.saved", [number(row[2]) for row in table.rows[:2]])
+    yield PAPER.claim("figure-11.interleaved", "out of memory" if "OOM" in long else f"{long} GB of {LIMIT}")
     yield _throughput(
         "throughput of Chronos-Pipe in percent of 1F1B's: 6% to 9% lower",
         CHRONOS,
@@ -329,16 +259,7 @@ def savings_12() -> Table:
                 round(half / everything, 2), round(full / recomp, 2),
             )
         )  # fmt: skip
-    return Table(
-        title="Figure 12: saving over 1F1B + R = 50% (paper: 1.21 to 1.26 with Recomp, 1.56 to 1.58 ALL)",
-        columns=("model", "GB, R = 50%", "GB, Recomp", "GB, ALL", "Recomp", "ALL", "Recomp over R = 100%"),
-        rows=tuple(rows),
-        basis="modelled",
-        note="Nothing fitted: shapes as published, 4K tokens, layers only; R = 100% keeps nothing here. The paper's"
-        " Chronos-Recomp is about 1.15 times as fast as 1F1B + R = 100%;"
-        f" {throughput(RECOMP, FULL, 8, 64)} Its saving over R = 100% (1.04 to 1.10) depends on"
-        " what it counts as checkpoints.",
-    )
+    return PAPER.table("savings-12", rows, throughput=throughput(RECOMP, FULL, 8, 64))
 
 
 def figure_12() -> Iterator[Exhibit]:
@@ -347,36 +268,16 @@ def figure_12() -> Iterator[Exhibit]:
     speeds = {row[:2]: row[4] for row in ours.rows}
     fit = [row[0] for row in table.rows if row[2] <= LIMIT]
     methods = (HALF, FULL, RECOMP, ALL)
-    yield compared(
-        "saving of Chronos-Recomp over 1F1B + R = 50%: Qwen2.5-32B, PaLM-62B, OPT-66B",
-        paper=["1.21 to 1.26"] * 3,
-        ours=[row[4] for row in table.rows],
-        because="nothing is fitted; layers only",
-    )
-    yield compared(
-        "saving of ALL, the same",
-        paper=["1.56 to 1.58"] * 3,
-        ours=[row[5] for row in table.rows],
-        because="nothing is fitted; layers only",
-    )
-    yield stated(
-        "models that fit into 32 GB with Chronos-Recomp", paper="Qwen2.5-32B, PaLM-62B, OPT-66B", ours=", ".join(fit)
-    )
+    yield PAPER.claim("figure-12.saving-chronos", [row[4] for row in table.rows])
+    yield PAPER.claim("figure-12.saving-all", [row[5] for row in table.rows])
+    yield PAPER.claim("figure-12.models-that-fit", ", ".join(fit))
     yield _throughput("throughput of Chronos-Recomp in percent of 1F1B + R = 100%'s", RECOMP, FULL, 8, 64, "115")
     yield _throughput(
         "throughput of Chronos-Recomp in percent of 1F1B + R = 50%'s: similar", RECOMP, HALF, 8, 64, "97 to 103"
     )
-    yield compared(
-        "speed of ChronosPipe over 1F1B + R = 100% in 32 GB, by our planner: the same models",
-        paper=["1.15"] * 3,
-        ours=[speeds[shape.name, "chronos"] for shape in MODELS_12],
-        because="our planner recomputes what the 32 GB ask for, and no more",
-    )
-    yield compared(
-        "saving of ALL over 1F1B + R = 100%",
-        paper=["1.04 to 1.10"] * 3,
-        ours=[total_of(shape, FULL) / total_of(shape, ALL) for shape in MODELS_12],
-        because="R = 100% keeps nothing in our count, where the paper counts checkpoints, of what it does not say",
+    yield PAPER.claim("figure-12.speed-chronospipe", [speeds[shape.name, "chronos"] for shape in MODELS_12])
+    yield PAPER.claim(
+        "figure-12.saving-all-over-1f1b", [total_of(shape, FULL) / total_of(shape, ALL) for shape in MODELS_12]
     )
     yield table
     yield ours

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 from debubble.ir.stage_costs import CommunicationModel
 from debubble.papers.chronospipe.figures.memory_model import CHRONOS, FULL, HALF, MESSAGE, PLAIN, RECOMP, Method
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
+
+PAPER = PrintedPaper.of("chronospipe")
 
 MESSAGES: Mapping[CommunicationModel, str] = {
     "blocking": "with blocking messages",
@@ -54,13 +57,4 @@ def message_models() -> Table:
         shares = throughputs(method, reference, p, m)
         ours = (round(100 * shares[model], 1) for model in MESSAGES)
         rows.append((figure, method.name, reference.name, f"PP{p}, m = {m}", paper, *ours))
-    return Table(
-        title="Throughput in percent of another method's, by what messages of T_c = 0.104 T_unit do",
-        columns=("figure", "method", "of", "at", "paper", "blocking", "receiver waits", "asynchronous"),
-        rows=tuple(rows),
-        basis="modelled",
-        note="Blocking: a message takes both ends' compute lanes. Receiver waits: it moves once its receiver is at the"
-        " operation that needs it, the recomputation right before that runs beside it, and the sender goes on."
-        " Asynchronous: it moves as soon as it is there. Messages between chunks are asynchronous always.",
-        keys=3,
-    )
+    return PAPER.table("message-models", rows)

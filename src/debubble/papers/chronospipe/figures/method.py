@@ -31,11 +31,13 @@ from debubble.papers.chronospipe.offload import (
     upload_window,
 )
 from debubble.papers.chronospipe.schedule import delay_rounds
-from debubble.papers.claims import compared, stated
-from debubble.papers.drawings import Bars, Boxes, Timelines
+from debubble.papers.drawings import Bars, Timelines
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Exhibit, Table, number
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
+
+PAPER = PrintedPaper.of("chronospipe")
 
 A100 = 80
 """GB of the device of Figure 1."""
@@ -44,7 +46,7 @@ A100 = 80
 def figure_1() -> Iterator[Exhibit]:
     """Memory under 1F1B, and what it leaves lying."""
     rows = []
-    for scale, length, activation, states in ((1, 4, 35.20, 19.69), (1, 16, 140.80, 19.69), (2, 4, 70.40, 39.38)):
+    for scale, length, activation, states in PAPER.printed["figure-1"]:
         layers = scale * LLAMA2_70B.layers
         ours = layers * LLAMA2_70B.layer_activation(tokens=2 * 1024 * length, tensor=8) * PLAIN.activations(8)
         state = 18 * 70e9 * scale / 64 / GB
@@ -52,33 +54,13 @@ def figure_1() -> Iterator[Exhibit]:
             (f"{70 * scale}B, {length}K", activation, round(ours, 2), states, round(state, 2),
              round(activation + states, 2), round(ours + state, 2))
         )  # fmt: skip
-    table = Table(
-        title="Figure 1: GB per device under 1F1B",
-        columns=("model, length", "paper: activations", "ours", "paper: states", "ours", "paper: total", "ours"),
-        rows=tuple(rows),
-        basis="modelled",
-        note="Our activations are counted tensor by tensor, without fitting; the paper's are 4% larger, which is one"
-        " more tensor of width h / t per layer.",
-    )
+    table = PAPER.table("figure-1", rows)
     ends = PLAIN.run(4, 16).peak_memory
-    yield compared(
-        "(a) GB of activations of 70B at 4K and 16K, and of 140B at 4K",
-        paper=("35.20", "140.80", "70.40"),
-        ours=[row[2] for row in table.rows],
-        because="ours are counted tensor by tensor; the paper's have one more of width h / t per layer",
-    )
-    yield compared(
-        "(a) GB of model states, the same", paper=("19.69", "19.69", "39.38"), ours=[row[4] for row in table.rows]
-    )
+    yield PAPER.claim("figure-1.activations", [row[2] for row in table.rows])
+    yield PAPER.claim("figure-1.states", [row[4] for row in table.rows])
     large = [row[0] for row in table.rows if row[6] > A100]
-    yield stated(
-        f"(a) what exceeds the {A100} GB of an A100, of these three", paper="70B, 16K and 140B, 4K", ours=listed(large)
-    )
-    yield compared(
-        "(b) peak of the first and of the last stage, in shares of m_a, p = 4",
-        paper=("1.00", "0.25"),
-        ours=[float(ends[0]), float(ends[-1])],
-    )
+    yield PAPER.claim("figure-1.out-of-memory", listed(large), a100=A100)
+    yield PAPER.claim("figure-1.peaks", [float(ends[0]), float(ends[-1])])
     yield table
     yield Bars(
         title="Figure 1a: GB per device under 1F1B",
@@ -94,27 +76,11 @@ def figure_1() -> Iterator[Exhibit]:
 def figure_2() -> Iterator[Exhibit]:
     """Interleaved 1F1B, and orders in groups."""
     peaks = [INTERLEAVED.activations(p) for p in (4, 8, 16)]
-    yield compared(
-        "peak of interleaved 1F1B over m_a at p = 4, 8, 16: 1 + (p - 1) / (p v)",
-        paper=("1.375", "1.438", "1.469"),
-        ours=peaks,
-    )
+    yield PAPER.claim("figure-2.peak-interleaved", peaks)
     runs = {p: INTERLEAVED.run(p, 4 * p) for p in (4, 8)}
-    yield compared(
-        "section 2.4: blocks of shallow and of deep layers at the peak of stage 0, p = 4, 8: 2p - 1 to p",
-        paper=("7", "4", "15", "8"),
-        ours=[count for run in runs.values() for count in _at_the_peak(run)],
-    )
-    yield compared(
-        "section 2.1: bubble with two chunks, of 1F1B's, at p = 4, 8: 1 / v",
-        paper=("0.50", "0.50"),
-        ours=[_bubble(run) / _bubble(PLAIN.run(p, 4 * p)) for p, run in runs.items()],
-    )
-    yield compared(
-        "section 2.1: traffic of ZeRO-3 over that of ZeRO-2, gradients in 32 bits and weights in 16: at least",
-        paper=("1.5",),
-        ours=[_reduced_and_gathered()],
-    )
+    yield PAPER.claim("figure-2.blocks", [count for run in runs.values() for count in _at_the_peak(run)])
+    yield PAPER.claim("figure-2.bubble", [_bubble(run) / _bubble(PLAIN.run(p, 4 * p)) for p, run in runs.items()])
+    yield PAPER.claim("figure-2.traffic", [_reduced_and_gathered()])
     yield _drawn(
         ("Interleaved 1F1B, v = 2 (Figure 2a)", "interleaved", CHUNKS),
         ("Breadth-first, v = 2 (Figure 2b)", "breadth-first", CHUNKS),
@@ -144,36 +110,6 @@ def _reduced_and_gathered() -> float:
     return float((unit.gradient_reduce + unit.parameter_gather) / unit.gradient_reduce)
 
 
-def passes() -> Boxes:
-    """Figure 3: what is needed soon after it was made, and what late."""
-    shallow, deep, back, again = "F of shallow layers", "F of deep layers", "B of deep layers", "B of shallow layers"
-    return Boxes(
-        title="Figure 3: forward and backward pass",
-        boxes={shallow: (0, 0), deep: (1, 0), back: (1, 1), again: (0, 1)},
-        arrows=[
-            (shallow, deep, ""),
-            (deep, back, "activations, needed soon"),
-            (back, again, ""),
-            (shallow, again, "activations, needed late"),
-        ],
-    )
-
-
-def parts() -> Boxes:
-    """Figure 4: what each part takes out of the devices' memory."""
-    memory = "device memory:\na fast and small cache"
-    pipe, recomp, offload = (
-        "Chronos-Pipe:\nactivations live shorter",
-        "Chronos-Recomp:\nthose of shallow layers\nare made again",
-        "Chronos-Offload:\nstates of deep layers\nare the host's",
-    )
-    return Boxes(
-        title="Figure 4: the parts of ChronosPipe",
-        boxes={memory: (1, 0), pipe: (0, 1), recomp: (1, 1), offload: (2, 1)},
-        arrows=[(memory, part, "") for part in (pipe, recomp, offload)],
-    )
-
-
 def times_and_peaks() -> Table:
     """Section 4: peaks and times of every p."""
     rows = []
@@ -184,14 +120,7 @@ def times_and_peaks() -> Table:
             (p, 6 * (m + p - 1), int(run.makespan), percent(float(run.peak_memory[0])), 6 * p + 7 * (m - 1),
              int(recomp.makespan), percent(float(recomp.peak_memory[0])))
         )  # fmt: skip
-    return Table(
-        title="Section 4: time in T_unit at m = 64, and peak activations in % of m_a",
-        columns=("p", "paper: Pipe", "ours", "ours: peak", "paper: Recomp", "ours", "ours: peak"),
-        rows=tuple(rows),
-        basis="modelled",
-        note="Chronos-Pipe's times are the paper's; its time of Chronos-Recomp is an upper bound of ours. Its limits of"
-        " the peaks for large p are 75% and 25%; ours include the block that is being recomputed.",
-    )
+    return PAPER.table("times-and-peaks", rows)
 
 
 def figure_5() -> Iterator[Exhibit]:
@@ -199,31 +128,10 @@ def figure_5() -> Iterator[Exhibit]:
     table = times_and_peaks()
     blocking = {method: method.run(4, 128, message=0.05, model="blocking").makespan for method in (PLAIN, CHRONOS)}
     overhead = [100 * (1 - 6 * 128 / float(time)) for time in blocking.values()]
-    yield compared(
-        "time 6(m + p - 1) T_unit at m = 64, p = 4, 8, 12, 16",
-        paper=[str(row[1]) for row in table.rows],
-        ours=[row[2] for row in table.rows],
-    )
-    yield compared(
-        "peak in percent of m_a at p = 4, 8, 12, 16: equations (1) and (2), 75% for large p",
-        paper=("87.50", "81.25", "79.17", "78.12"),
-        ours=[number(row[3]) for row in table.rows],
-        unit="%",
-    )
-    yield compared(
-        "peak at p = 64",
-        paper=("75",),
-        ours=[100 * CHRONOS.activations(64)],
-        unit="%",
-        because="75% is the limit for large p",
-    )
-    yield compared(
-        "(b) bubbles with blocking messages, 1F1B and Chronos-Pipe, T_c = 0.05 T_unit, m = 128, p = 4",
-        paper=("5.37", "8.27"),
-        ours=overhead,
-        unit="%",
-        because="8.2766% is printed truncated, and the schedule needs one message more than the formula",
-    )
+    yield PAPER.claim("figure-5.time", [row[2] for row in table.rows], printed=[str(row[1]) for row in table.rows])
+    yield PAPER.claim("figure-5.peak-share", [number(row[3]) for row in table.rows])
+    yield PAPER.claim("figure-5.peak-formula", [100 * CHRONOS.activations(64)])
+    yield PAPER.claim("figure-5.message-bubbles", overhead)
     yield table
     yield _drawn(("1F1B", "1f1b", STAGES), ("Chronos-Pipe, v = 2 (Figure 5a)", "chronos", CHUNKS))
     yield _messages()
@@ -233,37 +141,11 @@ def figure_6() -> Iterator[Exhibit]:
     """Chronos-Recomp."""
     table = times_and_peaks()
     delays = {p: delay_rounds(p) for p in (4, 8, 10, 12, 16, 24, 27, 32, 36, 40)}
-    yield compared(
-        "time 6 p + 7 (m - 1) T_unit at m = 64, p = 4, 8, 12, 16",
-        paper=[str(row[4]) for row in table.rows],
-        ours=[row[5] for row in table.rows],
-        because="the paper's is an upper bound; ours is shorter",
-    )
-    yield compared(
-        "activations kept at p = 8, in percent of m_a, without the block that is being recomputed",
-        paper=("25",),
-        ours=[100 * (RECOMP.activations(8) - 1 / 16)],
-        unit="%",
-    )
-    yield compared(
-        "saved over what 1F1B + R = 50% saves",
-        paper=("1.5",),
-        ours=[(1 - (RECOMP.activations(8) - 1 / 16)) / (1 - HALF.activations(8))],
-    )
-    yield compared(
-        "equation (8): rounds k that chunk 2 is delayed at p = 8, 10, 12, 16, 24, 27, 36, 40 (text of the"
-        " appendix: 1 for 8 <= p <= 40)",
-        paper=["1"] * 8,
-        ours=[k for p, k in delays.items() if p not in (4, 32)],
-        because="the text contradicts its own equation (8), which ours solves",
-    )
-    yield Table(
-        title="Appendix A: rounds k by which Chronos-Recomp delays chunk 2",
-        columns=("p", "its text", "its equation (8)"),
-        rows=tuple((p, 1 if 8 <= p <= 40 else 0, k) for p, k in delays.items()),
-        basis="modelled",
-        note="The timetable needs what the equation says; the text ('k = 1 for 8 <= p <= 40') contradicts it.",
-    )
+    yield PAPER.claim("figure-6.time", [row[5] for row in table.rows], printed=[str(row[4]) for row in table.rows])
+    yield PAPER.claim("figure-6.kept", [100 * (RECOMP.activations(8) - 1 / 16)])
+    yield PAPER.claim("figure-6.saved", [(1 - (RECOMP.activations(8) - 1 / 16)) / (1 - HALF.activations(8))])
+    yield PAPER.claim("figure-6.equation-8", [k for p, k in delays.items() if p not in (4, 32)], printed=["1"] * 8)
+    yield PAPER.table("figure-6", tuple((p, 1 if 8 <= p <= 40 else 0, k) for p, k in delays.items()))
     yield _drawn(
         ("Chronos-Recomp, p = 4 (Figure 6a)", "chronos-recomp", CHUNKS),
         ("Chronos-Recomp, p = 8 (Figure 6b)", "chronos-recomp", StageCosts.of(stages=16)),
@@ -273,45 +155,23 @@ def figure_6() -> Iterator[Exhibit]:
 def figure_7() -> Iterator[Exhibit]:
     """The ZeRO-2 variant."""
     shares = [float(Method("", "chronos-zero2", 2).run(p, 32).peak_memory[0]) for p in (4, 8, 16)]
-    yield compared(
-        "peak over m_a at p = 4, 8, 16 with groups of two, against Chronos-Pipe's: minimal impact",
-        paper=[f"{CHRONOS.activations(p):.2f}" for p in (4, 8, 16)],
-        ours=shares,
-        because="the figure is not in the text; our reading, which alternates forwards and backwards, takes one"
-        " block more on short pipelines",
-    )
+    yield PAPER.claim("figure-7.peak", shares, printed=[f"{CHRONOS.activations(p):.2f}" for p in (4, 8, 16)])
     yield _drawn(("ZeRO-2 variant, g = 2", "chronos-zero2", StageCosts.of(stages=8, gradient_reduce=2)))
 
 
 def figure_8() -> Iterator[Exhibit]:
     """Chronos-Offload."""
-    table = Table(
-        title="Equations (4) and (6): idle time for Chronos-Offload, in T_bwd / 2p and T_fwd / 2p",
-        columns=("p", "paper: cool-down", "simulated", "paper: warm-up", "simulated"),
-        rows=tuple((p, *_windows(p)) for p in (4, 8, 12, 16)),
-        basis="exact",
+    table = PAPER.table("figure-8", tuple((p, *_windows(p)) for p in (4, 8, 12, 16)))
+    yield PAPER.claim(
+        "figure-8.equation-4", [row[2] for row in table.rows], printed=[str(row[1]) for row in table.rows]
     )
-    yield compared(
-        "equation (4): idle backwards of one chunk in the cool-down, p = 4, 8, 12, 16",
-        paper=[str(row[1]) for row in table.rows],
-        ours=[row[2] for row in table.rows],
+    yield PAPER.claim(
+        "figure-8.equation-6", [row[4] for row in table.rows], printed=[str(row[3]) for row in table.rows]
     )
-    yield compared(
-        "equation (6): idle forwards of one chunk in the warm-up, p = 4, 8, 12, 16",
-        paper=[str(row[3]) for row in table.rows],
-        ours=[row[4] for row in table.rows],
+    yield PAPER.claim(
+        "figure-8.equations-5", [available_offload(LARGE) / LARGE, available_upload(LARGE) / LARGE], large=LARGE
     )
-    yield compared(
-        f"equations (5) and (7): idle backwards and forwards over p for large p, 2 / 3 and 5 / 6; ours at p = {LARGE}",
-        paper=("0.67", "0.83"),
-        ours=[available_offload(LARGE) / LARGE, available_upload(LARGE) / LARGE],
-    )
-    yield compared(
-        "share of the model states that gradients and weights are",
-        paper=("33",),
-        ours=[100 * (1 - (1 - ALL.states) * 2)],
-        unit="%",
-    )
+    yield PAPER.claim("figure-8.share-model", [100 * (1 - (1 - ALL.states) * 2)])
     yield table
     yield _offload()
 

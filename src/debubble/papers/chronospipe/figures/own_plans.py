@@ -12,10 +12,13 @@ from debubble.costs.flops import Utilization
 from debubble.ir import InfeasibleError, RunOptions
 from debubble.models import Model, models
 from debubble.papers.chronospipe.figures.memory_model import GB, LIMIT
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 from debubble.planners import planners
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.simulator import Timeline, simulate
+
+PAPER = PrintedPaper.of("chronospipe")
 
 CLUSTER = Cluster.parse("64xH100-80GB")
 PIPELINE = TENSOR = 8
@@ -56,16 +59,6 @@ class PlannedStep:
         return f"{100 * used.mfu(tokens / float(timeline.makespan)):.1f}%"
 
 
-PLANNED_10 = (
-    ("dapple", 1.0, None),
-    ("megatron-kwai", 1.27, None),
-    ("adapipe", 1.76, 1.26),
-    ("chronos", 1.72, 1.17),
-    ("chronos", 2.22, None),
-)
-"""Planner, saving over 1F1B, and the paper's speed over 1F1B + R = 100%."""
-
-
 @cache
 def figure_10() -> Table:
     """Figure 10's model, in the memory that each method's saving leaves."""
@@ -74,17 +67,10 @@ def figure_10() -> Table:
     full = job.without_limit("dapple+")
     peak = float(max(job.without_limit("dapple").peak_memory))
     rows = []
-    for name, saving, speed in PLANNED_10:
+    for name, saving, *speed in PAPER.printed["figure-10"]:
         run = job.planned(name, math.ceil(peak / saving))
-        rows.append((name, saving, round(peak / saving / GB, 1), speed, *_beside(job, run, full)))
-    return Table(
-        title="Figure 10, planned: GPT3-175B at 16K in the memory that the saving leaves, on 64 H100",
-        columns=("planner", "saving", "GB", "paper: speed over R = 100%", "ours", "MFU"),
-        rows=tuple(rows),
-        basis="modelled",
-        note=f"Nothing fitted: by our cost model 1F1B holds {peak / GB:.1f} GB. The planner `chronos` recomputes cheap"
-        " operators first, offloads activations too and splits backwards, which the paper's method does not.",
-    )
+        rows.append((name, saving, round(peak / saving / GB, 1), speed[0] if speed else None, *_beside(job, run, full)))
+    return PAPER.table("figure-10", rows, peak=peak / GB)
 
 
 def _beside(job: PlannedStep, run: Timeline | None, full: Timeline) -> tuple[Cell, Cell]:
@@ -94,22 +80,10 @@ def _beside(job: PlannedStep, run: Timeline | None, full: Timeline) -> tuple[Cel
     return round(float(full.makespan / run.makespan), 3), job.mfu(run)
 
 
-_PALM_62B = {
-    "model_type": "llama", "num_hidden_layers": 64, "hidden_size": 8192, "num_attention_heads": 32, "head_dim": 256,
-    "num_key_value_heads": 1, "intermediate_size": 32768, "vocab_size": 256000, "tie_word_embeddings": True,
-}  # fmt: skip
-_OPT_66B = {
-    "model_type": "gpt2", "n_layer": 64, "n_embd": 9216, "n_head": 72, "n_positions": 4096, "vocab_size": 50272,
-}  # fmt: skip
-
-
 def models_12() -> Mapping[str, Model]:
     """Figure 12's models; PaLM's and OPT's shapes as families that differ from them in norm or activation alone."""
-    return {
-        "Qwen2.5-32B": models["qwen2.5-32b"],
-        "PaLM-62B": Model.from_hf(_PALM_62B),
-        "OPT-66B": Model.from_hf(_OPT_66B),
-    }
+    shapes = {name: Model.from_hf(config) for name, config in PAPER.printed["models"].items()}
+    return {"Qwen2.5-32B": models["qwen2.5-32b"], **shapes}
 
 
 PLANNERS_12 = ("dapple", "dapple+", "adapipe", "chronos")
@@ -127,13 +101,4 @@ def figure_12() -> Table:
             gigabytes = None if run is None else round(float(max(run.peak_memory)) / GB, 1)
             paper = "about 1.15" if planner == "chronos" else None
             rows.append((name, planner, gigabytes, paper, *_beside(job, run, full)))
-    return Table(
-        title=f"Figure 12, planned: in {LIMIT} GB of 64 H100",
-        columns=("model", "planner", "GB", "paper: speed over R = 100%", "ours", "MFU"),
-        rows=tuple(rows),
-        basis="modelled",
-        keys=2,
-        note="Nothing fitted; `dapple+` is 1F1B + R = 100%. The paper's ChronosPipe recomputes half of the layers"
-        " whole, whatever they need; the planner no more than the memory asks for, and cheap operators first. Empty: it"
-        " does not fit.",
-    )
+    return PAPER.table("figure-12", rows, limit=LIMIT)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from debubble.costs import Cluster, model_units
 from debubble.ir import RunOptions
-from debubble.papers.claims import Claim, compared, holds, span, stated
+from debubble.papers.claims import Claim
 from debubble.papers.drawings import Bars, Lines
 from debubble.papers.obscura.figures.fit import (
     ACTIVATION,
@@ -34,27 +34,23 @@ from debubble.papers.obscura.figures.runs import (
     strawman_full,
     timeline_of,
 )
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Exhibit, Table
 from debubble.planners.baselines import bpipe_variants
 from debubble.planners.problem import ModelUnits, Problem, Solution
 
+PAPER = PrintedPaper.of("obscura")
+
 FITTED = "memory and recompute times are fitted to other figures of the paper"
 MICRO_BATCHES = (16, 32, 64, 128)
-PAPER_12 = {
-    **{("Llama-2", size, m): "1.29 to 1.31" for size in ("18B", "23B") for m in (16, 32, 64)},
-    **{("Llama-2", "28B", m): "1.22 to 1.27" for m in (16, 32)},
-    **{("GPT-3", size, m): "1.32 to 1.33" for size in ("18B", "23B") for m in (16, 32, 64)},
-    **{("GPT-3", "28B", m): "1.30 to 1.32" for m in (16, 32)},
-    ("Llama-2", "28B", 64): "1.22",
-    ("GPT-3", "28B", 64): "1.30",
-    ("Llama-2", "23B", 128): "1.24",
+PAPER_12: Mapping[tuple[str, str, int], str] = {
+    (family, size, m): text
+    for family, sizes, batches, text in PAPER.printed["figure-12"]
+    for size in sizes
+    for m in batches
 }
 """Speed-ups over DAPPLE+ that section 9.2 and Figure 16 state."""
-PAPER_16 = {
-    "dependency relaxation (DR)": {16: 1.26, 64: 1.11, 128: 1.07},
-    "DR + swapping-aware recomputation (SAR)": {32: 1.30, 64: 1.28, 128: 1.22},
-    "DR + SAR + partition adjustment": {128: 1.24},
-}
+PAPER_16 = {name: {int(m): x for m, x in figures.items()} for name, figures in PAPER.printed["figure-16"].items()}
 BASELINES_12: Mapping[str, Callable[[Problem], Solution]] = {
     "DAPPLE": planned("dapple"),
     "OHP-CMB": planned("ohp-cmb"),
@@ -75,29 +71,13 @@ def speed_ups() -> Table:
             for name, build in BASELINES_12.items()
         )
         rows.append((family, size, m, PAPER_12.get((family, size, m)), *own, *baselines))
-    return Table(
-        title="Figure 12: speed-up over DAPPLE+, 8xA100-80GB",
-        columns=("model", "size", "micro-batches", "paper", "as printed", "best plan", *BASELINES_12),
-        rows=tuple(rows),
-        basis="fitted",
-        note="As printed: the stages that CMB-Identifying finds, x = 2(p - k - 1), MLP recomputation. Best plan: what"
-        " the planner finds; it also mixes strategies, migrates less and swaps fractions, at the same fitted costs."
-        " 13B fits without recomputation and is left alone: the paper's columns of it are relative to DAPPLE. Empty:"
-        " it does not fit. Memory, recompute times and bandwidth are fitted (see"
-        " debubble.papers.obscura.figures.fit); the paper's ranges without a batch size hold for all that it shows.",
-        keys=3,
-    )
+    return PAPER.table("speed-ups", rows)
 
 
 def abstract() -> Iterator[Exhibit]:
     """The largest speed-up."""
     best = max(value for value in speed_ups().column("as printed") if value is not None)
-    yield compared(
-        "largest speed-up over recomputing everything (section 1 has 1.32, the abstract 1.33)",
-        paper=("1.32 to 1.33",),
-        ours=[best],
-        because=f"{FITTED}; no schedule can gain more than 4/3",
-    )
+    yield PAPER.claim("abstract.speed-up", [best])
 
 
 GROUPS_12 = (("18B and 23B", ("18B", "23B"), (16, 32, 64)), ("28B", ("28B",), (16, 32)), ("28B", ("28B",), (64,)))
@@ -128,11 +108,14 @@ def _obscuras_speed_ups(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
     unhidden = "; at 23B with 64 micro-batches a few points of recomputation are left unhidden"
     for family, (name, sizes, batches) in itertools.product(because, GROUPS_12):
         cells = [(family, size, m) for size in sizes for m in batches]
-        yield compared(
-            f"Obscura, {family} {name}, {', '.join(map(str, batches))} micro-batches",
-            paper=[PAPER_12[cell] for cell in cells],
-            ours=[rows[cell]["as printed"] for cell in cells],
+        yield PAPER.claim(
+            "figure-12.obscura",
+            [rows[cell]["as printed"] for cell in cells],
+            printed=[PAPER_12[cell] for cell in cells],
             because=because[family] + (unhidden if ("Llama-2", "23B", 64) in cells else ""),
+            family=family,
+            name=name,
+            batches=", ".join(map(str, batches)),
         )
 
 
@@ -142,10 +125,10 @@ def _baselines_speed_ups(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
     def fitting(name: str) -> str:
         return ", ".join(size for size in LAYERS if llama[size, 32][name] is not None)
 
-    yield stated("sizes that DAPPLE trains", paper="13B", ours=fitting("DAPPLE"))
-    yield stated("sizes that OHP-CMB trains", paper="13B, 18B", ours=fitting("OHP-CMB"))
+    yield PAPER.claim("figure-12.sizes-dapple", fitting("DAPPLE"))
+    yield PAPER.claim("figure-12.sizes-ohp", fitting("OHP-CMB"))
     keeping = [size for size in LAYERS if fits(problem("Llama-2", size, 32), lambda given: bpipe_variants(given)[0])]
-    yield stated("sizes that BPipe trains without recomputation", paper="13B, 18B", ours=", ".join(keeping))
+    yield PAPER.claim("figure-12.sizes-bpipe", ", ".join(keeping))
     for family, comparable, because in (
         ("Llama-2", "", "its transfers between devices are hidden wholly here"),
         (
@@ -155,25 +138,22 @@ def _baselines_speed_ups(rows: dict[Any, dict[str, Any]]) -> Iterator[Claim]:
             " operator times",
         ),
     ):
-        yield compared(
-            f"BPipe with MLP recomputation, {family} 23B and 28B{comparable}",
-            paper=("1.17", "1.17"),
-            ours=[rows[family, size, 32]["BPipe"] for size in ("23B", "28B")],
+        yield PAPER.claim(
+            "figure-12.bpipe-mlp",
+            [rows[family, size, 32]["BPipe"] for size in ("23B", "28B")],
             because=because,
+            family=family,
+            comparable=comparable,
         )
     strawman = [[llama[size, m]["Strawman"] for m in MICRO_BATCHES] for size in ("18B", "23B", "28B")]
     falls = all(_falling(speed_ups) for speed_ups in (*strawman, *zip(*strawman, strict=True)))
-    yield holds("Strawman's speed-up falls with model size and batch size", falls)
+    yield PAPER.claim("figure-12.strawman-up", falls)
     ahead = all(
         row["as printed"] >= max(row[name] or 0 for name in ("DAPPLE", "BPipe", "Strawman"))
         for row in llama.values()
         if row["as printed"] is not None
     )
-    yield holds(
-        "Obscura, as printed, is ahead of BPipe and Strawman on every Llama-2",
-        ahead,
-        because="at 18B BPipe keeps all activations without recomputing, and its transfers are free here",
-    )
+    yield PAPER.claim("figure-12.obscura-printed", ahead)
 
 
 def _falling(speed_ups: Iterable[float | None]) -> bool:
@@ -189,14 +169,7 @@ def gpt_3() -> Table:
         given = problem(family, "28B", 64)
         obscura, bpipe = ours[name] = speed_up(given, as_printed), speed_up(given, planned("bpipe"))
         rows.append((name, round(family.mlp_time, 3), "1.30", obscura, "about 1.17", bpipe))
-    return Table(
-        title="GPT-3 28B, 64 micro-batches: speed-up over DAPPLE+ by the time of its MLP recomputation",
-        columns=("recompute time", "of a forward", "paper: Obscura", "ours", "paper: BPipe", "ours"),
-        rows=tuple(rows),
-        basis="fitted",
-        note="The paper calls GPT-3's baselines comparable to Llama-2's, whose BPipe gains 17%."
-        f" {gpt_3_sentence(ours)}",
-    )
+    return PAPER.table("computed-gpt", rows, gpt_3_sentence=gpt_3_sentence(ours))
 
 
 def gpt_3_sentence(speed_ups: Mapping[str, tuple[float, float]]) -> str:
@@ -223,52 +196,29 @@ def figure_13() -> Iterator[Exhibit]:
         "Strawman": (strawman_full(given), "stages 0-5 adjusted, like DAPPLE+"),
         "Obscura": (as_printed(given), "stages 0-4 adjusted and close to 80, CMB on stage 5"),
     }
-    table = Table(
-        title="Figure 13: peak memory in GB of each stage, Llama-2 28B, 32 micro-batches",
-        columns=("method", *(f"stage {s}" for s in range(DEVICES)), "the paper says"),
-        rows=tuple(
+    table = PAPER.table(
+        "figure-13",
+        tuple(
             (name, *(round(float(peak), 1) for peak in timeline_of(solution).peak_memory), says)
             for name, (solution, says) in methods.items()
         ),
-        basis="fitted",
-        note="Twice stage 7 and 106 GB are inputs of the fit; the other figures and the sets of stages follow.",
     )
     peaks = {name: row[:-1] for name, row in table.by_key.items()}
     fit = [s for s in range(DEVICES) if peaks["DAPPLE"][s] <= 80]
     full = [s for s in range(DEVICES) if peaks["Obscura"][s] >= 76 and s < 5]
-    yield stated("stages that fit under DAPPLE", paper="6, 7", ours=", ".join(map(str, fit)))
-    yield compared(
-        "stage 0's memory under DAPPLE over stage 7's", paper=("2.0",), ours=[peaks["DAPPLE"][0] / peaks["DAPPLE"][-1]]
+    yield PAPER.claim("figure-13.stages-fit", ", ".join(map(str, fit)))
+    yield PAPER.claim("figure-13.stage-0", [peaks["DAPPLE"][0] / peaks["DAPPLE"][-1]])
+    yield PAPER.claim("figure-13.unused-memory", [80 - peaks["DAPPLE+"][0], 80 - peaks["DAPPLE+"][-1]])
+    yield PAPER.claim("figure-13.largest-peak", [max(peaks["BPipe"]), max(peaks["BPipe, MLP"])])
+    yield PAPER.claim("figure-13.blocks", [(max(peaks["BPipe"]) - STATIC) / ACTIVATION])
+    yield PAPER.claim(
+        "figure-13.strawman",
+        [a - b for a, b in zip(peaks["Strawman"][:6], peaks["DAPPLE+"][:6], strict=True)],
+        printed=["0"] * 6,
     )
-    yield compared(
-        "unused memory under DAPPLE+, stage 0 to stage 7",
-        paper=("20", "20"),
-        ours=[80 - peaks["DAPPLE+"][0], 80 - peaks["DAPPLE+"][-1]],
-        unit=" GB",
-        because="the paper rounds; weights are fitted to other figures",
-    )
-    yield compared(
-        "largest peak of BPipe, without and with MLP recomputation",
-        paper=("106", "76"),
-        ours=[max(peaks["BPipe"]), max(peaks["BPipe, MLP"])],
-        unit=" GB",
-    )
-    yield compared(
-        "ceil((p + 2) / 2) activations that BPipe keeps at most, p = 8",
-        paper=("5",),
-        ours=[(max(peaks["BPipe"]) - STATIC) / ACTIVATION],
-    )
-    yield compared(
-        "GB that Strawman's stages 0 to 5 hold more than DAPPLE+'s: similar usage",
-        paper=["0"] * 6,
-        ours=[a - b for a, b in zip(peaks["Strawman"][:6], peaks["DAPPLE+"][:6], strict=True)],
-        because="its longer warm-up leaves more inputs of micro-batches",
-    )
-    yield stated(
-        "Obscura's adjusted stages, all close to the limit", paper="0, 1, 2, 3, 4", ours=", ".join(map(str, full))
-    )
-    yield holds(
-        "Obscura's stage 5 holds what OHP-CMB does, 6 and 7 what DAPPLE does",
+    yield PAPER.claim("figure-13.obscura-adjusted", ", ".join(map(str, full)))
+    yield PAPER.claim(
+        "figure-13.obscura-stage",
         (peaks["Obscura"][5], *peaks["Obscura"][6:]) == (peaks["OHP-CMB"][5], *peaks["DAPPLE"][6:]),
     )
     yield table
@@ -294,50 +244,36 @@ def figure_14() -> Iterator[Exhibit]:
         times[name, "bubble"] = [round(time, 2) for time in bubbles[name]]
         times[name, "step"] = [round(float(timeline.makespan) / forward, 2)]
     seconds = computed_forward("23B")
-    table = Table(
-        title="Figure 14: computing and bubble of each stage in units of f, Llama-2 23B, 32 micro-batches",
-        columns=("method", "time", *(f"stage {s}" for s in range(DEVICES))),
-        rows=tuple((*key, *values, *(None,) * (DEVICES - len(values))) for key, values in times.items()),
-        basis="fitted",
-        note="Exact: DAPPLE+ takes 4/3 of DAPPLE; Strawman adjusts stages 0-3 and leaves stage 3 no bubble. Fitted:"
-        " Obscura's 13% more compute on stages 0-2."
-        f" {bubble_sentence(bubbles['DAPPLE'][:3], bubbles['Obscura'][:3], forward=seconds)}",
+    table = PAPER.table(
+        "figure-14", tuple((*key, *values, *(None,) * (DEVICES - len(values))) for key, values in times.items())
     )
     step = {name: times[name, "step"][0] for name in methods}
     compute, bubble = times["Obscura", "computing"], times["Obscura", "bubble"]
     less = [a - b for a, b in zip(times["DAPPLE", "bubble"][:3], bubble[:3], strict=True)]
-    yield compared(
-        "DAPPLE+'s computing, bubble and step over DAPPLE's, stage 0",
-        paper=("1.33", "1.33", "1.33"),
-        ours=[times["DAPPLE+", what][0] / times["DAPPLE", what][0] for what in ("computing", "bubble", "step")],
+    yield PAPER.claim(
+        "figure-14.dapple-computing",
+        [times["DAPPLE+", what][0] / times["DAPPLE", what][0] for what in ("computing", "bubble", "step")],
     )
-    yield holds(
-        "Strawman's stages 0 to 3 compute as long as DAPPLE+'s, and 4 to 7 as DAPPLE's",
+    yield PAPER.claim(
+        "figure-14.strawman-stages",
         times["Strawman", "computing"] == [*times["DAPPLE+", "computing"][:4], *times["DAPPLE", "computing"][4:]],
     )
-    yield holds(
-        "Strawman's stages 0 to 3 have less bubble than DAPPLE's",
+    yield PAPER.claim(
+        "figure-14.strawman-bubbles",
         all(a < b for a, b in zip(times["Strawman", "bubble"][:4], times["DAPPLE", "bubble"][:4], strict=True)),
     )
-    yield compared("bubble of Strawman's stage 3", paper=("0",), ours=[times["Strawman", "bubble"][3]])
-    yield holds(
-        "Strawman's step is between DAPPLE's and DAPPLE+'s", step["DAPPLE"] < step["Strawman"] < step["DAPPLE+"]
+    yield PAPER.claim("figure-14.bubble-strawman", [times["Strawman", "bubble"][3]])
+    yield PAPER.claim("figure-14.strawman-step", step["DAPPLE"] < step["Strawman"] < step["DAPPLE+"])
+    yield PAPER.claim("figure-14.more-computing", [100 * (compute[0] / times["DAPPLE", "computing"][0] - 1)])
+    yield PAPER.claim(
+        "figure-14.less-bubble",
+        [seconds * value for value in less],
+        seconds=seconds,
+        least=min(1.7 / value for value in less),
+        most=max(1.7 / value for value in less),
     )
-    yield compared(
-        "more computing on Obscura's adjusted stages",
-        paper=("13",),
-        ours=[100 * (compute[0] / times["DAPPLE", "computing"][0] - 1)],
-        unit="%",
-    )
-    yield compared(
-        "less bubble on stages 0, 1 and 2 than DAPPLE has, in seconds",
-        paper=("1.7", "1.7", "1.7"),
-        ours=[seconds * value for value in less],
-        because=f"a forward is {seconds:.2f} s by our cost model, and would have to take"
-        f" {min(1.7 / value for value in less):.2f} to {max(1.7 / value for value in less):.2f} s",
-    )
-    yield holds("Obscura's stage 2 keeps bubbles", bubble[2] > 0)
-    yield compared("Obscura's step over DAPPLE's: close to 1", paper=("1.0",), ours=[step["Obscura"] / step["DAPPLE"]])
+    yield PAPER.claim("figure-14.bubbles-left", bubble[2] > 0)
+    yield PAPER.claim("figure-14.obscura-step", [step["Obscura"] / step["DAPPLE"]])
     yield table
     yield Bars(
         title=table.title,
@@ -345,22 +281,6 @@ def figure_14() -> Iterator[Exhibit]:
         series={what: [time for name in step for time in times[name, what]] for what in ("computing", "bubble")},
         unit="forwards",
         stacked=True,
-    )
-
-
-def bubble_sentence(plain: Sequence[float], obscura: Sequence[float], *, forward: float) -> str:
-    """Say what the paper's 1.7 s less bubble would be in forwards, and what ours are in seconds.
-
-    Args:
-        plain: DAPPLE's bubble on each adjusted stage, in units of f.
-        obscura: Obscura's.
-        forward: Seconds of f by our cost model.
-    """
-    less = [before - after for before, after in zip(plain, obscura, strict=True)]
-    return (
-        f"Its adjusted stages have {span(less)} f less bubble than DAPPLE's. The paper has 1.7 s less, which would make"
-        f" f {span([1.7 / value for value in less], 2)} s; by our cost model f is {forward:.2f} s, and ours are"
-        f" {span([value * forward for value in less])} s."
     )
 
 
@@ -381,33 +301,16 @@ def figure_15() -> Iterator[Exhibit]:
         ours = [fitting_speed_up(given, planned(name)) for name in ("dapple", "ohp-cmb", "bpipe", "obscura")]
         paper = "1.27 to 1.31" if ours[0] is None else None
         rows.append((family, f"{model.parameters / 1e9:.1f}B", paper, *ours))
-    table = Table(
-        title="Figure 15: speed-up over DAPPLE+, 4xA800 over PCIe, 32 micro-batches",
-        columns=("model", "size", "paper: Obscura", "DAPPLE", "OHP-CMB", "BPipe", "Obscura"),
-        rows=tuple(rows),
-        basis="modelled",
-        note="Nothing fitted: our cost model of a pipeline over PCIe 4, which joins devices as fast as it joins them to"
-        " the host. Sizes are ours, but for the text's 10.4B. Where DAPPLE fits Obscura leaves 1F1B alone. Empty: it"
-        " does not fit.",
-        keys=2,
-    )
+    table = PAPER.table("figure-15", rows)
     larger = [row for row in table.rows if row[2] is not None]
     alone = [row for row in table.rows if row[2] is None]
-    yield compared(
-        f"Obscura, {', '.join(f'{row[0]} {row[1]}' for row in larger)}",
-        paper=["1.27 to 1.31"] * len(larger),
-        ours=[row[-1] for row in larger],
-        because="sizes and times are ours; the planner also mixes strategies, migrates less than the paper, and"
-        " balances the head, which stands on DAPPLE+'s slowest stage",
+    yield PAPER.claim(
+        "figure-15.obscura",
+        [row[-1] for row in larger],
+        printed=["1.27 to 1.31"] * len(larger),
+        larger=", ".join(f"{row[0]} {row[1]}" for row in larger),
     )
-    yield compared(
-        "throughput that BPipe loses against DAPPLE at 10.4B, Llama-2 and GPT-3",
-        paper=("11", "17"),
-        ours=[100 * (1 - row[5] / row[3]) for row in alone],
-        unit="%",
-        because="in our model a transfer between devices runs beside compute and messages; that PCIe carries"
-        " both at once at that cost only the hardware shows",
-    )
+    yield PAPER.claim("figure-15.throughput-bpipe", [100 * (1 - row[5] / row[3]) for row in alone])
     yield table
     yield table.bars("speed-up", table.columns[3:], names="{} {}")
 
@@ -423,18 +326,13 @@ def figure_16() -> Iterator[Exhibit]:
         name: {m: speed_up(problem("Llama-2", "23B", m), build) for m in MICRO_BATCHES} for name, build in parts.items()
     }
     published = {name: [values.get(m) for m in MICRO_BATCHES] for name, values in PAPER_16.items()}
-    table = Table(
-        title="Figure 16: speed-up over DAPPLE+ of Obscura's parts, Llama-2 23B",
-        columns=("parts", *(f"{who} {m}" for m in MICRO_BATCHES for who in ("paper", "ours"))),
-        rows=tuple(
+    table = PAPER.table(
+        "figure-16",
+        tuple(
             (name, *(cell for pair in zip(published[name], figures.values(), strict=True) for cell in pair))
             for name, figures in ours.items()
         ),
-        basis="fitted",
-        note="The figure's numbers are a published review's reading; the paper prints none. Equation (3) with r = f"
-        f" gives DR {', '.join(f'{relaxed_by_formula(m):.3f}' for m in MICRO_BATCHES)}."
-        " Partition adjustment keeps the best of its trace, not what Algorithm 1 as printed"
-        " returns, which undoes its last move.",
+        m=", ".join(f"{relaxed_by_formula(m):.3f}" for m in MICRO_BATCHES),
     )
     because = {
         "dependency relaxation (DR)": "equation (3) with r = f has {}; 1.11 and 1.07 are a review's reading of"
@@ -443,11 +341,13 @@ def figure_16() -> Iterator[Exhibit]:
         "DR + SAR + partition adjustment": "the best partition of Algorithm 1's trace is kept, not its last",
     }
     yield from (
-        compared(
-            f"{name} at {', '.join(map(str, paper))} micro-batches",
-            paper=[f"{value:.2f}" for value in paper.values()],
-            ours=[ours[name][m] for m in paper],
+        PAPER.claim(
+            "figure-16.part",
+            [ours[name][m] for m in paper],
+            printed=[f"{value:.2f}" for value in paper.values()],
             because=because[name],
+            name=name,
+            paper=", ".join(map(str, paper)),
         )
         for name, paper in PAPER_16.items()
     )

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.ir import StageCosts
-from debubble.papers.claims import compared, stated
 from debubble.papers.obscura.figures.fit import DEVICES, LAYERS, LLAMA, problem, units
 from debubble.papers.obscura.figures.runs import on_demand
 from debubble.papers.obscura.planner import Counts, adjustments
 from debubble.papers.obscura.schedule import most_migrated
 from debubble.papers.obscura.step_model import identify, step_time, warm_ups
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Exhibit
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.partitioning.fixed_partition import Stages
 from debubble.simulator import simulate
+
+PAPER = PrintedPaper.of("obscura")
 
 
 def closed_forms() -> Iterator[Exhibit]:
@@ -25,46 +27,19 @@ def closed_forms() -> Iterator[Exhibit]:
     hidden = [
         _hidden(p, m, k) == min(m - 1, 3 * (p - k - 1)) for p in (2, 4, 6, 8) for m in (7, 16, 33) for k in range(p)
     ]
-    yield compared(
-        f"equation (3) without swapping: the simulated step of {len(cases)} pipelines (p to 8, m to 33, every"
-        " k, r to f)",
-        paper=(str(len(cases)),),
-        ours=[met],
-    )
-    yield compared(
-        "the same by the planner's own step model, which knows uneven stages (equation (5)) too",
-        paper=(str(len(cases)),),
-        ours=[estimated],
-    )
-    yield compared(
-        f"section 5.3: stage k hides min(m - 1, 3(p - k - 1)) recomputations, in {len(hidden)} pipelines",
-        paper=(str(len(hidden)),),
-        ours=[sum(hidden)],
-    )
+    yield PAPER.claim("closed-forms.equation-3", [met], printed=(str(len(cases)),), cases=len(cases))
+    yield PAPER.claim("closed-forms.same-planner", [estimated], printed=(str(len(cases)),))
+    yield PAPER.claim("closed-forms.equation-5", [sum(hidden)], printed=(str(len(hidden)),), hidden=len(hidden))
     uneven = [(p, m, k) for p in (2, 4, 6, 8) for m in (7, 33) for k in range(p)]
-    yield compared(
-        f"equation (6): memory of every stage of {len(uneven)} pipelines of uneven stages",
-        paper=(str(len(uneven)),),
-        ours=[sum(_memory(p, m, k) for p, m, k in uneven)],
+    yield PAPER.claim(
+        "closed-forms.equation-6",
+        [sum(_memory(p, m, k) for p, m, k in uneven)],
+        printed=(str(len(uneven)),),
+        uneven=len(uneven),
     )
-    yield stated(
-        "equation (2), second term: what loading adds in the ending phase",
-        paper="lambda (a' beta / B - 2f - r)",
-        ours="max(lambda (a' beta / B - 2f - r), 0)",
-        because="as printed it is negative, and shortens the step, whenever a transfer is shorter than a backward",
-    )
-    yield stated(
-        "equation (4): range of lambda_k",
-        paper="2 to p - k - 2",
-        ours="every number that the warm-up holds",
-        because="the printed range is empty for p = 4, k = 1",
-    )
-    yield stated(
-        "section 5.3: warm-up of the adjusted stages",
-        paper="aligned with stage k",
-        ours="one forward more per earlier stage",
-        because="with equal warm-ups the adjusted stages take turns, and the step about twice as long",
-    )
+    yield PAPER.claim("closed-forms.equation-2", "max(lambda (a' beta / B - 2f - r), 0)")
+    yield PAPER.claim("closed-forms.equation-4", "every number that the warm-up holds")
+    yield PAPER.claim("closed-forms.warm-up", "one forward more per earlier stage")
 
 
 def _simulated(p: int, m: int, k: int, r: float) -> float:
@@ -121,18 +96,8 @@ def algorithm_1() -> Iterator[Exhibit]:
     best, printed = max(map(speed_up, trace)), speed_up(trace[-2])
     given = units("Llama-2", "23B")
     first, second, *_, last = even_counts(given, DEVICES)
-    yield compared(
-        "section 7.2: units of Llama-2 23B, 2 L + 2, and of its first, inner and last stage: 2 L / p + 1, 2 L / p",
-        paper=("146", "19", "18", "19"),
-        ours=[len(given.units), first, second, last],
-    )
-    yield compared(
-        "speed-up by Algorithm 1 at p = 8, k = 2, m = 128, r = 0.39 f (Figure 16 has 1.24 for 23B)",
-        paper=("1.24",),
-        ours=[best],
-        because="the best partition of the trace is kept; as printed the algorithm undoes its last move, and"
-        f" ends at {printed:.3f}",
-    )
+    yield PAPER.claim("algorithm-1.half-layers", [len(given.units), first, second, last])
+    yield PAPER.claim("algorithm-1.speed-up", [best], last=printed)
 
 
 def section_8() -> Iterator[Exhibit]:
@@ -141,17 +106,6 @@ def section_8() -> Iterator[Exhibit]:
     for size in LAYERS:
         stages = Stages.even(problem("Llama-2", size, 32))
         over[size] = identify(stages, stages.named("none")), identify(stages, stages.named("cmb"))
-    yield compared(
-        "stages over the limit plainly and with cheap operators recomputed, 23B, then 28B",
-        paper=("4", "3", "6", "5"),
-        ours=[*over["23B"], *over["28B"]],
-    )
-    yield compared(
-        "share of the activations that the cheap operators save",
-        paper=("40",),
-        ours=[100 * (1 - LLAMA.cheap_kept)],
-        unit="%",
-        because="with 40% there would be two adjusted stages at 23B, where the text has three; the share is"
-        " fitted to that",
-    )
-    yield compared("share of a step that they take", paper=("2 to 3",), ours=[100 * LLAMA.cheap_time / 3], unit="%")
+    yield PAPER.claim("section-8.stages-over", [*over["23B"], *over["28B"]])
+    yield PAPER.claim("section-8.saved", [100 * (1 - LLAMA.cheap_kept)])
+    yield PAPER.claim("section-8.time", [100 * LLAMA.cheap_time / 3])

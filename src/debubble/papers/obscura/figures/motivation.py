@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from debubble.costs import Cluster
 from debubble.ir import Number, RunOptions, StageCosts
 from debubble.models import models
-from debubble.papers.claims import compared, holds
-from debubble.papers.drawings import Bars, Boxes
+from debubble.papers.drawings import Bars
 from debubble.papers.obscura.figures.fit import DEVICES, LLAMA, problem
 from debubble.papers.obscura.figures.runs import fits, on_demand, planned, timeline_of
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Exhibit, Table
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import Problem
 from debubble.simulator import Timeline, simulate
+
+PAPER = PrintedPaper.of("obscura")
 
 
 def section_1() -> Iterator[Exhibit]:
     """What training Llama-2 13B takes."""
     run = timeline_of(planned("dapple")(problem("Llama-2", "13B", 16)))
     fewest = next(p for p in range(1, DEVICES + 1) if fits(_thirteen_billion(p), planned("dapple")))
-    yield compared(
-        "GB of Llama-2 13B, states and activations: approximately 400; ours under 1F1B on eight devices",
-        paper=("400",),
-        ours=[sum(map(float, run.peak_memory))],
-        because="weights and activations are fitted to figures of 28B, and what else the paper counts it does not say",
-    )
-    yield compared(
-        "A100-80GB that this takes at least; ours by our cost model, under 1F1B",
-        paper=("6",),
-        ours=[fewest],
-        because="ours is the fewest whose 1F1B fits into 90% of each; the paper does not say how it counts",
-    )
+    yield PAPER.claim("section-1.memory", [sum(map(float, run.peak_memory))])
+    yield PAPER.claim("section-1.devices", [fewest])
 
 
 def _thirteen_billion(devices: int) -> Problem:
@@ -47,21 +39,11 @@ def figure_3() -> Iterator[Exhibit]:
     for size in ("13B", "18B"):
         run = timeline_of(planned("dapple")(problem("Llama-2", size, 16)))
         rows.append((size, *(round(float(peak), 1) for peak in run.peak_memory)))
-    table = Table(
-        title="Figure 3: memory in GB of each stage under 1F1B, Llama-2",
-        columns=("size", *(f"stage {s}" for s in range(DEVICES))),
-        rows=tuple(rows),
-        basis="fitted",
-        note="Weights and activations are fitted to two figures of 28B (see Figure 13), and scaled by layers.",
-    )
+    table = PAPER.table("figure-3", rows)
     peaks = table.by_key
     gap = peaks["13B"][0] - peaks["13B"][-1]
-    yield compared(
-        "GB that stage 0 holds more than stage 7 at 13B (section 1 has 35, section 2.1 has 24)",
-        paper=("24 to 35",),
-        ours=[gap],
-    )
-    yield holds("stage 0 of 18B exceeds the GPU's 80 GB", peaks["18B"][0] > 80)
+    yield PAPER.claim("figure-3.difference", [gap])
+    yield PAPER.claim("figure-3.stage-0", peaks["18B"][0] > 80)
     yield table
     yield Bars(
         title="Figure 3: memory of each stage under 1F1B",
@@ -80,23 +62,19 @@ FIGURE_5 = {
     "Strawman-0": ("strawman", 1),
     "Strawman-1": ("strawman", 2),
 }
-PAPER_5 = {"Recomp-0": 19, "Recomp-1": 25, "Recomp-All": 33, "Strawman-0": 8, "Strawman-1": 17}
+PAPER_5: Mapping[str, int] = PAPER.printed["figure-5"]
 """Percent that a step takes longer than without recomputation."""
 
 
 def figure_5() -> Iterator[Exhibit]:
     """Computation, bubbles and recomputation of four stages."""
     fastest = four_stages("Recomp-Non").makespan
-    table = Table(
-        title="Figure 5: longer than without recomputation, percent (4 stages)",
-        columns=("pipeline", "paper", "ours"),
-        rows=tuple(
+    table = PAPER.table(
+        "figure-5",
+        tuple(
             (name, paper, round(100 * float(four_stages(name).makespan / fastest - 1), 1))
             for name, paper in PAPER_5.items()
         ),
-        basis="fitted",
-        note="The paper does not state the number of micro-batches; 13 has the least squares of 4 to 64."
-        " Recomp-All does not depend on it.",
     )
     slower = dict(zip(PAPER_5, table.column("ours"), strict=True))
     parts = {
@@ -107,46 +85,19 @@ def figure_5() -> Iterator[Exhibit]:
     plain, strawman, mlp = parts["a"].by_key, parts["b"].by_key, parts["c"].by_key
     unknown = "the paper does not state the number of micro-batches (13 fits best), nor the time of messages"
     forward, backward = plain["Recomp-Non", 0][1:3]
-    yield compared(
-        "(a) longer step of Recomp-0, Recomp-1, Recomp-All",
-        paper=("19", "25", "33"),
-        ours=[slower[name] for name in ("Recomp-0", "Recomp-1", "Recomp-All")],
-        unit="%",
-        because=unknown,
+    yield PAPER.claim(
+        "figure-5.recomputation", [slower[name] for name in ("Recomp-0", "Recomp-1", "Recomp-All")], because=unknown
     )
-    yield compared(
-        "(b) longer step of Strawman-0, Strawman-1",
-        paper=("8", "17"),
-        ours=[slower["Strawman-0"], slower["Strawman-1"]],
-        unit="%",
-        because=unknown,
-    )
-    yield compared(
-        "(a) forward bubbles of stage 0 over its backward bubbles, Recomp-Non (0.50 s and 0.37 s)",
-        paper=("1.35",),
-        ours=[forward / backward],
-        because="the paper's synchronous messages lengthen bubbles; the schedule alone has 2 to 1",
-    )
-    yield compared("(a) backward bubbles of stage 0 that Recomp-0 leaves", paper=("0",), ours=[plain["Recomp-0", 0][2]])
-    yield compared(
-        "(a) backward bubbles of stage 0, Recomp-Non and Recomp-All, in forwards: unaffected",
-        paper=("3", "3"),
-        ours=[plain["Recomp-Non", 0][2], plain["Recomp-All", 0][2]],
-    )
+    yield PAPER.claim("figure-5.strawman", [slower["Strawman-0"], slower["Strawman-1"]], because=unknown)
+    yield PAPER.claim("figure-5.bubble-ratio", [forward / backward])
+    yield PAPER.claim("figure-5.backward-bubbles-left", [plain["Recomp-0", 0][2]])
+    yield PAPER.claim("figure-5.backward-bubbles-unaffected", [plain["Recomp-Non", 0][2], plain["Recomp-All", 0][2]])
     ahead = [plain[name, 0][1] for name in ("Recomp-Non", "Recomp-0", "Recomp-1", "Recomp-All")]
-    yield holds(
-        "(a) forward bubbles of stage 0: unchanged under Recomp-0, longer under Recomp-1 and Recomp-All",
-        ahead[0] == ahead[1] < min(ahead[2:]),
-    )
-    yield compared(
-        "(b) forward bubbles that Strawman-0 leaves stage 0", paper=("0",), ours=[strawman["Strawman-0", 0][1]]
-    )
-    yield holds(
-        "(c) with MLP recomputation backward bubbles are left that full recomputation had filled",
-        mlp["Strawman-0", 0][2] > strawman["Strawman-0", 0][2],
-    )
-    yield holds(
-        "(b), (c) imbalance leaves the stages that do not recompute longer backward bubbles than Recomp-Non does",
+    yield PAPER.claim("figure-5.forward-bubbles-longer", ahead[0] == ahead[1] < min(ahead[2:]))
+    yield PAPER.claim("figure-5.strawman-forward-bubbles", [strawman["Strawman-0", 0][1]])
+    yield PAPER.claim("figure-5.mlp", mlp["Strawman-0", 0][2] > strawman["Strawman-0", 0][2])
+    yield PAPER.claim(
+        "figure-5.imbalance",
         all(
             bubbles[name, stage][2] > plain["Recomp-Non", stage][2]
             for bubbles in (strawman, mlp)
@@ -170,15 +121,7 @@ def breakdown(names: Sequence[str], *, part: str, recompute: Number = 1) -> Tabl
                 run.recompute[stage],
             )  # fmt: skip
             rows.append((name, stage, *(round(float(time), 2) for time in parts)))
-    return Table(
-        title=f"Figure 5({part}): times of each stage in forwards, four stages, 13 micro-batches",
-        columns=("pipeline", "stage", "Fwd+Bwd", "Fwd BB", "Bwd BB", "Recomp"),
-        rows=tuple(rows),
-        basis="fitted",
-        note="The seconds need the hardware: the paper has 0.50 s of forward and 0.37 s of backward bubbles on stage 0"
-        " where the schedule has them 2 to 1, and lays it on its synchronous messages.",
-        keys=2,
-    )
+    return PAPER.table("breakdown", rows, part=part)
 
 
 def four_stages(name: str, recompute: Number = 1) -> Timeline:
@@ -188,47 +131,29 @@ def four_stages(name: str, recompute: Number = 1) -> Timeline:
     return simulate(schedule, StageCosts.of(stages=4, recompute=recompute))
 
 
-PAPER_TABLE_1 = {
-    "Recomp-Non": (48.01, 42.62, 36.72, 30.92),
-    "Recomp-0": (34.40, 42.62, 36.72, 30.92),
-    "Recomp-1": (34.40, 32.25, 36.72, 30.92),
-    "Strawman-0": (46.18, 42.62, 36.72, 30.92),
-    "Strawman-1": (46.18, 39.58, 36.72, 30.92),
-}
-
-
 def table_1() -> Iterator[Exhibit]:
     """Memory with MLP recomputation."""
     costs = StageCosts.of(
         stages=4, activation=5.5344, activation_recomputed=2.0314, recompute_workspace=0, static=25.8229
     )
     rows: list[tuple[Cell, ...]] = []
-    for name, paper in PAPER_TABLE_1.items():
+    for name, paper in PAPER.printed["table-1"].items():
         kind, _, last = name.partition("-")
         adjusted = 0 if last == "Non" else int(last) + 1
         built = "strawman" if kind == "Strawman" else "1f1b"
         schedule = on_demand(built, devices=4, micro_batches=16, stages=adjusted)
         ours = [round(float(peak), 2) for peak in simulate(schedule, costs).peak_memory]
         rows.append((name, *(cell for pair in zip(paper, ours, strict=True) for cell in pair)))
-    table = Table(
-        title="Table 1: memory in GB of four stages, MLP recomputation",
-        columns=("pipeline", *(f"{who} {s}" for s in range(4) for who in ("paper", "ours"))),
-        rows=tuple(rows),
-        basis="fitted",
-        note="W = 25.82, a = 5.53 and a' = 2.03 GB are fitted to the table's eight distinct cells.",
-    )
+    table = PAPER.table("table-1", rows)
     cells = [(paper, ours) for row in table.rows for paper, ours in zip(row[1::2], row[2::2], strict=True)]
     off = max(abs(ours / paper - 1) for paper, ours in cells)
-    yield compared(
-        "memory of stages 0 to 3 under Recomp-Non, and of stages 0 and 1 under Recomp-1 and Strawman-1; all other cells"
-        " repeat these",
-        paper=("48.01", "42.62", "36.72", "30.92", "34.40", "32.25", "46.18", "39.58"),
-        ours=[
+    yield PAPER.claim(
+        "table-1.memory",
+        [
             *table.by_key["Recomp-Non"][1::2],
             *(value for name in ("Recomp-1", "Strawman-1") for value in table.by_key[name][1:4:2]),
         ],
-        unit=" GB",
-        because=f"three sizes are fitted to eight cells; no cell is off by more than {100 * off:.1f}%",
+        off=100 * off,
     )
     yield table
     yield Bars(
@@ -237,27 +162,4 @@ def table_1() -> Iterator[Exhibit]:
         series={f"stage {s}": [row[2 + 2 * s] for row in table.rows] for s in range(4)},
         paper={f"stage {s}": [row[1 + 2 * s] for row in table.rows] for s in range(4)},
         unit="GB",
-    )
-
-
-def architecture() -> Boxes:
-    """Figure 7: the planner's parts, and what runs its plan."""
-    profile, adjusted, configured, moved, plan, train = (
-        "`debubble profile`: times\nand bytes of operators",
-        "planner: stages that\n1F1B overfills",
-        "x, lambda, beta and\nrecomputation, by\nformulas and simulation",
-        "Algorithm 1:\nhalf-layers move",
-        "a plan file",
-        "`debubble train`:\nranks run the plan",
-    )
-    return Boxes(
-        title="Figure 7: Obscura's parts here",
-        boxes={profile: (0, 0), adjusted: (1, 0), configured: (2, 0), moved: (2, 1), plan: (1, 1), train: (0, 1)},
-        arrows=[
-            (profile, adjusted, "costs"),
-            (adjusted, configured, ""),
-            (configured, moved, ""),
-            (moved, plan, "the fastest"),
-            (plan, train, ""),
-        ],
     )

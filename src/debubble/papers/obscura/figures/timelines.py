@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from debubble.ir import Number, StageCosts
-from debubble.papers.claims import compared, holds
 from debubble.papers.drawings import Timelines
 from debubble.papers.obscura.figures.runs import on_demand
 from debubble.papers.obscura.schedule import obscura
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Exhibit, Table
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
+
+PAPER = PrintedPaper.of("obscura")
 
 HALF = Fraction(1, 2)
 """A recomputation of half a forward."""
@@ -45,7 +47,7 @@ def figure_1() -> Iterator[Exhibit]:
     runs = _runs(FIGURE_1, devices=2, micro_batches=6, recompute=HALF)
     times = [float(run.makespan) for run in runs.values()]
     falling = all(after < before for before, after in itertools.pairwise(times))
-    yield holds("recomputing everywhere, on demand, strawman, Obscura: each is faster than the one before", falling)
+    yield PAPER.claim("figure-1.faster", falling)
     yield _times("Figure 1: p = 2, m = 6, r = f / 2", runs)
     yield Timelines.of(runs)
 
@@ -55,16 +57,8 @@ def figure_2() -> Iterator[Exhibit]:
     costs = StageCosts.of(stages=4)
     run = simulate(schedules["1f1b"](devices=4, micro_batches=8), costs)
     idle = zip(run.forward_bubbles, run.backward_bubbles, strict=True)
-    yield compared(
-        "activations that stage s of 4 holds: p - s",
-        paper=("4", "3", "2", "1"),
-        ours=[float(peak) for peak in run.peak_memory],
-    )
-    yield compared(
-        "forward and backward bubbles of stages 0 to 3 in forwards: 2(p - s - 1), p - s - 1 (section 3.1)",
-        paper=("6", "3", "4", "2", "2", "1", "0", "0"),
-        ours=[float(time) for pair in idle for time in pair],
-    )
+    yield PAPER.claim("figure-2.activations", [float(peak) for peak in run.peak_memory])
+    yield PAPER.claim("figure-2.bubbles", [float(time) for pair in idle for time in pair])
     yield Timelines.of({"1F1B, p = 4, m = 8": run})
 
 
@@ -72,17 +66,10 @@ def figure_4() -> Iterator[Exhibit]:
     """Recomputation on stages 0 and 1 of three: which bubbles take it up."""
     before = simulate(on_demand("1f1b", devices=3, micro_batches=8, stages=0), _costs(3, 1))
     after = simulate(on_demand("1f1b", devices=3, micro_batches=8, stages=2), _costs(3, 1))
-    yield compared(
-        "recomputation of stage 1's micro-batches that its backward bubble takes up, of 8",
-        paper=("1",),
-        ours=[8 - float(after.makespan - before.makespan - 1)],
-    )
-    yield compared(
-        "forward bubbles of stages 0 and 1 that recomputation fills, in forwards",
-        paper=("0", "0"),
-        ours=[
-            max(float(b - a), 0.0) for b, a in zip(before.forward_bubbles[:2], after.forward_bubbles[:2], strict=True)
-        ],
+    yield PAPER.claim("figure-4.backward-bubble", [8 - float(after.makespan - before.makespan - 1)])
+    yield PAPER.claim(
+        "figure-4.forward-bubbles",
+        [max(float(b - a), 0.0) for b, a in zip(before.forward_bubbles[:2], after.forward_bubbles[:2], strict=True)],
     )
     yield Timelines.of({"1F1B without recomputation": before, "Recomp-1: stages 0 and 1 recompute": after})
 
@@ -92,8 +79,8 @@ def figure_6() -> Iterator[Exhibit]:
     runs = _runs(FIGURE_6, devices=3, micro_batches=8, recompute=1)
     first, second = (float(run.makespan) for run in runs.values())
     bubbles = [float(run.forward_bubbles[1]) for run in runs.values()]
-    yield holds("the strawman is the faster one", second < first)
-    yield compared("forward bubble that the strawman leaves stage 1", paper=("0",), ours=[bubbles[1]])
+    yield PAPER.claim("figure-6.strawman-faster", second < first)
+    yield PAPER.claim("figure-6.forward-bubble", [bubbles[1]])
     yield _times("Figure 6: p = 3, m = 8, r = f", runs)
     yield Timelines.of(runs)
 
@@ -102,7 +89,7 @@ def figure_8() -> Iterator[Exhibit]:
     """Two neighbouring stages, of which the first is adjusted."""
     runs = _runs(FIGURE_8, devices=2, micro_batches=8, recompute=HALF)
     strawman, relaxed = (float(run.makespan) for run in runs.values())
-    yield holds("forwards that move left between the backwards shorten the step", relaxed < strawman)
+    yield PAPER.claim("figure-8.forwards-move", relaxed < strawman)
     yield _times("Figure 8: p = 2, m = 8, k = 0, r = f / 2", runs)
     yield Timelines.of(runs)
 
@@ -112,8 +99,8 @@ def figure_9() -> Iterator[Exhibit]:
     runs = _runs(FIGURE_9, devices=3, micro_batches=8, recompute=HALF)
     strawman, relaxed, refined = runs.values()
     saved = relaxed.peak_memory[0] > refined.peak_memory[0] and relaxed.makespan == refined.makespan
-    yield holds("dependency relaxation shortens the step", relaxed.makespan < strawman.makespan)
-    yield holds("migration refinement saves memory on stage 0 and loses no time", saved)
+    yield PAPER.claim("figure-9.dependency-relaxation", relaxed.makespan < strawman.makespan)
+    yield PAPER.claim("figure-9.migration-refinement", saved)
     yield _times("Figure 9: p = 3, m = 8, k = 1, r = f / 2", runs)
     yield Timelines.of(runs)
 
@@ -126,15 +113,8 @@ def figure_10() -> Iterator[Exhibit]:
         schedule = obscura(devices=3, micro_batches=13, adjusted_stages=1, swapped_blocks=blocks)
         runs[f"Obscura, {blocks or 'no'} blocks swapped"] = simulate(schedule, costs)
     whole, swapped = runs.values()
-    yield compared(
-        "equation (1): memory of stage 0, mu = 7, a' = 4, with lambda = 0 and with lambda = 3, beta = 1",
-        paper=("28", "16"),
-        ours=[float(run.peak_memory[0]) for run in runs.values()],
-    )
-    yield holds(
-        "transfers below 3f + r are hidden: the step takes as long as without swapping",
-        swapped.makespan == whole.makespan,
-    )
+    yield PAPER.claim("figure-10.equation-1", [float(run.peak_memory[0]) for run in runs.values()])
+    yield PAPER.claim("figure-10.transfers-below", swapped.makespan == whole.makespan)
     yield _times("Figure 10: p = 3, m = 13, k = 0, r = f / 2, transfers of 2.5 f", runs)
     yield Timelines.of(runs)
 
@@ -150,9 +130,7 @@ def figure_11() -> Iterator[Exhibit]:
         schedule = obscura(devices=4, micro_batches=16, adjusted_stages=1, swapped_blocks=blocks)
         runs[title] = simulate(schedule, costs)
     more, less = runs.values()
-    yield holds(
-        "transfers longer than 3f + r show in the step although less is recomputed", less.makespan > more.makespan
-    )
+    yield PAPER.claim("figure-11.transfers-longer", less.makespan > more.makespan)
     yield _times(
         "Figure 11: p = 4, m = 16, k = 0, memory for 4 activations, transfers of 4.5 f for a whole one",
         runs,

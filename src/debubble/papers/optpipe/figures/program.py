@@ -6,14 +6,17 @@ import math
 from fractions import Fraction
 
 from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
-from debubble.papers.drawings import Boxes, Cells
+from debubble.papers.drawings import Cells
 from debubble.papers.optpipe.program.milp import solve_milp
 from debubble.papers.optpipe.program.milp_model import COMPUTE, MilpModel, Reductions
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
 from debubble.search.optimize import optimize
 from debubble.search.problem import OrderProblem
+
+PAPER = PrintedPaper.of("optpipe")
 
 KINDS = {
     "decided by the solver": "#3d7ab8",
@@ -79,14 +82,7 @@ def reductions() -> Table:
     smaller = problem(SOLVED)
     start = schedules["adaoffload"](devices=3, micro_batches=SOLVED, costs=smaller.costs)
     rows.append((WARM, *rows[0][1:4], *_work(Reductions(), start)))
-    return Table(
-        title="Section 4.1: the program of 3 devices and 4 micro-batches, whose optimum is 28",
-        columns=("variant", "binary variables", "rows", "bound of the relaxation", "nodes", "iterations"),
-        rows=tuple(rows),
-        basis="modelled",
-        note="The paper prints no figures of its reductions.  Nodes and iterations of the simplex method are those of"
-        f" SCIP until it has proven the optimum for {SOLVED} micro-batches.",
-    )
+    return PAPER.table("reductions", rows, solved=SOLVED)
 
 
 INSTANCES = ((1, 0, 2, 1), (5, 1, Fraction(3, 2), 5), (1, Fraction(1, 5), Fraction(3, 2), 1))
@@ -107,22 +103,7 @@ def optima() -> Table:
         *_, best = optimize(given, effort=20.0)
         proven = float(best.value) if best.optimal else None
         rows.append((*map(float, (time, message, limit, offload)), float(found.incumbent.value), proven))
-    return Table(
-        title="Optima of the program, 3 devices and 3 micro-batches",
-        columns=(
-            "F, B and W",
-            "message",
-            "activations that fit",
-            "offload",
-            "the program, by SCIP",
-            "our search, proven",
-        ),
-        rows=tuple(rows),
-        basis="modelled",
-        note="The program with its errors mended: as printed, operations of one micro-batch or one kind may overlap,"
-        " and transfers start before there is something to move; docs/notes/optpipe.md lists what was mended.",
-        keys=4,
-    )
+    return PAPER.table("optima", rows)
 
 
 WARM = "all, from AdaOffload's schedule"
@@ -134,47 +115,3 @@ def _work(variant: Reductions, start: Schedule | None = None) -> tuple[int, int]
     """Nodes and iterations until the optimum is proven."""
     answer = solve_milp(MilpModel(problem(SOLVED), variant), effort=Effort(math.inf), start=start)
     return answer.nodes, answer.iterations
-
-
-def framework() -> Boxes:
-    """Figure 1: initialize, profile, schedule and train."""
-    start, train, costs, search, plan = (
-        "initialize: a schedule\nwithin the limit,\nbuilt or from the cache",
-        "train: ranks run the plan",
-        "profile: times of the\noperations in these steps",
-        "search: better orders\nfor these times",
-        "a plan file",
-    )
-    return Boxes(
-        title="Figure 1: `debubble train --online`",
-        boxes={start: (0, 0), train: (1, 0), costs: (2, 0), search: (2, 1), plan: (1, 1)},
-        arrows=[
-            (start, train, ""),
-            (train, costs, "traces"),
-            (costs, search, ""),
-            (search, plan, "better ones"),
-            (plan, train, "between two steps"),
-        ],
-    )
-
-
-def computation_graph() -> Boxes:
-    """Figure 2: a stage's forward, and the two halves of its backward."""
-    below, product, above = "$x_i$", "F: $z = W x_i$", "F: $x_{i+1} = \\sigma(z)$"
-    gradient_below, inner, gradient_above = (
-        "I: $\\nabla_{x_i} L = W^T \\nabla_z L$",
-        "I: $\\nabla_z L = \\sigma'(z)\\, \\nabla_{x_{i+1}} L$",
-        "$\\nabla_{x_{i+1}} L$",
-    )
-    weight = "W: $\\nabla_W L = \\nabla_z L\\, x_i^T$"
-    return Boxes(
-        title="Figure 2: the operations F, I and W of a stage (the paper calls I its B)",
-        boxes={
-            below: (0, 0), product: (1, 0), above: (2, 0),
-            gradient_below: (0, 1), inner: (1, 1), gradient_above: (2, 1), weight: (1, 2),
-        },
-        arrows=[
-            (below, product, ""), (product, above, ""), (gradient_above, inner, ""), (inner, gradient_below, ""),
-            (inner, weight, ""), (product, inner, "z, kept until I"), (below, weight, "x, kept until W"),
-        ],
-    )  # fmt: skip

@@ -18,13 +18,15 @@ from debubble.costs.units import Partition, Units
 from debubble.ir import DebubbleError, InfeasibleError, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.models import Model
+from debubble.papers.printed import PrintedPaper
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.schedules import schedules
 from debubble.search.problem import Objective, OrderProblem
 from debubble.simulator import Timeline, simulate
 
-PRINTED_LAYERS = {"1.5B": 128, "3.6B": 128, "7.1B": 256, "14.2B": 256}
-LAYERS = {"1.5B": 48, "3.6B": 128, "7.1B": 256, "14.2B": 480}
+PAPER = PrintedPaper.of("optpipe")
+PRINTED_LAYERS: Mapping[str, int] = PAPER.printed["printed_layers"]
+LAYERS: Mapping[str, int] = PAPER.printed["layers"]
 BASELINES: Mapping[str, str] = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB": "zb-h2", "ZB-V": "zb-v"}
 METHODS = (*BASELINES, "PipeOffload", "OptPipe")
 """Table 1's columns."""
@@ -39,45 +41,6 @@ alone.  Those in a V have two stages per device."""
 
 MOVES = 2_000_000
 """Moves of the search for a single stage and micro-batch; a problem gets its share, so that all take about as long."""
-
-# Iteration times in ms as printed: GPUs, model, micro-batches, micro-batch size, then METHODS; None is "OOM".
-TABLE_1: tuple[tuple[int, str, int, int, tuple[float | None, ...]], ...] = (
-    (4, "1.5B", 8, 4, (1423.24, 2193.5, 1254.61, 1363.93, 1651.83, 1283.0)),
-    (4, "1.5B", 8, 8, (1475.22, 2218.3, 1312.17, 1375.72, 2025.03, 1302.4)),
-    (4, "1.5B", 8, 16, (1579.51, None, None, 1517.89, 4184.03, 1674.37)),
-    (4, "1.5B", 8, 24, (None, None, None, None, 5402.7, 2517.53)),
-    (4, "1.5B", 8, 32, (None, None, None, None, 7176.87, 4361.82)),
-    (4, "1.5B", 16, 4, (1949.7, 2034.9, 1851.26, 2098.33, 4028.4, 2389.93)),
-    (4, "1.5B", 16, 8, (1883.2, 1996.7, 1962.4, 2112.65, 4006.87, 2350.43)),
-    (4, "1.5B", 16, 16, (2689.3, None, None, None, 6911.27, 2951.7)),
-    (4, "1.5B", 16, 32, (None, None, None, None, 10321.45, 7135.41)),
-    (4, "3.6B", 8, 4, (1157.43, 1146.4, 1106.4, 1189.7, 1938.73, 1358.53)),
-    (4, "3.6B", 8, 8, (1540.0, 2791.4, 1507.4, 1368.7, 2994.23, 1588.5)),
-    (4, "3.6B", 8, 16, (None, None, None, None, 5123.34, 2144.76)),
-    (4, "3.6B", 16, 4, (1632.4, 1612.45, 1493.45, 1579.43, 2609.03, 1828.23)),
-    (4, "3.6B", 16, 8, (1977.22, 2011.13, None, 1994.32, 4029.46, 2137.71)),
-    (4, "3.6B", 16, 16, (None, None, None, None, 6894.68, 2886.29)),
-    (8, "7.1B", 16, 1, (1983.4, 2192.0, 1927.5, 2826.4, 3033.87, 1929.87)),
-    (8, "7.1B", 16, 2, (2147.0, 2526.1, 2029.5, 2974.3, 3741.43, 2369.13)),
-    (8, "7.1B", 16, 4, (2198.3, 2608.6, 2305.8, 2997.3, 5345.13, 2767.6)),
-    (8, "7.1B", 16, 8, (None, None, None, None, 7131.31, 3913.1)),
-    (8, "7.1B", 16, 16, (None, None, None, None, 15152.12, 11747.92)),
-    (8, "7.1B", 32, 1, (3709.3, 4007.45, 3662.9, 4808.9, 5796.67, 4470.33)),
-    (8, "7.1B", 32, 2, (3836.6, 4235.9, 3730.2, 4909.1, 5878.3, 4639.87)),
-    (8, "7.1B", 32, 4, (3843.1, 4543.7, 3723.7, 5053.5, 10012.23, 4666.33)),
-    (8, "7.1B", 32, 8, (None, None, None, None, 20981.8, 15793.8)),
-    (8, "7.1B", 32, 16, (None, None, None, None, 41254.6, 31445.2)),
-    (16, "14.2B", 32, 1, (2744.34, 3054.29, 2591.14, 3676.36, 3971.16, 2602.56)),
-    (16, "14.2B", 32, 2, (2857.77, 3506.94, 2785.44, 4108.14, 4983.86, 2812.45)),
-    (16, "14.2B", 32, 4, (3047.62, 3412.21, 3058.63, 4115.23, 7446.86, 3124.42)),
-    (16, "14.2B", 32, 8, (None, None, None, None, 34134.23, 20140.23)),
-    (16, "14.2B", 32, 16, (None, None, None, None, 42156.53, 35175.32)),
-    (16, "14.2B", 64, 1, (5020.38, 5352.19, 4845.31, 6322.89, 8047.44, 5031.53)),
-    (16, "14.2B", 64, 2, (5160.82, 5885.96, 5187.24, 6684.25, 8145.83, 5123.43)),
-    (16, "14.2B", 64, 4, (5034.34, 6131.95, 5130.98, 6972.76, 13281.9, 5082.24)),
-    (16, "14.2B", 64, 8, (None, None, None, None, 41589.35, 31593.2)),
-    (16, "14.2B", 64, 16, (None, None, None, None, 50124.41, 41679.2)),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

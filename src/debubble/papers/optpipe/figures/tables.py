@@ -20,7 +20,6 @@ from debubble.papers.optpipe.figures.runs import (
     BASELINES,
     LIMITED,
     METHODS,
-    TABLE_1,
     Setting,
     attempt,
     fitted_samples,
@@ -28,11 +27,14 @@ from debubble.papers.optpipe.figures.runs import (
     placement_of,
     searched,
 )
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 from debubble.processes import available_cores
 from debubble.schedules import schedules
 from debubble.search.problem import OrderProblem
 from debubble.simulator import Timeline, simulate
+
+PAPER = PrintedPaper.of("optpipe")
 
 TOY = 4
 """Figure 4's devices."""
@@ -41,7 +43,10 @@ LIMITED_AND_OPTPIPE = (*LIMITED, "OptPipe")
 OURS = (*METHODS, *(method for method in LIMITED if method not in METHODS))
 """All that is simulated: the paper's methods, and what else takes the limit into its order."""
 GIB = 2**30
-PRINTED = {Setting(g, model, m, b): dict(zip(METHODS, times, strict=True)) for g, model, m, b, times in TABLE_1}
+PRINTED: Mapping[Setting, Mapping[str, float | None]] = {
+    Setting(g, model, m, b): {name: None if t == "OOM" else t for name, t in zip(METHODS, times, strict=True)}
+    for g, model, m, b, times in PAPER.printed["table-1"]
+}
 
 
 @dataclass(frozen=True)
@@ -112,17 +117,7 @@ def times(rows: tuple[Row, ...]) -> Table:
     def cell(row: Row, method: str) -> str:
         return f"{_rounded(row.printed[method])} / {_rounded(row.ours[method])}"
 
-    return Table(
-        title="Table 1: iteration time in ms, paper / ours",
-        columns=("GPUs", "model", "m", "size", *METHODS),
-        rows=tuple((*_named(r), *(cell(r, m) for m in METHODS)) for r in rows),
-        basis="measured",
-        keys=4,
-        note="Not reproducible as it stands: doubling the micro-batches must multiply the time by 1 to 2, the paper has"
-        " 0.72 to 4.04; six 3.6B cells are exactly 1.34574 x others; Table 2's shapes are repaired: hidden size 2048"
-        " everywhere, 8 query groups, and for 1.5B and 14.2B as many layers as the name asks for."
-        " Ours are simulated spans on H100 costs, OptPipe's from a search of a few seconds.",
-    )
+    return PAPER.table("times", tuple((*_named(r), *(cell(r, m) for m in METHODS)) for r in rows))
 
 
 def memory_pattern(rows: tuple[Row, ...]) -> Table:
@@ -133,15 +128,7 @@ def memory_pattern(rows: tuple[Row, ...]) -> Table:
         (*_named(r), m, "OOM" if r.printed[m] is None else "runs", "OOM" if r.ours[m] is None else "runs")
         for r, m in different
     )
-    return Table(
-        title=f"Table 1: who runs out of memory ({len(cells) - len(different)} of {len(cells)} cells agree)",
-        columns=("GPUs", "model", "m", "size", "method", "paper", "ours"),
-        rows=listed,
-        basis="fitted",
-        keys=4,
-        note="Per model one number is fitted, the room for activations. The rows listed are those that differ: in each"
-        " the paper's method fits with 8 micro-batches and not with 16, although its peak is reached with fewer.",
-    )
+    return PAPER.table("memory-pattern", listed, same=len(cells) - len(different), cells=len(cells))
 
 
 def advantage(rows: tuple[Row, ...]) -> Table:
@@ -151,34 +138,26 @@ def advantage(rows: tuple[Row, ...]) -> Table:
     saved = [gain for r in rows if (gain := saving(r, r.fastest_baseline)) is not None]
     over = sum(_needed(r) > r.setting.device_memory for r in rows if "OptPipe" in r.timelines)
     than = f"slower than {' or '.join(slower)} in {beaten}" if slower else "slower than a baseline in 0"
-    return Table(
-        title=f"Table 1: OptPipe beside the fastest baseline (it is {than} of {len(rows)} rows)",
-        columns=(
-            "GPUs", "model", "m", "size", "OptPipe ms", *(f"{method} ms" for method in LIMITED),
-            "fastest baseline", "saved percent", "OptPipe's peak GiB",
-        ),
-        rows=tuple(
+    return PAPER.table(
+        "advantage",
+        tuple(
             (
-                *_named(r), _rounded(r.ours["OptPipe"]), *(_rounded(r.ours[method]) for method in LIMITED),
-                r.fastest_baseline, saving(r, r.fastest_baseline), _peak(r),
+                *_named(r),
+                _rounded(r.ours["OptPipe"]),
+                *(_rounded(r.ours[method]) for method in LIMITED),
+                r.fastest_baseline,
+                saving(r, r.fastest_baseline),
+                _peak(r),
             )
             for r in rows
         ),
-        basis="fitted",
-        keys=4,
-        note=f"Against the fastest baseline OptPipe saves {span_of(saved)}, on average {sum(saved) / len(saved):.1f}%,"
-        f" and nothing in {saved.count(0)} rows. {_claims(rows)} The room for activations is fitted: in {over} rows the"
-        " plan needs more memory than the paper's device has.",
-    )  # fmt: skip
-
-
-def _claims(rows: tuple[Row, ...]) -> str:
-    """The paper's savings against PipeOffload, beside ours."""
-    parts = [
-        f"{span_of(saved)} where {name} fits in the paper, which claims more than {claim}%"
-        for saved, name, claim in zip(savings(rows), ("another baseline", "no other baseline"), (30, 20), strict=True)
-    ]
-    return f"Against PipeOffload it saves {' and '.join(parts)}."
+        than=than,
+        count=len(rows),
+        saved=span_of(saved),
+        mean=sum(saved) / len(saved),
+        none=saved.count(0),
+        over=over,
+    )
 
 
 def savings(rows: Sequence[Row]) -> list[list[float]]:
@@ -222,9 +201,15 @@ def _toy_problem(micro_batches: int, schedule: str) -> OrderProblem:
     placement = placement_of(schedule, TOY)
     share = Fraction(TOY, placement.stages)
     costs = StageCosts.of(
-        stages=placement.stages, forward=share, backward_input=share, backward_weight=share, activation=2 * share,
-        activation_after_input=share, offload=share, memory_limit=6,
-    )  # fmt: skip
+        stages=placement.stages,
+        forward=share,
+        backward_input=share,
+        backward_weight=share,
+        activation=2 * share,
+        activation_after_input=share,
+        offload=share,
+        memory_limit=6,
+    )
     return OrderProblem(placement=placement, micro_batches=micro_batches, costs=costs, offload=True)
 
 
@@ -290,15 +275,7 @@ def toy_table(toys: Mapping[int, Mapping[str, Timeline]]) -> Table:
         rows += [(m, name, float(methods[name].makespan), idle[name]) for name in idle]
     against = ", ".join(f"{span_of(each)} against {name}" for name, each in saved.items())
     halved = all(gain >= 50 for name in saved if name.endswith("as printed") for gain in saved[name])
-    return Table(
-        title="Figure 4: 4 devices, all times 1, memory for 3 activations",
-        columns=("micro-batches", "method", "makespan", "idle per device"),
-        rows=tuple(rows),
-        basis="exact" if halved else "measured",
-        note="The figure is missing from the text; the abstract says that OptPipe saves up to 50% of idle time."
-        f" Here it saves {against}, there with two stages per device as well. The rules as printed come first; the"
-        " others choose the best of their relatives.",
-    )
+    return PAPER.table("toy-table", rows, basis="exact" if halved else "measured", against=against)
 
 
 def settings_of_figure_5(rows: Sequence[Row]) -> list[Row]:
@@ -326,15 +303,11 @@ def memory_use(rows: Sequence[Row]) -> Table:
         over = f"no, the room is fitted: the device has {there / GIB:.0f}" if _needed(row) > there else "yes"
         cells.append((*_named(row), *figures, over))
         more += peaks(row, "OptPipe")[1] > peaks(row, "PipeOffload")[1]
-    return Table(
-        title="Figure 5: least, average and greatest peak memory over the devices, in GiB",
-        columns=("GPUs", "model", "m", "size", *LIMITED_AND_OPTPIPE, "OptPipe fits"),
-        rows=tuple(cells),
-        basis="fitted",
-        keys=4,
-        note="The figure's numbers are missing from the text; it says that OptPipe uses more of the memory there is"
-        f" than PipeOffload: on average over the devices it does in {more} of {len(rows)} settings here."
-        " The room is fitted to Table 1: it exceeds an H100's where we count more bytes per sample than they keep.",
+    return PAPER.table(
+        "memory-use",
+        tuple(cells),
+        more=more,
+        count=len(rows),
     )
 
 
@@ -342,26 +315,25 @@ def many_micro_batches(rows: tuple[Row, ...]) -> Table:
     """Figure 6: 7.1B on 8 GPUs, micro-batch size 8."""
     cells = tuple(
         (
-            r.setting.micro_batches, *(None if (t := r.ours[m]) is None else round(t, 1) for m in LIMITED_AND_OPTPIPE),
-            saving(r, "PipeOffload"), saving(r, r.fastest_baseline), _peak(r),
+            r.setting.micro_batches,
+            *(None if (t := r.ours[m]) is None else round(t, 1) for m in LIMITED_AND_OPTPIPE),
+            saving(r, "PipeOffload"),
+            saving(r, r.fastest_baseline),
+            _peak(r),
         )
         for r in rows
-    )  # fmt: skip
+    )
     last = rows[-1]
     against, fastest = (
         [gain for r in rows if (gain := saving(r, method or r.fastest_baseline)) is not None]
         for method in ("PipeOffload", None)
     )
     rivals = " or ".join(sorted({method for r in rows if (method := r.fastest_baseline) is not None}))
-    return Table(
-        title="Figure 6: 7.1B on 8 GPUs, size 8, by number of micro-batches",
-        columns=(
-            "micro-batches", *(f"{method} ms" for method in LIMITED_AND_OPTPIPE), "saved against PipeOffload, percent",
-            "saved against the fastest, percent", "OptPipe's peak GiB",
-        ),
-        rows=cells,
-        basis="measured",
-        note=f"The paper claims about 17% against PipeOffload at 256; ours is {saving(last, 'PipeOffload')}% there and"
-        f" {span_of(against)} over all rows. An activation takes several forwards over PCIe here, so that moving little"
-        f" pays: against the fastest baseline, {rivals}, OptPipe saves {span_of(fastest)}.",
-    )  # fmt: skip
+    return PAPER.table(
+        "many-micro-batches",
+        cells,
+        saving=saving(last, "PipeOffload"),
+        saved=span_of(against),
+        rivals=rivals,
+        fastest=span_of(fastest),
+    )

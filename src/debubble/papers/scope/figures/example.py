@@ -12,14 +12,17 @@ from functools import cache
 from debubble.costs.units import Strategy, Unit, Units
 from debubble.ir import Number, StageCosts
 from debubble.papers.drawings import Bars, Timelines
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
-from debubble.papers.scope.program.layer_types import LayerRun, layer_runs
-from debubble.papers.scope.program.monolithic import ProgramAnswer, solve
+from debubble.papers.scope.instance import LayerRun, layer_runs
+from debubble.papers.scope.integer_program import ProgramAnswer, solve
 from debubble.planners import planners
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.schedules import schedules
 from debubble.search.effort import Effort
 from debubble.simulator import Timeline, simulate
+
+PAPER = PrintedPaper.of("scope")
 
 DEVICES, MICRO_BATCHES = 4, 8
 LIMIT = 80
@@ -96,8 +99,7 @@ def runs() -> dict[str, Timeline]:
 def program() -> tuple[list[LayerRun], ProgramAnswer]:
     """The running example's layer types with their strategies, and the answer of its integer program."""
     runs, schedule = layer_runs(units()), schedules["1f1b"](devices=DEVICES, micro_batches=MICRO_BATCHES)
-    answers = solve(runs, schedule, limits=[LIMIT] * DEVICES, static=0.0, effort=Effort(2.0), seed=0)
-    return runs, next(answers)
+    return runs, solve(runs, schedule, limits=[LIMIT] * DEVICES, static=0.0, effort=Effort(2.0), seed=0)
 
 
 def bubbles_table() -> Table:
@@ -107,14 +109,7 @@ def bubbles_table() -> Table:
         bubbles = ThreeBubbles.of(timeline)
         figures = bubbles.work, bubbles.recomputation, bubbles.imbalance, bubbles.preparation, bubbles.step
         rows.append((name, *(round(figure, 2) for figure in figures), round(float(timeline.makespan), 2)))
-    return Table(
-        title="Running example: 14 layers and a long head on 4 devices, 8 micro-batches, times in forwards of a layer",
-        columns=("planner", "work", "B_R", "B_I", "B_P", "their sum", "simulated step"),
-        rows=tuple(rows),
-        basis="modelled",
-        note="B_R = m mean(recompute), B_I = m (max T - mean T), B_P = sum T - max T, for times T"
-        " of the devices per micro-batch.",
-    )
+    return PAPER.table("bubbles-table", rows)
 
 
 def drawn() -> Timelines:

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.flops import Utilization
 from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.models import Model, models
-from debubble.papers import claims as sentences
+from debubble.papers.printed import PrintedPaper
 from debubble.papers.registry import Cell, Table
 from debubble.papers.scope.planner import DUAL, TRI
 from debubble.planners import ModelUnits, Problem, planners
@@ -31,6 +30,8 @@ from debubble.planners.baselines import megatron_schedule
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import Solution
 from debubble.simulator import Repricer, simulate
+
+PAPER = PrintedPaper.of("scope")
 
 DEVICES = 16_384
 PIPELINE = 16
@@ -41,36 +42,10 @@ OPERATORS: Mapping[str, tuple[str, ...] | None] = {"full": DUAL, "selective, ful
 """Strategies that may be used beside `none`; None: every subset of a layer's operators."""
 
 
-def _llama(layers: int, hidden: int, heads: int, ffn: int, **entries: Any) -> dict[str, Any]:
-    base = {
-        "model_type": "llama", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
-        "num_key_value_heads": heads, "intermediate_size": ffn, "vocab_size": 32000, "max_position_embeddings": 4096,
-    }  # fmt: skip
-    return {**base, **entries}
-
-
-def _gpt(layers: int, hidden: int, heads: int, vocab: int) -> dict[str, Any]:
-    return {
-        "model_type": "gpt2", "n_layer": layers, "n_embd": hidden, "n_head": heads, "vocab_size": vocab,
-        "n_positions": 2048,
-    }  # fmt: skip
-
-
 MODELS: Mapping[str, Model] = {
     "LLaMA-70B": models["llama2-70b"],
-    "LLaMA-175B": Model.from_hf(_llama(96, 12288, 96, 32768)),
-    "BLOOM-176B": Model.from_hf(_gpt(70, 14336, 112, 250880)),
-    "Qwen2-72B": Model.from_hf(
-        _llama(80, 8192, 64, 29568, model_type="qwen2", num_key_value_heads=8, vocab_size=152064)
-    ),
-    "Pangu-alpha-230B": Model.from_hf(_gpt(64, 16384, 128, 40000)),
-    "LLaMA-MoE-1.04T": Model.from_hf(
-        _llama(
-            64, 8192, 64, 20480, model_type="mixtral", num_key_value_heads=8, num_local_experts=32,
-            num_experts_per_tok=2,
-        )
-    ),
-}  # fmt: skip
+    **{name: Model.from_hf(config) for name, config in PAPER.printed["models"].items()},
+}
 MULTIMODAL = "Multi-modal-70B"
 """LLaMA-70B behind a vision tower, which are units, not a model."""
 
@@ -228,21 +203,10 @@ def _ratio(base: PlannerOutcome | None, other: PlannerOutcome | None) -> float |
 
 
 EVEN, ON_1F1B = "Megatron-Even", "Megatron-Even on 1F1B"
-END_TO_END = (
-    ("PipeDream", "pipedream", "full", 1, EVEN, 1.07),
-    ("Merak", "merak", "full", 1, EVEN, 1.29),
-    ("AdaPipe", "adapipe", "all", 1, EVEN, 1.30),
-    ("SCOPE dual", "scope", "full", 1, EVEN, 1.31),
-    ("SCOPE tri", "scope", "selective, full", 1, EVEN, 1.36),
-    ("AdaPipe", "adapipe", "full", 1, EVEN, None),
-    ("AdaPipe", "adapipe", "selective, full", 1, EVEN, None),
-    ("SCOPE, R and I", "scope, two bubbles", "all", 1, EVEN, 1.31),
-    ("SCOPE, R, I and P", "scope", "all", 1, EVEN, 1.36),
-    ("Megatron-Even", "megatron-even", "full", 2, ON_1F1B, 1.41),
-    ("SCOPE dual", "scope", "full", 2, EVEN, 1.16),
-    ("SCOPE tri", "scope", "selective, full", 2, EVEN, 1.20),
-    ("SCOPE tri", "scope", "selective, full", 2, ON_1F1B, 1.70),
-)
+END_TO_END: Sequence[tuple[str, str, str, int, str, float | None]] = [
+    (name, planner, operators, chunks, over, speed_up[0] if speed_up else None)
+    for name, planner, operators, chunks, over, *speed_up in PAPER.printed["end-to-end"]
+]
 """Name, planner, what may recompute, chunks, what it is compared with, and the poster's speed-up."""
 
 
@@ -250,40 +214,11 @@ def end_to_end(ask: Ask) -> Table:
     """LLaMA-175B on all devices: every planner of the poster over Megatron-Even."""
     even = {n: ask("megatron-even", Case("LLaMA-175B", chunks=n, operators="full")) for n in (1, 2)}
     rows: list[tuple[Cell, ...]] = []
-    ours: dict[tuple[str, str], float | None] = {}
     for name, planner, operators, chunks, over, poster in END_TO_END:
         base = even[1 if over == ON_1F1B else chunks]
         speed_up = _ratio(base, ask(planner, Case("LLaMA-175B", chunks=chunks, operators=operators)))
         rows.append((name, operators, "interleaved" if chunks > 1 else "1F1B", over, poster, speed_up))
-        if chunks == 1:
-            ours[name, operators] = speed_up
-    fixed = {name: ours[name, "full"] for name in ("PipeDream", "Merak")}
-    compared = (
-        sentences.fastest(f"SCOPE {name}", ours[scope, operators], {**fixed, "AdaPipe": ours["AdaPipe", operators]})
-        for name, scope, operators in (
-            ("dual", "SCOPE dual", "full"),
-            ("tri", "SCOPE tri", "selective, full"),
-            ("with all operators", "SCOPE, R, I and P", "all"),
-        )
-    )
-    ranked = END_TO_END[:5]
-    order = sentences.order(
-        {name: poster for name, *_, poster in ranked},
-        {name: ours[name, operators] for name, _, operators, *_ in ranked},
-    )
-    return Table(
-        title=f"LLaMA-175B on {DEVICES:,} devices: speed-up",
-        columns=("planner", "may recompute", "schedule", "over", "poster", "ours"),
-        rows=tuple(rows),
-        basis="measured",
-        note="The poster's figures are measured on Ascend 910 and its configuration is not given; ours are simulated"
-        f" steps under one cost model.  {order}  AdaPipe, as published, chooses among all"
-        " operators, dual and tri do not; so it stands here with each set.  With the same set:"
-        f" {' '.join(compared)}  SCOPE starts from the baselines' answers too, so that none can be faster.  Dual and"
-        " tri may also mean two and three kinds of bubbles: R and I weighs recomputation and imbalance alone, as"
-        " AdaPipe does, R, I and P the preparation too, both with all operators.",
-        keys=3,
-    )
+    return PAPER.table("end-to-end", rows, devices=DEVICES)
 
 
 _SETTINGS = {"dual": "full", "tri": "selective, full"}
@@ -312,17 +247,7 @@ def scalability(ask: Ask) -> Table:
         even = ask("megatron-even", case)
         tri = ask("scope", replace(case, chunks=2, operators="selective, full"))
         rows.append((f"{devices:,}", "1.18 to 1.20", *_gains(ask, case), _percent(even, "mfu"), _percent(tri, "mfu")))
-    tri_gains = {f"{row[0]} devices": _number(row[3]) for row in rows}
-    return Table(
-        title="LLaMA-175B, 8,192 sequences per step: speed-up over Megatron-Even by number of devices",
-        columns=("devices", "poster (tri)", *GAINS, "MFU, Even", "MFU, tri interleaved"),
-        rows=tuple(rows),
-        basis="measured",
-        note="More devices are more data-parallel ranks: fewer micro-batches for each and smaller optimizer shards."
-        f"  Of tri on 1F1B {sentences.within(1.18, 1.20, tri_gains)}  The poster's MFU climbs from 28.4% to 37.9%, and"
-        " it does not say of what; ours are of Megatron-Even on 1F1B and of tri on interleaved 1F1B.  Collectives are"
-        " priced without congestion, which the poster's runs have.  Empty: Megatron-Even does not fit.",
-    )
+    return PAPER.table("scalability", rows)
 
 
 def generality(ask: Ask) -> Table:
@@ -332,17 +257,11 @@ def generality(ask: Ask) -> Table:
         model = MODELS.get(name)
         size = None if model is None else round(model.parameters / 1e9, 1)
         rows.append((name, size, "1.20 to 1.31", *_gains(ask, Case(name, operators="full"))))
-    tri = {str(row[0]): _number(row[4]) for row in rows}
-    return Table(
-        title=f"MFU gain over Megatron-Even on {DEVICES:,} devices",
-        columns=("model", "ours, 10^9 parameters", "poster (tri)", *GAINS),
-        rows=tuple(rows),
-        basis="measured",
-        note="At equal work the gain in MFU is the ratio of step times.  Of tri on 1F1B"
-        f" {sentences.within(1.20, 1.31, tri)}  The poster lists seven models and says six.  Shapes of our own, as it"
-        " gives none: LLaMA-175B, LLaMA-MoE and the vision tower; 'Pangu-alpha-230B' is the published shape of"
-        f" PanGu-alpha 200B, of {MODELS['Pangu-alpha-230B'].parameters / 1e9:.1f} 10^9 parameters.  Empty:"
-        " Megatron-Even does not fit.",
+    return PAPER.table(
+        "generality",
+        tuple(rows),
+        devices=DEVICES,
+        models=MODELS["Pangu-alpha-230B"].parameters / 1e9,
     )
 
 
@@ -355,26 +274,10 @@ def memory(ask: Ask) -> Table:
         gain = None if even is None or tri is None else round(tri.memory / even.memory, 2)
         uses = (_percent(even, "memory"), _percent(tri, "memory"))
         rows.append((name, devices, "64% to 75%", uses[0], "83% to 92%", uses[1], "1.20 to 1.42", gain))
-    gains = {f"{row[0]} on {row[1]}": _number(row[7]) for row in rows}
-    return Table(
-        title="Mean use of device memory on 64 and 128 devices, of what a plan may use",
-        columns=(
-            "model", "devices", "poster, Even", "ours, Even", "poster, tri", "ours, tri", "poster, gain", "ours, gain",
-        ),
-        rows=tuple(rows),
-        basis="measured",
-        note="64 devices are 8 pipeline stages, 128 are 16.  Ours counts model states and activations against the"
-        " cluster's limit, which leaves 10% of the device out.  Of the gains in capacity"
-        f" {sentences.within(1.20, 1.42, gains)}  Empty: it does not fit.",
-        keys=2,
-    )  # fmt: skip
+    return PAPER.table("memory", rows)
 
 
 def _percent(outcome: PlannerOutcome | None, figure: str) -> str | None:
     """A share as the poster prints it."""
     share = None if outcome is None else getattr(outcome, figure)
     return None if share is None else f"{100 * share:.1f}%"
-
-
-def _number(cell: Cell) -> float | None:
-    return cell if isinstance(cell, float) else None

@@ -7,9 +7,7 @@ The poster leaves F, G, C_1..C_3 and the meaning of b open; this is our reading,
     T_x             time of device x per micro-batch: sum over its chunks of forward, backward and recomputation
     B_P = (sum_x T_x - max_x T_x) / C,   B_I = m (max T - mean T),   B_R = m mean(recompute)
 
-so that B_G = B_R + B_I + B_P differs from the step time (m - 1/C) max T + sum T / C by a constant only.  With several
-chunks max T is `pooled`, max_x sum_c T_{c,x}, as if chunks could make up for each other, or `per chunk`,
-sum_c max_x T_{c,x}, as if they could not; the truth lies between, and simulation chooses.
+so that B_G = B_R + B_I + B_P differs from the step time (m - 1/C) max T + sum T / C by a constant only.
 
     C_1   every layer is placed once
     C_2   on every device: M_S + what is alive <= D_M.  What is alive is not one count per chunk, as in SAPP, whose
@@ -17,31 +15,26 @@ sum_c max_x T_{c,x}, as if they could not; the truth lies between, and simulatio
           counts that the schedule's order really reaches.
     C_3   order: layers of type t may only stand where all of the types before it have been placed
 
-CP-SAT of OR-Tools solves it (the poster used Gurobi): first by decomposition, which scales to hundreds of layers
-(`benders`), then in one piece from that answer, which proves small instances exactly.
+CP-SAT of OR-Tools solves it (the poster used Gurobi), from the assignment and the bound that `decomposition` gives it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from debubble.ir import InfeasibleError, Schedule, SolverError
-from debubble.papers.scope.program.benders import Decomposition, Layers, decompose
-from debubble.papers.scope.program.instance import DeviceInstance, Instance, instance
-from debubble.papers.scope.program.layer_types import LayerRun
-from debubble.papers.scope.program.per_chunk import per_chunk_reading
+from debubble.papers.scope.decomposition import Decomposition, Layers, decompose
+from debubble.papers.scope.instance import DeviceInstance, Instance, LayerRun, instance
 from debubble.search.effort import Effort, solver_of, status_of
 
-SMALL = 0.01
-FINISH = 1.5
-EFFORT = 15.0
-"""Effort for the program in one piece where no more than a SMALL gap is left, and elsewhere."""
-POOLED, AT_LEAST = 0.4, 2.0
-"""Share of the effort, and effort, for the pooled reading's decomposition where there is another reading."""
+SMALL_GAP = 0.01
+FINISH_EFFORT, EFFORT = 1.5, 15.0
+"""Effort for the whole program where no more than a SMALL_GAP is left, and elsewhere."""
+DECOMPOSITION_SHARE = 0.5
+"""Share of the effort for the decomposition."""
 
 
 @dataclass(frozen=True)
@@ -60,31 +53,27 @@ class ProgramAnswer:
 
 def solve(
     runs: Sequence[LayerRun], schedule: Schedule, *, limits: Sequence[float], static: float, effort: Effort, seed: int
-) -> Iterator[ProgramAnswer]:
-    """The best assignments that the effort finds: for the pooled reading of max T, then for the per-chunk one.
+) -> ProgramAnswer:
+    """The best assignment that the effort finds.
 
-    Raises InfeasibleError if there is no first one, or the effort does not find it.
+    Args:
+        runs: The model's layer types.
+        schedule: The order of operations, 1F1B or interleaved 1F1B.
+        limits: Bytes per device.
+        static: Bytes on every device beside its layers' own.
+        effort: Counter of the work.
+        seed: The solver's.
+
+    Raises:
+        InfeasibleError: If there is no assignment, or the effort does not find one.
     """
-    inst = instance(runs, schedule, limits=limits, static=static)
-    share = max(AT_LEAST, POOLED * effort.left) if inst.chunks > 1 else effort.left
-    pooled = decompose(inst, effort=effort.part(share), seed=seed)
-    if inst.chunks == 1:
-        yield _in_one_piece(inst, pooled, per_chunk=False, effort=effort, seed=seed)
-        return
-    rest = effort.part(effort.left / (8 if pooled.gap <= SMALL else 2))
-    yield _in_one_piece(inst, pooled, per_chunk=False, effort=rest, seed=seed)
-    with suppress(InfeasibleError):  # not found: there is an answer already
-        yield _in_one_piece(inst, per_chunk_reading(inst, pooled, effort), per_chunk=True, effort=effort, seed=seed)
-
-
-def _in_one_piece(inst: Instance, start: Decomposition, *, per_chunk: bool, effort: Effort, seed: int) -> ProgramAnswer:
-    """Solve the whole program, from what is known of it."""
     from ortools.sat.python import cp_model
 
-    program = _MonolithicModel(cp_model.CpModel(), inst)
-    program.minimise(per_chunk=per_chunk)
-    program.begin(start)
-    share = effort.part(FINISH if start.gap <= SMALL else EFFORT)
+    inst = instance(runs, schedule, limits=limits, static=static)
+    start = decompose(inst, effort.part(DECOMPOSITION_SHARE * effort.left))
+    program = _IntegerProgram(cp_model.CpModel(), inst)
+    program.start_from(start)
+    share = effort.part(FINISH_EFFORT if start.gap <= SMALL_GAP else EFFORT)
     solver = solver_of(share, seed=seed)
     status = status_of(solver, program.model, share)
     if start.layers is not None and status == "INFEASIBLE":
@@ -105,7 +94,7 @@ def _in_one_piece(inst: Instance, start: Decomposition, *, per_chunk: bool, effo
     return ProgramAnswer(layers, value * unit, bound * unit)
 
 
-class _MonolithicModel:
+class _IntegerProgram:
     """The model, one method per family of constraints."""
 
     def __init__(self, model: Any, inst: Instance) -> None:
@@ -121,6 +110,7 @@ class _MonolithicModel:
         self._keep_the_order()
         self._fill_every_stage()
         self._fit_memory()
+        self._minimise_step_time()
 
     def _stage(self, run: int, stage: int) -> Any:
         return sum(option[stage] for option in self.layers[run])
@@ -174,33 +164,25 @@ class _MonolithicModel:
                     self.model.add(largest >= size * some)
         return largest
 
-    def minimise(self, *, per_chunk: bool) -> None:
+    def _minimise_step_time(self) -> None:
         """The step time (m - 1/C) max T + sum T / C, which is B_G and a constant; here times C."""
         times = [
             sum(
                 time * self.layers[r][o][s]
+                for s in device.stages
                 for r, options in enumerate(self.inst.times)
                 for o, time in enumerate(options)
             )
-            for s in range(self.inst.stages)
+            for device in self.inst.devices
         ]
-        stages_of = [device.stages for device in self.inst.devices]
-        pooled = [sum(times[s] for s in stages) for stages in stages_of]
-        if per_chunk:
-            slowest = sum(self._largest([times[stages[c]] for stages in stages_of]) for c in range(self.inst.chunks))
-        else:
-            slowest = self._largest(pooled)
-        self.objective = self.inst.weight * slowest + sum(pooled)
+        slowest = self.model.new_int_var(0, self.inst.longest, "")
+        for time in times:
+            self.model.add(slowest >= time)
+        self.objective = self.inst.weight * slowest + sum(times)
         self.model.minimize(self.objective)
 
-    def _largest(self, times: Sequence[Any]) -> Any:
-        largest = self.model.new_int_var(0, self.inst.most, "")
-        for time in times:
-            self.model.add(largest >= time)
-        return largest
-
-    def begin(self, start: Decomposition) -> None:
-        """Start from an assignment, and from a bound."""
+    def start_from(self, start: Decomposition) -> None:
+        """Give the solver an assignment, and a bound."""
         self.model.add(self.objective >= start.bound)
         if start.layers is not None:
             for variables, values in zip(self.layers, start.layers, strict=True):

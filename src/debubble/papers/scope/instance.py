@@ -1,7 +1,10 @@
-"""SCOPE's integer program in numbers: times and bytes as integers, and what is alive on each device.
+"""Phase 1 of SCOPE's planner: the model as layer types, and the numbers of the integer program.
 
-Times are rounded to about a millionth of the slowest layer, bytes are rounded up to about a millionth of the limit, so
-that no answer breaks it.  Both units are powers of two, so that small integers stay exact.
+A type t is a run of equal layers; a layer is one unit, or a repeated pattern of units (attention and MLP, say) that
+partitioning then moves together.
+
+In the program times are rounded to about a millionth of the slowest layer, bytes are rounded up to about a millionth of
+the limit, so that no answer breaks it.  Both units are powers of two, so that small integers stay exact.
 """
 
 from __future__ import annotations
@@ -11,10 +14,122 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Kind, Schedule
-from debubble.papers.scope.program.layer_types import LayerRun
+from debubble.planners.partitioning.pareto import efficient, menu_of, recomputation
 
 RESOLUTION = 2**20
+"""Units of time in the slowest layer, and of memory in the limit."""
+
+LONGEST_PATTERN = 4
+"""Units that one layer may consist of."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One recomputation strategy r of a layer type: GetCompCost(t, r) and GetMemCost(t, r).
+
+    Attributes:
+        strategies: The strategy of each of the layer's units.
+        time: Forward and backward with recomputation, per micro-batch.
+        activation: M_A: bytes kept per micro-batch.
+        restored: Bytes that its recomputation brings back at a time.
+    """
+
+    strategies: tuple[str, ...]
+    time: float
+    activation: float
+    restored: float
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """Equal layers in a row.
+
+    Attributes:
+        first: Unit at which the first layer begins.
+        size: Units per layer.
+        count: Layers.
+        static: M_S: bytes of a layer's model states.
+        workspace: Bytes that a layer needs while it runs.
+        options: The ways to recompute a layer.
+    """
+
+    first: int
+    size: int
+    count: int
+    static: float
+    workspace: float
+    options: tuple[Option, ...]
+
+
+def layer_runs(units: Units, strategies: Sequence[str] | None = None) -> list[LayerRun]:
+    """Cut the model into runs of equal layers; each keeps the Pareto-optimal ones of `strategies` (None: all)."""
+    runs: list[LayerRun] = []
+    first = 0
+    while first < len(units.units):
+        size, count = _longest_repetition(units.units, first)
+        runs.append(_run(units, first, size, count, strategies))
+        first += size * count
+    return runs
+
+
+def _longest_repetition(units: Sequence[Unit], first: int) -> tuple[int, int]:
+    """(units per layer, layers) of the run that covers most from here; the shorter pattern if two cover the same."""
+    best = (1, 1)
+    for size in range(1, LONGEST_PATTERN + 1):
+        pattern = [_signature(u) for u in units[first : first + size]]
+        count = 1
+        while [_signature(u) for u in units[first + count * size : first + (count + 1) * size]] == pattern:
+            count += 1
+        if count > 1 and size * count > best[0] * best[1]:
+            best = (size, count)
+    return best
+
+
+def _signature(unit: Unit) -> tuple[object, ...]:
+    times = (unit.forward, unit.backward_input, unit.backward_weight)
+    return (unit.type, *times, unit.static, unit.workspace, tuple(sorted(unit.strategies.items(), key=str)))
+
+
+def _run(units: Units, first: int, size: int, count: int, strategies: Sequence[str] | None) -> LayerRun:
+    layer = units.units[first : first + size]
+    return LayerRun(
+        first=first,
+        size=size,
+        count=count,
+        static=float(sum(u.static + u.gathered for u in layer)),
+        workspace=float(max(u.workspace for u in layer)),
+        options=tuple(_options(layer, strategies)),
+    )
+
+
+def _options(layer: Sequence[Unit], strategies: Sequence[str] | None) -> list[Option]:
+    """The layer's Pareto front of time and bytes: over its units' own strategies, or over the given ones for all."""
+    if strategies is None:
+        ways = [*menu_of(layer)]
+    else:
+        uniform = {tuple(name if name in u.strategies else "none" for u in layer) for name in ("none", *strategies)}
+        ways = efficient(recomputation(layer, each) for each in uniform)
+    work = float(sum(unit.work for unit in layer))
+    return [Option(way.strategies, work + way.recompute, way.kept, way.workspace) for way in ways]
+
+
+def partition_of_layers(runs: Sequence[LayerRun], layers: Sequence[Sequence[Sequence[int]]]) -> Partition:
+    """Phase 4: the partition in which stage s holds `layers[run][option][s]` layers of each run and option."""
+    stages = len(layers[0][0])
+    partition: list[list[tuple[int, str]]] = []
+    used = [0] * len(runs)
+    for stage in range(stages):
+        units: list[tuple[int, str]] = []
+        for r, run in enumerate(runs):
+            here = [option for o, option in enumerate(run.options) for _ in range(layers[r][o][stage])]
+            for option in here:
+                begin = run.first + used[r] * run.size
+                units += list(enumerate(option.strategies, start=begin))
+                used[r] += 1
+        partition.append(units)
+    return Partition(partition)
 
 
 @dataclass(frozen=True)
@@ -28,8 +143,6 @@ class DeviceInstance:
         kept: `kept[row][run][option][chunk]`: bytes of a layer's activations, at each combination alive; empty without
             a limit.
         restored: `restored[run][option]`: what recomputing such a layer brings back.
-        alive: `alive[row][chunk]`: micro-batches alive at each of these combinations.
-        unit: Bytes that all of these sizes are counted in.
     """
 
     stages: tuple[int, ...]
@@ -37,8 +150,6 @@ class DeviceInstance:
     static: tuple[int, ...]
     kept: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
     restored: tuple[tuple[int, ...], ...]
-    alive: tuple[tuple[int, ...], ...]
-    unit: float
 
 
 @dataclass(frozen=True)
@@ -48,8 +159,6 @@ class Instance:
     Attributes:
         counts: Layers per run.
         times: `times[run][option]`: time of a layer per micro-batch, in time units.
-        activations: `activations[run][option]`: bytes of a layer's activations, of one micro-batch.
-        restored: `restored[run][option]`: bytes that recomputing such a layer brings back.
         devices: What holds for each device.
         micro_batches: Micro-batches per step.
         time_unit: Seconds (or the costs' own unit of time) per time unit.
@@ -57,8 +166,6 @@ class Instance:
 
     counts: tuple[int, ...]
     times: tuple[tuple[int, ...], ...]
-    activations: tuple[tuple[float, ...], ...]
-    restored: tuple[tuple[float, ...], ...]
     devices: tuple[DeviceInstance, ...]
     micro_batches: int
     time_unit: float
@@ -79,14 +186,9 @@ class Instance:
         return self.micro_batches * self.chunks - 1
 
     @cached_property
-    def most(self) -> int:
+    def longest(self) -> int:
         """Time that no device can exceed."""
         return sum(count * max(times) for count, times in zip(self.counts, self.times, strict=True))
-
-    @cached_property
-    def shortest(self) -> tuple[int, ...]:
-        """Per run, the time of a layer without recomputation."""
-        return tuple(map(min, self.times))
 
     @cached_property
     def windows(self) -> tuple[range, ...]:
@@ -109,8 +211,6 @@ def instance(runs: Sequence[LayerRun], schedule: Schedule, *, limits: Sequence[f
     return Instance(
         counts=tuple(run.count for run in runs),
         times=tuple(tuple(round(option.time / time_unit) for option in run.options) for run in runs),
-        activations=tuple(tuple(option.activation for option in run.options) for run in runs),
-        restored=tuple(tuple(option.restored for option in run.options) for run in runs),
         devices=devices,
         micro_batches=schedule.micro_batches,
         time_unit=time_unit,
@@ -142,8 +242,6 @@ def _device(
             for numbers in (combinations if limited else ())
         ),
         restored=tuple(tuple(math.ceil(option.restored / unit) for option in run.options) for run in runs),
-        alive=tuple(combinations) if limited else (),
-        unit=unit,
     )
 
 

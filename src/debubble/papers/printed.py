@@ -1,0 +1,86 @@
+"""What a paper prints, beside the sentences of its claims and tables: the file `paper.toml` of its folder.
+
+The file has four kinds of entries:
+
+* `[printed]`: figures of the paper that the computation needs, such as the cells of a table or the bars of a figure;
+* `[claim.PLACE.KEY]`: a claim, with its statement, the paper's figures as printed, their unit, and why ours differ;
+* `[table.KEY]`: title, columns, basis and note of a table;
+* `[texts]`: sentences that several of them share.
+
+Sentences are templates in the format of `str.format`, filled with the texts and with words that the computation passes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from debubble.papers.claims import Claim, compared, holds, stated, unavailable
+from debubble.papers.registry import Table
+
+
+@dataclass(frozen=True)
+class PrintedPaper:
+    """The entries of a paper's `paper.toml`."""
+
+    printed: Mapping[str, Any]
+    claims: Mapping[str, Mapping[str, Any]]
+    tables: Mapping[str, Mapping[str, Any]]
+    texts: Mapping[str, str]
+
+    @staticmethod
+    @cache
+    def of(name: str) -> PrintedPaper:
+        """The entries of the paper whose folder has this name."""
+        content = tomllib.loads(files("debubble.papers").joinpath(name, "paper.toml").read_text(encoding="utf-8"))
+        claims = {f"{place}.{key}": entry for place, keys in content["claim"].items() for key, entry in keys.items()}
+        return PrintedPaper(content.get("printed", {}), claims, content["table"], content.get("texts", {}))
+
+    def claim(
+        self,
+        key: str,
+        ours: bool | str | Sequence[float | None] | None = None,
+        *,
+        printed: str | Sequence[str] | None = None,
+        because: str | None = None,
+        **words: object,
+    ) -> Claim:
+        """A claim of the paper beside ours.
+
+        Args:
+            key: The claim, as `PLACE.KEY`.
+            ours: Whether the statement holds, what ours reads, or our figures; None: debubble computes nothing.
+            printed: What the paper prints, if that is computed; by default what the file has: one for each of ours, or
+                one for all of them.
+            because: Why ours differ, if that is chosen by the caller; by default what the file has.
+            words: What fills the braces of the sentences.
+        """
+        entry, filled = self.claims[key], {**self.texts, **words}
+        statement = str(entry["statement"]).format(**filled)
+        reason = str(entry.get("because", "") if because is None else because).format(**filled)
+        paper: Any = entry.get("paper", "") if printed is None else printed
+        if ours is None:
+            return unavailable(statement, paper=paper, because=reason)
+        if isinstance(ours, bool):
+            return holds(statement, ours, because=reason)
+        if isinstance(ours, str):
+            return stated(statement, paper=paper, ours=ours, because=reason)
+        if len(paper) == 1:
+            paper = paper * len(ours)
+        return compared(statement, paper=paper, ours=ours, unit=entry.get("unit", ""), because=reason)
+
+    def table(self, key: str, rows: Sequence[tuple[Any, ...]], *, basis: str | None = None, **words: object) -> Table:
+        """A table whose title, columns, basis and note the file has; `words` fill the braces of title and note."""
+        entry, filled = self.tables[key], {**self.texts, **words}
+        return Table(
+            title=entry["title"].format(**filled),
+            columns=tuple(entry["columns"]),
+            rows=tuple(rows),
+            basis=basis or entry["basis"],
+            note=entry.get("note", "").format(**filled),
+            keys=entry.get("keys", 1),
+        )

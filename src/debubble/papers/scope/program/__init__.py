@@ -1,1 +1,0 @@
-"""SCOPE's integer program, solved whole and by decomposition."""
