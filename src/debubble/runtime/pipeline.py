@@ -169,7 +169,7 @@ class Pipeline:
         self._counts_memory = False
         """Whether the last step did."""
         self._gradient_bytes = 0
-        """Most static bytes when the last step's program had run: gradients may be gone since."""
+        """Most bytes of gradients when the program of the last step that counted had run: they may be gone since."""
 
     # Steps
 
@@ -588,6 +588,9 @@ class Pipeline:
         )
 
     def _finish_gradients(self) -> None:
+        if not self._counts_memory:
+            self._gradients.finish()
+            return
         # Where replicas divide what an optimizer steps, whole gradients take more than what is left of them.
         whole = self._optimizers.gradient_bytes if self.ranks.over_replicas.divided else 0
         self._gradients.finish()

@@ -82,6 +82,11 @@ class Transport:
         """Send the tensor to a rank, and return when the message is through."""
         raise AssertionError("a single rank sends nothing")
 
+    def begin_send(self, tensor: Tensor, to: int, channel: Channel) -> Callable[[], None] | None:
+        """Begin to send the tensor; the answer returns when the message is through.  None: it is already."""
+        self.send(tensor, to, channel)
+        return None
+
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         """Fill the buffer, or answer with the tensor that came."""
         raise AssertionError("a single rank receives nothing")
@@ -200,12 +205,20 @@ class Distributed(Transport):
         return self._dist.new_group([self.rank], use_local_synchronization=True)
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
-        """Send the tensor, through the host's memory where Gloo cannot read the device."""
+        """Send the tensor, and return when the message is through."""
+        self.begin_send(tensor, to, channel)()
+
+    def begin_send(self, tensor: Tensor, to: int, channel: Channel) -> Callable[[], None]:
+        """Begin to send the tensor, through the host's memory where Gloo cannot read the device."""
         group = self._channels[self.rank, to, channel]
         with self._reachable(tensor.contiguous(), received=False) as message:
             work = self._dist.isend(message, to, group=group, tag=_TAGS[channel])
-            assert work is not None
+        assert work is not None
+
+        def wait() -> None:
             work.wait()
+
+        return wait
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         """Fill the buffer with the next message of this source and channel, and return it."""

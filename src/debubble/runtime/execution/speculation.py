@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from debubble.ir import Kind, Lane, Op, Program
+from debubble.ir import Kind, Lane, Op, Program, Queue
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
 from debubble.runtime.execution.operations import StepState
@@ -29,6 +29,10 @@ class SpeculativeInterpreter(Interpreter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._speculative = speculative_instructions(self.program)
+
+    def posted_sends(self, queues: Sequence[Queue]) -> Mapping[int, Sequence[int]]:
+        """None: the compute lane goes on while sends wait until it is known whether parameters are valid."""
+        return {}
 
     def run_ahead(self, state: StepState, *, is_valid: Callable[[], bool]) -> list[ExecutedInstruction] | None:
         """Run one step before it is known whether the last update of its parameters is taken back.

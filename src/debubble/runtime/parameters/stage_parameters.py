@@ -181,6 +181,15 @@ class StageWeights:
         self._pairs = [pair for pair in pairs_of_stage if pair.master.requires_grad]
         self._views = [pairs.optimizer_views[pair.master] for pair in self._pairs]
         self.on_host = on_host
+        self._narrow = [
+            (index, pair) for index, pair in enumerate(self._pairs) if pair.working.dtype != pair.master.dtype
+        ]
+        """The pairs whose gradients are summed in another dtype than a backward gives them in."""
+        self._in_place = not (on_host or reduced_inside) and all(
+            pair.working is view and pair.replicas.size == 1
+            for pair, view in zip(self._pairs, self._views, strict=True)
+        )
+        """Whether backwards give whole gradients to the masters themselves."""
         self.loss_scale = 1.0
         """Factor of the gradients that backwards give, which masters do not have."""
         self._sums: Sums = [None] * len(self._pairs)
@@ -292,8 +301,8 @@ class StageWeights:
 
     def collect(self) -> None:
         """Sum, after a backward, what it gave to working copies, in the masters' dtype."""
-        for index, (working, master, *_) in enumerate(self._pairs):
-            if working.dtype != master.dtype and working.grad is not None:
+        for index, (working, master, *_) in self._narrow:
+            if working.grad is not None:
                 self._sums[index] = accumulate(self._sums[index], working.grad, master.dtype)
                 working.grad = None
 
@@ -313,6 +322,8 @@ class StageWeights:
 
     def finish(self) -> None:
         """The step is over: the masters have the whole gradient, reduced."""
+        if self._in_place and self.loss_scale == 1.0:
+            return
         self._reduce(self._take_gradients())
         self._give_gradients()
 
