@@ -170,7 +170,7 @@ def ours(plan: Plan, rank: int) -> Run:
     stages = [SleepingStage(2) for _ in range(plan.schedule.stages)]
     pipeline = db.Pipeline(nn.Sequential(*stages), plan, loss=loss_of)
     tokens = torch.zeros(plan.micro_batches, LENGTH + 1, dtype=torch.int64)
-    return Run(lambda: pipeline.step(tokens), stages, lambda: pipeline.peak_activation)
+    return Run(lambda: pipeline.step(tokens), stages, lambda: pipeline.measured.peak_activation)
 
 
 def torchs(kind: TorchSchedule, devices: int, rank: int, *, taken: int, times: int, recomputes: bool) -> Run:

@@ -24,7 +24,7 @@ def two_steps(pipeline: Any) -> Any:
     for _ in range(2):
         pipeline.step(tokens_of(LLAMA, rows=3))
     gradients = {name: p.grad for name, p in pipeline.named_parameters()}
-    return gradients, pipeline.peak_offloaded
+    return gradients, pipeline.measured.peak_offloaded
 
 
 def test_gradients_are_the_same_from_files_as_from_memory(tmp_path: Path) -> None:

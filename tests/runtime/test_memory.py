@@ -155,7 +155,7 @@ def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
 
     def peak(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
-        return pipeline.peak_activation
+        return pipeline.measured.peak_activation
 
     simulated = db.simulate(schedule, costs).peak_memory
     assert run_threads(plan, peak) == pytest.approx(simulated, abs=X)
@@ -172,7 +172,7 @@ def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
 
     def peak(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=3 * ROWS, length=LENGTH))
-        return pipeline.peak_activation, pipeline.peak_offloaded
+        return pipeline.measured.peak_activation, pipeline.measured.peak_offloaded
 
     [(device, elsewhere)] = run_threads(replace(plan, costs=costs), peak)
     # An offload may end while the next forward is under way, so that the two are not there whole at any moment.
@@ -185,12 +185,12 @@ def test_a_steps_peak_has_its_gradients_also_when_they_have_been_cleared() -> No
 
     def one(pipeline: Any) -> tuple[int, int, int]:
         pipeline.step(tokens_of(LLAMA, rows=4))
-        with_gradients = pipeline.peak_memory
-        assert with_gradients == pipeline.static_bytes + pipeline.peak_activation
+        with_gradients = pipeline.measured.peak_memory
+        assert with_gradients == pipeline.measured.static_bytes + pipeline.measured.peak_activation
         for parameter in pipeline.parameters():
             parameter.grad = None
         parameters = sum(parameter.nbytes for parameter in pipeline.parameters())
-        return with_gradients, pipeline.peak_memory, pipeline.static_bytes - parameters
+        return with_gradients, pipeline.measured.peak_memory, pipeline.measured.static_bytes - parameters
 
     for with_gradients, cleared, rest in run_threads(plan, one):
         assert with_gradients == cleared

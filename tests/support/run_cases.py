@@ -146,7 +146,11 @@ def run(plan: Any, *, steps: int = 2) -> Any:
     def one(pipeline: Any) -> Any:
         for _ in range(steps):
             pipeline.step(batch_for(plan))
-        return pipeline.peak_activation, pipeline.peak_offloaded, pipeline.gather_trace()
+        return (
+            pipeline.measured.peak_activation,
+            pipeline.measured.peak_offloaded,
+            pipeline.measured.gather_trace(),
+        )
 
     return run_threads(plan, one)
 
@@ -175,7 +179,7 @@ def moved_beside_compute(plan: Any, *, steps: int = 50) -> Any:
         seen = set()
         for _ in range(steps):
             pipeline.step(batch_for(plan))
-            events = pipeline.gather_trace().steps[-1].events
+            events = pipeline.measured.gather_trace().steps[-1].events
             computing = [e for e in events if e.lane is Lane.COMPUTE]
             seen |= {
                 Op.parse(e.name).kind

@@ -4,8 +4,8 @@ Every queue of the Program is walked by a thread that stays from step to step (t
 instruction starts when what it waits for on this device has happened, acts, and marks its start and end.  Waits for
 instructions of other devices are met by messages alone: a receive ends when the message is there; every other such wait
 predicts a time and constrains nothing.  As every receive has a thread that does nothing else at that moment, and every
-send either such a thread or, on the CPU, nothing to wait for but the receive of the message before it, a Program
-without a cycle cannot hang.
+send such a thread as well or, on the CPU, nothing to wait for but the receive of an earlier message, a Program without
+a cycle cannot hang.
 """
 
 from __future__ import annotations

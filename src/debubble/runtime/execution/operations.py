@@ -7,6 +7,7 @@ tensors of stages, a rehearsal sleeps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -23,6 +24,12 @@ from debubble.runtime.models.stage import Stage, UnitDone
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import StageWeights
 from debubble.runtime.streams import used_here
+
+PostedSend = tuple[int, Callable[[], None]]
+"""Bytes of a message, and what waits until it is through: Gloo does not tell otherwise."""
+
+MAX_POSTED_SENDS = 4
+"""Messages to one device that the compute lane may have begun to send: their tensors are kept."""
 
 
 @dataclass
@@ -44,8 +51,8 @@ class StepState:
     """Tensors that are there for an operation to consume: an F, a backward, a send."""
     buffers: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """Offloaded bytes by stage and micro-batch."""
-    sends: dict[int, tuple[int, Callable[[], None] | None]] = field(default_factory=dict)
-    """Bytes of the message that is on its way to each device, and what waits until it is through."""
+    sends: defaultdict[int, deque[PostedSend]] = field(default_factory=lambda: defaultdict(deque))
+    """The messages that are on their way to each device, if the compute lane has sent them."""
 
     def loss(self, *, on: torch.device) -> Tensor:
         """Sum of the losses that this device has, in double precision."""
@@ -120,27 +127,28 @@ class Operations(ABC):
         state.inputs[recipient] = result
 
     def post(self, instruction: Instruction, state: StepState) -> None:
-        """Begin to send a message, once the one before it to the same device is through."""
+        """Begin to send a message; wait for an earlier one to the same device where too many are on their way."""
         assert instruction.peer is not None
-        self.finish_send(instruction.peer, state)
+        sends = state.sends[instruction.peer]
+        if len(sends) == MAX_POSTED_SENDS:
+            self._finish_send(sends)
         tensor = state.inputs.pop(instruction.op)
         wait = self.transport.begin_send(tensor, self.rank_of[instruction.peer], Channel.MESSAGE)
-        state.sends[instruction.peer] = tensor.nbytes, wait
         if wait is None:
-            self.finish_send(instruction.peer, state)
-
-    def finish_send(self, peer: int, state: StepState) -> None:
-        """Wait until the last message that was posted for a device is through."""
-        if peer in state.sends:
-            size, wait = state.sends.pop(peer)
-            if wait is not None:
-                wait()
-            self.messages.count(-size)
+            self.messages.count(-tensor.nbytes)
+        else:
+            sends.append((tensor.nbytes, wait))
 
     def finish_sends(self, state: StepState) -> None:
         """Wait until all messages that were posted are through."""
-        for peer in list(state.sends):
-            self.finish_send(peer, state)
+        for sends in state.sends.values():
+            while sends:
+                self._finish_send(sends)
+
+    def _finish_send(self, sends: deque[PostedSend]) -> None:
+        size, wait = sends.popleft()
+        wait()
+        self.messages.count(-size)
 
     def _send(self, instruction: Instruction) -> Execute:
         assert instruction.peer is not None
