@@ -59,17 +59,12 @@ class Interpreter:
         transfers = [queue for queue in self._queues if queue[0].lane is not Lane.COMPUTE]
         services = enumerate(self.operations.peer_offload.service_loops())
         tasks = [partial(step.guard, partial(self._walk, *queue, step, state)) for queue in transfers]
-        tasks += [partial(step.guard, partial(self._serve_peer, number, loop, step)) for number, loop in services]
+        tasks += [partial(step.guard, partial(self.serve_peer, number, loop, step)) for number, loop in services]
         # Until the step has ended well its threads belong to it: those of one that fails may wait for ever.
         threads, self._threads = self._threads or [LaneThread() for _ in tasks], []
         ends = [thread.start(task) for thread, task in zip(threads, tasks, strict=True)]
 
-        # Compute, here
-        for queue in self._queues:
-            if queue[0].lane is Lane.COMPUTE:
-                step.guard(partial(self._walk, *queue, step, state))
-        step.guard(partial(self.operations.finish_sends, state))
-        step.guard(step.end_compute)
+        step.guard(partial(self.compute, step, state))
 
         # Wait for the other lanes
         for end in ends:
@@ -78,14 +73,24 @@ class Interpreter:
         self._threads = threads
         self.lanes.end_step()
 
+    def compute(self, step: StepSynchronizer, state: StepState) -> None:
+        """Run the instructions of the compute lane, and wait until what it has sent is through."""
+        for queue in self._queues:
+            if queue[0].lane is Lane.COMPUTE:
+                self._walk(*queue, step, state)
+        self.operations.finish_sends(state)
+
+    def serve_peer(self, number: int, loop: Callable[[], None], step: StepSynchronizer) -> None:
+        """Receive and return the buffers of a device that offloads here."""
+        with self.lanes.service_stream(number):
+            loop()
+
     def _walk(
         self, queue: Queue, instructions: Sequence[LaneInstruction], step: StepSynchronizer, state: StepState
     ) -> None:
         """Run the instructions of one lane, in order."""
         with self.lanes.lane(queue.lane, queue.peer), on_lane(queue.lane):
             for item in instructions:
-                if not step.admits(item):
-                    return
                 step.wait(item)
                 start = step.begin(item)
                 try:
@@ -101,11 +106,6 @@ class Interpreter:
                     start = self.lanes.mark()
                     self.operations.post(send, state)
                     step.posted(send, start)
-
-    def _serve_peer(self, number: int, loop: Callable[[], None], step: StepSynchronizer) -> None:
-        if step.wait_validated():
-            with self.lanes.service_stream(number):
-                loop()
 
     def _lane_instructions(self, queue: Queue, posts: Mapping[int, Sequence[int]]) -> list[LaneInstruction]:
         instructions, completed = self.program.instructions, self._gradients_by_last_backward()

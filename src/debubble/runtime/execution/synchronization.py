@@ -70,17 +70,6 @@ class StepSynchronizer:
         self.executed: list[ExecutedInstruction] = []
         """Instructions that have run so far, on all lanes."""
 
-    def admits(self, item: LaneInstruction) -> bool:
-        """Tell whether an instruction of the step may run: in an ordinary step, every one."""
-        return True
-
-    def end_compute(self) -> None:
-        """Note that the compute lane has ended."""
-
-    def wait_validated(self) -> bool:
-        """Tell whether the step's parameters are valid: in an ordinary step, they are."""
-        return True
-
     def wait(self, item: LaneInstruction) -> None:
         """Return when all that it waits for on this device has happened."""
         for event, awaited in item.waits:
