@@ -25,15 +25,18 @@ Deferred = Callable[[], None]
 """Computes a weight gradient and adds it to its parameter's."""
 
 
-class WeightGradients:
-    """The queue of one device's weight gradients of linear operators; while closed, they are computed at once."""
+class WeightGradStore:
+    """The weight gradients that a split backward puts off until W; while closed, they are computed at once.
+
+    Source: Qi et al., ICLR 2024; DualPipe's and Megatron's class of this name.
+    """
 
     def __init__(self) -> None:
         self._deferring: tuple[Ledger | None, list[Deferred]] | None = None
         self.expected = True
         """Whether the micro-batch whose forward runs now will leave its weight gradients here."""
 
-    def defer(self, ledger: Ledger | None, queue: list[Deferred]) -> None:
+    def collect_in(self, ledger: Ledger | None, queue: list[Deferred]) -> None:
         """Leave weight gradients in `queue` from now on, and count in `ledger`, if there is one, what they need."""
         self._deferring = ledger, queue
 
@@ -41,8 +44,8 @@ class WeightGradients:
         """Compute weight gradients at once from now on."""
         self._deferring = None
 
-    def leave(self, accumulate: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
-        """Let `accumulate(x, gradient)` add to the parameter's gradient: later, or now."""
+    def put(self, accumulate: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
+        """Put off `accumulate(x, gradient)`, which adds to a parameter's gradient; or do it now, while closed."""
         if self._deferring is None:
             accumulate(x, gradient)
         else:
@@ -152,12 +155,16 @@ class _Linear(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, multiplications: Sequence[Multiplication], later: WeightGradients, *parameters: Tensor
+        ctx: Any,
+        x: Tensor,
+        multiplications: Sequence[Multiplication],
+        weight_grads: WeightGradStore,
+        *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         # Only the weights' gradients need x: a frozen layer keeps nothing.
         ctx.save_for_backward(x if any(m.weight.requires_grad for m in multiplications) else None)
         # A parameter is no activation, and the deferred gradient belongs to the parameter itself.
-        ctx.multiplications, ctx.later = multiplications, later
+        ctx.multiplications, ctx.weight_grads = multiplications, weight_grads
         return tuple(_no_view(m.output(x)) for m in multiplications)
 
     @staticmethod
@@ -169,7 +176,7 @@ class _Linear(Function):
                 gx = multiplication.add_input_gradient(gx, gy)
         for multiplication, gy in zip(ctx.multiplications, rows, strict=True):
             if multiplication.weight.requires_grad:
-                ctx.later.leave(multiplication.accumulate, x.flatten(0, -2), gy)
+                ctx.weight_grads.put(multiplication.accumulate, x.flatten(0, -2), gy)
             else:
                 multiplication.accumulate_bias(gy)
         of_x = None if gx is None else gx.view(*gradients[0].shape[:-1], -1)
@@ -182,7 +189,7 @@ def _no_view(y: Tensor) -> Tensor:
 
 
 def deferrable_linear(
-    x: Tensor, multiplications: Sequence[Multiplication], *, later: WeightGradients
+    x: Tensor, multiplications: Sequence[Multiplication], *, weight_grads: WeightGradStore
 ) -> tuple[Tensor, ...]:
     """Multiply the same input; the backward adds to the parameters' gradients itself, or later.
 
@@ -194,7 +201,7 @@ def deferrable_linear(
     # Autograd asks them whether they need a gradient.
     parameters = [p for m in multiplications for p in (m.weight, m.bias) if p is not None]
     apply: Callable[..., tuple[Tensor, ...]] = _Linear.apply
-    return apply(x, multiplications, later, *parameters)
+    return apply(x, multiplications, weight_grads, *parameters)
 
 
 class _LookUp(Function):
@@ -228,7 +235,7 @@ class Deferring(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.later = WeightGradients()
+        self.weight_grads = WeightGradStore()
 
 
 class Linear(Deferring):
@@ -254,7 +261,7 @@ class Linear(Deferring):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs], with the adapter's part if the layer has one."""
-        (y,) = deferrable_linear(x, [self.multiplication(self.bias)], later=self.later)
+        (y,) = deferrable_linear(x, [self.multiplication(self.bias)], weight_grads=self.weight_grads)
         if self.lora_A is None or self.lora_B is None:
             return y
         return torch.add(y, self.lora_B(self.lora_A(x)), alpha=self.scaling)

@@ -25,7 +25,7 @@ from debubble.runtime.memory.recomputation import Tape, directly
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.routing import Balance, Routing
 from debubble.runtime.models.units import MicroBatch, UnitModule
-from debubble.runtime.operators import Deferred, Deferring, WeightGradients, call
+from debubble.runtime.operators import Deferred, Deferring, WeightGradStore, call
 
 OPERATORS = {
     **{operator: (operator,) for operator in ("norm", "activation", "multiply", "core", "projections")},
@@ -71,14 +71,14 @@ class Stage:
         self.units = list(units)
         self.follow(planned)
         self._ledger = ledger
-        self._later = WeightGradients()
+        self._weight_grads = WeightGradStore()
         self._states: dict[int, _MicroBatchState] = {}
         for unit in units:
             if compiler is not None:
                 unit.compile_functions(compiler)
             for module in unit.modules():
                 if isinstance(module, Deferring):
-                    module.later = self._later
+                    module.weight_grads = self._weight_grads
 
     def follow(self, planned: Sequence[PlannedUnit]) -> None:
         """Recompute from now on by the strategies of these units, which are the stage's."""
@@ -111,7 +111,7 @@ class Stage:
             split: Whether the backward will be split.
         """
         state = self._states[j] = _MicroBatchState(counted=counted)
-        self._later.expected = split
+        self._weight_grads.expected = split
         try:
             if counted:
                 y = self._forward(state, x, micro_batch, recomputing, int(deeper), unit_done)
@@ -188,7 +188,7 @@ class Stage:
         state = self._states[j]
         state.units.clear()
         if split:
-            self._later.defer(self._ledger if state.counted else None, state.deferred)
+            self._weight_grads.collect_in(self._ledger if state.counted else None, state.deferred)
         flowing: Tensor | None = gradient
         while state.segments:
             segment = state.segments.pop()
@@ -198,7 +198,7 @@ class Stage:
                 with torch.autocast(flowing.device.type, enabled=False):
                     torch.autograd.backward([segment.edge], [flowing])
             flowing = segment.entry.gradient
-        self._later.close()
+        self._weight_grads.close()
         if not split:
             del self._states[j]
         return flowing
