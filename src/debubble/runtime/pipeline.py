@@ -303,7 +303,7 @@ class Pipeline:
         Raises:
             InputError: The plan has another model, devices or steps, or other units where these cannot move; or the
                 ranks have different plans; and what lowering raises.
-            MoveMemoryError: A device has no room for its new units beside the old ones.
+            MoveMemoryError: A device has no room for its new units and the old ones.
         """
         self.finish_update()
         check_follows(plan, self.plan, moves_units=self.moves_units)

@@ -32,7 +32,7 @@ class PostValidatedSteps:
             else:
                 targets, runner.measured.origin = runner.batches.agree(checked)
                 runner.gradients.clear()
-        if self._speculative.operations is not runner.operations:  # another plan goes on with the run
+        if self._speculative.operations is not runner.operations:  # another plan continues the run
             self._speculative = SpeculativeInterpreter(runner.operations, runner.status)
         update = runner.gradients.optimizers.tentative_update(max_norm)
         state = runner.begin(checked, targets, update.step)

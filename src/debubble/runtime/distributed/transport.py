@@ -266,9 +266,9 @@ class Distributed(Transport):
         dist, group = self._dist, self._groups[ranks, _lane.get()]
         with self._reachable(tensor.contiguous(), received=False) as own:
             arriving = torch.empty_like(own)
-        before, behind = _neighbours(self.rank, ranks)
+        before, after = _neighbours(self.rank, ranks)
         works = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, own, behind, group), dist.P2POp(dist.irecv, arriving, before, group)]
+            [dist.P2POp(dist.isend, own, after, group), dist.P2POp(dist.irecv, arriving, before, group)]
         )
 
         def wait() -> Tensor:
@@ -369,8 +369,8 @@ class Threads(Transport):
     def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
         """Put the tensor, not a copy, into the next rank's mailbox.  The answer raises PeerError if one has failed."""
         _check_can_wait(tensor)
-        before, behind = _neighbours(self.rank, ranks)
-        self.send(tensor, behind, Channel.RING)
+        before, after = _neighbours(self.rank, ranks)
+        self.send(tensor, after, Channel.RING)
         return lambda: self.receive(tensor, before, Channel.RING)
 
     def gather(self, value: Any) -> list[Any]:
@@ -410,7 +410,7 @@ def _check_can_wait(tensor: Tensor) -> None:
 
 
 def _neighbours(rank: int, ranks: tuple[int, ...]) -> tuple[int, int]:
-    """The ranks before and behind one of these, in a circle."""
+    """The ranks before and after one of these, in a circle."""
     at = ranks.index(rank)
     return ranks[at - 1], ranks[(at + 1) % len(ranks)]
 

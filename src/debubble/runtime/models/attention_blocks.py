@@ -175,8 +175,8 @@ def _products(q: Tensor, k: Tensor, scores: Scores) -> Tensor:
 def _hide(products: Tensor, scores: Scores) -> Tensor:
     """Let the products with keys that are not seen weigh nothing, in place."""
     if scores.causal:
-        behind = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).triu_(1)
-        products.masked_fill_(behind, float("-inf"))
+        later = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).triu_(1)
+        products.masked_fill_(later, float("-inf"))
     return products if scores.seen is None else products.masked_fill_(~scores.seen, float("-inf"))
 
 

@@ -204,7 +204,7 @@ class Modules:
     def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
         handed_on: set[tuple[int, ...]] = set()
         ends = self._bounds[1:-1]
-        # Fake tensors stand for those that modules hold beside parameters and buffers, too.
+        # Fake tensors stand for those that modules hold besides parameters and buffers, too.
         with _without_compilation(self.modules), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             x = torch.empty_like(tokens)
             for index, module in enumerate(self.modules[: max(ends, default=0)]):

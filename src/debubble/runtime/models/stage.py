@@ -243,7 +243,7 @@ class Stage:
     def reload(self, j: int, buffer: Tensor, *, to_recompute: bool = False, unit_done: UnitDone | None = None) -> None:
         """L: bring back what O moved, the last units first, or `to_recompute` (for an R) the first.
 
-        With `unit_done` a backward may begin meanwhile: it is called behind every unit, and what uses a unit's storage
+        With `unit_done` a backward may begin meanwhile: it is called after every unit, and what uses a unit's storage
         waits for it.
         """
         moved = [*self._states[j].moved.values()]
@@ -382,7 +382,7 @@ class MoeStage(Stage):
         counted: bool = True,
         split: bool = True,
     ) -> Tensor:
-        """F: the message to the next stage, or the loss with the auxiliary one behind the last stage."""
+        """F: the message to the next stage, or the loss with the auxiliary one after the last stage."""
         routing, x = self._unpack(x, micro_batch)
         self._routings[j] = routing
         micro_batch = replace(micro_batch, routing=routing)
@@ -417,5 +417,5 @@ class MoeStage(Stage):
         return Routing(self._balance, shape, sums), x
 
     def _pack(self, y: Tensor, routing: Routing) -> Tensor:
-        """The message to the next stage; behind the last one the loss with the auxiliary one."""
+        """The message to the next stage; after the last one the loss with the auxiliary one."""
         return y + self._balance.loss(routing.sums) if self._last else self._balance.pack(y, routing.sums)

@@ -71,7 +71,7 @@ class ParameterPairs:
         if not on_host:
             parameter.data = parameter.data.to(self._on)
         elif self._on.type == "cuda":
-            parameter.data = parameter.data.pin_memory()  # P copies at the link's pace, and beside compute
+            parameter.data = parameter.data.pin_memory()  # P copies at the link's pace, concurrently with compute
         if replicas.gathers:
             return self._divide(parameter, replicas, on_host=on_host)
         same = parameter.dtype == self._dtype and not on_host
@@ -143,7 +143,7 @@ class StageWeights:
         for name, shape in quantized_shapes.items():
             of_floats = divisions.get(name, ())
             stored[name] = packed(of_floats, shape, 2)
-            # What is beside the codes of quantised scales belongs to whole weights.
+            # What codes of quantised scales come with belongs to whole weights.
             stored[scales[name][0]] = packed(of_floats, shape, NF4_BLOCK)
         self._divisions = {
             name: ParameterDivision(
