@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.ir import InputError
+from debubble.runtime import torch_internals
 from debubble.runtime.matrix_products import add_product_to, linear, product
 from debubble.runtime.memory.activations import Ledger, value
 
@@ -185,7 +186,7 @@ class _Linear(Function):
 
 def _no_view(y: Tensor) -> Tensor:
     """The tensor as one that operators may change in place, also where a product in rows is viewed in three sizes."""
-    return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+    return torch_internals.unsafe_view(y, y.shape) if y._is_view() else y
 
 
 def deferrable_linear(
@@ -279,7 +280,7 @@ class _RMSNorm(Function):
         ctx.weight, ctx.offset, ctx.fused = weight, offset, _norms_in_one_kernel(x, weight, offset)
         if ctx.fused:
             y: Tensor
-            y, scale = torch.ops.aten._fused_rms_norm(x, weight.shape, weight, eps)
+            y, scale = torch_internals.fused_rms_norm(x, weight.shape, weight, eps)
             ctx.save_for_backward(x, scale)
             return y
         wide = widen(x)
@@ -295,7 +296,7 @@ class _RMSNorm(Function):
         (gy,), (x, scale) = gradients, ctx.saved_tensors
         if ctx.fused:
             needed = [True, ctx.needs_input_grad[1]]
-            gx, gw = torch.ops.aten._fused_rms_norm_backward(gy, x, ctx.weight.shape, scale, ctx.weight, needed)
+            gx, gw = torch_internals.fused_rms_norm_backward(gy, x, ctx.weight.shape, scale, ctx.weight, needed)
             return gx, gw, None, None
         normal = widen(x) * scale
         gw = (gy * normal.to(gy.dtype)).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None

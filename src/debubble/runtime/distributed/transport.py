@@ -22,6 +22,7 @@ from torch import Tensor
 
 from debubble.ir import DebubbleError, InputError, Lane
 from debubble.runtime.streams import StreamHandoff
+from debubble.runtime.torch_internals import runs_in_backward
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -402,7 +403,7 @@ class Threads(Transport):
 
 
 def _check_can_wait(tensor: Tensor) -> None:
-    if tensor.is_cuda and torch._C._current_graph_task_id() != -1:
+    if tensor.is_cuda and runs_in_backward():
         raise InputError(
             "Ranks that are threads cannot meet in a backward on a GPU, as torch runs one after another there: run them"
             " as processes, under torchrun."

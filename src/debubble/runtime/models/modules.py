@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
@@ -28,6 +27,7 @@ from debubble.runtime.models.compilation import Compiler, untraced_hooks
 from debubble.runtime.models.module_state import ModuleMemory, ModuleState, seeded
 from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.operators import Deferring, Multiplication, WeightGradStore, deferrable_linear
+from debubble.runtime.torch_internals import FakeTensorMode, saved_tensor_hooks
 
 LARGE_WEIGHT = 2**20
 """Numbers of a weight from which on its gradient is added where it is to be, also where no backward is split.
@@ -175,7 +175,7 @@ class _DeferredOperators(TorchFunctionMode):
 
 def _saving() -> tuple[bool, Any]:
     """The way in which autograd saves tensors here: whether it does, and by which hooks."""
-    return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return torch.is_grad_enabled(), saved_tensor_hooks()
 
 
 @dataclass(frozen=True)
