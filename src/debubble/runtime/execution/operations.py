@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
 from debubble.runtime.execution.peer_offload import PeerOffload
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.stage import Stage, UnitDone
+from debubble.runtime.models.stage import Keeping, Stage, UnitDone
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import StageWeights
 from debubble.runtime.streams import used_here
@@ -241,8 +241,12 @@ class TensorOperations(Operations):
     def _forward(self, op: Op) -> Execute:
         _, number, j = op
         schedule, stage, last = self.program.schedule, self.stages[number], number + 1 == self.program.schedule.stages
-        recomputing = self._recomputed_units(number, j)
-        deeper, split = schedule.recomputes_deeper(number, j), (number, j) in schedule.split_backward
+        counted = Keeping(
+            recomputing=self._recomputed_units(number, j),
+            deeper=schedule.recomputes_deeper(number, j),
+            split=(number, j) in schedule.split_backward,
+        )
+        uncounted = counted if self.needs_ledger else replace(counted, counted=False)
         recipient = op if last else self.recipient(op)
 
         def forward(state: StepState, unit_done: UnitDone | None) -> None:
@@ -250,16 +254,8 @@ class TensorOperations(Operations):
             if self.evaluating:
                 y = stage.evaluate(x, state.micro_batches[j])
             else:
-                y = stage.forward(
-                    j,
-                    x,
-                    state.micro_batches[j],
-                    recomputing=recomputing,
-                    deeper=deeper,
-                    unit_done=unit_done,
-                    counted=state.counts_memory or self.needs_ledger,
-                    split=split,
-                )
+                keeping = counted if state.counts_memory else uncounted
+                y = stage.forward(j, x, state.micro_batches[j], keeping, unit_done)
             if last:
                 state.losses[j] = y
             else:

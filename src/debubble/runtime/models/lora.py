@@ -1,6 +1,7 @@
 """Low-rank adapters of frozen linear layers (LoRA, Hu et al., ICLR 2022), named and saved as peft does.
 
-A linear layer y = W x becomes W x + scaling B A x, of which only A and B are trained.
+A linear layer y = W x becomes W x + scaling B A x, of which only A and B are trained.  peft's own layers are not used:
+their weight gradients come with those of their inputs, so that no backward could be split.
 """
 
 from __future__ import annotations

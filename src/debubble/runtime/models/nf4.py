@@ -2,7 +2,7 @@
 
 Source: Dettmers et al., QLoRA, NeurIPS 2023, section 3 and appendix E: NormalFloat numbers of 4 bits, with a scale, the
 largest value, for every 64 weights.  Ranks that divide a weight have whole blocks of it: the codes are those of the
-undivided one.
+undivided one.  torchao's `NF4Tensor` quantises scales always, and hides the storages that ranks divide.
 
 Scales are kept in fp32, or quantised in their turn (double quantisation, section 3): their mean is subtracted, and
 every 256 of them have 8 bits each, which stand for dynamic numbers (Dettmers et al., 8-bit Optimizers via Block-wise
