@@ -75,7 +75,7 @@ class ForwardRuns:
         kept = _last_logits(self._plan, self._stages, self._ranks.device, self._ranks.tensor)
         with self._evaluation_mode(), kept as logits:
             for _ in range(new_tokens):
-                batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0)
+                batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0, counted=1)
                 self._lanes.start_step()
                 self._interpreter.run(self._inputs.state(batch, 1, seed=0))
                 following = torch.zeros(len(tokens), dtype=torch.int64, device=self._lanes.device)
