@@ -147,7 +147,7 @@ def ours(plan: Plan) -> Run:
 
     def peak(tokens: Tensor) -> int:
         pipeline.step(tokens)
-        return pipeline.peak_activation
+        return pipeline.measured.peak_activation
 
     return Run(pipeline.step, clear, peak)
 

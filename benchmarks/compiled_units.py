@@ -77,7 +77,7 @@ def measured(dtype: str, recompute: str, rounds: int, transport: Threads) -> Row
     plain, compiled = (statistics.median(times[1:]) for times in seconds)
     return Row(
         dtype, recompute, round(plain, 4), round(compiled, 4), round(compiled / plain, 3),
-        pipelines[0].peak_activation, pipelines[1].peak_activation, round(first, 1),
+        pipelines[0].measured.peak_activation, pipelines[1].measured.peak_activation, round(first, 1),
     )  # fmt: skip
 
 

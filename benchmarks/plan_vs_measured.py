@@ -62,7 +62,7 @@ def main(argument: str) -> None:
         for pipeline, trace in zip(pipelines, traces, strict=True):
             pipeline.step(tokens)
             if round_:
-                trace.append(pipeline.gather_trace())
+                trace.append(pipeline.measured.gather_trace())
             pipeline.optimizer_step(1.0)
         if round_:
             measured.append(part)
@@ -96,7 +96,7 @@ def _pipeline(config: Config, schedule: str, chunks: int, strategy: str) -> Pipe
         lower_bound=0, partition=partition, model=config, options=RUN,
     )  # fmt: skip
     pipeline = Pipeline(None, plan, optimizer=optimizer_maker("adamw", weight_decay=0.0))
-    pipeline.measure_memory = True
+    pipeline.measured.every_step = True
     return pipeline
 
 

@@ -22,7 +22,7 @@ from debubble.models import ModelConfig
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.stage import Stage
+from debubble.runtime.models.stage import Keeping, Stage
 from debubble.runtime.models.units import MicroBatch, UnitModule
 
 HIDDEN, LENGTH, ROUNDS = 512, 256, 25
@@ -57,7 +57,7 @@ def staged(strategy: str, *, split: bool = False, explicit: bool = False) -> Run
     stage = Stage(units, planned, ledger)
 
     def run(x: torch.Tensor, gradient: torch.Tensor) -> None:
-        stage.forward(0, x, MicroBatch(), recomputing=len(units))
+        stage.forward(0, x, MicroBatch(), Keeping(recomputing=len(units)))
         if explicit:
             stage.recompute(0)
         stage.backward(0, gradient, split=split)

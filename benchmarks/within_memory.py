@@ -43,7 +43,7 @@ from debubble.ir import Plan, PlannedUnit, RunOptions, StageCosts
 from debubble.planners import FixedStages, Problem
 from debubble.planners.plan_model import solve
 from debubble.runtime.memory.activations import Ledger, value
-from debubble.runtime.operators import Deferred, Deferring, WeightGradients, call
+from debubble.runtime.operators import Deferred, Deferring, WeightGradStore, call
 
 UNIT = 0.006
 """Seconds of a unit of time."""
@@ -96,7 +96,7 @@ class _Sleep(Function):
         if stage.recomputes:
             stage.sleep(FORWARD)
         stage.sleep(BACKWARD_INPUT)
-        stage.later.leave(stage.compute_weight_gradients, x, gradient)
+        stage.weight_grads.put(stage.compute_weight_gradients, x, gradient)
         return gradient, None
 
 
@@ -170,20 +170,20 @@ def ours(plan: Plan, rank: int) -> Run:
     stages = [SleepingStage(2) for _ in range(plan.schedule.stages)]
     pipeline = db.Pipeline(nn.Sequential(*stages), plan, loss=loss_of)
     tokens = torch.zeros(plan.micro_batches, LENGTH + 1, dtype=torch.int64)
-    return Run(lambda: pipeline.step(tokens), stages, lambda: pipeline.peak_activation)
+    return Run(lambda: pipeline.step(tokens), stages, lambda: pipeline.measured.peak_activation)
 
 
 def torchs(kind: TorchSchedule, devices: int, rank: int, *, taken: int, times: int, recomputes: bool) -> Run:
     """A step of torch's runtime: `taken` micro-batches, that many times.  Raises ValueError if the schedule cannot."""
     placement = db.schedules[kind.like](devices=devices, micro_batches=devices).placement
-    ledger, queue, later = Ledger(), list[Deferred](), WeightGradients()
+    ledger, queue, weight_grads = Ledger(), list[Deferred](), WeightGradStore()
     if kind.splits:
-        later.defer(ledger, queue)
+        weight_grads.collect_in(ledger, queue)
     own = placement.stages_of[rank]
     modules = [SleepingStage(len(own), recomputes=recomputes) for _ in own]
     for module in modules:
         ledger.exclude(module.parameters())
-        module.later = later
+        module.weight_grads = weight_grads
 
     def weights_later() -> Callable[[], None]:
         left = list(queue)

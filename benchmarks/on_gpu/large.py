@@ -88,16 +88,16 @@ def train(way: str, settings: Settings) -> dict[str, Any]:
         except (DeviceMemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                 raise
-            return {"fits": False, "sentence": str(error), "static": pipeline.static_bytes}
-        seconds.append(pipeline.trace().steps[0].makespan)
-        if settings.large_limit is not None and pipeline.peak_memory > settings.large_limit:
-            sentence = (
-                f"{pipeline.peak_memory} bytes at a time are more than the {settings.large_limit:.0f} of this dry run"
-            )
-            return {"fits": False, "sentence": sentence, "static": pipeline.static_bytes}
+            return {"fits": False, "sentence": str(error), "static": pipeline.measured.static_bytes}
+        seconds.append(pipeline.measured.trace().steps[0].makespan)
+        if settings.large_limit is not None and pipeline.measured.peak_memory > settings.large_limit:
+            peak = pipeline.measured.peak_memory
+            sentence = f"{peak} bytes at a time are more than the {settings.large_limit:.0f} of this dry run"
+            return {"fits": False, "sentence": sentence, "static": pipeline.measured.static_bytes}
     return {
-        "fits": True, "losses": losses, "norms": norms, "program_seconds": seconds[1:], "static": pipeline.static_bytes,
-        "activations": pipeline.peak_activation, "offloaded": pipeline.peak_offloaded,
+        "fits": True, "losses": losses, "norms": norms, "program_seconds": seconds[1:],
+        "static": pipeline.measured.static_bytes,
+        "activations": pipeline.measured.peak_activation, "offloaded": pipeline.measured.peak_offloaded,
         "tokens_per_second": settings.large_rows * settings.large_length / sorted(seconds[1:])[len(seconds[1:]) // 2],
         "allocated": torch.cuda.max_memory_allocated() if on_gpu else None,
         "reserved": torch.cuda.max_memory_reserved() if on_gpu else None,

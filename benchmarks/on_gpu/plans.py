@@ -192,7 +192,7 @@ def run_device(
     transport = SingleRankTransport(lower(first.schedule, first.costs), device, supply)
     optimizer = partial(torch.optim.AdamW, lr=1e-5, fused=True) if trains else None
     pipeline = Pipeline(None, first, transport=transport, device=torch.device(settings.device), optimizer=optimizer)
-    pipeline.measure_memory = True
+    pipeline.measured.every_step = True
     tokens = torch.randint(
         config["vocab_size"], (first.micro_batches, length + 1), generator=torch.Generator().manual_seed(0)
     )
@@ -205,7 +205,7 @@ def run_device(
         for number in range(WARM_UP + settings.steps):
             memory = step_of(pipeline, tokens, settings, trains=trains)
             if number >= WARM_UP:
-                steps.append(replace(pipeline.trace().steps[0], step=1))
+                steps.append(replace(pipeline.measured.trace().steps[0], step=1))
         typical = sorted(steps, key=lambda step: step.makespan)[len(steps) // 2]
         found[name] = (
             {**figures_of(plan, device, typical), "memory": {**memory, **peaks(plan, device, pipeline)}},
@@ -243,10 +243,10 @@ def step_of(pipeline: Pipeline, tokens: torch.Tensor, settings: Settings, *, tra
 
 def peaks(plan: Plan, device: int, pipeline: Pipeline) -> dict[str, Any]:
     limit = None if plan.costs.memory_limit is None else float(plan.costs.memory_limit[0])
-    states = plan.costs.static_of(device)
+    states, measured = plan.costs.static_of(device), pipeline.measured
     return {
-        "activations": pair(plan.simulate().peak_memory[device] - states, pipeline.peak_activation), "limit": limit,
-        "messages": pipeline.peak_messages, "offloaded": pipeline.peak_offloaded, "static": pipeline.static_bytes,
+        "activations": pair(plan.simulate().peak_memory[device] - states, measured.peak_activation), "limit": limit,
+        "messages": measured.peak_messages, "offloaded": measured.peak_offloaded, "static": measured.static_bytes,
     }  # fmt: skip
 
 

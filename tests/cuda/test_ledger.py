@@ -12,7 +12,7 @@ import torch
 from debubble.models import ModelConfig
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.stage import Stage
+from debubble.runtime.models.stage import Keeping, Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL
 
@@ -44,7 +44,7 @@ def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, con
 
     def forward() -> Any:
         x = torch.randn(ROWS, LENGTH, HIDDEN, device=gpu)
-        return stage.forward(0, x, MicroBatch(), recomputing=99)
+        return stage.forward(0, x, MicroBatch(), Keeping(recomputing=99))
 
     y = forward()
     stage.backward(0, torch.ones_like(y), split=False)  # kernels, workspaces and gradients are there

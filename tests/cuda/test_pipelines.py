@@ -135,7 +135,7 @@ def test_a_trace_has_every_lane_in_order_on_one_clock(device: Any) -> None:
 
     def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=4))
-        return pipeline.trace().steps[0]
+        return pipeline.measured.trace().steps[0]
 
     [step] = on_threads(plan, one, device)
     by_lane: dict[Any, Any] = {}

@@ -61,9 +61,9 @@ def one(pipeline: Any) -> Any:
     losses = []
     for step in range(STEPS):
         losses.append(float(pipeline.step(batch_for(pipeline.plan, seed=step))))
-        peak = pipeline.static_bytes + gradients_of_hosted(pipeline) + pipeline.peak_activation
+        peak = pipeline.measured.static_bytes + gradients_of_hosted(pipeline) + pipeline.measured.peak_activation
         pipeline.optimizer_step()
-    return losses, peak, pipeline.state_dict(), pipeline.gather_trace()
+    return losses, peak, pipeline.state_dict(), pipeline.measured.gather_trace()
 
 
 def gradients_of_hosted(pipeline: Any) -> Any:
@@ -186,7 +186,9 @@ def updated(plan: Any, *, clip: Any) -> Any:
         peaks: list[int] = []
         for step in range(2):
             tokens = tokens_of(plan.model, rows=plan.micro_batches, length=TINY_LENGTH, seed=step)
-            results += take_step(pipeline, tokens, lambda: peaks.append(pipeline.peak_memory), clip=clip, finish=True)
+            results += take_step(
+                pipeline, tokens, lambda: peaks.append(pipeline.measured.peak_memory), clip=clip, finish=True
+            )
         return results, max(peaks), pipeline.state_dict()
 
     return run_threads(plan, one, optimizer=ADAMW)

@@ -107,7 +107,7 @@ def test_a_step_that_is_skipped_leaves_the_averages() -> None:
 def test_averages_count_as_static_memory() -> None:
     def one(pipeline: Any) -> Any:
         take_steps(pipeline)
-        return pipeline.static_bytes
+        return pipeline.measured.static_bytes
 
     plain = run_threads(plan_for(), one, optimizer=ADAMW)
     averaged = run_threads(plan_for(), one, optimizer=ADAMW, ema_decay=DECAY)

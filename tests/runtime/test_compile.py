@@ -44,8 +44,8 @@ def step_alone(plan: Any, *, compile: Any, tokens: Any) -> Any:
 
     def one(pipeline: Any) -> Any:
         loss = pipeline.step(tokens)
-        assert pipeline.in_flight_bytes == 0
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.peak_activation
+        assert pipeline.measured.in_flight_bytes == 0
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.measured.peak_activation
 
     return run_threads(plan, one, compile=compile)[0]
 

@@ -108,7 +108,7 @@ def test_a_rank_keeps_its_part_of_the_activations_alone() -> None:
 
     def peak(pipeline: Any) -> int:
         pipeline.step(batch)
-        return int(pipeline.peak_activation)
+        return int(pipeline.measured.peak_activation)
 
     whole, divided = run_threads(plan_for(LLAMA), peak), run_threads(plan_for(LLAMA, context=2), peak)
     # The loss is one number on every rank.

@@ -67,7 +67,7 @@ def check(case: Any, *, steps: Any) -> None:
             losses.append(pipeline.step(batch(config, step)))
             gradients = gradients or {name: gradient_of(p).clone() for name, p in pipeline.named_parameters()}
             pipeline.optimizer_step()
-        return torch.stack(losses), gradients, pipeline.peak_offloaded
+        return torch.stack(losses), gradients, pipeline.measured.peak_offloaded
 
     answers = Threads.run(plan.devices, train)
     found = {name: gradient for _, part, _ in answers for name, gradient in part.items()}

@@ -133,7 +133,7 @@ def test_the_peak_has_whole_gradients_of_what_is_not_summed_by_every_backward(ze
         replicas = pipeline.ranks.over_replicas
         gradients = [replicas.own(p) if zero == 2 and p.dim() > 1 else p for p in whole]
         static = sum(tensor.nbytes for tensor in (*whole, *gradients))
-        assert pipeline.peak_memory - pipeline.peak_activation == static
+        assert pipeline.measured.peak_memory - pipeline.measured.peak_activation == static
 
     Threads.run(4, one)
 
@@ -155,6 +155,6 @@ def test_the_counted_peak_is_the_predicted_one(zero: int) -> None:
             pipeline.step(tokens)
             pipeline.optimizer_step()
         pipeline.step(tokens)
-        assert pipeline.peak_memory == pytest.approx(float(predicted[pipeline.device]), rel=5e-3)
+        assert pipeline.measured.peak_memory == pytest.approx(float(predicted[pipeline.device]), rel=5e-3)
 
     run_threads(planned, one, optimizer=AdamW)

@@ -113,10 +113,18 @@ def test_training_goes_on_as_if_nothing_had_been_evaluated() -> None:
     def train(pipeline: Any, *, evaluates: bool) -> Any:
         for _ in range(2):
             pipeline.step(tokens)
-            measured = pipeline.peak_activation, pipeline.peak_messages, pipeline.trace()
+            measured = (
+                pipeline.measured.peak_activation,
+                pipeline.measured.peak_messages,
+                pipeline.measured.trace(),
+            )
             if evaluates:
                 pipeline.evaluate(batches_of(DROPPING, rows=4))
-                assert measured == (pipeline.peak_activation, pipeline.peak_messages, pipeline.trace())
+                assert measured == (
+                    pipeline.measured.peak_activation,
+                    pipeline.measured.peak_messages,
+                    pipeline.measured.trace(),
+                )
         return {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.steps_taken
 
     alone = run_threads(plan, partial(train, evaluates=False))
@@ -130,7 +138,7 @@ def test_nothing_is_kept_for_a_backward() -> None:
 
     def work(pipeline: Any) -> tuple[int, int]:
         pipeline.evaluate(batches_of(LLAMA, rows=4))
-        return pipeline.peak_activation, pipeline.in_flight_bytes
+        return pipeline.measured.peak_activation, pipeline.measured.in_flight_bytes
 
     assert run_threads(plan, work) == [(0, 0)] * 2
 

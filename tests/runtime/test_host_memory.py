@@ -24,7 +24,7 @@ def two_steps(pipeline: Any) -> Any:
     for _ in range(2):
         pipeline.step(tokens_of(LLAMA, rows=3))
     gradients = {name: p.grad for name, p in pipeline.named_parameters()}
-    return gradients, pipeline.peak_offloaded
+    return gradients, pipeline.measured.peak_offloaded
 
 
 def test_gradients_are_the_same_from_files_as_from_memory(tmp_path: Path) -> None:
@@ -87,6 +87,6 @@ def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_sentence_and_not_the_end_of_the_process(small_disk: Any) -> None:
     files = Files(small_disk)
     held = files.take(700_000)
-    with pytest.raises(OffloadError, match="cannot hold another 500000 of activations beside 700000: No space left"):
+    with pytest.raises(OffloadError, match="cannot hold another 500000 of activations next to 700000: No space left"):
         files.take(500_000)
     assert held.numel() == 700_000

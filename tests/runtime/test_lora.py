@@ -158,7 +158,11 @@ def test_frozen_layers_keep_what_adapters_need_and_have_no_states() -> None:
 
     def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(MIXTRAL, rows=1))
-        return pipeline.peak_activation, pipeline.static_bytes, [p.numel() for p in trained(pipeline).values()]
+        return (
+            pipeline.measured.peak_activation,
+            pipeline.measured.static_bytes,
+            [p.numel() for p in trained(pipeline).values()],
+        )
 
     full, lora = (run_threads(plan_of(schedule, MIXTRAL, dtype="bf16", lora=r), one)[0] for r in (0, 2))
     parameters = sum(full[2])

@@ -11,7 +11,7 @@ from debubble.ir import Placement, PlannedUnit, Schedule, StageCosts
 from debubble.models import ModelConfig
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.stage import Stage
+from debubble.runtime.models.stage import Keeping, Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
@@ -30,7 +30,7 @@ def stage_of(*units: Any, ledger: Any) -> Any:
 def kept_by(unit: Any) -> Any:
     ledger = Ledger()
     stage = stage_of(unit, ledger=ledger)
-    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=1)
+    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=1))
     return ledger.bytes
 
 
@@ -65,10 +65,10 @@ def test_attention_keeps_what_its_strategy_says(strategy: str, expected: Any) ->
 def test_recomputation_brings_back_exactly_what_was_dropped() -> None:
     ledger = Ledger()
     stage = stage_of(*(replace(u, strategy="full") for u in ModelConfig.from_hf(LLAMA).units[1:-1]), ledger=ledger)
-    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
+    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=99))
     stage.recompute(0)
     restored = ledger.bytes
-    stage.forward(1, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=0)
+    stage.forward(1, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=0))
     assert ledger.bytes == 2 * restored
 
 
@@ -77,7 +77,7 @@ def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
     ledger = Ledger()
     units = [replace(u, strategy="full") for u in ModelConfig.from_hf(LLAMA).units[1:-1]]
     stage = stage_of(*units, ledger=ledger)
-    y = stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
+    y = stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=99))
     assert ledger.bytes == 4 * X
     ledger.start_step()
     stage.backward(0, y, split=False)
@@ -88,7 +88,7 @@ def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
 def test_halves_that_are_not_of_one_layer_keep_an_input_each() -> None:
     ledger = Ledger()
     stage = stage_of(PlannedUnit("mlp", 0, "full"), PlannedUnit("attention", 1, "full"), ledger=ledger)
-    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), recomputing=99)
+    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=99))
     assert ledger.bytes == 2 * X
 
 
@@ -99,7 +99,7 @@ def test_a_micro_batch_that_recomputes_deeper_keeps_what_the_deeper_strategy_say
     for j, deeper in enumerate((False, True)):
         before = ledger.bytes
         x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
-        stage.forward(j, x, MicroBatch(), recomputing=1, deeper=deeper)
+        stage.forward(j, x, MicroBatch(), Keeping(recomputing=1, deeper=deeper))
         kept.append(ledger.bytes - before)
     assert kept == [kept_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
 
@@ -155,7 +155,7 @@ def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
 
     def peak(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
-        return pipeline.peak_activation
+        return pipeline.measured.peak_activation
 
     simulated = db.simulate(schedule, costs).peak_memory
     assert run_threads(plan, peak) == pytest.approx(simulated, abs=X)
@@ -172,7 +172,7 @@ def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
 
     def peak(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=3 * ROWS, length=LENGTH))
-        return pipeline.peak_activation, pipeline.peak_offloaded
+        return pipeline.measured.peak_activation, pipeline.measured.peak_offloaded
 
     [(device, elsewhere)] = run_threads(replace(plan, costs=costs), peak)
     # An offload may end while the next forward is under way, so that the two are not there whole at any moment.
@@ -185,12 +185,12 @@ def test_a_steps_peak_has_its_gradients_also_when_they_have_been_cleared() -> No
 
     def one(pipeline: Any) -> tuple[int, int, int]:
         pipeline.step(tokens_of(LLAMA, rows=4))
-        with_gradients = pipeline.peak_memory
-        assert with_gradients == pipeline.static_bytes + pipeline.peak_activation
+        with_gradients = pipeline.measured.peak_memory
+        assert with_gradients == pipeline.measured.static_bytes + pipeline.measured.peak_activation
         for parameter in pipeline.parameters():
             parameter.grad = None
         parameters = sum(parameter.nbytes for parameter in pipeline.parameters())
-        return with_gradients, pipeline.peak_memory, pipeline.static_bytes - parameters
+        return with_gradients, pipeline.measured.peak_memory, pipeline.measured.static_bytes - parameters
 
     for with_gradients, cleared, rest in run_threads(plan, one):
         assert with_gradients == cleared

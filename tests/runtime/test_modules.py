@@ -332,8 +332,8 @@ def step_alone(model: Any, name: str, strategy: str) -> Any:
     plan = plan_for(db.schedules[name](devices=1, micro_batches=2, **CHUNKS.get(name, {})), [5, 3], strategy=strategy)
     pipeline = Pipeline(model, plan)
     loss = pipeline.step(tokens())
-    assert pipeline.in_flight_bytes == 0
-    return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.peak_activation
+    assert pipeline.measured.in_flight_bytes == 0
+    return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.measured.peak_activation
 
 
 CHUNKS: dict[str, Any] = {"interleaved": {"chunks": 2}}

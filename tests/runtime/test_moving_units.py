@@ -192,7 +192,11 @@ def test_what_a_step_keeps_is_counted_as_in_a_run_of_that_plan() -> None:
                     pipeline.switch_plan(other)
                 pipeline.step(tokens_of(LLAMA, rows=4))
                 pipeline.optimizer_step(1.0)
-            return pipeline.peak_activation, pipeline.static_bytes, pipeline.evaluate([tokens_of(LLAMA, rows=4)])
+            return (
+                pipeline.measured.peak_activation,
+                pipeline.measured.static_bytes,
+                pipeline.evaluate([tokens_of(LLAMA, rows=4)]),
+            )
 
         return one
 

@@ -8,7 +8,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from debubble.runtime.operators import Multiplication, WeightGradients, deferrable_linear, look_up
+from debubble.runtime.operators import Multiplication, WeightGradStore, deferrable_linear, look_up
 from tests.support.runtime_cases import gradient_of
 
 X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -28,7 +28,7 @@ def gradients(function: Any, *tensors: Any, times: int = 2) -> Any:
 
 
 def linear(x: Any, *multiplication: Any) -> Any:
-    (y,) = deferrable_linear(x, [Multiplication(*multiplication)], later=WeightGradients())
+    (y,) = deferrable_linear(x, [Multiplication(*multiplication)], weight_grads=WeightGradStore())
     return y
 
 
@@ -94,7 +94,7 @@ def test_operators_on_the_same_input_have_torchs_gradients_and_keep_it_once(froz
     def ours(x: Any, *weights: Any) -> Any:
         wide, narrow, transposed = (Multiplication(w, None, w.shape == (4, 6)) for w in weights)
         with saved_tensors_hooks(note, lambda tensor: tensor):
-            results = deferrable_linear(x, [wide, narrow, transposed], later=WeightGradients())
+            results = deferrable_linear(x, [wide, narrow, transposed], weight_grads=WeightGradStore())
         return torch.cat(results, -1)
 
     def torchs(x: Any, wide: Any, narrow: Any, transposed: Any) -> Any:

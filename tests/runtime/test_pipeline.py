@@ -206,10 +206,10 @@ def test_memory_is_counted_for_new_shapes_and_when_asked() -> None:
     def work(pipeline: Any) -> Any:
         counted, peaks = [], []
         for rows, measured in ((4, False), (4, False), (4, True), (4, False), (8, False)):
-            pipeline.measure_memory = measured
+            pipeline.measured.every_step = measured
             pipeline.step(tokens_of(LLAMA, rows=rows))
-            counted.append(bool(pipeline.trace().steps[0].memory))
-            peaks.append(pipeline.peak_activation)
+            counted.append(bool(pipeline.measured.trace().steps[0].memory))
+            peaks.append(pipeline.measured.peak_activation)
         return counted, peaks
 
     for counted, peaks in run_threads(plan_of(schedule_1f1b(), LLAMA), work):
@@ -221,7 +221,7 @@ def test_memory_is_counted_for_new_shapes_and_when_asked() -> None:
 def test_a_device_that_recomputes_counts_memory_in_every_step() -> None:
     def work(pipeline: Any) -> Any:
         return [
-            bool(pipeline.step(tokens_of(LLAMA, rows=4)).isfinite() and pipeline.trace().steps[0].memory)
+            bool(pipeline.step(tokens_of(LLAMA, rows=4)).isfinite() and pipeline.measured.trace().steps[0].memory)
             for _ in range(2)
         ]
 
@@ -275,7 +275,7 @@ def test_the_trace_has_every_instruction_of_the_program() -> None:
 
     def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=4))
-        return pipeline.gather_trace()
+        return pipeline.measured.gather_trace()
 
     trace = run_threads(plan, one)[1]
     program = db.lower(plan.schedule, plan.costs)
@@ -297,7 +297,7 @@ def test_the_trace_says_what_every_device_did_before_and_after_its_program() -> 
         for _ in range(2):
             pipeline.step(tokens_of(LLAMA, rows=4))
             pipeline.optimizer_step(1.0)
-        return pipeline.gather_trace()
+        return pipeline.measured.gather_trace()
 
     [step] = run_threads(plan, one)[1].steps
     for device in range(2):

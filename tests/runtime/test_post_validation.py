@@ -269,11 +269,11 @@ def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
     def more(pipeline: Any) -> Any:
         pipeline.post_validated_step(batch_of(pipeline, 0))
         pipeline.finish_update()
-        before = pipeline.static_bytes
+        before = pipeline.measured.static_bytes
         pipeline.post_validated_step(batch_of(pipeline, 1))
         pipeline.finish_update()
         parameters = pipeline.parameters()
-        return pipeline.static_bytes - before, sum(2 * p.nbytes + 4 for p in parameters)
+        return pipeline.measured.static_bytes - before, sum(2 * p.nbytes + 4 for p in parameters)
 
     for found, states in run(on_device, more):
         assert found == states  # the first step has had no states to copy
@@ -392,7 +392,7 @@ def test_a_trace_of_overlapping_steps_is_on_one_clock() -> None:
     def work(pipeline: Any) -> Any:
         for step in range(2):
             pipeline.post_validated_step(batch_of(pipeline, step))
-        trace = pipeline.gather_trace()
+        trace = pipeline.measured.gather_trace()
         pipeline.finish_update()
         return trace
 

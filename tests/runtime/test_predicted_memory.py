@@ -70,7 +70,7 @@ def test_the_counted_peak_of_activations_is_the_predicted_one(family: str) -> No
     def check(plan: Plan) -> None:
         def peak(pipeline: Any) -> Any:
             pipeline.step(tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
-            return pipeline.peak_activation
+            return pipeline.measured.peak_activation
 
         predicted = [float(size) for size in plan.simulate().peak_memory]
         assert run_threads(plan, peak) == pytest.approx(predicted, rel=0.01)

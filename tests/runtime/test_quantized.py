@@ -191,7 +191,8 @@ def test_the_device_holds_the_bytes_of_codes_and_scales(config: Any, format: str
     def sizes(quantize: Any) -> Any:
         plan = plan_of(schedule_for(2), config, dtype="bf16", lora=2, quantize=quantize)
         return [
-            static for static, _ in run_threads(plan, lambda p: (p.static_bytes, p.step(tokens_of(config, rows=4))))
+            static
+            for static, _ in run_threads(plan, lambda p: (p.measured.static_bytes, p.step(tokens_of(config, rows=4))))
         ]
 
     plan = plan_of(schedule_for(2), config, dtype="bf16")

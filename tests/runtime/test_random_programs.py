@@ -49,7 +49,7 @@ def plans(draw: Any) -> Any:
 def check(plan: Any) -> None:
     def one(pipeline: Any) -> Any:
         loss = pipeline.step(tokens_of(CONFIG, rows=plan.micro_batches, length=6))
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.in_flight_bytes
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.measured.in_flight_bytes
 
     expected_loss, gradients = expected(plan.micro_batches)
     for loss, found, in_flight in run_threads(plan, one):

@@ -32,7 +32,7 @@ class Recording(Threads):
 def measured(pipeline: Any, tokens: Any) -> Any:
     """Gradients, and the most bytes of activations, of one step."""
     pipeline.step(tokens)
-    return {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.peak_activation
+    return {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.measured.peak_activation
 
 
 def together(plan: Any, tokens: Any) -> Any:
@@ -100,7 +100,7 @@ def test_a_message_is_received_no_earlier_than_it_arrives() -> None:
     alone = SingleRankTransport(lower(plan.schedule, plan.costs), 1, zero, arrivals=arrivals)
     pipeline = Pipeline(None, plan, transport=alone)
     pipeline.step(tokens_of(plan.model, rows=4))
-    (step,) = pipeline.trace().steps
+    (step,) = pipeline.measured.trace().steps
     [received] = [event.end for event in step.events if event.name == "1RECV_F0"]
     assert received >= 0.2
 

@@ -94,7 +94,7 @@ def test_a_switch_to_recomputation_frees_what_it_drops() -> None:
         for other in (plan, keeping(plan, "full"), plan):
             pipeline.switch_plan(other)
             pipeline.step(tokens_of(LLAMA, rows=4))
-            peaks.append(pipeline.peak_activation)
+            peaks.append(pipeline.measured.peak_activation)
         return peaks
 
     for kept, recomputed, again in run_threads(plan, one):
@@ -123,10 +123,10 @@ def test_memory_is_counted_against_the_new_order() -> None:
 
     def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(LLAMA, rows=4))
-        before = pipeline.peak_activation
+        before = pipeline.measured.peak_activation
         pipeline.switch_plan(steady)
         pipeline.step(tokens_of(LLAMA, rows=4))
-        return before, pipeline.peak_activation
+        return before, pipeline.measured.peak_activation
 
     # GPipe holds all four micro-batches; 1F1B holds two on the first device and one on the last.
     (first, then_first), (last, then_last) = run_threads(plan, one)

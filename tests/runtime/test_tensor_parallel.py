@@ -146,7 +146,7 @@ def test_training_loses_like_one_process(options: Any) -> None:
 def test_a_rank_has_its_shards_alone_and_its_activations() -> None:
     def one(pipeline: Any) -> Any:
         pipeline.step(tokens_of(SMALL, rows=1))
-        return pipeline.static_bytes, pipeline.peak_activation
+        return pipeline.measured.static_bytes, pipeline.measured.peak_activation
 
     plans = [plan_of(schedule(devices=1, micro_batches=1), SMALL, tensor=tensor) for tensor in (1, 2)]
     (whole, kept), (part, kept_part) = (run_threads(p, one, ranks=p.ranks)[0] for p in plans)
@@ -160,7 +160,7 @@ def test_offload_moves_what_a_rank_keeps(config: Any) -> None:
     tokens = tokens_of(config, rows=4)
     offloading = db.schedules["pipeoffload"](devices=2, micro_batches=4)
     plan = plan_of(offloading, config, tensor=2)
-    answers = run_threads(plan, lambda p: (p.step(tokens), p.peak_offloaded), ranks=4)
+    answers = run_threads(plan, lambda p: (p.step(tokens), p.measured.peak_offloaded), ranks=4)
     expected, _ = reference_gradients(config, tokens, micro_batches=4)
     for loss, _ in answers:
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)

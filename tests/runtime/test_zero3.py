@@ -188,7 +188,12 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
         pipeline.step(batch_of(pipeline, EVEN))
         pipeline.optimizer_step()
         pipeline.step(batch_of(pipeline, EVEN))
-        return pipeline.device, pipeline.peak_gathered, pipeline.static_bytes, pipeline.current_memory
+        return (
+            pipeline.device,
+            pipeline.measured.peak_gathered,
+            pipeline.measured.static_bytes,
+            pipeline.measured.current_memory,
+        )
 
     # Masters, gradients and two moments of fp32, and the shard that computes: half of each.
     states = {"fp32": 16, "bf16": 18}[dtype]
@@ -211,7 +216,7 @@ def test_of_four_chunks_a_device_has_the_parameters_of_two_at_most() -> None:
 
     def one(pipeline: Any) -> Any:
         pipeline.step(batch_of(pipeline, EVEN))
-        return pipeline.device, pipeline.peak_gathered
+        return pipeline.device, pipeline.measured.peak_gathered
 
     for device, gathered in run_threads(plan, one):
         sizes = sorted(plan.costs.gathered[s] for s in plan.schedule.placement.stages_of[device])
@@ -223,7 +228,7 @@ def test_gathers_are_traced_under_the_programs_names() -> None:
 
     def one(pipeline: Any) -> Any:
         pipeline.step(batch_of(pipeline, LLAMA))
-        return pipeline.gather_trace()
+        return pipeline.measured.gather_trace()
 
     trace = run_threads(plan, one)[0]
     names = {event.name for event in trace.steps[0].events}

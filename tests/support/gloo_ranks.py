@@ -36,7 +36,7 @@ def gradients(rank: Any, folder: Any, plans: Any, batches: Any, compile: Any = F
     for path, tokens in zip(plans, batches, strict=True):
         pipeline = Pipeline(None, Plan.load(path), compile=compile)
         loss = pipeline.step(tokens)
-        trace = pipeline.gather_trace()
+        trace = pipeline.measured.gather_trace()
         answers.append((loss, {n: p.grad for n, p in pipeline.named_parameters()}, len(trace.steps[0].events)))
     torch.save(answers, folder / f"rank{rank}.pt")
 

@@ -13,7 +13,7 @@ from debubble.planners import ModelUnits, Problem
 from debubble.planners.plan_model import solve
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.stage import Stage
+from debubble.runtime.models.stage import Keeping, Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import assert_gradients, gradients_of, reference_gradients, run_threads, tokens_of
@@ -55,7 +55,7 @@ def counted(config: Any, unit: Any, *, dtype: Any) -> Any:
     tokens = tokens_of(config, rows=1, length=LENGTH)
     first = unit.type == "embedding"
     x = tokens[:, :-1].contiguous() if first else torch.randn(1, LENGTH, config["hidden_size"], dtype=dtype)
-    y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()), recomputing=1)
+    y = stage.forward(0, x, MicroBatch(targets=tokens[:, 1:].contiguous()), Keeping(recomputing=1))
     kept = ledger.bytes
     stage.recompute(0)
     ledger.start_step()
@@ -146,7 +146,11 @@ def run(plan: Any, *, steps: int = 2) -> Any:
     def one(pipeline: Any) -> Any:
         for _ in range(steps):
             pipeline.step(batch_for(plan))
-        return pipeline.peak_activation, pipeline.peak_offloaded, pipeline.gather_trace()
+        return (
+            pipeline.measured.peak_activation,
+            pipeline.measured.peak_offloaded,
+            pipeline.measured.gather_trace(),
+        )
 
     return run_threads(plan, one)
 
@@ -175,7 +179,7 @@ def moved_beside_compute(plan: Any, *, steps: int = 50) -> Any:
         seen = set()
         for _ in range(steps):
             pipeline.step(batch_for(plan))
-            events = pipeline.gather_trace().steps[-1].events
+            events = pipeline.measured.gather_trace().steps[-1].events
             computing = [e for e in events if e.lane is Lane.COMPUTE]
             seen |= {
                 Op.parse(e.name).kind

@@ -33,7 +33,7 @@ from debubble.runtime.memory.host import HostMemory
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.lora import new_adapters
-from debubble.runtime.models.stage import Stage
+from debubble.runtime.models.stage import Keeping, Stage
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import accumulate
 
@@ -200,7 +200,7 @@ class ModelSlice:
         for stage, sample in zip(stages, samples, strict=True):
             before = self.ledger.bytes
             with self._time(sample, "forward"):
-                x = stage.forward(j, x, micro_batch, recomputing=len(stage.units))
+                x = stage.forward(j, x, micro_batch, Keeping(recomputing=len(stage.units)))
             sample.kept = self.ledger.bytes - before
 
     def _backward(self, j: int, stages: Sequence[Stage], samples: Sequence[UnitSamples], *, split: bool) -> None:

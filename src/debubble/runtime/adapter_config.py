@@ -1,6 +1,7 @@
-"""The config beside peft's adapters in a folder: whether they are for the model of the plan.
+"""Peft's config of the adapters in a folder: whether these are for the model of the plan.
 
-Adapters of another model may have the shapes of this one's, so that shapes alone would let them in.
+Adapters of another model may have the shapes of this one's, so that shapes alone would let them in.  Reading a folder
+needs no peft, whose import takes as long as transformers'.
 """
 
 from __future__ import annotations

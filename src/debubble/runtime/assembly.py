@@ -114,7 +114,7 @@ def _check_divisible(config: ModelConfig, options: RunOptions) -> None:
 
 
 def check_follows(plan: Plan, before: Plan, *, moves_units: bool) -> None:
-    """Refuse a plan that a run of the plan `before` cannot go on with, with one sentence.
+    """Refuse a plan that a run of the plan `before` cannot continue with, with one sentence.
 
     `moves_units`: whether units can move between devices.
     """

@@ -89,16 +89,13 @@ class StepBatch:
     """One for each micro-batch."""
     checksum: int
     """Checksum of all that was given: ranks that have the same batch have the same one."""
+    counted: int
+    """Tokens of the whole sequences that have a part in the loss."""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Rows and length of each micro-batch."""
         return tuple(tuple(part.tokens.shape) for part in self.parts)
-
-    @property
-    def counted(self) -> int:
-        """Tokens that have a part in the loss."""
-        return sum(part.counted for part in self.parts)
 
     def divided(self, group: ContextGroup) -> StepBatch:
         """This rank's part of every sequence, with its positions; documents stay those of the whole.
@@ -114,7 +111,7 @@ class StepBatch:
                     f"A sequence of {length} tokens cannot be cut into {chunks} equal parts, 2 for each of the"
                     f" {group.size} context-parallel ranks: give sequences of a multiple of {chunks}."
                 )
-        return StepBatch([_own(part, group) for part in self.parts], self.checksum)
+        return StepBatch([_own(part, group) for part in self.parts], self.checksum, self.counted)
 
     def micro_batches(self, *, scale: float, seed: int) -> tuple[list[Tensor], list[MicroBatch]]:
         """Inputs and what goes with them; every loss is scaled by `scale`, every dropout mask follows from `seed`."""
@@ -173,7 +170,8 @@ def read_batch(
     for rows in read:
         for tensor in (rows.tokens, rows.targets, rows.positions, rows.documents):
             checksum = checksum if tensor is None else _checksum(tensor, checksum)
-    return StepBatch([rows.each(lambda tensor: tensor.to(device)) for rows in cut], checksum)
+    counted = sum(rows.counted for rows in read)
+    return StepBatch([rows.each(lambda tensor: tensor.to(device)) for rows in cut], checksum, counted)
 
 
 def check_entries(names: Iterable[str], owner: str, more: Sequence[str] = ()) -> None:
@@ -239,7 +237,8 @@ def _check_tokens(tokens: Tensor, targets: Tensor, vocabulary: int) -> None:
 
 
 def _part(tensor: Tensor, *, index: int, parts: int) -> Tensor:
-    return tensor.chunk(parts)[index].clone()
+    rows = len(tensor) // parts
+    return tensor.narrow(0, index * rows, rows).clone()
 
 
 def _tokens_and_targets(batch: Mapping[str, Tensor], *, any_shape: bool) -> tuple[Tensor, Tensor]:

@@ -36,13 +36,13 @@ class DeviceMemoryError(DebubbleError):
 
 
 class MoveMemoryError(DebubbleError):
-    """A device has no room for the units that move to it beside those that it has."""
+    """A device has no room for the units that move to it and those that it has."""
 
     def __init__(self, device: int, cause: BaseException) -> None:
         asked = str(cause).strip().split("\n")[0]
         super().__init__(
-            f"Device {device} ran out of memory while units moved to it, beside those that it had: train without"
-            f" --online, or go on from a checkpoint by the other plan. {asked}"
+            f"Device {device} ran out of memory while units moved to it, next to those that it had: train without"
+            f" --online, or continue from a checkpoint by the other plan. {asked}"
         )
 
 
@@ -136,7 +136,7 @@ def report_failure(error: BaseException) -> dict[str, Any]:
 
 
 def _traceback(error: BaseException) -> str:
-    """What the user needs beside the sentence."""
+    """What the user needs in addition to the sentence."""
     if isinstance(error, UserCodeError):
         return error.traceback
     return "" if isinstance(error, DebubbleError) else "".join(traceback.format_exception(error))

@@ -14,51 +14,30 @@ from debubble.ir import InputError, Kind, Plan, lower_forwards
 from debubble.models.config import ModelConfig
 from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.batch import Batch, StepBatch, TokenRows
-from debubble.runtime.batch_agreement import BatchAgreement
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.execution.interpreter import Interpreter
-from debubble.runtime.execution.operations import TensorOperations
-from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.operators import widen
-from debubble.runtime.step_inputs import StepInputs
-from debubble.runtime.topology import Ranks
+from debubble.runtime.training_step import StepRunner
 
 
 class ForwardRuns:
     """Interprets the forwards of a plan's stages, of which nothing is kept.
 
-    What was measured of the last step stays: messages count apart.
-
-    Args:
-        plan: Whose stages run; they may train by another order of them.
-        inputs: Makes the inputs.
-        batches: Compares the ranks' batches.
-        ranks: All ranks of the run.
-        operations: Those of the steps, on this device's stages.
-        activations: Ledger of the steps.
-        status: What this rank does is written there.
+    What was measured of the last step stays: messages count apart.  The stages may train by another order meanwhile.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        inputs: StepInputs,
-        batches: BatchAgreement,
-        ranks: Ranks,
-        operations: TensorOperations,
-        activations: Ledger,
-        status: RankStatus,
-    ) -> None:
-        self._plan, self._inputs, self._batches, self._ranks = plan, inputs, batches, ranks
-        self._status, self._lanes, self._activations = status, operations.lanes, activations
-        self._stages, self._weights = operations.stages, operations.weights
-        program = lower_forwards(plan.schedule, plan.costs)
+    def __init__(self, runner: StepRunner) -> None:
+        self._plan, self._inputs, self._batches, self._ranks = runner.plan, runner.inputs, runner.batches, runner.ranks
+        self._status, self._lanes = runner.status, runner.operations.lanes
+        self._activations = runner.measured.activations
+        self._stages, self._weights = runner.operations.stages, runner.operations.weights
+        program = lower_forwards(self._plan.schedule, self._plan.costs)
         messages = Ledger(self._lanes.device)
-        operations = replace(operations, program=program, messages=messages, evaluating=True)
-        self._interpreter = Interpreter(operations, status)
+        operations = replace(runner.operations, program=program, messages=messages, evaluating=True)
+        self._interpreter = Interpreter(operations, self._status)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor:
         """The mean loss over the targets of all batches.  Raises InputError if there is none."""
@@ -96,7 +75,7 @@ class ForwardRuns:
         kept = _last_logits(self._plan, self._stages, self._ranks.device, self._ranks.tensor)
         with self._evaluation_mode(), kept as logits:
             for _ in range(new_tokens):
-                batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0)
+                batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0, counted=1)
                 self._lanes.start_step()
                 self._interpreter.run(self._inputs.state(batch, 1, seed=0))
                 following = torch.zeros(len(tokens), dtype=torch.int64, device=self._lanes.device)

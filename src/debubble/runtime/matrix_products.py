@@ -13,31 +13,28 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from debubble.runtime.torch_internals import has_onednn_linear, onednn_linear
+
 WORTHWHILE = 2**21
 """Multiplications of numbers from which on oneDNN's product is faster, with all that comes before it."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute x W^T + b, of x [..., in] and W [out, in]."""
-    return _onednn(x, weight, bias) if _by_onednn(x, weight) else functional.linear(x, weight, bias)
+    return onednn_linear(x, weight, bias) if _by_onednn(x, weight) else functional.linear(x, weight, bias)
 
 
 def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Compute a b, in `out` if it is given."""
     if not _by_onednn(a, b.t()):
         return torch.mm(a, b, out=out)
-    result = _onednn(a, b.t())
+    result = onednn_linear(a, b.t(), None)
     return result if out is None else out.copy_(result)
 
 
 def add_product_to(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Add a b to a tensor, in place."""
-    return total.add_(_onednn(a, b.t())) if _by_onednn(a, b.t()) else total.addmm_(a, b)
-
-
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result
+    return total.add_(onednn_linear(a, b.t(), None)) if _by_onednn(a, b.t()) else total.addmm_(a, b)
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
@@ -53,7 +50,7 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
 @cache
 def _fills_more_of_a_vector() -> bool:
     """Tell whether the CPU has AVX-512, and another maker than Intel."""
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if not has_onednn_linear() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:
         return "GenuineIntel" not in Path("/proc/cpuinfo").read_text()

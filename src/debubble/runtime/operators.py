@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.ir import InputError
+from debubble.runtime import torch_internals
 from debubble.runtime.matrix_products import add_product_to, linear, product
 from debubble.runtime.memory.activations import Ledger, value
 
@@ -25,15 +26,18 @@ Deferred = Callable[[], None]
 """Computes a weight gradient and adds it to its parameter's."""
 
 
-class WeightGradients:
-    """The queue of one device's weight gradients of linear operators; while closed, they are computed at once."""
+class WeightGradStore:
+    """The weight gradients that a split backward puts off until W; while closed, they are computed at once.
+
+    Source: Qi et al., ICLR 2024; DualPipe's and Megatron's class of this name.
+    """
 
     def __init__(self) -> None:
         self._deferring: tuple[Ledger | None, list[Deferred]] | None = None
         self.expected = True
         """Whether the micro-batch whose forward runs now will leave its weight gradients here."""
 
-    def defer(self, ledger: Ledger | None, queue: list[Deferred]) -> None:
+    def collect_in(self, ledger: Ledger | None, queue: list[Deferred]) -> None:
         """Leave weight gradients in `queue` from now on, and count in `ledger`, if there is one, what they need."""
         self._deferring = ledger, queue
 
@@ -41,8 +45,8 @@ class WeightGradients:
         """Compute weight gradients at once from now on."""
         self._deferring = None
 
-    def leave(self, accumulate: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
-        """Let `accumulate(x, gradient)` add to the parameter's gradient: later, or now."""
+    def put(self, accumulate: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
+        """Put off `accumulate(x, gradient)`, which adds to a parameter's gradient; or do it now, while closed."""
         if self._deferring is None:
             accumulate(x, gradient)
         else:
@@ -152,12 +156,16 @@ class _Linear(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, multiplications: Sequence[Multiplication], later: WeightGradients, *parameters: Tensor
+        ctx: Any,
+        x: Tensor,
+        multiplications: Sequence[Multiplication],
+        weight_grads: WeightGradStore,
+        *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         # Only the weights' gradients need x: a frozen layer keeps nothing.
         ctx.save_for_backward(x if any(m.weight.requires_grad for m in multiplications) else None)
         # A parameter is no activation, and the deferred gradient belongs to the parameter itself.
-        ctx.multiplications, ctx.later = multiplications, later
+        ctx.multiplications, ctx.weight_grads = multiplications, weight_grads
         return tuple(_no_view(m.output(x)) for m in multiplications)
 
     @staticmethod
@@ -169,7 +177,7 @@ class _Linear(Function):
                 gx = multiplication.add_input_gradient(gx, gy)
         for multiplication, gy in zip(ctx.multiplications, rows, strict=True):
             if multiplication.weight.requires_grad:
-                ctx.later.leave(multiplication.accumulate, x.flatten(0, -2), gy)
+                ctx.weight_grads.put(multiplication.accumulate, x.flatten(0, -2), gy)
             else:
                 multiplication.accumulate_bias(gy)
         of_x = None if gx is None else gx.view(*gradients[0].shape[:-1], -1)
@@ -178,11 +186,11 @@ class _Linear(Function):
 
 def _no_view(y: Tensor) -> Tensor:
     """The tensor as one that operators may change in place, also where a product in rows is viewed in three sizes."""
-    return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+    return torch_internals.unsafe_view(y, y.shape) if y._is_view() else y
 
 
 def deferrable_linear(
-    x: Tensor, multiplications: Sequence[Multiplication], *, later: WeightGradients
+    x: Tensor, multiplications: Sequence[Multiplication], *, weight_grads: WeightGradStore
 ) -> tuple[Tensor, ...]:
     """Multiply the same input; the backward adds to the parameters' gradients itself, or later.
 
@@ -194,7 +202,7 @@ def deferrable_linear(
     # Autograd asks them whether they need a gradient.
     parameters = [p for m in multiplications for p in (m.weight, m.bias) if p is not None]
     apply: Callable[..., tuple[Tensor, ...]] = _Linear.apply
-    return apply(x, multiplications, later, *parameters)
+    return apply(x, multiplications, weight_grads, *parameters)
 
 
 class _LookUp(Function):
@@ -228,7 +236,7 @@ class Deferring(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.later = WeightGradients()
+        self.weight_grads = WeightGradStore()
 
 
 class Linear(Deferring):
@@ -254,7 +262,7 @@ class Linear(Deferring):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs], with the adapter's part if the layer has one."""
-        (y,) = deferrable_linear(x, [self.multiplication(self.bias)], later=self.later)
+        (y,) = deferrable_linear(x, [self.multiplication(self.bias)], weight_grads=self.weight_grads)
         if self.lora_A is None or self.lora_B is None:
             return y
         return torch.add(y, self.lora_B(self.lora_A(x)), alpha=self.scaling)
@@ -272,7 +280,7 @@ class _RMSNorm(Function):
         ctx.weight, ctx.offset, ctx.fused = weight, offset, _norms_in_one_kernel(x, weight, offset)
         if ctx.fused:
             y: Tensor
-            y, scale = torch.ops.aten._fused_rms_norm(x, weight.shape, weight, eps)
+            y, scale = torch_internals.fused_rms_norm(x, weight.shape, weight, eps)
             ctx.save_for_backward(x, scale)
             return y
         wide = widen(x)
@@ -288,7 +296,7 @@ class _RMSNorm(Function):
         (gy,), (x, scale) = gradients, ctx.saved_tensors
         if ctx.fused:
             needed = [True, ctx.needs_input_grad[1]]
-            gx, gw = torch.ops.aten._fused_rms_norm_backward(gy, x, ctx.weight.shape, scale, ctx.weight, needed)
+            gx, gw = torch_internals.fused_rms_norm_backward(gy, x, ctx.weight.shape, scale, ctx.weight, needed)
             return gx, gw, None, None
         normal = widen(x) * scale
         gw = (gy * normal.to(gy.dtype)).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None

@@ -21,7 +21,7 @@ from debubble.runtime.parameters.optimizers import DeviceOptimizers, parameters_
 from debubble.runtime.topology import Ranks
 
 PARAMETER, GRADIENT, AVERAGE, STATE = "parameter", "gradient", "average", "state "
-"""The parts of a parameter's state; an optimizer's states have their names behind the last."""
+"""The parts of a parameter's state; an optimizer's states have their names after the last."""
 
 ParameterState = dict[str, Any]
 """This rank's part of a parameter's state: tensors, without DTensors around them, and an optimizer's plain numbers."""
@@ -61,7 +61,7 @@ def exchange_units(
 def restore_states(
     part: DevicePart, optimizers: DeviceOptimizers, before: DeviceOptimizers, states: Mapping[str, ParameterState]
 ) -> None:
-    """Let a part that has just been built go on with the states of its parameters, and with earlier optimizers.
+    """Let a part that has just been built continue with the states of its parameters, and with earlier optimizers.
 
     Args:
         part: The stages as they are now.
@@ -69,7 +69,7 @@ def restore_states(
         before: Those of the stages as they were.
         states: Those of the parameters, by Hugging Face name.
     """
-    optimizers.go_on_with(before)
+    optimizers.continue_with(before)
     optimizer_of = {p: optimizer for optimizer in optimizers.all for p in parameters_of(optimizer)}
     averages: dict[Tensor, Tensor] = {}
     for name, parameter in part.masters.items():
@@ -83,7 +83,7 @@ def restore_states(
             else:
                 optimizer_of[parameter].state[parameter][what.removeprefix(STATE)] = _as_state(parameter, value)
     if optimizers.averages is not None:
-        optimizers.averages.go_on_with(averages)
+        optimizers.averages.continue_with(averages)
     part.load_working()
 
 
@@ -113,8 +113,8 @@ def _own_states(part: DevicePart, optimizers: DeviceOptimizers) -> Iterator[tupl
 
 def _as_state(parameter: nn.Parameter, value: Any) -> Any:
     """A state as an optimizer keeps it: one of the parameter's shape is a DTensor where the parameter is."""
-    alike = isinstance(value, Tensor) and value.dim() and value.shape == local_tensor(parameter).shape
-    return viewed_like(parameter, value) if alike else value
+    shaped_alike = isinstance(value, Tensor) and value.dim() and value.shape == local_tensor(parameter).shape
+    return viewed_like(parameter, value) if shaped_alike else value
 
 
 def _exchange(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from debubble.runtime.assembly import DTYPES
 from debubble.runtime.distributed.transport import Distributed, Transport
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import CpuLanes
-from debubble.runtime.execution.operations import Operations, StepState
+from debubble.runtime.execution.operations import Execute, Operations, StepState
 from debubble.runtime.execution.peer_offload import message_channels
 from debubble.runtime.execution.synchronization import trace_events
 from debubble.runtime.memory.activations import Ledger
@@ -100,7 +101,11 @@ class SleepingOperations(Operations):
             messages=Ledger(torch.device("cpu")),
         )
 
-    def perform(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
+    def prepare_local(self, instruction: Instruction) -> Execute:
+        """What sleeps in place of the instruction."""
+        return partial(self._sleep, instruction)
+
+    def _sleep(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
         """Sleep, take the input of a forward or backward, and hand on its output; move what goes to a peer."""
         op, stages = instruction.op, self.program.schedule.stages
         to_peer = self.peer_offload.host is not None
@@ -123,7 +128,7 @@ class SleepingOperations(Operations):
         if op.stage != first:
             self.take_input(op, state)
         if op.stage != last:
-            self.hand_on(op, torch.empty(state.boundary[op.micro_batch], dtype=state.dtype), state)
+            self.hand_on(self.recipient(op), torch.empty(state.boundary[op.micro_batch], dtype=state.dtype), state)
 
     def _lead_with(self, op: Op) -> Number:
         """The time before its end from which on a forward's offload, or what reads a reload, may run beside it."""

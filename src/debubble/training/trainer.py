@@ -75,7 +75,7 @@ def synchronous_step(
             loss=loss,
             norm=float(norm),
             skipped=not math.isfinite(norm),
-            rolled_back=pipeline.rolled_back,
+            rolled_back=pipeline.measured.rolled_back,
         )
     ]
 
@@ -300,7 +300,7 @@ class TrainingRun:
             or self.step % METRICS_INTERVAL == 1
             or not self._peaks  # the first step of a resumed run
         )
-        self.pipeline.measure_memory = together
+        self.pipeline.measured.every_step = together
         try:
             observe = partial(self._observe, traced=traced, together=together)
             results = self._update(self.pipeline, batch, observe, clip=o.clip, finish=together)
@@ -309,7 +309,7 @@ class TrainingRun:
             if self.ended_by is not None and (pending := self.pipeline.finish_update()) is not None:
                 results = [*results, pending]
         except DeviceMemoryError as error:
-            raise explain_shortage(error, self.plan, memory=self.pipeline.current_memory) from error
+            raise explain_shortage(error, self.plan, memory=self.pipeline.measured.current_memory) from error
         seconds = perf_counter() - start
         news = self._switch_order(self.online, seconds) if self.online is not None and self.step < o.steps else ()
         with self.averaged() if looks else nullcontext():
@@ -354,11 +354,11 @@ class TrainingRun:
     def _observe(self, *, traced: bool, together: bool) -> None:
         """Measure the step that has just been taken."""
         if traced:
-            self.traces = [*self.traces[1 - TRACED_STEPS :], self.pipeline.gather_trace()]
+            self.traces = [*self.traces[1 - TRACED_STEPS :], self.pipeline.measured.gather_trace()]
         if together:
-            (step,) = self.pipeline.trace().steps
+            (step,) = self.pipeline.measured.trace().steps
             metrics: list[tuple[float, DeviceWork]] = [(0.0, NO_WORK)] * dist.get_world_size()
-            dist.all_gather_object(metrics, (self.pipeline.peak_memory, DeviceWork.of(step.events)))
+            dist.all_gather_object(metrics, (self.pipeline.measured.peak_memory, DeviceWork.of(step.events)))
             peaks, work = zip(*self.pipeline.ranks.first_per_device(metrics), strict=True)
             self._peaks, self._bubble = peaks, bubble_fraction(work)
 

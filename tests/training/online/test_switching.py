@@ -176,7 +176,7 @@ def test_a_run_measures_what_its_operations_cost(tmp_path: Path) -> None:
         online = OnlineScheduler(pipeline, None if pipeline.device else controller)
         for step in range(QUICK.settling + QUICK.window):
             pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
-            online.after_step(step + 1, 1.0, pipeline.gather_trace().steps[-1])
+            online.after_step(step + 1, 1.0, pipeline.measured.gather_trace().steps[-1])
 
     run_threads(plan, one)
     [searched, *_] = controller.journal.entries

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from debubble.runtime.distributed.cuts import Cut, CutGroup, Divisions
+from debubble.runtime.torch_internals import strided_shard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -102,7 +103,6 @@ def dtensor_view(own: nn.Parameter, shape: torch.Size, cut: Cut | None, mesh: De
     if mesh is None or mesh.device_type != own.device.type:
         return own
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
 
     placement: Placement
     if cut is None:
@@ -111,7 +111,7 @@ def dtensor_view(own: nn.Parameter, shape: torch.Size, cut: Cut | None, mesh: De
         placement = Shard(cut.dim)
     else:
         # Chunk i of each of the fused layers: what torch has it for is FSDP over tensor parallelism.
-        placement = _StridedShard(cut.dim, split_factor=cut.fused)
+        placement = strided_shard(cut.dim, parts=cut.fused)
     return nn.Parameter(_dtensor(own.detach(), shape, mesh, placement), requires_grad=own.requires_grad)
 
 

@@ -46,7 +46,7 @@ class TensorGroup(CutGroup):
     def columns(self, x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
         """Apply layers that are divided by columns to their common input: each rank has its own outputs."""
         multiplications = [layer.multiplication(layer.bias) for layer in layers]
-        results = deferrable_linear(self.enter(x), multiplications, later=layers[0].later)
+        results = deferrable_linear(self.enter(x), multiplications, weight_grads=layers[0].weight_grads)
         return tuple(self._adapted(x, y, layer) for y, layer in zip(results, layers, strict=True))
 
     def rows(self, x: Tensor, layer: Linear) -> Tensor:
@@ -54,7 +54,7 @@ class TensorGroup(CutGroup):
         if self.size == 1:
             y: Tensor = layer(x)
             return y
-        (y,) = deferrable_linear(x, [layer.multiplication(None)], later=layer.later)
+        (y,) = deferrable_linear(x, [layer.multiplication(None)], weight_grads=layer.weight_grads)
         y = self.leave(y)
         if layer.lora_A is not None and layer.lora_B is not None:
             y = torch.add(y, layer.lora_B(self.leave(layer.lora_A(x))), alpha=layer.scaling)

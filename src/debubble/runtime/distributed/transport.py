@@ -22,6 +22,7 @@ from torch import Tensor
 
 from debubble.ir import DebubbleError, InputError, Lane
 from debubble.runtime.streams import StreamHandoff
+from debubble.runtime.torch_internals import runs_in_backward
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -81,6 +82,11 @@ class Transport:
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
         """Send the tensor to a rank, and return when the message is through."""
         raise AssertionError("a single rank sends nothing")
+
+    def begin_send(self, tensor: Tensor, to: int, channel: Channel) -> Callable[[], None] | None:
+        """Begin to send the tensor; the answer returns when the message is through.  None: it is already."""
+        self.send(tensor, to, channel)
+        return None
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         """Fill the buffer, or answer with the tensor that came."""
@@ -200,12 +206,20 @@ class Distributed(Transport):
         return self._dist.new_group([self.rank], use_local_synchronization=True)
 
     def send(self, tensor: Tensor, to: int, channel: Channel) -> None:
-        """Send the tensor, through the host's memory where Gloo cannot read the device."""
+        """Send the tensor, and return when the message is through."""
+        self.begin_send(tensor, to, channel)()
+
+    def begin_send(self, tensor: Tensor, to: int, channel: Channel) -> Callable[[], None]:
+        """Begin to send the tensor, through the host's memory where Gloo cannot read the device."""
         group = self._channels[self.rank, to, channel]
         with self._reachable(tensor.contiguous(), received=False) as message:
             work = self._dist.isend(message, to, group=group, tag=_TAGS[channel])
-            assert work is not None
+        assert work is not None
+
+        def wait() -> None:
             work.wait()
+
+        return wait
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         """Fill the buffer with the next message of this source and channel, and return it."""
@@ -253,9 +267,9 @@ class Distributed(Transport):
         dist, group = self._dist, self._groups[ranks, _lane.get()]
         with self._reachable(tensor.contiguous(), received=False) as own:
             arriving = torch.empty_like(own)
-        before, behind = _neighbours(self.rank, ranks)
+        before, after = _neighbours(self.rank, ranks)
         works = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, own, behind, group), dist.P2POp(dist.irecv, arriving, before, group)]
+            [dist.P2POp(dist.isend, own, after, group), dist.P2POp(dist.irecv, arriving, before, group)]
         )
 
         def wait() -> Tensor:
@@ -356,8 +370,8 @@ class Threads(Transport):
     def rotate(self, tensor: Tensor, ranks: tuple[int, ...]) -> Callable[[], Tensor]:
         """Put the tensor, not a copy, into the next rank's mailbox.  The answer raises PeerError if one has failed."""
         _check_can_wait(tensor)
-        before, behind = _neighbours(self.rank, ranks)
-        self.send(tensor, behind, Channel.RING)
+        before, after = _neighbours(self.rank, ranks)
+        self.send(tensor, after, Channel.RING)
         return lambda: self.receive(tensor, before, Channel.RING)
 
     def gather(self, value: Any) -> list[Any]:
@@ -389,7 +403,7 @@ class Threads(Transport):
 
 
 def _check_can_wait(tensor: Tensor) -> None:
-    if tensor.is_cuda and torch._C._current_graph_task_id() != -1:
+    if tensor.is_cuda and runs_in_backward():
         raise InputError(
             "Ranks that are threads cannot meet in a backward on a GPU, as torch runs one after another there: run them"
             " as processes, under torchrun."
@@ -397,7 +411,7 @@ def _check_can_wait(tensor: Tensor) -> None:
 
 
 def _neighbours(rank: int, ranks: tuple[int, ...]) -> tuple[int, int]:
-    """The ranks before and behind one of these, in a circle."""
+    """The ranks before and after one of these, in a circle."""
     at = ranks.index(rank)
     return ranks[at - 1], ranks[(at + 1) % len(ranks)]
 

@@ -3,17 +3,19 @@
 Every queue of the Program is walked by a thread that stays from step to step (the compute lane by the caller): an
 instruction starts when what it waits for on this device has happened, acts, and marks its start and end.  Waits for
 instructions of other devices are met by messages alone: a receive ends when the message is there; every other such wait
-predicts a time and constrains nothing.  As every send and receive has a thread that does nothing else at that moment, a
-Program without a cycle cannot hang.
+predicts a time and constrains nothing.  As every receive has a thread that does nothing else at that moment, and every
+send such a thread as well or, on the CPU, nothing to wait for but the receive of an earlier message, a Program without
+a cycle cannot hang.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from debubble.ir import Kind, Lane, Op, Queue
+from debubble.ir import Kind, Lane, Moment, Op, Queue
 from debubble.runtime.distributed.transport import on_lane
 from debubble.runtime.execution.lanes import LaneThread
 from debubble.runtime.execution.operations import Operations, StepState
@@ -22,7 +24,6 @@ from debubble.runtime.execution.synchronization import (
     ExecutedInstruction,
     LaneInstruction,
     StepSynchronizer,
-    local_waits,
 )
 from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
 
@@ -36,13 +37,14 @@ class Interpreter:
 
     def __post_init__(self) -> None:
         self.program, self.lanes = self.operations.program, self.operations.lanes
-        self.events = local_waits(self.program, self.operations.device)
-        """What instructions of this device wait for on it."""
-        completed = self._gradients_by_last_backward()
+        queues = self.program.queues_of[self.operations.device]
+        posts = self.posted_sends(queues) if self.lanes.posts_sends else {}
+        posted = {send for sends in posts.values() for send in sends}
         self._queues = [
-            (queue, [self._lane_instruction(index, completed.get(index, ())) for index in queue.instructions])
-            for queue in self.program.queues_of[self.operations.device]
+            (queue, self._lane_instructions(queue, posts)) for queue in queues if posted.isdisjoint(queue.instructions)
         ]
+        self.events = {event for _, items in self._queues for item in items for event, _ in item.waits}
+        """What instructions of this device wait for on other lanes of it."""
         self._threads: list[LaneThread] = []
 
     def run(self, state: StepState) -> list[ExecutedInstruction]:
@@ -57,16 +59,12 @@ class Interpreter:
         transfers = [queue for queue in self._queues if queue[0].lane is not Lane.COMPUTE]
         services = enumerate(self.operations.peer_offload.service_loops())
         tasks = [partial(step.guard, partial(self._walk, *queue, step, state)) for queue in transfers]
-        tasks += [partial(step.guard, partial(self._serve_peer, number, loop, step)) for number, loop in services]
+        tasks += [partial(step.guard, partial(self.serve_peer, number, loop, step)) for number, loop in services]
         # Until the step has ended well its threads belong to it: those of one that fails may wait for ever.
         threads, self._threads = self._threads or [LaneThread() for _ in tasks], []
         ends = [thread.start(task) for thread, task in zip(threads, tasks, strict=True)]
 
-        # Compute, here
-        for queue in self._queues:
-            if queue[0].lane is Lane.COMPUTE:
-                step.guard(partial(self._walk, *queue, step, state))
-        step.guard(step.end_compute)
+        step.guard(partial(self.compute, step, state))
 
         # Wait for the other lanes
         for end in ends:
@@ -75,18 +73,28 @@ class Interpreter:
         self._threads = threads
         self.lanes.end_step()
 
+    def compute(self, step: StepSynchronizer, state: StepState) -> None:
+        """Run the instructions of the compute lane, and wait until what it has sent is through."""
+        for queue in self._queues:
+            if queue[0].lane is Lane.COMPUTE:
+                self._walk(*queue, step, state)
+        self.operations.finish_sends(state)
+
+    def serve_peer(self, number: int, loop: Callable[[], None], step: StepSynchronizer) -> None:
+        """Receive and return the buffers of a device that offloads here."""
+        with self.lanes.service_stream(number):
+            loop()
+
     def _walk(
         self, queue: Queue, instructions: Sequence[LaneInstruction], step: StepSynchronizer, state: StepState
     ) -> None:
         """Run the instructions of one lane, in order."""
         with self.lanes.lane(queue.lane, queue.peer), on_lane(queue.lane):
             for item in instructions:
-                if not step.admits(item):
-                    return
                 step.wait(item)
                 start = step.begin(item)
                 try:
-                    self.operations.execute(item.instruction, state, step.unit_done(item))
+                    item.execute(state, step.unit_done(item))
                 except RuntimeError as error:
                     if is_out_of_memory(error):
                         raise DeviceMemoryError(item.instruction, error) from error
@@ -94,21 +102,54 @@ class Interpreter:
                 for op in item.completes:
                     self.operations.set_aside(op)
                 step.end(item, start)
+                for send in item.posts:
+                    start = self.lanes.mark()
+                    self.operations.post(send, state)
+                    step.posted(send, start)
 
-    def _serve_peer(self, number: int, loop: Callable[[], None], step: StepSynchronizer) -> None:
-        if step.wait_validated():
-            with self.lanes.service_stream(number):
-                loop()
+    def _lane_instructions(self, queue: Queue, posts: Mapping[int, Sequence[int]]) -> list[LaneInstruction]:
+        instructions, completed = self.program.instructions, self._gradients_by_last_backward()
+        items, same_lane = [], set(queue.instructions)
+        for index in queue.instructions:
+            waits = [
+                ((wait.instruction, wait.moment), instructions[wait.instruction])
+                for wait in instructions[index].waits
+                if self._is_here(wait.instruction) and wait.instruction not in same_lane
+            ]
+            items.append(
+                LaneInstruction(
+                    index,
+                    instructions[index],
+                    self.operations.prepare(instructions[index]),
+                    tuple(waits),
+                    tuple(completed.get(index, ())),
+                    tuple(instructions[send] for send in posts.get(index, ())),
+                )
+            )
+        return items
 
-    def _lane_instruction(self, index: int, completes: Sequence[Op]) -> LaneInstruction:
-        instruction = self.program.instructions[index]
-        waits = [(wait.instruction, wait.moment) for wait in instruction.waits]
-        return LaneInstruction(
-            index,
-            instruction,
-            tuple((event, self.program.instructions[event[0]]) for event in waits if event in self.events),
-            tuple(completes),
-        )
+    def _is_here(self, index: int) -> bool:
+        return self.program.instructions[index].device == self.operations.device
+
+    def posted_sends(self, queues: Sequence[Queue]) -> Mapping[int, Sequence[int]]:
+        """The sends that the compute lane begins after each of its instructions.
+
+        A queue of sends needs a thread where they wait for anything but the results that they send, in another order,
+        or where anything waits for them.
+        """
+        instructions = self.program.instructions
+        [order] = [queue.instructions for queue in queues if queue.lane is Lane.COMPUTE]
+        position = {index: number for number, index in enumerate(order)}
+        awaited = {wait.instruction for queue in queues for i in queue.instructions for wait in instructions[i].waits}
+        posts: defaultdict[int, list[int]] = defaultdict(list)
+        for queue in (queue for queue in queues if queue.lane is Lane.SEND and awaited.isdisjoint(queue.instructions)):
+            waits = [[w for w in instructions[i].waits if self._is_here(w.instruction)] for i in queue.instructions]
+            producers = [w.instruction for w, *others in waits if w.moment is Moment.END and not others]
+            positions = [position[producer] for producer in producers if producer in position]
+            if len(positions) == len(waits) and positions == sorted(positions):
+                for send, producer in zip(queue.instructions, producers, strict=True):
+                    posts[producer].append(send)
+        return posts
 
     def _gradients_by_last_backward(self) -> dict[int, list[Op]]:
         """Each G and D by the instruction of the backward after which its gradients are complete."""

@@ -35,6 +35,8 @@ class CpuLanes:
     """Lanes on the CPU: each is a thread, and what it has done is done."""
 
     device = torch.device("cpu")
+    posts_sends = True
+    """Whether the compute lane may begin sends itself: what it sends is there when it has returned."""
 
     def __init__(self, host: HostMemory | None = None) -> None:
         self.host = host or HostMemory()
@@ -61,10 +63,10 @@ class CpuLanes:
         return Mark(perf_counter())
 
     def wait(self, mark: Mark, *, for_memory: bool) -> None:
-        """Do not go on before the mark."""
+        """Wait for the mark."""
 
     def catch_up(self) -> None:
-        """Do not go on before all that the current lane was given is done."""
+        """Wait until all that the current lane was given is done."""
 
     def seconds(self, marks: list[Mark]) -> list[float]:
         """The marks on the host's clock, once the device has reached them all."""
@@ -73,6 +75,8 @@ class CpuLanes:
 
 class CudaLanes:
     """Lanes on a GPU: each is a stream; the compute lane is the caller's."""
+
+    posts_sends = False
 
     def __init__(self, device: torch.device, host: HostMemory | None = None) -> None:
         # A device without an index is the current one, of which every thread has its own.
@@ -109,7 +113,7 @@ class CudaLanes:
         return self._streams[key]
 
     def end_step(self) -> None:
-        """Let the caller's stream go on only after what all lanes were given: gradients that a lane has summed."""
+        """Let the caller's stream continue only after what all lanes were given: gradients that a lane has summed."""
         current = torch.cuda.current_stream(self.device)
         for stream in list(self._streams.values()):
             current.wait_stream(stream)

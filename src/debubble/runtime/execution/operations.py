@@ -7,8 +7,9 @@ tensors of stages, a rehearsal sleeps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,10 +20,16 @@ from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
 from debubble.runtime.execution.peer_offload import PeerOffload
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.stage import Stage, UnitDone
+from debubble.runtime.models.stage import Keeping, Stage, UnitDone
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import StageWeights
 from debubble.runtime.streams import used_here
+
+PostedSend = tuple[int, Callable[[], None]]
+"""Bytes of a message, and what waits until it is through: Gloo does not tell otherwise."""
+
+MAX_POSTED_SENDS = 4
+"""Messages to one device that the compute lane may have begun to send: their tensors are kept."""
 
 
 @dataclass
@@ -44,6 +51,8 @@ class StepState:
     """Tensors that are there for an operation to consume: an F, a backward, a send."""
     buffers: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """Offloaded bytes by stage and micro-batch."""
+    sends: defaultdict[int, deque[PostedSend]] = field(default_factory=lambda: defaultdict(deque))
+    """The messages that are on their way to each device, if the compute lane has sent them."""
 
     def loss(self, *, on: torch.device) -> Tensor:
         """Sum of the losses that this device has, in double precision."""
@@ -51,6 +60,10 @@ class StepState:
         for loss in self.losses.values():
             total += loss.double()
         return total
+
+
+Execute = Callable[[StepState, UnitDone | None], None]
+"""What an instruction does in a step.  With a `UnitDone` another one streams with it: it is called after every unit."""
 
 
 @dataclass
@@ -69,22 +82,19 @@ class Operations(ABC):
     def __post_init__(self) -> None:
         self.peer_offload = PeerOffload(self.program, self.device, self.transport, self.rank_of, self.lanes)
 
-    def execute(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
-        """Do what the instruction says, and return when it is done or, on a GPU, enqueued.
-
-        With `unit_done` another instruction streams with it: it is called behind every unit.
-        """
+    def prepare(self, instruction: Instruction) -> Execute:
+        """What the instruction does in every step; it returns when that is done or, on a GPU, enqueued."""
         match instruction.op.kind:
             case Kind.SEND_F | Kind.SEND_B:
-                self._send(instruction, state)
+                return self._send(instruction)
             case Kind.RECV_F | Kind.RECV_B:
-                self._receive(instruction, state)
+                return self._receive(instruction)
             case _:
-                self.perform(instruction, state, unit_done)
+                return self.prepare_local(instruction)
 
     @abstractmethod
-    def perform(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
-        """Do what an instruction says that is no message."""
+    def prepare_local(self, instruction: Instruction) -> Execute:
+        """What an instruction does that is no message."""
 
     @abstractmethod
     def set_aside(self, op: Op) -> None:
@@ -101,37 +111,72 @@ class Operations(ABC):
         used_here(tensor)
         return tensor
 
-    def hand_on(self, op: Op, result: Tensor, state: StepState) -> None:
-        """Leave the result of a forward or backward for the next stage's, on this device or for a message."""
+    def recipient(self, op: Op) -> Op:
+        """The operation that takes the result of a forward or backward: the next stage's, or a send."""
         stage, j = op.stage, op.micro_batch
         if op.kind is Kind.F:
             consumer, send = Op(Kind.F, stage + 1, j), Op(Kind.SEND_F, stage, j)
         else:
             consumer, send = self.program.schedule.backward_of(stage - 1, j), Op(Kind.SEND_B, stage, j)
+        return consumer if self.program.schedule.placement.device_of[consumer.stage] == self.device else send
+
+    def hand_on(self, recipient: Op, result: Tensor, state: StepState) -> None:
+        """Leave the result of a forward or backward for the operation that takes it."""
         result = result.to(state.dtype)  # under autocast it may have another
-        here = self.program.schedule.placement.device_of[consumer.stage] == self.device
         self.messages.count(result.nbytes)
-        state.inputs[consumer if here else send] = result
+        state.inputs[recipient] = result
 
-    def _send(self, instruction: Instruction, state: StepState) -> None:
+    def post(self, instruction: Instruction, state: StepState) -> None:
+        """Begin to send a message; wait for an earlier one to the same device where too many are on their way."""
         assert instruction.peer is not None
-        tensor = state.inputs[instruction.op]
-        used_here(tensor)
-        self.transport.send(tensor, self.rank_of[instruction.peer], Channel.MESSAGE)
-        del state.inputs[instruction.op]
-        self.messages.count(-tensor.nbytes)
+        sends = state.sends[instruction.peer]
+        if len(sends) == MAX_POSTED_SENDS:
+            self._finish_send(sends)
+        tensor = state.inputs.pop(instruction.op)
+        wait = self.transport.begin_send(tensor, self.rank_of[instruction.peer], Channel.MESSAGE)
+        if wait is None:
+            self.messages.count(-tensor.nbytes)
+        else:
+            sends.append((tensor.nbytes, wait))
 
-    def _receive(self, instruction: Instruction, state: StepState) -> None:
+    def finish_sends(self, state: StepState) -> None:
+        """Wait until all messages that were posted are through."""
+        for sends in state.sends.values():
+            while sends:
+                self._finish_send(sends)
+
+    def _finish_send(self, sends: deque[PostedSend]) -> None:
+        size, wait = sends.popleft()
+        wait()
+        self.messages.count(-size)
+
+    def _send(self, instruction: Instruction) -> Execute:
         assert instruction.peer is not None
-        kind, stage, j = instruction.op
-        # On a device that enqueues them, all receives of a step would have their buffers at once.
-        self.lanes.catch_up()
-        buffer = torch.empty(state.boundary[j], dtype=state.dtype, device=self.lanes.device)
-        tensor = self.transport.receive(buffer, self.rank_of[instruction.peer], Channel.MESSAGE)
-        self.messages.count(tensor.nbytes)
-        forward = kind is Kind.RECV_F
-        consumer = Op(Kind.F, stage, j) if forward else self.program.schedule.backward_of(stage, j)
-        state.inputs[consumer] = tensor
+        op, to = instruction.op, self.rank_of[instruction.peer]
+
+        def send(state: StepState, unit_done: UnitDone | None) -> None:
+            tensor = state.inputs[op]
+            used_here(tensor)
+            self.transport.send(tensor, to, Channel.MESSAGE)
+            del state.inputs[op]
+            self.messages.count(-tensor.nbytes)
+
+        return send
+
+    def _receive(self, instruction: Instruction) -> Execute:
+        assert instruction.peer is not None
+        (kind, stage, j), source = instruction.op, self.rank_of[instruction.peer]
+        consumer = Op(Kind.F, stage, j) if kind is Kind.RECV_F else self.program.schedule.backward_of(stage, j)
+
+        def receive(state: StepState, unit_done: UnitDone | None) -> None:
+            # On a device that enqueues them, all receives of a step would have their buffers at once.
+            self.lanes.catch_up()
+            buffer = torch.empty(state.boundary[j], dtype=state.dtype, device=self.lanes.device)
+            tensor = self.transport.receive(buffer, source, Channel.MESSAGE)
+            self.messages.count(tensor.nbytes)
+            state.inputs[consumer] = tensor
+
+        return receive
 
 
 @dataclass
@@ -150,35 +195,36 @@ class TensorOperations(Operations):
         self.needs_ledger = not moved.isdisjoint(self.stages)
         """Whether any stage of the device recomputes or offloads what its ledger knows."""
 
-    def perform(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:
-        """Compute, move memory, sum gradients or step, as the instruction says."""
+    def prepare_local(self, instruction: Instruction) -> Execute:
+        """What computes, moves memory, sums gradients or steps, as the instruction says."""
         op, stage, j = instruction.op, instruction.op.stage, instruction.op.micro_batch
         match op.kind:
             case Kind.F:
-                self._forward(op, state, unit_done)
+                return self._forward(op)
             case Kind.B | Kind.I:
-                self._backward(op, state)
+                return self._backward(op)
             case Kind.W:
-                self.stages[stage].weights(j)
-                self.weights[stage].collect()
+                return lambda state, unit_done: self._weight_gradients(stage, j)
             case Kind.R:
-                self.stages[stage].recompute(j)
+                return lambda state, unit_done: self.stages[stage].recompute(j)
             case Kind.O:
-                self._offload(op, state)
+                return lambda state, unit_done: self._offload(op, state)
             case Kind.L:
-                self._reload(op, state, unit_done)
+                return lambda state, unit_done: self._reload(op, state, unit_done)
             case Kind.G:
-                self.weights[stage].reduce(op)
+                return lambda state, unit_done: self.weights[stage].reduce(op)
             case Kind.D:
-                self.weights[stage].bring_down(op)
+                return lambda state, unit_done: self.weights[stage].bring_down(op)
             case Kind.S:
-                state.step_stage(stage)
+                return lambda state, unit_done: state.step_stage(stage)
             case Kind.P:
-                self.weights[stage].load_working()
+                return lambda state, unit_done: self.weights[stage].load_working()
             case Kind.UNSHARD_F | Kind.UNSHARD_R | Kind.UNSHARD_B:
-                self.weights[stage].gather()
+                return lambda state, unit_done: self.weights[stage].gather()
             case Kind.RESHARD_F | Kind.RESHARD_R | Kind.RESHARD_B:
-                self.weights[stage].free()
+                return lambda state, unit_done: self.weights[stage].free()
+            case _:
+                raise AssertionError(f"{op.name} is a message")
 
     def set_aside(self, op: Op) -> None:
         """Keep the gradients of the stage up to here for a G or D."""
@@ -192,27 +238,30 @@ class TensorOperations(Operations):
             weights.forget()
         super().forget()
 
-    def _forward(self, op: Op, state: StepState, unit_done: UnitDone | None) -> None:
-        stage, j = op.stage, op.micro_batch
-        x = self.take_input(op, state) if stage else state.tokens[j]
-        schedule = self.program.schedule
-        if self.evaluating:
-            y = self.stages[stage].evaluate(x, state.micro_batches[j])
-        else:
-            y = self.stages[stage].forward(
-                j,
-                x,
-                state.micro_batches[j],
-                recomputing=self._recomputed_units(stage, j),
-                deeper=schedule.recomputes_deeper(stage, j),
-                unit_done=unit_done,
-                counted=state.counts_memory or self.needs_ledger,
-                split=(stage, j) in schedule.split_backward,
-            )
-        if stage + 1 == self.program.schedule.stages:
-            state.losses[j] = y
-        else:
-            self.hand_on(op, y, state)
+    def _forward(self, op: Op) -> Execute:
+        _, number, j = op
+        schedule, stage, last = self.program.schedule, self.stages[number], number + 1 == self.program.schedule.stages
+        counted = Keeping(
+            recomputing=self._recomputed_units(number, j),
+            deeper=schedule.recomputes_deeper(number, j),
+            split=(number, j) in schedule.split_backward,
+        )
+        uncounted = counted if self.needs_ledger else replace(counted, counted=False)
+        recipient = op if last else self.recipient(op)
+
+        def forward(state: StepState, unit_done: UnitDone | None) -> None:
+            x = self.take_input(op, state) if number else state.tokens[j]
+            if self.evaluating:
+                y = stage.evaluate(x, state.micro_batches[j])
+            else:
+                keeping = counted if state.counts_memory else uncounted
+                y = stage.forward(j, x, state.micro_batches[j], keeping, unit_done)
+            if last:
+                state.losses[j] = y
+            else:
+                self.hand_on(recipient, y, state)
+
+        return forward
 
     def _recomputed_units(self, stage: int, j: int) -> int:
         """The first units of a stage that recompute for a micro-batch."""
@@ -221,16 +270,26 @@ class TensorOperations(Operations):
             return 0
         return round(len(self.stages[stage].units) * float(share_of(schedule.recompute_fraction, stage, j)))
 
-    def _backward(self, op: Op, state: StepState) -> None:
-        stage, j = op.stage, op.micro_batch
-        last = stage + 1 == self.program.schedule.stages
-        gradient = torch.ones_like(state.losses[j]) if last else self.take_input(op, state)
-        gx = self.stages[stage].backward(j, gradient, split=op.kind is Kind.I)
+    def _backward(self, op: Op) -> Execute:
+        kind, number, j = op
+        stage, weights, split = self.stages[number], self.weights[number], kind is Kind.I
+        last = number + 1 == self.program.schedule.stages
+        recipient = self.recipient(op) if number else op
+
+        def backward(state: StepState, unit_done: UnitDone | None) -> None:
+            gradient = torch.ones_like(state.losses[j]) if last else self.take_input(op, state)
+            gx = stage.backward(j, gradient, split=split)
+            weights.collect()
+            if number:
+                if gx is None:  # everything before it is frozen
+                    gx = torch.zeros(state.boundary[j], dtype=state.dtype, device=self.lanes.device)
+                self.hand_on(recipient, gx, state)
+
+        return backward
+
+    def _weight_gradients(self, stage: int, j: int) -> None:
+        self.stages[stage].weights(j)
         self.weights[stage].collect()
-        if stage:
-            if gx is None:  # everything before it is frozen
-                gx = torch.zeros(state.boundary[j], dtype=state.dtype, device=self.lanes.device)
-            self.hand_on(op, gx, state)
 
     def _offload(self, op: Op, state: StepState) -> None:
         share = float(share_of(self.program.schedule.offload_fraction, op.stage, op.micro_batch))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
-from debubble.ir import Kind, Lane, Op, Program
+from debubble.ir import Kind, Lane, Op, Program, Queue
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
 from debubble.runtime.execution.operations import StepState
@@ -29,6 +30,22 @@ class SpeculativeInterpreter(Interpreter):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._speculative = speculative_instructions(self.program)
+
+    def posted_sends(self, queues: Sequence[Queue]) -> Mapping[int, Sequence[int]]:
+        """None: the compute lane goes on while sends wait until it is known whether parameters are valid."""
+        return {}
+
+    def compute(self, step: StepSynchronizer, state: StepState) -> None:
+        """Run the compute lane, and ask for the validity if a program without backwards has not."""
+        assert isinstance(step, SpeculativeStep)
+        super().compute(step, state)
+        step.validate()
+
+    def serve_peer(self, number: int, loop: Callable[[], None], step: StepSynchronizer) -> None:
+        """Serve a device that offloads here, once the parameters are known to be valid."""
+        assert isinstance(step, SpeculativeStep)
+        if step.wait_validated():
+            super().serve_peer(number, loop, step)
 
     def run_ahead(self, state: StepState, *, is_valid: Callable[[], bool]) -> list[ExecutedInstruction] | None:
         """Run one step before it is known whether the last update of its parameters is taken back.
@@ -68,17 +85,23 @@ class SpeculativeStep(StepSynchronizer):
         self._speculative, self._is_valid = speculative, is_valid
         self._validated, self._valid = threading.Event(), False
 
-    def admits(self, item: LaneInstruction) -> bool:
-        """Tell whether an instruction may run; the compute lane asks for the validity, the others wait for it."""
-        if item.number in self._speculative:
-            return True
-        if item.instruction.lane is Lane.COMPUTE:
-            self._validate()
-        return self.wait_validated()
+    def wait(self, item: LaneInstruction) -> None:
+        """Return when an instruction may run: the compute lane asks for the validity, the others wait for it."""
+        if item.number not in self._speculative:
+            if item.instruction.lane is Lane.COMPUTE:
+                self.validate()
+            if not self.wait_validated():
+                raise _InvalidParametersError
+        super().wait(item)
 
-    def end_compute(self) -> None:
-        """Ask for the validity, if a program without backwards has not."""
-        self._validate()
+    def guard(self, task: Callable[[], None]) -> None:
+        """Run the task of a lane, which ends where the parameters turn out to be wrong."""
+
+        def until_invalid() -> None:
+            with suppress(_InvalidParametersError):
+                task()
+
+        super().guard(until_invalid)
 
     def wait_validated(self) -> bool:
         """The answer, as soon as it is there."""
@@ -91,10 +114,15 @@ class SpeculativeStep(StepSynchronizer):
         super().fail(error)
         self._validated.set()
 
-    def _validate(self) -> None:
+    def validate(self) -> None:
+        """Ask for the validity, once."""
         if not self._validated.is_set():
             self._valid = self._is_valid()
             self._validated.set()
+
+
+class _InvalidParametersError(Exception):
+    """The last update of the parameters is taken back: the step ends here."""
 
 
 BINDING = (Kind.B, Kind.I, Kind.W, Kind.G, Kind.D, Kind.S)

@@ -25,7 +25,7 @@ class LaneStatus(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """True if it can only go on when something else has happened."""
+        """True if it can only continue when something else has happened."""
         return self.awaited is not None or self.instruction.lane in MESSAGES or self.instruction.peer is not None
 
 

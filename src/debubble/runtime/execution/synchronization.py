@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from debubble.ir import Instruction, Kind, Lane, Moment, Op, Program
+from debubble.ir import Instruction, Kind, Lane, Moment, Op
 from debubble.ir.trace import TraceEvent
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes, Mark
+from debubble.runtime.execution.operations import Execute
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.memory.activations import Wait
 from debubble.runtime.models.stage import UnitDone
@@ -38,33 +39,25 @@ InstructionEvent = tuple[int, Moment]
 """A moment of an instruction, by its index: a STREAM is here when the first of its units is done."""
 
 
-def local_waits(program: Program, device: int) -> frozenset[InstructionEvent]:
-    """The events that instructions of a device wait for on this device itself."""
-    return frozenset(
-        (wait.instruction, wait.moment)
-        for instruction in program.instructions
-        if instruction.device == device
-        for wait in instruction.waits
-        if program.instructions[wait.instruction].device == device
-    )
-
-
 class LaneInstruction(NamedTuple):
     """An instruction as its lane's thread runs it."""
 
     number: int
     instruction: Instruction
+    execute: Execute
     waits: tuple[tuple[InstructionEvent, Instruction], ...]
-    """The events of this device that it waits for, each with its instruction."""
+    """The events of other lanes of this device that it waits for, each with its instruction."""
     completes: tuple[Op, ...]
     """Each G and D whose gradients are complete after it."""
+    posts: tuple[Instruction, ...]
+    """Sends that its lane begins after it."""
 
 
 class StepSynchronizer:
     """Events of one step that lane threads wait for, and the first error of any of them.
 
     Args:
-        events: Those that instructions of this device wait for here (see `local_waits`).
+        events: Those that instructions of a lane of this device wait for, of other lanes.
         lanes: The lanes of this device.
         status: What the lanes do is written there.
     """
@@ -76,17 +69,6 @@ class StepSynchronizer:
         self._error: BaseException | None = None
         self.executed: list[ExecutedInstruction] = []
         """Instructions that have run so far, on all lanes."""
-
-    def admits(self, item: LaneInstruction) -> bool:
-        """Tell whether an instruction of the step may run: in an ordinary step, every one."""
-        return True
-
-    def end_compute(self) -> None:
-        """Note that the compute lane has ended."""
-
-    def wait_validated(self) -> bool:
-        """Tell whether the step's parameters are valid: in an ordinary step, they are."""
-        return True
 
     def wait(self, item: LaneInstruction) -> None:
         """Return when all that it waits for on this device has happened."""
@@ -127,6 +109,10 @@ class StepSynchronizer:
         self._status.ended(instruction)
         self._streams((item.number, Moment.STREAM), mark)
         self._happens((item.number, Moment.END), mark)
+
+    def posted(self, send: Instruction, start: Mark) -> None:
+        """A message that the transport was handed since then is on its way."""
+        self.executed.append(ExecutedInstruction(send, start, self._lanes.mark()))
 
     def guard(self, task: Callable[[], None]) -> None:
         """Run the task; an error of it ends the step on all lanes."""

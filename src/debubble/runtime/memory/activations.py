@@ -143,7 +143,7 @@ class Ledger:
 
 
 Wait = Callable[[], None]
-"""Lets the current lane go on only behind a moment of another one."""
+"""Lets the current lane continue only after a moment of another one."""
 
 
 class SavedStorage:
@@ -157,7 +157,7 @@ class SavedStorage:
     version = 0
     """The original's version when it was saved: autograd leaves it to hooks to see what changed in place since."""
     transient = False
-    """True if recomputation makes it for the operators behind it alone: as in a forward, it is not counted."""
+    """True if recomputation makes it for the operators after it alone: as in a forward, it is not counted."""
     roams = False
     """True if another stream than the one that uses it has made its storage."""
     arrival: Future[Wait] | None = None
@@ -178,7 +178,7 @@ class SavedStorage:
 
     @property
     def storage(self) -> torch.UntypedStorage:
-        """The storage on the device, behind its arrival.  Raises AssertionError while it is elsewhere."""
+        """The storage on the device, after its arrival.  Raises AssertionError while it is elsewhere."""
         if self.arrival is not None:
             self.arrival.result()()
             self.arrival = None

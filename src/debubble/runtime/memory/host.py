@@ -56,7 +56,7 @@ class _FreeBuffers(Generic[Buffer]):
 
 
 class Pinned(HostMemory):
-    """The host's memory, pinned, so that a GPU copies to and from it beside its compute; buffers are used again.
+    """The host's memory, pinned, so that a GPU copies to and from it while it computes; buffers are used again.
 
     torch's own pinned memory rounds every size up to a power of two, nearly twice what is needed at worst.  Here each
     buffer has the size for which it was made.  Only copies of streams touch a buffer,
@@ -93,7 +93,7 @@ class Pinned(HostMemory):
         error = torch.cuda.cudart().cudaHostRegister(at, len(whole), 0)
         if int(error):
             raise OffloadError(
-                f"The host cannot pin another {readable(size)} for activations beside {readable(self.bytes)}"
+                f"The host cannot pin another {readable(size)} for activations next to {readable(self.bytes)}"
                 f" (CUDA error {int(error)}). Plan with less offload, or offload to a folder."
             )
         with self._lock:
@@ -143,7 +143,7 @@ class Files(HostMemory):
             return self._map(size)
         except OSError as error:
             raise OffloadError(
-                f"{self._folder} cannot hold another {readable(size)} of activations beside {readable(self.bytes)}:"
+                f"{self._folder} cannot hold another {readable(size)} of activations next to {readable(self.bytes)}:"
                 f" {error.strerror}. Offload to a larger disk, or plan with less offload."
             ) from error
 

@@ -14,14 +14,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from debubble.runtime import torch_internals
 from debubble.runtime.operators import capped, widen
 
-_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-_CUDA = torch.ops.aten._scaled_dot_product_flash_attention
-_CUDA_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
-_CUDA_MASKED = torch.ops.aten._scaled_dot_product_efficient_attention
-_CUDA_MASKED_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward
 _FUSED_ON_CUDA = (torch.bfloat16, torch.float16)
 """What the kernels on CUDA take; other dtypes are written out there."""
 
@@ -76,11 +71,13 @@ def attend_to_block(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Attended
         return attend_written_out(q, k, v, scores)
     causal, scale, bias = scores.causal, scores.scale, _bias(scores.seen, q)
     if not q.is_cuda:
-        return Attended(*_CPU(q, k, v, 0.0, causal, attn_mask=bias, scale=scale))
+        return Attended(*torch_internals.flash_attention_on_cpu(q, k, v, 0.0, causal, attn_mask=bias, scale=scale))
     if bias is None:
-        output, log_sum, *_ = _CUDA(q, k, v, 0.0, causal, scale=scale)
+        output, log_sum, *_ = torch_internals.flash_attention(q, k, v, 0.0, causal, scale=scale)
         return Attended(output, log_sum)
-    output, log_sum, *_ = _CUDA_MASKED(q, k, v, bias.expand(*q.shape[:2], -1, -1), True, 0.0, causal, scale=scale)
+    output, log_sum, *_ = torch_internals.efficient_attention(
+        q, k, v, bias.expand(*q.shape[:2], -1, -1), True, 0.0, causal, scale=scale
+    )
     return Attended(output, log_sum[..., : q.shape[-2]])
 
 
@@ -107,7 +104,7 @@ def _fused_gradients(
     causal, scale, bias = scores.causal, scores.scale, _bias(scores.seen, q)
     log_sum = whole.log_sum.contiguous()
     if not q.is_cuda:
-        of_q, of_k, of_v = _CPU_BACKWARD(
+        of_q, of_k, of_v = torch_internals.flash_attention_on_cpu_backward(
             gradient, q, k, v, whole.output, log_sum, 0.0, causal, attn_mask=bias, scale=scale
         )
         return of_q, of_k, of_v
@@ -115,7 +112,7 @@ def _fused_gradients(
     none = torch.empty(0, dtype=torch.int64, device=q.device)
     if bias is None:
         lengths = None, None, q.shape[-2], k.shape[-2]
-        of_q, of_k, of_v = _CUDA_BACKWARD(
+        of_q, of_k, of_v = torch_internals.flash_attention_backward(
             gradient, q, k, v, whole.output, log_sum, *lengths, 0.0, causal, none, none, scale=scale
         )
         return of_q, of_k, of_v
@@ -123,7 +120,7 @@ def _fused_gradients(
     output = whole.output.transpose(1, 2).contiguous().transpose(1, 2)
     # It reads the logarithms in blocks of 32, which at the end are filled up so that they weigh nothing.
     padded = functional.pad(log_sum, (0, -log_sum.shape[-1] % 32), value=float("inf"))
-    of_q, of_k, of_v, _ = _CUDA_MASKED_BACKWARD(
+    of_q, of_k, of_v, _ = torch_internals.efficient_attention_backward(
         gradient, q, k, v, bias.expand(*q.shape[:2], -1, -1), output, padded, none, none, 0.0,
         [True, True, True, False], causal, scale=scale,
     )  # fmt: skip
@@ -175,8 +172,8 @@ def _products(q: Tensor, k: Tensor, scores: Scores) -> Tensor:
 def _hide(products: Tensor, scores: Scores) -> Tensor:
     """Let the products with keys that are not seen weigh nothing, in place."""
     if scores.causal:
-        behind = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).triu_(1)
-        products.masked_fill_(behind, float("-inf"))
+        later = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).triu_(1)
+        products.masked_fill_(later, float("-inf"))
     return products if scores.seen is None else products.masked_fill_(~scores.seen, float("-inf"))
 
 

@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from debubble.ir import InputError, Kind, Plan
 from debubble.models.config import ModelConfig
+from debubble.runtime.torch_internals import saved_tensor_hooks
 
 Function = Callable[..., Any]
 
@@ -42,8 +43,8 @@ class Compiler:
 
 def untraced_hooks() -> AbstractContextManager[None]:
     """A context in which `torch.compile` leaves alone the hooks that are given the tensors that autograd saves."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return nullcontext() if hooks is None else saved_tensors_hooks(*map(torch._dynamo.disable, hooks))
+    hooks = saved_tensor_hooks()
+    return nullcontext() if hooks is None else saved_tensors_hooks(*map(torch.compiler.disable, hooks))
 
 
 def compiler_of(wanted: bool | str, plan: Plan) -> Compiler | None:

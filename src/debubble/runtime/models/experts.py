@@ -23,16 +23,16 @@ from debubble.runtime.matrix_products import add_product_to, product
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.llama import GatedUnit
 from debubble.runtime.models.units import MicroBatch, norm, residual
-from debubble.runtime.operators import Deferring, Linear, WeightGradients, call, run_gradient_hooks, widen
+from debubble.runtime.operators import Deferring, Linear, WeightGradStore, call, run_gradient_hooks, widen
 
 
 class _Grouped(Function):
     """Every expert's rows [rows, in] times its own W^T, for W of [experts, out, in]; `sizes`: rows per expert."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: list[int], later: WeightGradients) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, sizes: list[int], weight_grads: WeightGradStore) -> Tensor:
         ctx.save_for_backward(x if weight.requires_grad else None)
-        ctx.weight, ctx.sizes, ctx.later = weight, sizes, later
+        ctx.weight, ctx.sizes, ctx.weight_grads = weight, sizes, weight_grads
         return _each(x, weight.transpose(1, 2), sizes)
 
     @staticmethod
@@ -42,7 +42,7 @@ class _Grouped(Function):
         gx = _each(gy, weight, sizes) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return gx, None, None, None
-        ctx.later.leave(partial(_accumulate, weight, sizes), x, gy)
+        ctx.weight_grads.put(partial(_accumulate, weight, sizes), x, gy)
         return gx, None, None, None
 
 
@@ -73,10 +73,10 @@ class _ExpertWeights(Deferring):
         self.down_proj = nn.Parameter(torch.empty(experts.count, config.hidden, experts.ffn))
 
     def gate_and_up(self, x: Tensor, *, sizes: list[int]) -> Tensor:
-        return call(_Grouped, x, self.gate_up_proj, sizes, self.later)
+        return call(_Grouped, x, self.gate_up_proj, sizes, self.weight_grads)
 
     def down(self, x: Tensor, *, sizes: list[int]) -> Tensor:
-        return call(_Grouped, x, self.down_proj, sizes, self.later)
+        return call(_Grouped, x, self.down_proj, sizes, self.weight_grads)
 
 
 class _Mixture(nn.Module):

@@ -86,7 +86,7 @@ def float8_of(wanted: bool | Literal["emulated"], plan: Plan, on: torch.device) 
             " give them to Pipeline then, or train in bf16."
         )
     if plan.options.quantize:
-        raise InputError("fp8 multiplies weights of the run's dtype: train in bf16 beside quantised ones.")
+        raise InputError("fp8 multiplies weights of the run's dtype: train in bf16 next to quantised ones.")
     if find_spec("torchao") is None:
         raise InputError("fp8 needs torchao: install the package torchao, or train in bf16.")
     if wanted is True and not (on.type == "cuda" and torch.cuda.get_device_capability(on) >= FIRST_CAPABILITY):

@@ -1,6 +1,7 @@
-"""Low-rank adapters beside frozen linear layers (LoRA, Hu et al., ICLR 2022), named and saved as peft does.
+"""Low-rank adapters of frozen linear layers (LoRA, Hu et al., ICLR 2022), named and saved as peft does.
 
-A linear layer y = W x becomes W x + scaling B A x, of which only A and B are trained.
+A linear layer y = W x becomes W x + scaling B A x, of which only A and B are trained.  peft's own layers are not used:
+their weight gradients come with those of their inputs, so that no backward could be split.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def given_adapters(model: Any) -> Adapters | None:
 
 
 def plain_name(name: str) -> str:
-    """The Hugging Face name behind a PeftModel's; other names stay as they are."""
+    """The Hugging Face name that a PeftModel's stands for; other names stay as they are."""
     name = name.removeprefix(PREFIX).replace(".base_layer", "")
     for part in (".lora_A.", ".lora_B."):
         before, found, after = name.partition(part)

@@ -62,7 +62,7 @@ class _Masks:
     context: ContextGroup
 
     def whole(self, k: Tensor, v: Tensor) -> Tensor:
-        """Keys and values of the whole sequence, one behind the other."""
+        """Keys and values of the whole sequence, [2, ...]."""
         pair = torch.stack((k, v))
         return pair if self.context.size == 1 else self.context.gather(pair, -2)
 
@@ -81,7 +81,7 @@ class _Masks:
                 yield _Block(queries, keys, self._scores(place, count, keys, q.device))
 
     def _runs(self, length: int) -> Iterator[tuple[slice, int]]:
-        """The queries that lie one behind the other, and the first one's place in the whole sequence."""
+        """The runs of consecutive queries, and the first one's place in the whole sequence."""
         if self.context.size == 1:
             yield slice(0, length), 0
             return

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
@@ -27,7 +26,8 @@ from debubble.runtime.memory.recomputation import Operators, PutBack
 from debubble.runtime.models.compilation import Compiler, untraced_hooks
 from debubble.runtime.models.module_state import ModuleMemory, ModuleState, seeded
 from debubble.runtime.models.units import MicroBatch, UnitModule
-from debubble.runtime.operators import Deferring, Multiplication, WeightGradients, deferrable_linear
+from debubble.runtime.operators import Deferring, Multiplication, WeightGradStore, deferrable_linear
+from debubble.runtime.torch_internals import FakeTensorMode, saved_tensor_hooks
 
 LARGE_WEIGHT = 2**20
 """Numbers of a weight from which on its gradient is added where it is to be, also where no backward is split.
@@ -57,7 +57,7 @@ class ModuleUnit(UnitModule, Deferring):
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Run the module as the single operator `module`; the last unit returns the loss if there are targets."""
-        seed, deferring = self.seed(micro_batch, 0), self.later.expected
+        seed, deferring = self.seed(micro_batch, 0), self.weight_grads.expected
         try:
             y: Tensor = op("module", _ModuleCall(self, seed, deferring), x)
         except _InputChangedError:
@@ -75,7 +75,7 @@ class ModuleUnit(UnitModule, Deferring):
         with seeded(seed, x.device) if self.group.size == 1 else nullcontext():
             if not deferring and not self._has_own_operators:
                 return self._call(x)
-            with untraced_hooks() if self._is_compiled else _DeferredOperators(self.later):
+            with untraced_hooks() if self._is_compiled else _DeferredOperators(self.weight_grads):
                 return self._call(x)
 
     def _call(self, x: Tensor) -> Tensor:
@@ -150,9 +150,9 @@ class _DeferredOperators(TorchFunctionMode):
     operators.
     """
 
-    def __init__(self, later: WeightGradients) -> None:
+    def __init__(self, weight_grads: WeightGradStore) -> None:
         super().__init__()
-        self._later = later
+        self._weight_grads = weight_grads
         self._outside = _saving()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -163,7 +163,7 @@ class _DeferredOperators(TorchFunctionMode):
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         # Of a weight that is computed, the gradient goes on to what it is computed from.
         if isinstance(weight, nn.Parameter) and x.dim() > 1 and not self._runs_again:
-            (y,) = deferrable_linear(x, [Multiplication(weight, bias)], later=self._later)
+            (y,) = deferrable_linear(x, [Multiplication(weight, bias)], weight_grads=self._weight_grads)
             return y
         return functional.linear(x, weight, bias)
 
@@ -175,7 +175,7 @@ class _DeferredOperators(TorchFunctionMode):
 
 def _saving() -> tuple[bool, Any]:
     """The way in which autograd saves tensors here: whether it does, and by which hooks."""
-    return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return torch.is_grad_enabled(), saved_tensor_hooks()
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Modules:
     def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
         handed_on: set[tuple[int, ...]] = set()
         ends = self._bounds[1:-1]
-        # Fake tensors stand for those that modules hold beside parameters and buffers, too.
+        # Fake tensors stand for those that modules hold besides parameters and buffers, too.
         with _without_compilation(self.modules), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             x = torch.empty_like(tokens)
             for index, module in enumerate(self.modules[: max(ends, default=0)]):

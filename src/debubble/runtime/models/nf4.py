@@ -1,8 +1,8 @@
-"""Frozen weights in 4 bits beside adapters.
+"""Frozen weights in 4 bits, for training adapters.
 
 Source: Dettmers et al., QLoRA, NeurIPS 2023, section 3 and appendix E: NormalFloat numbers of 4 bits, with a scale, the
 largest value, for every 64 weights.  Ranks that divide a weight have whole blocks of it: the codes are those of the
-undivided one.
+undivided one.  torchao's `NF4Tensor` quantises scales always, and hides the storages that ranks divide.
 
 Scales are kept in fp32, or quantised in their turn (double quantisation, section 3): their mean is subtracted, and
 every 256 of them have 8 bits each, which stand for dynamic numbers (Dettmers et al., 8-bit Optimizers via Block-wise
@@ -30,7 +30,7 @@ NUMBERS = (
 )  # fmt: skip
 """The numbers that the codes 0 to 15 stand for: quantiles of a normal distribution, and an exact zero."""
 SCALES = ("weight_scales", "weight_scale_maxima", "weight_scale_mean")
-"""Names of a quantised layer's scales, beside its `weight`, and of what is beside their codes if they have some."""
+"""Names of a quantised layer's scales, next to its `weight`, and of what their codes need if they are quantised."""
 
 
 @cache
@@ -53,7 +53,7 @@ def quantized(weight: Tensor, *, double: bool = False) -> tuple[Tensor, ...]:
 
     Returns:
         Codes [..., in / 2] in uint8, and scales [..., in / 64] in fp32, of a weight [..., in] whose rows are whole
-        blocks; of others [blocks, 32] and [blocks, 1].  Under double quantisation scales are codes in uint8, and behind
+        blocks; of others [blocks, 32] and [blocks, 1].  Under double quantisation scales are codes in uint8, and after
         them come, in fp32, the largest distance from the mean of every 256 in a row, and the mean [1].
     """
     codes, scales = _weight_codes(weight)
@@ -145,13 +145,13 @@ def packed(divisions: Divisions, weight: torch.Size, per: int) -> Divisions:
 
 
 def scales_names(name: str, parameters: Container[str]) -> list[str]:
-    """The names of a quantised weight's scales, and of what is beside their codes if they are quantised."""
+    """The names of a quantised weight's scales, and of what their codes need if they are quantised."""
     names = (name.removesuffix("weight") + each for each in SCALES)
     return [each for each in names if each in parameters]
 
 
 def is_scales(name: str) -> bool:
-    """Tell whether a parameter has the scales of a quantised weight, or is beside their codes."""
+    """Tell whether a parameter has the scales of a quantised weight, or what their codes need."""
     return name.endswith(SCALES)
 
 

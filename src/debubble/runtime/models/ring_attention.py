@@ -1,9 +1,9 @@
-"""Ring attention: keys and values go around the ranks that divide a sequence, beside the attention to those before.
+"""Ring attention: keys and values go around the ranks that divide a sequence, while ranks attend to those before.
 
 (Liu et al., arXiv:2310.01889.)  With the chunks i and 2n - 1 - i of 2n, rank i sees of an earlier rank's keys the first
 half, with all its queries, and of a later rank's all, with the second half of its queries: no block needs a mask but
 its own, and all ranks have as much to do in every turn.  The backward sends keys and values around again, and their
-gradients one turn behind them.
+gradients one turn later.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from debubble.runtime.memory.recomputation import Tape, directly
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.routing import Balance, Routing
 from debubble.runtime.models.units import MicroBatch, UnitModule
-from debubble.runtime.operators import Deferred, Deferring, WeightGradients, call
+from debubble.runtime.operators import Deferred, Deferring, WeightGradStore, call
 
 OPERATORS = {
     **{operator: (operator,) for operator in ("norm", "activation", "multiply", "core", "projections")},
@@ -50,6 +50,23 @@ def recomputed_operators(strategy: str) -> Callable[[str], bool]:
     return lambda name: name in covered
 
 
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """What a forward keeps for its backward."""
+
+    recomputing: int = 0
+    """The first so many units keep what their strategy says, others all."""
+    deeper: bool = False
+    """Whether those have their deeper strategy."""
+    counted: bool = True
+    """Whether the ledger counts what is kept; without, nothing is recomputed or offloaded."""
+    split: bool = True
+    """Whether the backward will be split."""
+
+
+EVERYTHING = Keeping()
+
+
 class Stage:
     """The units of one stage, and the tensors of its micro-batches in flight.
 
@@ -71,14 +88,14 @@ class Stage:
         self.units = list(units)
         self.follow(planned)
         self._ledger = ledger
-        self._later = WeightGradients()
+        self._weight_grads = WeightGradStore()
         self._states: dict[int, _MicroBatchState] = {}
         for unit in units:
             if compiler is not None:
                 unit.compile_functions(compiler)
             for module in unit.modules():
                 if isinstance(module, Deferring):
-                    module.later = self._later
+                    module.weight_grads = self._weight_grads
 
     def follow(self, planned: Sequence[PlannedUnit]) -> None:
         """Recompute from now on by the strategies of these units, which are the stage's."""
@@ -91,12 +108,8 @@ class Stage:
         j: int,
         x: Tensor,
         micro_batch: MicroBatch,
-        *,
-        recomputing: int = 0,
-        deeper: bool = False,
+        keeping: Keeping = EVERYTHING,
         unit_done: UnitDone | None = None,
-        counted: bool = True,
-        split: bool = True,
     ) -> Tensor:
         """F: the stage's output, detached.
 
@@ -104,17 +117,14 @@ class Stage:
             j: The micro-batch.
             x: The stage's input.
             micro_batch: What goes with it.
-            recomputing: The first so many units keep what their strategy says, others all.
-            deeper: Whether those have their deeper strategy.
+            keeping: What is kept for the backward.
             unit_done: Called after every unit, where an offload may begin meanwhile.
-            counted: Whether the ledger counts what is kept; without, nothing is recomputed or offloaded.
-            split: Whether the backward will be split.
         """
-        state = self._states[j] = _MicroBatchState(counted=counted)
-        self._later.expected = split
+        state = self._states[j] = _MicroBatchState(counted=keeping.counted)
+        self._weight_grads.expected = keeping.split
         try:
-            if counted:
-                y = self._forward(state, x, micro_batch, recomputing, int(deeper), unit_done)
+            if keeping.counted:
+                y = self._forward(state, x, micro_batch, keeping, unit_done)
             else:
                 y = self._forward_uncounted(state, x, micro_batch)
         except BaseException as error:
@@ -124,16 +134,10 @@ class Stage:
         return y
 
     def _forward(
-        self,
-        state: _MicroBatchState,
-        x: Tensor,
-        micro_batch: MicroBatch,
-        recomputing: int,
-        level: int,
-        unit_done: UnitDone | None,
+        self, state: _MicroBatchState, x: Tensor, micro_batch: MicroBatch, keeping: Keeping, unit_done: UnitDone | None
     ) -> Tensor:
         """The stage's output, whose segments and units it leaves in the state."""
-        for units, recomputed in self._segments(recomputing, level):
+        for units, recomputed in self._segments(keeping.recomputing, int(keeping.deeper)):
             tape, entry = Tape(self._ledger, recomputed), _SegmentInput()
             with tape.watch():
                 y = entry.connect(x)
@@ -188,7 +192,7 @@ class Stage:
         state = self._states[j]
         state.units.clear()
         if split:
-            self._later.defer(self._ledger if state.counted else None, state.deferred)
+            self._weight_grads.collect_in(self._ledger if state.counted else None, state.deferred)
         flowing: Tensor | None = gradient
         while state.segments:
             segment = state.segments.pop()
@@ -198,7 +202,7 @@ class Stage:
                 with torch.autocast(flowing.device.type, enabled=False):
                     torch.autograd.backward([segment.edge], [flowing])
             flowing = segment.entry.gradient
-        self._later.close()
+        self._weight_grads.close()
         if not split:
             del self._states[j]
         return flowing
@@ -243,7 +247,7 @@ class Stage:
     def reload(self, j: int, buffer: Tensor, *, to_recompute: bool = False, unit_done: UnitDone | None = None) -> None:
         """L: bring back what O moved, the last units first, or `to_recompute` (for an R) the first.
 
-        With `unit_done` a backward may begin meanwhile: it is called behind every unit, and what uses a unit's storage
+        With `unit_done` a backward may begin meanwhile: it is called after every unit, and what uses a unit's storage
         waits for it.
         """
         moved = [*self._states[j].moved.values()]
@@ -375,20 +379,14 @@ class MoeStage(Stage):
         j: int,
         x: Tensor,
         micro_batch: MicroBatch,
-        *,
-        recomputing: int = 0,
-        deeper: bool = False,
+        keeping: Keeping = EVERYTHING,
         unit_done: UnitDone | None = None,
-        counted: bool = True,
-        split: bool = True,
     ) -> Tensor:
-        """F: the message to the next stage, or the loss with the auxiliary one behind the last stage."""
+        """F: the message to the next stage, or the loss with the auxiliary one after the last stage."""
         routing, x = self._unpack(x, micro_batch)
         self._routings[j] = routing
         micro_batch = replace(micro_batch, routing=routing)
-        y = super().forward(
-            j, x, micro_batch, recomputing=recomputing, deeper=deeper, unit_done=unit_done, counted=counted, split=split
-        )
+        y = super().forward(j, x, micro_batch, keeping, unit_done)
         return self._pack(y, routing)
 
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
@@ -417,5 +415,5 @@ class MoeStage(Stage):
         return Routing(self._balance, shape, sums), x
 
     def _pack(self, y: Tensor, routing: Routing) -> Tensor:
-        """The message to the next stage; behind the last one the loss with the auxiliary one."""
+        """The message to the next stage; after the last one the loss with the auxiliary one."""
         return y + self._balance.loss(routing.sums) if self._last else self._balance.pack(y, routing.sums)

@@ -31,7 +31,7 @@ from debubble.runtime.operators import Linear, RMSNorm, capped, drop, rms_norm
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A unit's arguments beside its input: the targets [rows, length], the factor of the loss, a seed."""
+    """A unit's arguments after its input: the targets [rows, length], the factor of the loss, a seed."""
 
     targets: Tensor | None = None
     scale: float = 1.0

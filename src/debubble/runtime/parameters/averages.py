@@ -1,7 +1,7 @@
 """Exponential moving averages of a device's parameters, for evaluation and export.
 
-Source: Polyak and Juditsky, 1992; `torch.optim.swa_utils`, whose `AveragedModel` with `get_ema_multi_avg_fn` has the
-same numbers.
+They are updated by `torch.optim.swa_utils.get_ema_multi_avg_fn`.  Its `AveragedModel` would copy whole modules and
+average what they compute with, where runs in 16 bits and ZeRO average masters and their rows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from debubble.ir import InputError
 from debubble.runtime.distributed.sharding import local_tensor
@@ -29,7 +30,7 @@ class WeightAverages:
     def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
         if not 0 < decay < 1:
             raise InputError(f"The decay of the weights' average must lie between 0 and 1, not be {decay}.")
-        self._parameters, self._decay = parameters, decay
+        self._parameters, self._update = parameters, get_ema_multi_avg_fn(decay)
         self._averages: dict[Tensor, Tensor] = {}
 
     def begin(self) -> None:
@@ -41,15 +42,15 @@ class WeightAverages:
         """Let the next step's parameters begin the averages."""
         self._averages = {}
 
-    def go_on_with(self, averages: Mapping[Tensor, Tensor]) -> None:
-        """Go on with these, by parameter; with none, the next step's parameters begin them."""
+    def continue_with(self, averages: Mapping[Tensor, Tensor]) -> None:
+        """Continue from these, by parameter; with none, the next step's parameters begin them."""
         self._averages = {parameter: averages[parameter] for parameter in self._parameters} if averages else {}
 
     def update(self) -> None:
         """Take the parameters of one more step in."""
         if self._averages:
-            for parameter, average in self._averages.items():
-                average.lerp_(local_tensor(parameter), 1 - self._decay)
+            # The number of averaged steps has no part in an exponential average.
+            self._update([*self._averages.values()], [*map(local_tensor, self._averages)], 0)
         else:
             self.begin()
 

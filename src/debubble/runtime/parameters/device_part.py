@@ -69,11 +69,11 @@ class DevicePart:
 
     def load(self, name: str, whole: Tensor) -> None:
         """Give a parameter the values of a whole one."""
-        next(weights for weights in self.weights.values() if name in weights.masters).load(name, whole)
+        self._weights_of(name).load(name, whole)
 
     def shape_of(self, name: str) -> torch.Size:
         """Unsharded shape of a parameter."""
-        return next(weights.shapes[name] for weights in self.weights.values() if name in weights.shapes)
+        return self._weights_of(name).shape(name)
 
     def shards(self) -> Iterator[tuple[str, nn.Parameter, TensorShard]]:
         """This rank's part of each parameter and where it lies in the whole; a tied table goes by the first name."""
@@ -81,3 +81,6 @@ class DevicePart:
         for weights in self.weights.values():
             for name, parameter in weights.masters.items():
                 yield first_name.get(name, name), parameter, weights.shard(name)
+
+    def _weights_of(self, name: str) -> StageWeights:
+        return next(weights for weights in self.weights.values() if name in weights.masters)

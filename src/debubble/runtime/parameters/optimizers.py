@@ -83,7 +83,7 @@ class DeviceOptimizers:
         """Every optimizer of the device."""
         return [*self.outside, *self.inside.values()]
 
-    def go_on_with(self, before: DeviceOptimizers) -> None:
+    def continue_with(self, before: DeviceOptimizers) -> None:
         """Let the earlier optimizers step these parameters; their settings stay, as do schedules that change them."""
         self.outside = [*map(_rebound, before.outside, self.outside)] or self.outside
         self.inside = {stage: _rebound(before.inside[stage], made) for stage, made in self.inside.items()}

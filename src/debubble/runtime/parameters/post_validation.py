@@ -2,8 +2,8 @@
 
 Source: Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), section 4; ChronosPipe, section 5.1, for steps on the
 host.  A synchronous step waits at the end for the last device, so that the makespan counts.  Here every device hands
-on what is known of the norm, steps if that much lets it, and goes on to the next step's forwards; the whole comes back
-before its first backward, which no device could begin earlier anyway.  So the span per device counts.
+on what is known of the norm, steps if that much lets it, and continues with the next step's forwards; the whole comes
+back before its first backward, which no device could begin earlier anyway.  So the span per device counts.
 
 Unlike there, taking back is exact: parameters and states are copied before a step ahead (see `OptimizerSnapshot`), and
 the forwards that the wrong parameters have gone through run again.  After a step that had to be taken back, the next is

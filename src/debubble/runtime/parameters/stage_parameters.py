@@ -13,42 +13,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from debubble.ir import Op
 from debubble.models.quantization import NF4_BLOCK
-from debubble.runtime.distributed.cuts import Cut, Divisions, gathered, own_part, whole_shape
+from debubble.runtime.distributed.cuts import Divisions
 from debubble.runtime.distributed.data_parallel import Replicas
-from debubble.runtime.distributed.sharding import TensorShard, blocks_of, crop, dtensor_view, viewed_like
+from debubble.runtime.distributed.sharding import TensorShard, viewed_like
 from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.nf4 import dequantized, packed, quantized, scales_names, shapes_of
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import add_gradient
+from debubble.runtime.parameters.parameter_division import ParameterDivision, ParameterPair
 from debubble.runtime.parameters.zero3 import DividedParameter
 from debubble.runtime.streams import used_here
 
 Sums = list[Tensor | None]
 """Gradients in the order of a stage's parameters; None where there is none yet."""
-
-
-class ParameterPair(NamedTuple):
-    """A parameter that computes, and the one that the optimizer steps for it; they may be one."""
-
-    working: nn.Parameter
-    master: nn.Parameter
-    replicas: Replicas
-    """Those that have the same parameter, and may divide the master (ZeRO)."""
-    gathering: DividedParameter | None = None
-    """The working parameter as the replicas divide it (ZeRO-3), if they do."""
-
-    @property
-    def divided(self) -> bool:
-        """True if the master has this replica's rows alone."""
-        return self.gathering is not None or (self.replicas.divided and self.master.requires_grad)
 
 
 class ParameterPairs:
@@ -87,7 +71,7 @@ class ParameterPairs:
         if not on_host:
             parameter.data = parameter.data.to(self._on)
         elif self._on.type == "cuda":
-            parameter.data = parameter.data.pin_memory()  # P copies at the link's pace, and beside compute
+            parameter.data = parameter.data.pin_memory()  # P copies at the link's pace, concurrently with compute
         if replicas.gathers:
             return self._divide(parameter, replicas, on_host=on_host)
         same = parameter.dtype == self._dtype and not on_host
@@ -143,9 +127,9 @@ class StageWeights:
         experts: Mapping[str, Replicas] = MappingProxyType({}),
     ) -> None:
         parameters = {name: p for unit in units for name, p in unit.hf_parameters().items()}
-        self._quantized = shapes_of(units)
-        self._scales = {name: scales_names(name, parameters) for name in self._quantized}
-        kept = {*self._quantized, *(scales for names in self._scales.values() for scales in names)}
+        quantized_shapes = shapes_of(units)
+        scales = {name: tuple(scales_names(name, parameters)) for name in quantized_shapes}
+        kept = {*quantized_shapes, *(name for names in scales.values() for name in names)}
         kept |= {name for unit in units for name in unit.constants}
         named = {
             n: pairs.of(p, experts.get(n, replicas), on_host=on_host, keeps_dtype=n in kept)
@@ -155,23 +139,26 @@ class StageWeights:
         for module in (module for unit in units for module in unit.modules()):
             for name, parameter in module.named_parameters(recurse=False):
                 setattr(module, name, working[parameter])
-        self._group, self._named = group, named
-        self._local = {name: pair.working.shape for name, pair in named.items()}
-        self._cuts = {name: divisions.get(name, ()) for name in named}
-        """Divisions of each parameter, of a quantised weight those of the floats."""
-        self.shapes: Mapping[str, torch.Size] = {
-            n: whole_shape(self._quantized.get(n, self._local[n]), self._cuts[n]) for n in named
+        stored = {name: divisions.get(name, ()) for name in named}
+        for name, shape in quantized_shapes.items():
+            of_floats = divisions.get(name, ())
+            stored[name] = packed(of_floats, shape, 2)
+            # What codes of quantised scales come with belongs to whole weights.
+            stored[scales[name][0]] = packed(of_floats, shape, NF4_BLOCK)
+        self._divisions = {
+            name: ParameterDivision(
+                pair,
+                group,
+                stored[name],
+                divisions.get(name, ()),
+                quantized_shapes.get(name, pair.working.shape),
+                scales.get(name, ()),
+            )
+            for name, pair in named.items()
         }
-        """Unsharded shapes by Hugging Face name."""
-        self._divisions = dict(self._cuts)
-        """Divisions of the tensors that are kept."""
-        for name, shape in self._quantized.items():
-            self._divisions[name] = packed(self._cuts[name], shape, 2)
-            # What is beside the codes of quantised scales belongs to whole weights.
-            self._divisions[self._scales[name][0]] = packed(self._cuts[name], shape, NF4_BLOCK)
         for name, pair in named.items():
             if pair.master not in pairs.optimizer_views:
-                pairs.optimizer_views[pair.master] = self._optimizer_view(name, pair)
+                pairs.optimizer_views[pair.master] = self._divisions[name].optimizer_view()
         self.masters: Mapping[str, nn.Parameter] = {
             name: pairs.optimizer_views[pair.master] for name, pair in named.items()
         }
@@ -181,6 +168,15 @@ class StageWeights:
         self._pairs = [pair for pair in pairs_of_stage if pair.master.requires_grad]
         self._views = [pairs.optimizer_views[pair.master] for pair in self._pairs]
         self.on_host = on_host
+        self._narrow = [
+            (index, pair) for index, pair in enumerate(self._pairs) if pair.working.dtype != pair.master.dtype
+        ]
+        """The pairs whose gradients are summed in another dtype than a backward gives them in."""
+        self._in_place = not (on_host or reduced_inside) and all(
+            pair.working is view and pair.replicas.size == 1
+            for pair, view in zip(self._pairs, self._views, strict=True)
+        )
+        """Whether backwards give whole gradients to the masters themselves."""
         self.loss_scale = 1.0
         """Factor of the gradients that backwards give, which masters do not have."""
         self._sums: Sums = [None] * len(self._pairs)
@@ -233,67 +229,41 @@ class StageWeights:
         for parameter in self._gathering:
             parameter.forget()
 
+    def shape(self, name: str) -> torch.Size:
+        """Unsharded shape of a parameter."""
+        return self._divisions[name].shape
+
     def whole(self, name: str) -> Tensor:
-        """The master of a parameter with all ranks' parts; they all call it.  The live one, unless divided."""
-        pair = self._named[name]
-        tensor = pair.master.detach()
-        if name in self._quantized:
-            codes = gathered(tensor, self._divisions[name])
-            scales = [gathered(self._named[n].master.detach(), self._divisions[n]) for n in self._scales[name]]
-            return dequantized(codes, *scales).view(self.shapes[name])
-        if pair.divided:
-            tensor = tensor.new_empty(self._local[name])
-            pair.replicas.own(tensor).copy_(pair.master)
-            pair.replicas.gather(tensor)
-        return gathered(tensor, self._divisions[name])
+        """The master of a parameter with all ranks' parts, in floats; they all call it."""
+        division = self._divisions[name]
+        if not division.scales:
+            return division.whole()
+        scales = [self._divisions[scale].whole() for scale in division.scales]
+        return dequantized(division.whole(), *scales).view(division.shape)
 
     def shard(self, name: str) -> TensorShard:
         """This rank's part of a master, and where it lies in the whole."""
-        local, pair = self._local[name], self._named[name]
-        blocks = blocks_of(local, self._divisions[name])
-        if pair.divided:
-            rows = pair.replicas.rows(local[0])
-            blocks = [block for whole in blocks if (block := crop(whole, rows)) is not None]
-        return TensorShard(pair.master.detach(), whole_shape(local, self._divisions[name]), tuple(blocks))
+        return self._divisions[name].shard()
 
     def load(self, name: str, whole: Tensor) -> None:
         """Give the master of a parameter the values of a whole one, quantised if it is."""
-        pair = self._named[name]
-        own = own_part(whole, self._cuts[name])
-        if name in self._quantized:
-            names = self._scales[name]
-            found = quantized(own.to(pair.master.device), double=len(names) > 1)
-            for n, tensor in zip((name, *names), found, strict=True):
-                self._named[n].master.data.copy_(tensor)
+        division = self._divisions[name]
+        if not division.scales:
+            division.load(whole)
             return
-        with torch.no_grad():
-            pair.master.copy_(pair.replicas.own(own) if pair.divided else own)
+        own = division.own(whole).to(division.pair.master.device)
+        tensors = quantized(own, double=len(division.scales) > 1)
+        for kept, tensor in zip((name, *division.scales), tensors, strict=True):
+            self._divisions[kept].pair.master.data.copy_(tensor)
 
     def counts_in_norm(self, name: str) -> bool:
-        """Tell whether a gradient counts here in the norm: one that several ranks share does on the first of them."""
-        replicas = self._named[name].replicas
-        return (self._cut(name) is not None or self._group.part == 0) and (replicas.divided or replicas.first)
-
-    def _cut(self, name: str) -> Cut | None:
-        """The cut by which the group divides a parameter, if it does."""
-        return next((division.cut for division in self._divisions[name] if division.group is self._group), None)
-
-    def _optimizer_view(self, name: str, pair: ParameterPair) -> nn.Parameter:
-        """The master as a part of what all ranks of the group have of the parameter."""
-        cut, shape = self._cut(name), list(self._local[name])
-        if cut is not None:
-            shape[cut.dim] = cut.size
-        if pair.divided:
-            shape[0] = len(pair.master)
-            if cut is not None and cut.dim == 0:
-                shape[0] = sum(len(pair.replicas.rows(length)) for length in self._group.lengths(cut))
-                cut = Cut(0, shape[0])
-        return dtensor_view(pair.master, torch.Size(shape), cut, self._group.mesh)
+        """Tell whether a parameter's gradient counts here in the norm."""
+        return self._divisions[name].counts_in_norm
 
     def collect(self) -> None:
         """Sum, after a backward, what it gave to working copies, in the masters' dtype."""
-        for index, (working, master, *_) in enumerate(self._pairs):
-            if working.dtype != master.dtype and working.grad is not None:
+        for index, (working, master, *_) in self._narrow:
+            if working.grad is not None:
                 self._sums[index] = accumulate(self._sums[index], working.grad, master.dtype)
                 working.grad = None
 
@@ -313,6 +283,8 @@ class StageWeights:
 
     def finish(self) -> None:
         """The step is over: the masters have the whole gradient, reduced."""
+        if self._in_place and self.loss_scale == 1.0:
+            return
         self._reduce(self._take_gradients())
         self._give_gradients()
 

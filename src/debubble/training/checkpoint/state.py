@@ -32,6 +32,7 @@ def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
 
     Numbers that an optimizer keeps as Python's own, and those of its groups, are copies: see `take_numbers`.
     """
+    pipeline.finish_update()
     state: dict[str, TensorShard] = {}
     optimizer_of = {p: optimizer for optimizer in pipeline.optimizers for p in parameters_of(optimizer)}
     group_of = {
@@ -41,7 +42,7 @@ def state_of(pipeline: Pipeline) -> dict[str, TensorShard]:
         make_states(optimizer)
     if pipeline.averages is not None:
         pipeline.averages.begin()
-    for name, parameter, piece in pipeline.shards():
+    for name, parameter, piece in pipeline.part.shards():
         state[f"model.{name}"] = piece
         average = None if pipeline.averages is None else pipeline.averages.of(parameter)
         if average is not None:
@@ -78,11 +79,11 @@ def take_numbers(pipeline: Pipeline, state: Mapping[str, TensorShard]) -> None:
     group_of = {
         p: group for optimizer in pipeline.optimizers for group in optimizer.param_groups for p in group["params"]
     }
-    for name, parameter, _ in pipeline.shards():
+    for name, parameter, _ in pipeline.part.shards():
         beginning = f"optimizer.{name}{OF_GROUP}"
         for entry in [entry for entry in state if entry.startswith(beginning)] if parameter in group_of else ():
             _put(group_of[parameter], entry.removeprefix(beginning), state[entry].tensor)
-    for name, parameter, _ in pipeline.shards():
+    for name, parameter, _ in pipeline.part.shards():
         states = optimizer_of[parameter].state[parameter] if parameter in optimizer_of else {}
         for what, value in states.items():
             if isinstance(value, int | float):

@@ -28,7 +28,7 @@ TRIAL = 1, 4
 
 
 class LayerArguments(NamedTuple):
-    """The arguments that the model gives a layer: the hidden states, and what it needs beside them."""
+    """The arguments that the model gives a layer: the hidden states, and what else it needs."""
 
     hidden: Tensor
     arguments: tuple[Any, ...]
@@ -51,7 +51,7 @@ class ForwardProbe:
         """Whether a module that other units have runs before the layers, by name."""
 
     def past(self, given: LayerArguments) -> Any:
-        """Note a layer's arguments, and return what the model is to go on with in place of the layer's result."""
+        """Note a layer's arguments, and return what the model is to continue with in place of the layer's result."""
         self.given.append(given)
         replaced = self.result is not None and len(self.given) == self.layers
         y = self.result if replaced else given.hidden
@@ -178,7 +178,7 @@ class ModelParts:
         return self._around.probe.before.get(name, False)
 
     def _outside(self, model: nn.Module) -> Mapping[str, nn.Module]:
-        """The modules beside the list of layers and beside those that the list is in, by name."""
+        """The modules next to the list of layers and next to those that the list is in, by name."""
         path = self.path.split(".")
         around = [".".join(path[:depth]) for depth in range(len(path) + 1)]
         return {
@@ -205,7 +205,7 @@ class ModelParts:
         for self._probe.tuple_size in range(3):
             frame = self._frame(lambda _: False)
             for name, _ in frame.causal.named_parameters():
-                raise _refusal(config, f"'{name}' belongs to no module beside or in them")
+                raise _refusal(config, f"'{name}' belongs to no module next to or in them")
             materialise(frame.causal, self.model, prefix="", seed=0, dtype=torch.float32)
             frame.causal.eval()
             try:

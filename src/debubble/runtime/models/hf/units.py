@@ -1,6 +1,6 @@
 """Any causal model of transformers as units of its own modules: embedding, whole layers, head.
 
-Layers get what the model gives them beside the hidden states (masks, positions), noted for the newest shapes.
+Layers get what the model gives them after the hidden states (masks, positions), noted for the newest shapes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _HfUnit(ModuleUnit):
 
 
 class _HfEnd(_HfUnit):
-    """The model's own forward before its first layer or behind its last, which stops where others' parts begin."""
+    """The model's own forward before its first layer or after its last, which stops where others' parts begin."""
 
     def compile_functions(self, compiled: Compiler) -> None:
         """Compile the loss alone."""
@@ -81,7 +81,7 @@ class HfLayer(_HfUnit):
         """Map hidden states [rows, length, hidden] to the layer's result, the first of a tuple if it returns one."""
         arguments, named = self.layer_context.of(self.layer, x)
         y = self.module(x, *arguments, **named)
-        # What some layers return beside them, the model has shown not to need.
+        # What some layers return in addition, the model has shown not to need.
         hidden: Tensor = y[0] if isinstance(y, tuple) else y
         return hidden
 
@@ -117,7 +117,7 @@ def _path(model: nn.Module, part: nn.Module) -> str:
 
 
 class LayerContext:
-    """The arguments that a model gives its layers beside the hidden states, noted for the newest shapes of these."""
+    """The arguments that a model gives its layers after the hidden states, noted for the newest shapes of these."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame

@@ -1,0 +1,137 @@
+"""What a pipeline measures of its last step: bytes by its ledgers, and when each instruction ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep
+from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
+from debubble.runtime.execution.status import RankStatus
+from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.parameters.optimizers import DeviceOptimizers
+from debubble.runtime.topology import Ranks
+
+
+class Measurements:
+    """Memory and times of this rank's last step, all sizes in bytes.
+
+    Args:
+        ranks: All ranks of the run.
+        lanes: The lanes of this device.
+        status: The phases of a step.
+        devices: Pipeline devices of the plan.
+    """
+
+    def __init__(self, ranks: Ranks, lanes: CpuLanes | CudaLanes, status: RankStatus, *, devices: int) -> None:
+        self._ranks, self._lanes, self._status, self._devices = ranks, lanes, status, devices
+        self.activations, self.messages = Ledger(lanes.device), Ledger(lanes.device)
+        self.optimizers: DeviceOptimizers
+        """Those of the device's parameters."""
+        self.every_step = False
+        """Whether every step counts the bytes that it keeps.
+
+        The first step of other shapes than those before counts them in any case, as do all of a device that recomputes
+        or offloads; peaks are those of the last step that did.  Counting takes time where tensors are small.
+        """
+        self.counts_memory = False
+        """Whether the last step counted."""
+        self.executed: Sequence[ExecutedInstruction] = []
+        """Instructions of the last step."""
+        self.origin = 0.0
+        """When the last step began, in seconds on the host's clock."""
+        self.step = -1
+        """The number of the last step, from 0."""
+        self.rolled_back = 0
+        """Devices whose hosts took their steps back in the last `optimizer_step`."""
+        self._counted_shapes: tuple[tuple[int, ...], ...] = ()
+        self._gradient_bytes = 0
+
+    def begin_step(self, shapes: tuple[tuple[int, ...], ...], *, needs_ledger: bool) -> None:
+        """Forget the step before, as far as this one measures, with micro-batches of these shapes."""
+        self.counts_memory = self.every_step or needs_ledger or shapes != self._counted_shapes
+        if self.counts_memory:
+            self._counted_shapes = shapes
+            self.activations.start_step()
+        self.messages.start_step()
+        self._lanes.start_step()
+
+    def count_gradients(self) -> None:
+        """Note the bytes of gradients after a step's program, which may be gone when somebody asks."""
+        self._gradient_bytes = max(self._gradient_bytes, self.optimizers.gradient_bytes)
+
+    def forget_gradients(self) -> None:
+        """Count gradients from nothing."""
+        self._gradient_bytes = 0
+
+    def count_next_step(self) -> None:
+        """Let the next step count memory, whatever its shapes."""
+        self._counted_shapes = ()
+
+    @property
+    def peak_activation(self) -> int:
+        """Most bytes of saved activations, and of what a deferred W needs, at a time of the last step that counted."""
+        return self.activations.peak
+
+    @property
+    def peak_messages(self) -> int:
+        """Most bytes received and not yet used, or computed and not yet sent, in the last step."""
+        return self.messages.peak
+
+    @property
+    def peak_offloaded(self) -> int:
+        """Most bytes that offload held elsewhere in the last step that counted."""
+        return self.activations.elsewhere_peak
+
+    @property
+    def peak_memory(self) -> int:
+        """Most bytes on the device at any moment of a step: static, saved activations, gathered parameters."""
+        return self._static + self.activations.peak_with_gathered
+
+    @property
+    def peak_gathered(self) -> int:
+        """Most bytes of parameters that were gathered at any moment of the last step that counted (ZeRO-3)."""
+        return self.activations.gathered_peak
+
+    @property
+    def current_memory(self) -> int:
+        """Bytes of parameters, states and saved activations that are on the device now."""
+        return self.static_bytes + self.activations.bytes
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of activations, here and offloaded, and of messages that are held now; 0 between steps."""
+        return self.activations.bytes + self.activations.elsewhere + self.messages.bytes
+
+    @property
+    def static_bytes(self) -> int:
+        """Bytes of parameters, working copies, gradients and the states of the plan's optimizers on the device.
+
+        What the plan leaves to the host is the host's, also where both are the CPU.
+        """
+        return self.optimizers.static_bytes
+
+    @property
+    def _static(self) -> int:
+        return self.optimizers.lasting_bytes + self._gradient_bytes
+
+    def trace(self) -> Trace:
+        """This rank's events, memory and phases of the last step; `Trace.join` joins those of all ranks.
+
+        The memory is that of a step that counted it (see `every_step`).
+        """
+        device, origin, static = self._ranks.device, self.origin, self._static
+        samples = self.activations.samples if self.counts_memory else ()
+        step = TraceStep(
+            step=self.step,
+            events=trace_events(self.executed, self._lanes, device=device, origin=origin),
+            memory=tuple(MemorySample(device, at - origin, static + b) for at, b in samples),
+            phases=tuple(TracePhase(p.what, device, p.start - origin, p.end - origin) for p in self._status.phases),
+        )
+        return Trace(devices=self._devices, steps=(step,))
+
+    def gather_trace(self) -> Trace:
+        """The whole trace of the last step, on every rank (of replica 0's ranks).  All ranks call it."""
+        self.origin = self._ranks.earliest(self.origin)
+        parts = self._ranks.first_per_device(self._ranks.transport.gather(self.trace().to_json()))
+        return Trace.join([Trace.from_json(part) for part in parts])

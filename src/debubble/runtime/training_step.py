@@ -1,0 +1,113 @@
+"""One training step of a device's part of a plan: batch, forward and backward, gradients, loss."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from debubble.ir import Plan, Program
+from debubble.runtime.assembly import loss_dtype
+from debubble.runtime.batch import Batch, StepBatch
+from debubble.runtime.batch_agreement import BatchAgreement
+from debubble.runtime.execution.interpreter import Interpreter
+from debubble.runtime.execution.operations import StepState, TensorOperations
+from debubble.runtime.execution.status import RankStatus
+from debubble.runtime.measurements import Measurements
+from debubble.runtime.parameters.device_part import DevicePart
+from debubble.runtime.parameters.optimizers import LossScale
+from debubble.runtime.step_inputs import StepInputs
+from debubble.runtime.topology import Ranks
+from debubble.runtime.updates import DeviceGradients, ParameterUpdates
+
+MEETS = "meets the other ranks"
+"""The phase of a step in which they agree on its batch."""
+
+
+@dataclass
+class StepRunner:
+    """Runs training steps on the stages of one device.
+
+    `gradients` and `updates` are replaced where units move between devices.
+    """
+
+    plan: Plan
+    seed: int
+    ranks: Ranks
+    inputs: StepInputs
+    batches: BatchAgreement
+    status: RankStatus
+    measured: Measurements
+    loss_scale: LossScale | None
+    operations: TensorOperations
+    gradients: DeviceGradients
+    updates: ParameterUpdates
+    taken: int = 0
+    """Steps so far: dropout masks follow from it."""
+
+    def __post_init__(self) -> None:
+        self.interpreter = Interpreter(self.operations, self.status)
+
+    def run(self, batch: Batch) -> Tensor:
+        """Forward and backward of one batch; its mean loss over all targets of all replicas."""
+        self.updates.check_finished()
+        self.status.begin_step()
+        with self.status.phase(MEETS, local=False):
+            checked = self.inputs.read(batch)
+            targets, self.measured.origin = self.batches.agree(checked)
+        with self.gradients.of_one_step():
+            state = self.begin(checked, targets, self.updates.step_stage)
+            self.measured.executed = self.interpreter.run(state)
+            self.updates.end_program()
+            self.finish_gradients()
+        self.taken += 1
+        return self._mean_loss(state)
+
+    def follow(self, plan: Plan, program: Program, part: DevicePart) -> None:
+        """Run another plan of the same model from now on, by its program, on these stages."""
+        self.plan = plan
+        self.operations = replace(self.operations, program=program, stages=part.stages, weights=part.weights)
+        self.interpreter = Interpreter(self.operations, self.status)
+        self.measured.count_next_step()
+
+    def begin(self, batch: StepBatch, targets: int, step_stage: Callable[[int], None]) -> StepState:
+        """The state of a step that starts now, with the working copies of the masters as they are."""
+        with self.status.phase("readies parameters", local=False):
+            for weights in self.operations.weights.values():
+                weights.loss_scale = self._scale
+                weights.refresh()
+        self.measured.step = self.taken
+        self.measured.begin_step(batch.shapes, needs_ledger=self.operations.needs_ledger)
+        return self.inputs.state(
+            batch,
+            targets,
+            seed=zlib.crc32(f"{self.seed} {self.taken} {self.ranks.replica}".encode()),
+            scale=self._scale,
+            step_stage=step_stage,
+            counts_memory=self.measured.counts_memory,
+        )
+
+    def finish_gradients(self) -> None:
+        """Give every parameter its whole gradient."""
+        counts = self.measured.counts_memory
+        if counts:
+            self.measured.forget_gradients()
+        if counts and self.ranks.over_replicas.divided:
+            # Where replicas divide what an optimizer steps, whole gradients take more than what is left of them.
+            self.measured.count_gradients()
+        self.gradients.finish()
+        if counts:
+            self.measured.count_gradients()
+
+    def _mean_loss(self, state: StepState) -> Tensor:
+        with self.status.phase("sums the loss", local=False):
+            total = state.loss(on=self.operations.lanes.device) / self._scale
+            self.ranks.sum_over_replicas(total)
+            self.ranks.sum_over_pipeline(total)
+            return total.to(loss_dtype(self.plan))
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self.loss_scale is None else self.loss_scale.value
