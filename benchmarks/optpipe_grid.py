@@ -43,7 +43,7 @@ from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
 from debubble.papers.optpipe.program.milp import solve_milp
 from debubble.papers.optpipe.program.milp_model import MilpModel
 from debubble.schedules import schedules
-from debubble.search.effort import Brake, Effort
+from debubble.search.effort import Deadline, Effort
 from debubble.search.optimize import optimize
 from debubble.search.problem import OrderProblem
 
@@ -131,7 +131,7 @@ def _milp(problem: OrderProblem, seconds: float) -> dict[str, Any]:
     if problem.stages * problem.micro_batches > LARGEST_MILP:
         return {"milp": "not built", "milp commit": commit()}
     program = MilpModel(problem)
-    answer = solve_milp(program, effort=Effort(seconds, brake=Brake(seconds)))
+    answer = solve_milp(program, effort=Effort(seconds, deadline=Deadline(seconds)))
     value = f"none in {seconds:g} s" if answer.incumbent is None else float(answer.incumbent.value)
     found = {"milp": value, "milp bound": round(answer.bound, 1), "milp binaries": program.binaries}
     return found | {"milp commit": commit()}

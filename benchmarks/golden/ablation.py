@@ -90,7 +90,7 @@ SWITCHES = (
     Switch("joint: single units recompute less", {f"{JOINT}:refine": lambda _u, _t, solution, _e: solution}),
     Switch("joint: second level of recomputation", {f"{JOINT}:_with_deeper_level": lambda _, solution: solution}),
     Switch("joint: every way to cut a tiny model", {f"{JOINT}:_every_way": lambda *_: []}),
-    Switch("joint: units assigned freely", {"debubble.planners.joint.planner:_may_deal": _false}),
+    Switch("joint: units assigned freely", {"debubble.planners.joint.planner:_may_assign": _false}),
     Switch("joint: brief order searches", {f"{JOINT}:BRIEFLY": 0.0}),
     Switch(
         "joint: R apart as a start of the order search", {f"{JOINT}:_recomputing_apart": lambda schedule, _: schedule}

@@ -11,9 +11,9 @@ import debubble as db
 from debubble.costs import Strategy, Unit, Units
 from debubble.costs.units import HostStates
 from debubble.ir import Placement
+from debubble.planners.joint.annealing_kernel import QUARTERS, UNLIMITED
 from debubble.planners.joint.levers import Levers, Point, policy_choices
 from debubble.planners.joint.list_scheduling.scheduler import schedule
-from debubble.planners.joint.walk import MANY, QUARTERS
 from debubble.planners.problem import ModelUnits, Problem
 
 UNITS = 24
@@ -67,7 +67,7 @@ def points(draw: st.DrawFn, stages: int, levels: int, *, hostable: bool) -> Poin
         counts=tuple(UNITS // stages + (s < UNITS % stages) for s in range(stages)),
         levels=each(st.integers(0, levels - 1)),
         shares=each(st.integers(0, QUARTERS)),
-        most=each(st.just(MANY) | st.integers(1, 4)),
+        most=each(st.just(UNLIMITED) | st.integers(1, 4)),
         hosted=tuple(n > 0 for n in each(st.integers(0, 1 if hostable else 0))),
         policy=tuple(draw(st.sampled_from([*choices])) for choices in policy_choices(stages)),
     )

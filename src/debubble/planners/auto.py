@@ -116,7 +116,7 @@ class _Answers:
 
     def __init__(self, problem: Problem, names: Sequence[str]) -> None:
         self._problem, self._names = problem, names
-        self._brake = problem.begun().brake
+        self._deadline = problem.begun().deadline
         self._found: dict[str, Result | DebubbleError] = {}
 
     def __getitem__(self, name: str) -> Result | DebubbleError:
@@ -124,7 +124,7 @@ class _Answers:
 
     def problem(self, effort: float | None = None) -> Problem:
         """The problem with what is left of its time on the clock."""
-        left = max(self._brake.left, 1e-3)
+        left = max(self._deadline.left, 1e-3)
         return replace(self._problem, deadline=left, effort=self._problem.effort if effort is None else effort)
 
     @property

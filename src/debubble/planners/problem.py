@@ -166,7 +166,7 @@ class Problem:
         return replace(self, workload=workload, peers=swap == "peer")
 
     def begun(self) -> Effort:
-        """Start the clock of a search: its effort, with the deadline as its brake."""
+        """Start the clock of a search: its effort and its deadline."""
         return Effort.starting(self.effort, self.deadline)
 
     def time_of(self, run: Timeline | Price) -> Number:

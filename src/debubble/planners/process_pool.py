@@ -145,7 +145,7 @@ class _Worker:
         assert self._process.stdin
         assert self._process.stdout
         late = threading.Event()
-        patience = threading.Timer(task[1].begun().brake.left + PATIENCE, self._give_up, [late])
+        patience = threading.Timer(task[1].begun().deadline.left + PATIENCE, self._give_up, [late])
         patience.daemon = True
         patience.start()
         try:

@@ -7,7 +7,7 @@ They are the best of several measurements: a move takes 11 us at p = 16, m = 32 
 CP-SAT's deterministic time took 1.7 to 5 s on the models of this package, more on large ones and less on small ones.
 Compiling the kernel, once on a machine, is no work.
 
-The clock is a brake alone: after `deadline` seconds a search stops with what it has, and says so (`Effort.cut_off`).
+The clock only limits: after `deadline` seconds a search stops with what it has (`Effort.cut_off`).
 What it answers then depends on the machine.
 """
 
@@ -50,7 +50,7 @@ ROW, ITERATION = 1e-3, 1e-7
 iteration of the simplex method."""
 DETERMINISTIC = 3.0
 """Seconds of a unit of CP-SAT's deterministic time, with one worker."""
-PATIENCE, GRACE = 10.0, 60.0
+DEADLINE_PER_EFFORT, MIN_DEADLINE = 10.0, 60.0
 """The deadline where none is given: so many times the effort, and so many seconds."""
 
 
@@ -64,19 +64,21 @@ class Effort:
 
     Args:
         seconds: As above; infinite for what ends by itself.
-        brake: The clock that may stop it; none by default.
+        deadline: The moment at which it stops all the same; none by default.
         whole: The effort that this is a part of: what is spent here is spent there too.
     """
 
-    def __init__(self, seconds: float, *, brake: Brake | None = None, whole: Effort | None = None) -> None:
+    def __init__(self, seconds: float, *, deadline: Deadline | None = None, whole: Effort | None = None) -> None:
         self.seconds, self.spent = seconds, 0.0
-        self.brake = brake or Brake(math.inf)
+        self.deadline = deadline or Deadline(math.inf)
         self._whole = whole
 
     @staticmethod
     def starting(seconds: float, deadline: float | None = None) -> Effort:
-        """An effort whose brake bites `deadline` seconds from now, by default ten times the effort and a minute."""
-        return Effort(seconds, brake=Brake(PATIENCE * seconds + GRACE if deadline is None else deadline))
+        """An effort that stops `deadline` seconds from now, by default after ten times the effort and a minute."""
+        return Effort(
+            seconds, deadline=Deadline(DEADLINE_PER_EFFORT * seconds + MIN_DEADLINE if deadline is None else deadline)
+        )
 
     @property
     def left(self) -> float:
@@ -85,13 +87,13 @@ class Effort:
 
     @property
     def over(self) -> bool:
-        """True if all is spent, or the brake bites."""
-        return self.left <= 0 or self.brake.bites
+        """True if all is spent, or the deadline has passed."""
+        return self.left <= 0 or self.deadline.passed
 
     @property
     def cut_off(self) -> bool:
-        """True if the brake has stopped anything: with more time on the clock the answer might be another one."""
-        return self.brake.bitten
+        """True if the deadline has stopped anything: with more time on the clock the answer might be another one."""
+        return self.deadline.exceeded
 
     def spend(self, seconds: float) -> None:
         """Count work, by the seconds that it takes on the reference machine."""
@@ -101,19 +103,19 @@ class Effort:
 
     def part(self, seconds: float) -> Effort:
         """Set apart up to `seconds` of what is left for a part of the search."""
-        return Effort(min(seconds, self.left), brake=self.brake, whole=self)
+        return Effort(min(seconds, self.left), deadline=self.deadline, whole=self)
 
     def moves(self, price: float) -> int:
         """Count the moves that the rest pays for, `price` seconds of the reference machine each."""
         return int(self.left / price + 1e-9)
 
 
-class Brake:
+class Deadline:
     """A moment on the clock at which searches stop whatever they have left to do."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
-        self.bitten = False
+        self.exceeded = False
         """True once it has stopped anything."""
 
     @property
@@ -122,20 +124,20 @@ class Brake:
         return self._end - time.monotonic()
 
     @property
-    def bites(self) -> bool:
+    def passed(self) -> bool:
         """True if the caller has to stop."""
         self.check()
-        return self.bitten
+        return self.exceeded
 
     def check(self) -> None:
         """Note that it stops something, if its time has come."""
-        self.bitten = self.bitten or self.left <= 0
+        self.exceeded = self.exceeded or self.left <= 0
 
-    def stop(self) -> None:
+    def expire(self) -> None:
         """Stop whatever still runs."""
         self._end = -math.inf
 
-    def delay(self, seconds: float) -> None:
+    def extend(self, seconds: float) -> None:
         """Put the end off by seconds on the clock that were no part of a search."""
         self._end += seconds
 
@@ -159,8 +161,8 @@ def solver_of(effort: Effort, *, seed: int = 0) -> Any:
     solver.parameters.random_seed = seed
     if effort.left < math.inf:
         solver.parameters.max_deterministic_time = effort.left / DETERMINISTIC
-    if effort.brake.left < math.inf:
-        solver.parameters.max_time_in_seconds = max(0.01, effort.brake.left)
+    if effort.deadline.left < math.inf:
+        solver.parameters.max_time_in_seconds = max(0.01, effort.deadline.left)
     return solver
 
 
@@ -169,5 +171,5 @@ def status_of(solver: Any, model: Any, effort: Effort, callback: Any = None) -> 
     status: str = solver.status_name(solver.solve(model, callback))
     effort.spend(solver.response_proto.deterministic_time * DETERMINISTIC)
     if status in ("FEASIBLE", "UNKNOWN") and effort.left > 0:
-        effort.brake.check()
+        effort.deadline.check()
     return status

@@ -42,7 +42,7 @@ def optimize(
     Args:
         problem: The operations to order.
         starts: Schedules to improve, beside the constructed ones and what is shipped for such a problem.
-        effort: Seconds of the reference machine (see `search.effort`), or an Effort with a brake on the clock.
+        effort: Seconds of the reference machine (see `search.effort`), or an Effort with a deadline.
         seed: The last of the stream depends on it, on the effort and on the number of walkers alone.
         workers: Walkers of the local search side by side, each with the whole effort.
 
@@ -118,7 +118,7 @@ class _Optimizer:
         yield self.best
         if self.best.optimal:
             return
-        self.effort.brake.delay(compile_kernel(self.problem, self.best))
+        self.effort.deadline.extend(compile_kernel(self.problem, self.best))
         start = self.best
         yield from self.anneal(self.first_search, turn=0)
         if self.pairs <= PROVABLE and self.is_modelled:

@@ -97,7 +97,7 @@ class ChronosSearch:
         """The combinations that fit, in the order in which they were tried."""
         fits: list[_Fit] = []
         for combination in self.combinations:
-            if self.effort.brake.bites or (fits and self.effort.spent > SEARCH * self.problem.effort):
+            if self.effort.deadline.passed or (fits and self.effort.spent > SEARCH * self.problem.effort):
                 break
             if any(not fit.increments and fit.combination.saves_no_more_than(combination) for fit in fits):
                 continue

@@ -86,12 +86,12 @@ def _best_bound(problem: Problem) -> Bound:
         best = max(best, Bound(granular_bound(pieces, arrivals=arrivals), GRANULAR), key=_time)
     if ramps:
         best = max(best, Bound(ramps_bound(pieces), RAMPS), key=_time)
-    if isinstance(problem.workload, ModelUnits) and not deals_freely(problem):
+    if isinstance(problem.workload, ModelUnits) and not assigns_freely(problem):
         best = max(best, Bound(bound_of_equal_counts(problem, least=best.time), CONTIGUOUS), key=_time)
     return best
 
 
-def deals_freely(problem: Problem) -> bool:
+def assigns_freely(problem: Problem) -> bool:
     """Tell whether devices may have unlike numbers of stages: where neither `chunks` nor a target says how many."""
     return problem.chunks is None and problem.levers is None
 

@@ -19,9 +19,9 @@ from debubble.costs.units import Partition, Unit, Units
 from debubble.ir import Number, Placement, Schedule
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.kernels import jit
+from debubble.planners.joint.annealing_kernel import ADDRESS, ENTRIES, QUARTERS, Space, fill
 from debubble.planners.joint.list_scheduling.scheduler import schedule
 from debubble.planners.joint.list_scheduling.stage_table import COLUMNS, Floats, Ints, StageTable
-from debubble.planners.joint.walk import ADDRESS, ENTRIES, QUARTERS, Space, fill
 from debubble.planners.problem import Problem, Solution
 
 
@@ -47,12 +47,12 @@ class Point:
 
     @property
     def rows(self) -> Ints:
-        """The point's rows per stage, as the walk has them."""
+        """The point's rows per stage, as the chain has them."""
         return np.array((self.counts, self.levels, self.shares, self.most, self.hosted), dtype=np.int64)
 
     @staticmethod
     def of(rows: Ints, policy: Floats) -> Point:
-        """The point of a walk's arrays."""
+        """The point of a chain's arrays."""
         counts, levels, shares, most, hosted = rows.tolist()
         return Point(
             tuple(counts), tuple(levels), tuple(shares), tuple(most), tuple(map(bool, hosted)), tuple(policy.tolist())
@@ -112,7 +112,7 @@ class Levers:
 
     @cached_property
     def space(self) -> Space:
-        """The constants that the compiled walk reads."""
+        """The constants that the compiled chain reads."""
         units, stages = self.units, self.placement.stages
         choices = policy_choices(stages)
         table = np.zeros((len(choices), max(map(len, choices))))

@@ -4,13 +4,13 @@ Not from a paper.  The published planners use some levers each: OptPipe orders a
 recomputes, ChronosPipe chooses what recomputes and what goes to the host.  Here a point is a choice of all of them
 at once (`levers.py`), and a compiled list scheduler (`list_scheduling`) orders and prices it in a fraction of a
 millisecond.  For each number of chunks, looped and in V, random points come first; the best go on by simulated
-annealing (`annealing.py`, compiled in `walk.py`).  Single units of the best plans recompute less
+annealing (`chain.py`, compiled in `annealing_kernel.py`).  Single units of the best plans recompute less
 (`refinement.py`), and their order is searched by the engine of `search/`, where recomputation is an operation of its
-own, for each micro-batch or not.  Two walks go side by side, on the two cores that efforts are counted in.
+own, for each micro-batch or not.  Two chains go side by side, on the two cores that efforts are counted in.
 Every schedule that counts is lowered under the limit and simulated exactly.
 
-Where as many stages on every device cannot share out the units evenly, as a bound says, they are dealt freely too
-(`deals.py`), and where a job is too large for walks, that is the answer.
+Where as many stages on every device cannot share out the units evenly, as a bound says, they are assigned freely too
+(`assignment.py`), and where a job is too large for chains, that is the answer.
 
 Half-layers are not cut, a stage's units share one price of recomputation, and of its activations it offloads quarters.
 Backwards are split everywhere.  Points are scored by makespans with messages
@@ -26,17 +26,17 @@ from typing import Literal
 
 from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Number
-from debubble.planners.bounds import bound_of_equal_counts, deals_freely, proven_bound
+from debubble.planners.bounds import assigns_freely, bound_of_equal_counts, proven_bound
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
 
 MOST_CHUNKS = 6
 """Stages per device that its search tries at most."""
 MOST_PAIRS = 25_000
-"""Pairs of a stage and a micro-batch up to which walks score points enough to find anything."""
+"""Pairs of a stage and a micro-batch up to which chains score points enough to find anything."""
 UNEVEN = 1.005
-"""Times the bound on all deals, from which the bound on equal counts says that others are worth trying."""
-DEALING = 0.25
+"""Times the bound on all assignments, from which the bound on equal counts says that others are worth trying."""
+ASSIGNMENT_SHARE = 0.25
 """The part of the effort in which they are tried."""
 
 
@@ -63,41 +63,41 @@ def _solutions(problem: Problem, how: Literal["search", "draft"]) -> Iterator[So
     from debubble.planners.joint.search import draft, search
 
     find = {"search": search, "draft": draft}[how]
-    if not _may_deal(problem, units) or not _is_uneven(problem):
+    if not _may_assign(problem, units) or not _is_uneven(problem):
         yield from find(problem, units)
         return
     yield from _faster(problem, units, find)
 
 
 def _of_large_job(problem: Problem, units: Units) -> Solution:
-    """The units dealt freely.  Raises InfeasibleError if that is not open."""
-    from debubble.planners.joint.deals import deal
+    """The units assigned freely.  Raises InfeasibleError if that is not open."""
+    from debubble.planners.joint.assignment import assign
 
-    if not _may_deal(problem, units):
+    if not _may_assign(problem, units):
         raise InfeasibleError(
-            f"More than {MOST_PAIRS:,} pairs of a stage and a micro-batch are too many for its walks: `portfolio` plans"
-            " such jobs, and `joint` deals units freely where several devices hold whole parameters, micro-batches are"
-            " alike and neither a number of chunks nor a target is given."
+            f"More than {MOST_PAIRS:,} pairs of a stage and a micro-batch are too many for its chains: `portfolio`"
+            " plans such jobs, and `joint` assigns units freely where several devices hold whole parameters, all"
+            " micro-batches have one length and neither a number of chunks nor a target is given."
         )
-    return deal(problem, units)
+    return assign(problem, units)
 
 
 def _faster(
     problem: Problem, units: Units, search: Callable[[Problem, Units], Iterator[Solution]]
 ) -> Iterator[Solution]:
-    """Units dealt freely, and then what a search over equal counts finds that is faster."""
-    from debubble.planners.joint.deals import deal
+    """Units assigned freely, and then what a search over equal counts finds that is faster."""
+    from debubble.planners.joint.assignment import assign
 
     best: Number = math.inf
     reason: DebubbleError | None = None
     try:
-        solution = deal(replace(problem, effort=DEALING * problem.effort), units)
+        solution = assign(replace(problem, effort=ASSIGNMENT_SHARE * problem.effort), units)
         best = problem.step_time(solution.simulate())
         yield solution
     except DebubbleError as error:
         reason = error
     try:
-        for solution in search(replace(problem, effort=(1 - DEALING) * problem.effort), units):
+        for solution in search(replace(problem, effort=(1 - ASSIGNMENT_SHARE) * problem.effort), units):
             time = problem.step_time(solution.simulate())
             if time < best:
                 best = time
@@ -107,12 +107,12 @@ def _faster(
             raise
 
 
-def _may_deal(problem: Problem, units: Units) -> bool:
-    """Tell whether devices may have unlike numbers of stages, as a search of deals has them.
+def _may_assign(problem: Problem, units: Units) -> bool:
+    """Tell whether devices may have unlike numbers of stages, as a search of assignments has them.
 
-    Devices that gather parameters do so for every stage, and a deal is judged by micro-batches that are alike.
+    Devices that gather parameters do so for every stage, and an assignment is judged by micro-batches that are alike.
     """
-    return problem.devices > 1 and problem.equally_long and deals_freely(problem) and not units.gathers
+    return problem.devices > 1 and problem.equally_long and assigns_freely(problem) and not units.gathers
 
 
 def _is_uneven(problem: Problem) -> bool:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from debubble.costs.host_memory import check_host_memory
@@ -28,7 +27,7 @@ from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import BACKWARDS
 from debubble.ir.stage_costs import OVERLAPS
-from debubble.planners.joint.annealing import Walk, compile_kernels, price_of_point
+from debubble.planners.joint.chain import Chain, compile_kernels, price_of_point
 from debubble.planners.joint.levers import Levers
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -42,27 +41,27 @@ from debubble.search.problem import Incumbent, OrderProblem
 
 CHUNKS = (1, 2, 3, 4, 5, 6)
 """Stages per device; a device alone has no bubble that more than one could fill."""
-STARTS = 3
+STARTS_PER_PLACEMENT = 3
 """Walks that begin in every placement; more where there are few placements."""
-DRAWING = 0.1
+DRAW_SHARE = 0.1
 """The part of the effort in which they draw their first points at random."""
-FEWEST, MOST, SHORTEST = 10, 30, 500
-"""How many walks are annealed at least and at most, and the points that each of them tries at least if there are more.
+FEWEST_STARTS, MOST_STARTS, MIN_POINTS = 10, 30, 500
+"""How many chains are annealed at least and at most, and the points that each of them tries at least if there are more.
 They find soon most of what they find, and differ more by where they begin than by how long they go on."""
-COLD = 0.0005
-"""Temperature at which a walk ends, a part of the step's time."""
+FINAL_TEMPERATURE = 0.0005
+"""Temperature at which a chain ends, a part of the step's time."""
 ROUNDS = ((0.16, 1, 0.005), (0.1, 3, 0.004), (0.09, 8, 0.003))
-"""Rounds of annealing: the part of the effort, by how many the number of walks is divided, as far as ENOUGH of them are
-left, and the temperature at which each begins."""
-ENOUGH = 4
-SIMULATED = 6
+"""Rounds of annealing: the share of the effort, the divisor of the number of chains (at least MIN_CHAINS are left), and
+the first temperature."""
+MIN_CHAINS = 4
+MAX_SIMULATED = 6
 """Plans that are simulated."""
-ORDERED, BRIEFLY = 4, 0.3
+MAX_ORDERED, BRIEF_SHARE = 4, 0.3
 """Plans whose order is searched, more where the effort suffices for slow searches, with what part of the effort that is
 left; the best of them is searched on with the rest."""
-TINY = 16
+TINY_PAIRS = 16
 """Pairs of a stage and a micro-batch up to which every way to cut and recompute is ordered, where there are few."""
-REFINING = 0.05
+REFINEMENT_SHARE = 0.05
 """The part of the effort in which single units of each of these plans recompute less."""
 
 
@@ -85,14 +84,14 @@ BRIEF = (Cooling(3500, (0.5,), COOLINGS), MILD)
 """The coolings of brief searches: mild ones keep what a start is worth, and a slow one begins hot."""
 AT_LENGTH = (Cooling(900, (0.5, 0.15), (0.0, 1.0)), Cooling(270, (0.15,), (0.0, 1.0)), MILD)
 """The coolings of long searches, those for most moves first: one, as long as can be, where there are moves for it."""
-LAST_SLOWLY, LAST_MILDLY = 1.5, 1.05
+LAST_SLOW_SHARE, LAST_MILD_SHARE = 1.5, 1.05
 """The parts of the effort in which the order of the fastest answer of all planners is searched: where there are moves
 for the slowest of these coolings, whose length counts, and where there are fewer."""
-WORTHWHILE = 0.1
+MIN_SIMULATIONS = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
 CORES = 2
 """Walks side by side: the reference machine has so many cores."""
-NEARLY = 1.02
+VARIANT_TOLERANCE = 1.02
 """How much slower an order may be to begin with that leaves its search more to change."""
 STEP = 0.002
 """Share of the time by which an order must be faster to be reported before its search ends."""
@@ -139,29 +138,30 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     """
     levers = [Levers(problem, units, placement) for placement in _placements(problem, units)]
     points = CORES * ROUNDS[0][0] * problem.effort / max(map(price_of_point, levers))
-    count = max(FEWEST, min(MOST, int(points / SHORTEST)))
-    starts = max(STARTS, count // len(levers))
-    walks = [Walk(each, starts * problem.seed + start) for each in levers for start in range(starts)]
-    effort.brake.delay(compile_kernels(walks[0].levers))
-    _side_by_side([walk.draw for walk in walks], effort, DRAWING * problem.effort)
-    walks = sorted(walks, key=lambda walk: walk.least)
+    count = max(FEWEST_STARTS, min(MOST_STARTS, int(points / MIN_POINTS)))
+    starts = max(STARTS_PER_PLACEMENT, count // len(levers))
+    chains = [Chain(each, starts * problem.seed + start) for each in levers for start in range(starts)]
+    effort.deadline.extend(compile_kernels(chains[0].levers))
+    _side_by_side([chain.draw for chain in chains], effort, DRAW_SHARE * problem.effort)
+    chains = sorted(chains, key=lambda chain: chain.least)
     best: Number = math.inf
     with suppress(InfeasibleError):
-        best, solution = _simulated(problem, walks, effort, plans=1)[0]
+        best, solution = _simulated(problem, chains, effort, plans=1)[0]
         yield solution
     for part, divisor, warm in ROUNDS:
-        annealed = [partial(walk.run, warm=warm, cold=COLD) for walk in walks[: max(count // divisor, ENOUGH)]]
+        left = chains[: max(count // divisor, MIN_CHAINS)]
+        annealed = [partial(each.run, warm=warm, cold=FINAL_TEMPERATURE) for each in left]
         _side_by_side(annealed, effort, part * problem.effort)
-        walks = sorted(walks, key=lambda walk: walk.least)
-    simulated = _simulated(problem, walks, effort, plans=SIMULATED)
+        chains = sorted(chains, key=lambda chain: chain.least)
+    simulated = _simulated(problem, chains, effort, plans=MAX_SIMULATED)
     if simulated[0][0] < best:
         best, solution = simulated[0]
         yield solution
-    simulated = simulated[: max(ORDERED, _affordable(simulated, effort))]
+    simulated = simulated[: max(MAX_ORDERED, _affordable(simulated, effort))]
     refining = [partial(_refined, problem, *entry) for entry in simulated]
-    refined = _side_by_side(refining, effort, REFINING * problem.effort)
-    improved = _improved_orders(problem, refined, effort, BRIEFLY * effort.left, BRIEF)
-    everything = _every_way(problem, walks[0], effort)
+    refined = _side_by_side(refining, effort, REFINEMENT_SHARE * problem.effort)
+    improved = _improved_orders(problem, refined, effort, BRIEF_SHARE * effort.left, BRIEF)
+    everything = _every_way(problem, chains[0], effort)
     value, solution = min([*refined, *improved, *everything], key=lambda entry: entry[0])
     if value < best:
         yield solution
@@ -174,12 +174,12 @@ def _side_by_side(searches: Sequence[Callable[[Effort], T]], effort: Effort, sec
     """Run searches on all cores, each with an equal share of what the cores can do in so many seconds."""
     share = min(seconds, effort.left) * min(CORES / len(searches), 1)
     with ThreadPoolExecutor(CORES) as pool:
-        running = [pool.submit(search, Effort(share, brake=effort.brake)) for search in searches]
+        running = [pool.submit(search, Effort(share, deadline=effort.deadline)) for search in searches]
         try:
             results = [search.result() for search in running]
         except BaseException:
             # A Ctrl-C, say: the searches that run end soon.
-            effort.brake.stop()
+            effort.deadline.expire()
             raise
     effort.spend(seconds)
     return results
@@ -196,13 +196,15 @@ def _placements(problem: Problem, units: Units) -> list[Placement]:
     ]
 
 
-def _simulated(problem: Problem, walks: Sequence[Walk], effort: Effort, *, plans: int) -> list[tuple[Number, Solution]]:
-    """So many plans of walks that fit and are cut differently, by the time of their step, the fastest first."""
+def _simulated(
+    problem: Problem, chains: Sequence[Chain], effort: Effort, *, plans: int
+) -> list[tuple[Number, Solution]]:
+    """So many plans of chains that fit and are cut differently, by the time of their step, the fastest first."""
     solutions: list[tuple[Number, Solution]] = []
     reason: DebubbleError | None = None
     partitions: set[tuple[Placement, Partition | None]] = set()
-    for walk in (walk for walk in walks if walk.complete):
-        solution = walk.levers.solution(walk.best)
+    for chain in (chain for chain in chains if chain.complete):
+        solution = chain.levers.solution(chain.best)
         partition = solution.schedule.placement, solution.partition
         if partition in partitions or len(partitions) == plans or (solutions and effort.over):
             continue
@@ -265,9 +267,9 @@ def last_search(problem: Problem, answer: Solution) -> Iterator[Solution]:
     """Search the order of the fastest answer of all planners at length; yields what is faster."""
     pairs = answer.schedule.stages * answer.schedule.micro_batches
     price = price_of_move(pairs, recompute=True)
-    effort = Effort.starting(LAST_SLOWLY * problem.effort, problem.deadline)
+    effort = Effort.starting(LAST_SLOW_SHARE * problem.effort, problem.deadline)
     if effort.moves(price) <= AT_LENGTH[0].moves * pairs:
-        effort = Effort.starting(LAST_MILDLY * problem.effort, problem.deadline)
+        effort = Effort.starting(LAST_MILD_SHARE * problem.effort, problem.deadline)
     yield from improved_order(problem, answer, effort)
 
 
@@ -316,7 +318,7 @@ def _better_orders(
     problem: Problem, value: Number, solution: Solution, effort: Effort, workers: int, coolings: Sequence[Cooling]
 ) -> Iterator[tuple[Number, Solution]]:
     """Search better orders of a solution, whose step takes `value`, with so many walkers; yields those faster."""
-    if effort.left < WORTHWHILE * _price_of_simulation(solution):
+    if effort.left < MIN_SIMULATIONS * _price_of_simulation(solution):
         return
     hosted = solution.schedule.host_steps
     start = solution.schedule.without_host_steps()
@@ -330,17 +332,17 @@ def _better_orders(
         ]
         values = [_evaluated_order(*variant) for variant in variants]
         # The later variants leave the search more to change.
-        last = max(i for i, time in enumerate(values) if time <= NEARLY * min(values))
+        last = max(i for i, time in enumerate(values) if time <= VARIANT_TOLERANCE * min(values))
         searched, begun = variants[last]
         time = searched.value(begun)
         best = Incumbent(schedule=begun, value=time, bound=lower_bound(searched), source="start")
-        effort.brake.delay(compile_kernel(searched, best))
+        effort.deadline.extend(compile_kernel(searched, best))
         cooling = _cooling(searched, effort, coolings)
         stream = improve(
             searched, best, effort=effort, seed=problem.seed, workers=workers, hot=cooling.temperatures,
             coolings=cooling.shares, shares=FROM_A_PLAN,
         )  # fmt: skip
-        for better in _in_steps(chain([best], stream)):
+        for better in _in_steps(best, stream):
             found = replace(solution, schedule=better.schedule.with_host_steps(hosted))
             if not found.schedule.deeper:
                 found = _without_deeper_level(found)
@@ -350,9 +352,10 @@ def _better_orders(
                 yield time, found
 
 
-def _in_steps(stream: Iterable[Incumbent]) -> Iterator[Incumbent]:
+def _in_steps(first: Incumbent, stream: Iterable[Incumbent]) -> Iterator[Incumbent]:
     """The first incumbent, those that are faster by STEP than the one before, and the last."""
-    value, last = math.inf, None
+    yield first
+    value, last = float(first.value), None
     for last in stream:
         if last.value < (1 - STEP) * value:
             value = float(last.value)
@@ -362,18 +365,18 @@ def _in_steps(stream: Iterable[Incumbent]) -> Iterator[Incumbent]:
         yield last
 
 
-def _every_way(problem: Problem, walk: Walk, effort: Effort) -> list[tuple[Number, Solution]]:
+def _every_way(problem: Problem, chain: Chain, effort: Effort) -> list[tuple[Number, Solution]]:
     """Plans for all ways to cut and recompute a tiny model, whose orders are searched slowly, whatever the effort."""
-    pairs = walk.levers.placement.stages * problem.micro_batches
+    pairs = chain.levers.placement.stages * problem.micro_batches
     plans: list[tuple[Number, Solution]] = []
-    for point in walk.levers.partitioned_like(walk.best) if pairs <= TINY else ():
+    for point in chain.levers.partitioned_like(chain.best) if pairs <= TINY_PAIRS else ():
         with suppress(DebubbleError):
-            solution = walk.levers.solution(point)
+            solution = chain.levers.solution(point)
             plans.append((_step_time(problem, solution), solution))
     if not plans:
         return []
     seconds = len(plans) / CORES * _price_of_slow_search(pairs)
-    return [*plans, *_improved_orders(problem, plans, Effort(seconds, brake=effort.brake), seconds, BRIEF)]
+    return [*plans, *_improved_orders(problem, plans, Effort(seconds, deadline=effort.deadline), seconds, BRIEF)]
 
 
 def _price_of_slow_search(pairs: int) -> float:

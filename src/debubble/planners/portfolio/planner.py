@@ -99,7 +99,7 @@ class _Portfolio:
         unlimited: set[Trial] = set()
         for trial in self._shortlist(trials_of(self.short)):
             spare = (RANKING if candidates else 1.0) * self.problem.effort - self.effort.spent
-            if self.effort.brake.bites or (spare < 0 and (candidates or reasons)):
+            if self.effort.deadline.passed or (spare < 0 and (candidates or reasons)):
                 break
             best = min((candidate.time for candidate in candidates), default=math.inf)
             price = trial.price(self.short.micro_batches)
@@ -127,7 +127,7 @@ class _Portfolio:
         """Add the schedules of the library as they are, those that fit and may be faster than the candidates."""
         for order in orders_of_library(self.problem):
             best = min((candidate.time for candidate in candidates), default=math.inf)
-            if self._work(Trial(order, "even")) < best and not self.effort.brake.bites:
+            if self._work(Trial(order, "even")) < best and not self.effort.deadline.passed:
                 with suppress(DebubbleError):
                     found = _as_run(self.problem, as_published(self.problem, order))
                     candidates.append(self.candidate(order, found))

@@ -157,7 +157,7 @@ def improve(
                     walker.restart(best)
                 else:
                     walker.go_back()
-            while (spent := done / steps if done < steps else 1.0) < end and not effort.brake.bites:
+            while (spent := done / steps if done < steps else 1.0) < end and not effort.deadline.passed:
                 cooled = (spent - begin) / (end - begin)
                 count = max(1, int(min(BURST, steps - done, steps * (end - begin) / COOLING_STEPS)))
                 target = float(best.bound)
@@ -172,7 +172,7 @@ def improve(
                 effort.spend(max(moves) * price)
                 # Walkers side by side exchange their best where a cooling ends.
                 until = end if workers > 1 else 1
-                goes_on = done / steps < until and min(moves) == count and not effort.brake.bites
+                goes_on = done / steps < until and min(moves) == count and not effort.deadline.passed
                 if goes_on and agrees and done - simulated < between:
                     continue
                 simulated = done

@@ -3,7 +3,7 @@
 Source: OptPipe, sections 4.1.3 and 4.3: the solver begins with a schedule, and gives better and better ones.
 
 Work is counted in simplex iterations, and what one solve may do is limited in nodes of its tree: so the same effort
-gives the same schedule on every machine, and the clock is a brake alone.
+gives the same schedule on every machine, and the clock only limits.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def solve_milp(
 ) -> MilpResult:
     """Solve the program, from a schedule such as AdaOffload's (section 4.1.3) if there is one.
 
-    It stops after so many nodes of the tree (0: when it is done), or when the effort's brake bites.  Raises InputError
+    It stops after so many nodes of the tree (0: when it is done), or at the effort's deadline.  Raises InputError
     if the solver is not there, and InfeasibleError if it proves that nothing fits.
     """
     if program.reductions.triangles == "lazy":
         program.relaxation()
-    limit = timedelta(seconds=max(1e-3, effort.brake.left)) if math.isfinite(effort.brake.left) else None
+    limit = timedelta(seconds=max(1e-3, effort.deadline.left)) if math.isfinite(effort.deadline.left) else None
     hints = [] if start is None else [program.hint(start)]
     try:
         result = mathopt.solve(
@@ -77,7 +77,7 @@ def solve_milp(
         )
     except RuntimeError as error:
         raise InputError(f"{backend} cannot be used here ({error}); SCIP and HIGHS always can.") from None
-    effort.brake.check()
+    effort.deadline.check()
     effort.spend(ROW * program.rows + ITERATION * program.rows * result.solve_stats.simplex_iterations)
     return _answer(program, result)
 

@@ -1,7 +1,7 @@
-"""The compiled walk of the joint search: a point as arrays, its neighbours, and simulated annealing among them.
+"""The compiled annealing chain of the joint search: points as arrays, their neighbours, simulated annealing.
 
 A point is a row of whole numbers, one per stage and choice (`COUNT` to `ON_HOST`), with the entries of a policy.  What
-a stage costs at a level is looked up in a table that Python fills as the walk asks for it.
+a stage costs at a level is looked up in a table that Python fills as the chain asks for it.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ ADDRESS = 4
 
 QUARTERS = 4
 """Shares of a stage's activations are counted in quarters."""
-MANY = 10**6
+UNLIMITED = 10**6
 """As many micro-batches in flight as memory allows."""
-REFUSED = 1e300
+REJECTED = 1e300
 """The score of what is worse than it may be."""
 
 SHIFTS, LEVELS, SHARES, TRADES, FLIGHTS, HOSTS = 30, 52, 74, 74, 82, 82
@@ -74,7 +74,7 @@ CHUNK = 5
 
 
 class Space(NamedTuple):
-    """The constants of a walk's problem, and its table, which grows.
+    """The constants of a chain's problem, and its table, which grows.
 
     Attributes:
         rows: [type of device, level, first unit, units]: the entries above; negative where they are not known yet.
@@ -206,7 +206,7 @@ def score(
     )  # fmt: skip
     if left > 0:
         return a.longest * (2 + left / (3 * len(stages) * len(a.scales)))
-    return min(time + tail, REFUSED)
+    return min(time + tail, REJECTED)
 
 
 @jit
@@ -245,7 +245,7 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
                 point[choice, s] -= 1
                 point[choice, other] += 1
     elif dice < FLIGHTS:
-        to = MANY if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
+        to = UNLIMITED if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
         change(point, MOST, to, s, P, random)
     elif dice < HOSTS and a.hostable:
         change(point, ON_HOST, 1 - point[ON_HOST, s], s, P, random)
@@ -270,7 +270,7 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
         level, share = np.sort(level)[::-1], np.sort(share)[::-1]
     hosted = a.hostable > 0 and chunks > 1 and draw(random, 4) == 0
     for s in range(S):
-        point[COUNT, s], point[MOST, s] = counts[s], MANY
+        point[COUNT, s], point[MOST, s] = counts[s], UNLIMITED
         point[LEVEL, s], point[SHARE, s] = level[s // P], share[s // P]
         point[ON_HOST, s] = 1 if hosted and s // P == chunks - 1 else 0
     for n in range(len(policy)):
@@ -305,7 +305,7 @@ def anneal(
     a: Space, point: Ints, policy: Floats, best: Ints, best_policy: Floats, values: Floats, missing: Ints, begin: int,
     end: int, steps: int, warm: float, cold: float, random: Ints,
 ) -> int:  # fmt: skip
-    """Walk from step `begin` to `end` of `steps` that cool from one temperature to another, parts of the step's time.
+    """Run from step `begin` to `end` of `steps` that cool from one temperature to another, parts of the step's time.
 
     `values` are the score of the point and of the best.  Returns the step at which a row was lacking, or `end`; the
     move is tried again once there is the row.

@@ -1,14 +1,15 @@
-"""Units dealt to devices freely, so that some devices hold more stages than others.
+"""Units assigned to devices freely, so that some devices hold more stages than others.
 
-Stages are runs of units, and as many of them on every device cannot share out every model evenly: of three half layers
-for each device, one has the head besides.  A deal names the device of every unit; neighbours on one device are a stage.
+Stages are runs of units, and with as many of them on every device some models cannot be divided evenly: of three
+half-layers for each device, one device also has the head.  An assignment names the device of every unit; neighbours on
+one device are a stage.
 
-Weight gradients may wait for the end, where memory lets them.  So a device is done when it has been idle in the first
-ramp and has done its work for all micro-batches, and those with less work may be idle for longer.  First deals go down
-the devices and up again, past those that are full: whose work, with the time until all their stages have begun, takes
-the least limit within which all units find a place.  Exchanges even the devices out, and annealing goes on from the
-best.  It scores a deal by the list schedule of the first ramp alone, which takes a fifth of that of the step, and has
-the whole step ordered of those that promise most.
+Weight gradients may be delayed to the end of the step where memory allows it.  A device is then done when it has been
+idle in the warm-up and has done its work for all micro-batches, and devices with less work may be idle for longer.
+First assignments go down the devices and up again, skipping those that are full: a device is full when its work and
+the time until all its stages have begun exceed the least limit within which all units find a place.  Exchanges balance
+the devices, and annealing continues from the best.  It scores an assignment by the list schedule of the warm-up, which
+takes a fifth of the time of the whole step; the whole step is scheduled for the most promising ones.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ POLICY = np.array([1e9, 0.0, 1.0, 1.0, 0.0, 0.0])
 """Of the list scheduler: weight gradients wait as long as anything else can run, and deep stages go first."""
 PATIENCES = 0.0, 0.06
 """The patience of the list scheduler with weight gradients that is tried for whole steps: with none at all the last
-micro-batches of some deals come back late."""
+micro-batches of some assignments come back late."""
 MOST_STAGES = 6
-"""Stages per device, on average, that a first deal has at most."""
+"""Stages per device, on average, that a first assignment has at most."""
 ROUNDS = 8
-"""Times that a first deal is made, with the waits that the one before it showed."""
+"""Times that a first assignment is made, with the waits that the one before it showed."""
 SMALL = 0.25
 """A unit with less work, in means, fills no turn of a device: an embedding costs next to nothing."""
 CORES = 2
-"""Walks side by side: the reference machine has so many cores."""
-WALKS, PARTS = 4, 2
-"""Walks from the best first deal, and parts of the effort: in the second one all go on from the best of them."""
+"""Chains side by side: the reference machine has so many cores."""
+CHAINS, PARTS = 4, 2
+"""Chains from the best first assignment, and parts of the effort: in the second one all go on from the best of them."""
 TEMPERATURE = 0.1
 """At which they begin, in logarithms of the unevenness; they cool to none."""
 SHARP = 1000.0
@@ -79,27 +80,27 @@ DRAWN, TRIED = 4e-5, (3e-4, 3e-8)
 """Seconds of the reference machine to draw a change; to score it, and more per pair of a stage and a micro-batch."""
 
 
-def deal(problem: Problem, units: Units) -> Solution:
-    """Deal the units to devices and order them with the list scheduler; nothing is recomputed or offloaded.
+def assign(problem: Problem, units: Units) -> Solution:
+    """Assign the units to devices and order them with the list scheduler; nothing is recomputed or offloaded.
 
-    Raises InfeasibleError if no deal that was tried fits.
+    Raises InfeasibleError if no assignment that was tried fits.
     """
-    deals, effort = _Deals(problem, units), problem.begun()
-    first = min(deals.first(), key=_time, default=None)
+    assignments, effort = _Assignments(problem, units), problem.begun()
+    first = min(assignments.first(), key=_time, default=None)
     if first is None or math.isinf(first.time):
-        raise InfeasibleError("No way to deal units to devices that was tried fits without recomputation.")
-    best = deals.whole(first)
+        raise InfeasibleError("No way to assignment units to devices that was tried fits without recomputation.")
+    best = assignments.whole(first)
     for part in range(PARTS):
-        efforts = [Effort(CORES * problem.effort / (PARTS * WALKS), brake=effort.brake) for _ in range(WALKS)]
-        seeds = [(PARTS * problem.seed + part) * WALKS + walk for walk in range(WALKS)]
+        efforts = [Effort(CORES * problem.effort / (PARTS * CHAINS), deadline=effort.deadline) for _ in range(CHAINS)]
+        seeds = [(PARTS * problem.seed + part) * CHAINS + chain for chain in range(CHAINS)]
         with ThreadPoolExecutor(CORES) as pool:
-            best = min(pool.map(deals.improved, [best] * WALKS, efforts, seeds), key=_time)
-    return replace(deals.solution(best), cut_off=effort.cut_off)
+            best = min(pool.map(assignments.improved, [best] * CHAINS, efforts, seeds), key=_time)
+    return replace(assignments.solution(best), cut_off=effort.cut_off)
 
 
 @dataclass(frozen=True)
 class _State:
-    """A deal, and when its devices can be done.
+    """An assignment, and when its devices can be done.
 
     Attributes:
         device_of: Per unit, its device.
@@ -127,7 +128,7 @@ def _time(found: _State | _WholeStep) -> float:
 
 @dataclass(frozen=True)
 class _WholeStep:
-    """A deal with the time of the list schedule of its whole step, and the policy that made it."""
+    """An assignment with the time of the list schedule of its whole step, and the policy that made it."""
 
     state: _State
     time: float
@@ -135,8 +136,8 @@ class _WholeStep:
 
 
 @dataclass(frozen=True)
-class _Deals:
-    """All deals of a problem's units, and what they cost."""
+class _Assignments:
+    """All assignments of a problem's units, and what they cost."""
 
     problem: Problem
     units: Units
@@ -197,7 +198,7 @@ class _Deals:
         return loads
 
     def table(self, device_of: Ints) -> StageTable:
-        """The stages of a deal, as the list scheduler sees them."""
+        """The stages of an assignment, as the list scheduler sees them."""
         begins, own, devices = _begins(device_of), np.arange(len(device_of)), np.arange(self.problem.devices)
         stages = np.add.reduceat(self._rows[device_of, own], begins)
         stages[:-1, SEND] = float(self.units.communication)
@@ -205,7 +206,7 @@ class _Deals:
         return StageTable(stages, device_of[begins], self._room - states, devices, devices + len(devices))
 
     def state(self, device_of: Ints, threshold: float = math.inf) -> _State:
-        """A deal with what the list schedule of the first ramp shows; infinite times beyond a threshold."""
+        """An assignment with what the list schedule of the first ramp shows; infinite times beyond a threshold."""
         table, m = self.table(device_of), self.problem.micro_batches
         most, count, devices = np.full(len(table.stages), m), 3 * len(table.stages) * m, len(table.room)
         operations, starts = np.empty((count, 3), dtype=np.int64), np.empty(count)
@@ -228,7 +229,7 @@ class _Deals:
         return _State(device_of, self.loads(device_of) + idle, waits)
 
     def whole(self, state: _State, threshold: float = math.inf) -> _WholeStep:
-        """The fastest list schedule of a deal's whole step; of infinite time if all end behind a threshold."""
+        """The fastest list schedule of an assignment's whole step; of infinite time if all end behind a threshold."""
         table, m = self.table(state.device_of), self.problem.micro_batches
         most, nothing = np.full(len(table.stages), m), (np.empty((0, 3), dtype=np.int64), np.empty(0))
         best = _WholeStep(state, math.inf, POLICY)
@@ -241,35 +242,35 @@ class _Deals:
         return best
 
     def first(self) -> Iterator[_State]:
-        """First deals, in turns of some units each: every device's work and wait come out as even as can be."""
+        """First assignments, in turns of some units each: every device's work and wait come out as even as can be."""
         devices, count = self.problem.devices, self.work.shape[1]
         for turn in sorted({math.ceil(count / (devices * stages)) for stages in range(2, MOST_STAGES + 1)}):
             ways = [float(u.forward) + float(self.units.communication) / turn for u in self.units.units]
             waits = np.array([*accumulate(ways, initial=0.0)])[np.minimum(np.arange(devices) * turn, count - 1)]
             for _ in range(ROUNDS):
-                dealt = self._down_and_up(waits, turn)
-                if dealt is None:
+                assigned = self._down_and_up(waits, turn)
+                if assigned is None:
                     break
-                state = self.state(dealt)
-                evened = self._evened(dealt, waits, kept=devices * turn)
+                state = self.state(assigned)
+                evened = self._evened(assigned, waits, kept=devices * turn)
                 yield from (state, self.state(evened), self.state(self._in_turn(evened, turn)))
                 waits = (waits + state.waits) / 2
 
     def _down_and_up(self, waits: Floats, turn: int) -> Ints | None:
-        """The deal of the least time within which all units find a place; None if their states have no room."""
+        """The assignment of the least time within which all units find a place; None if their states have no room."""
         m = self.problem.micro_batches
         least = m * float(self.work.min(axis=0).sum()) / self.problem.devices
         most, found = 2 * m * float(self.work.max(axis=0).sum()) + float(waits.max()), None
         while most - least > 1e-4 * most:
             time = (least + most) / 2
-            dealt = self._dealt_within((time - waits) / m, turn)
-            if dealt is None:
+            assigned = self._assigned_within((time - waits) / m, turn)
+            if assigned is None:
                 least = time
             else:
-                most, found = time, dealt
+                most, found = time, assigned
         return found
 
-    def _dealt_within(self, limits: Floats, turn: int) -> Ints | None:
+    def _assigned_within(self, limits: Floats, turn: int) -> Ints | None:
         """Go down the devices and up again, in turns of some units, past those that are full; None if all are."""
         devices, count = self.work.shape
         path = [*range(devices), *reversed(range(devices))]
@@ -307,7 +308,7 @@ class _Deals:
             device_of = _rotated(device_of, exchange)
 
     def _in_turn(self, device_of: Ints, turn: int) -> Ints:
-        """Deal every device units of the same kinds again, in the order in which it is passed down and up."""
+        """Assign every device units of the same kinds again, in the order in which it is passed down and up."""
         devices, count = self.problem.devices, len(device_of)
         needs = [Counter(self._kinds[unit] for unit in np.flatnonzero(device_of == d)) for d in range(devices)]
         again, unit, path = np.empty(count, np.int64), 0, [*range(devices)]
@@ -326,7 +327,7 @@ class _Deals:
         return again
 
     def improved(self, best: _WholeStep, effort: Effort, seed: int) -> _WholeStep:
-        """Anneal by changes of two or three units' places until the effort is spent; the best deal on the way.
+        """Anneal by changes of two or three units' places until the effort is spent; the best assignment on the way.
 
         What the first ramp says is held against the whole step where it promises more than the best.
         """
@@ -341,12 +342,12 @@ class _Deals:
             temperature = TEMPERATURE * effort.left / effort.seconds
             allowed = state.unevenness(time) - temperature * math.log(1 - dice.random())
             limit = time * (1 + allowed / SHARP)
-            loads, dealt = self.loads(state.device_of), _rotated(state.device_of, units)
-            ends = self.loads(dealt) + SHORTENED * (state.ends - loads)
+            loads, assigned = self.loads(state.device_of), _rotated(state.device_of, units)
+            ends = self.loads(assigned) + SHORTENED * (state.ends - loads)
             if ends[state.device_of[[*units]]].max() >= limit:
                 continue
             effort.spend(price)
-            found = self.state(dealt, limit)
+            found = self.state(assigned, limit)
             if found.time < math.inf and found.unevenness(time) <= allowed:
                 state = found
                 if state.time < promised * (1 - PROMISING):
@@ -378,7 +379,7 @@ class _Deals:
         return units if len(set(state.device_of[[*units]].tolist())) == len(units) else None
 
     def solution(self, found: _WholeStep) -> Solution:
-        """The list schedule of a deal, with its stages' costs."""
+        """The list schedule of an assignment, with its stages' costs."""
         device_of = found.state.device_of
         table, m = self.table(device_of), self.problem.micro_batches
         placement = Placement.of(table.device_of.tolist())
@@ -387,7 +388,7 @@ class _Deals:
         made = schedule(table, np.ones(m), found.policy, np.full(len(table.stages), m))
         if made.missing:
             raise InfeasibleError(
-                "The fastest deal of units to devices that was found does not fit without recomputation."
+                "The fastest assignment of units to devices that was found does not fit without recomputation."
             )
         return Solution(
             schedule=Schedule(name="joint", placement=placement, micro_batches=m, orders=made.orders(table.device_of)),
@@ -402,7 +403,7 @@ def _begins(device_of: Ints) -> Ints:
 
 
 def _rotated(device_of: Ints, units: tuple[int, ...]) -> Ints:
-    """The deal in which each of the units goes to the device of the next."""
+    """The assignment in which each of the units goes to the device of the next."""
     changed = device_of.copy()
     changed[[*units]] = device_of[[*units[1:], units[0]]]
     return changed

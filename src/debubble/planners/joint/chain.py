@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from debubble.planners.joint.annealing_kernel import ADDRESS, CHOICES, REJECTED, anneal, sample
 from debubble.planners.joint.levers import Levers, Point, policy_choices
 from debubble.planners.joint.list_scheduling.stage_table import Floats, Ints
-from debubble.planners.joint.walk import ADDRESS, CHOICES, REFUSED, anneal, sample
 from debubble.search.effort import Effort
 
 EVALUATION, PER_PAIR = 2e-5, 2.4e-7
@@ -20,7 +20,7 @@ PRIME = 2147483647
 
 
 @dataclass
-class Walk:
+class Chain:
     """Annealing among the points of a placement; it can be continued with more effort.
 
     Attributes:
@@ -42,7 +42,7 @@ class Walk:
         stages = self.levers.placement.stages
         self._best = np.zeros((CHOICES, stages), np.int64)
         self._best_policy = np.zeros(len(policy_choices(stages)))
-        self._values = np.full(2, REFUSED)
+        self._values = np.full(2, REJECTED)
         self._random = np.array([(self.seed * 7919 + 12345) % (PRIME - 1) + 1], dtype=np.int64)
 
     @property
@@ -69,7 +69,7 @@ class Walk:
         """Try random points until the effort is spent."""
         counts, missing = np.array(self.levers.balanced_counts), np.zeros(ADDRESS, np.int64)
         done, draws = 0, max(1, effort.moves(self.price))
-        while done < draws and not effort.brake.bites:
+        while done < draws and not effort.deadline.passed:
             end = min(draws, done + BURST)
             at = sample(
                 self.levers.space, counts, self._best, self._best_policy, self._values, missing, done, end,
@@ -81,11 +81,11 @@ class Walk:
             done = at
 
     def run(self, effort: Effort, *, warm: float, cold: float) -> None:
-        """Walk from the best until the effort is spent, cooling from one temperature to another, parts of the step."""
+        """Chain from the best until the effort is spent, cooling from one temperature to another, parts of the step."""
         point, policy, missing = self._best.copy(), self._best_policy.copy(), np.zeros(ADDRESS, np.int64)
         self._values[0] = self._values[1]
         done, steps = 0, effort.moves(self.price)
-        while done < steps and not effort.brake.bites:
+        while done < steps and not effort.deadline.passed:
             end = min(steps, done + BURST)
             at = anneal(
                 self.levers.space, point, policy, self._best, self._best_policy, self._values, missing, done, end,
@@ -103,9 +103,9 @@ def price_of_point(levers: Levers) -> float:
 
 
 def compile_kernels(levers: Levers) -> float:
-    """Compile the walk, or load it from disk, and return the seconds on the clock that this took."""
+    """Compile the chain, or load it from disk, and return the seconds on the clock that this took."""
     begin = time.monotonic()
-    walk = Walk(levers, 0)
-    walk.draw(Effort(0))
-    walk.run(Effort(walk.price), warm=1.0, cold=1.0)
+    chain = Chain(levers, 0)
+    chain.draw(Effort(0))
+    chain.run(Effort(chain.price), warm=1.0, cold=1.0)
     return time.monotonic() - begin

@@ -1,4 +1,4 @@
-"""Units dealt freely: devices with unlike numbers of stages."""
+"""Units assigned freely: devices with unlike numbers of stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from debubble.ir import InfeasibleError
 from debubble.planners import planners
 from debubble.planners.bounds import bound_of_equal_counts, proven_bound
 from debubble.planners.joint import planner as joint_planner
-from debubble.planners.joint.deals import deal
+from debubble.planners.joint.assignment import assign
 from debubble.planners.plan_model import solve
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.simulator import simulate
@@ -41,7 +41,7 @@ def least_of_equal_counts(problem: Problem) -> float:
 
 def test_units_dealt_freely_take_less_than_any_equal_counts_can() -> None:
     problem = problem_of()
-    found = deal(problem, problem.units)
+    found = assign(problem, problem.units)
     time = simulate(found.schedule, found.costs).makespan
     assert len(set(map(len, found.schedule.placement.stages_of))) > 1
     assert proven_bound(problem).time <= time < least_of_equal_counts(problem)
@@ -58,7 +58,7 @@ def test_every_unit_is_dealt_once_and_every_device_holds_some(
     works: tuple[int, ...], devices: int, micro_batches: int
 ) -> None:
     problem = problem_of(works, devices=devices, micro_batches=micro_batches)
-    found = deal(problem, problem.units)
+    found = assign(problem, problem.units)
     assert found.partition is not None
     assert Counter(index for stage in found.partition for index, _ in stage) == Counter(range(len(works)))
     assert found.schedule.placement.devices == devices
@@ -67,7 +67,7 @@ def test_every_unit_is_dealt_once_and_every_device_holds_some(
 
 def test_a_deal_is_the_same_with_the_same_seed() -> None:
     problem = problem_of()
-    assert deal(problem, problem.units) == deal(problem, problem.units)
+    assert assign(problem, problem.units) == assign(problem, problem.units)
 
 
 def test_a_plan_of_unlike_counts_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_states_that_fit_no_deal_are_refused() -> None:
     problem = problem_of()
     tight = replace(problem.units, memory_limit=(4,))
     with pytest.raises(InfeasibleError, match="without recomputation"):
-        deal(replace(problem, workload=ModelUnits(tight)), tight)
+        assign(replace(problem, workload=ModelUnits(tight)), tight)
 
 
 def test_joint_deals_a_job_that_is_too_large_for_its_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_planner, "MOST_PAIRS", 100)
     problem = problem_of()
-    assert planners["joint"](problem).solution == deal(problem, problem.units)
-    with pytest.raises(InfeasibleError, match="too many for its walks"):
+    assert planners["joint"](problem).solution == assign(problem, problem.units)
+    with pytest.raises(InfeasibleError, match="too many for its chains"):
         planners["joint"](replace(problem, chunks=3))
