@@ -123,7 +123,7 @@ def _takes_files(folder: Path) -> bool:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write the file beside its place and rename it, so that it is never half there.
+    """Write the file next to its place and rename it, so that it is never half there.
 
     Raises InputError if it cannot be written there.
     """

@@ -1,7 +1,7 @@
 """The compiler of kernels: numba, which keeps their machine code on disk.
 
 Planners start several processes at once, and on a fresh machine each would compile the same kernels for most of a
-minute.  A lock on a file beside a kernel's machine code lets one of them compile it; whoever needs the same kernel
+minute.  A lock on a file next to a kernel's machine code lets one of them compile it; whoever needs the same kernel
 waits, and loads what that one has written.
 """
 

@@ -334,7 +334,7 @@ class ClaimAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TableAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Figures of ours, some of them beside the paper's."""
+    """Figures of ours, some of them next to the paper's."""
 
     title: str
     columns: list[str]

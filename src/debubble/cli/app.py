@@ -65,7 +65,7 @@ def _root(
 
 
 def with_all_commands() -> App:
-    """The application, once every module beside this one has added its command."""
+    """The application, once every module next to this one has added its command."""
     import debubble.cli
 
     for module in pkgutil.iter_modules(debubble.cli.__path__):

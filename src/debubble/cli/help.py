@@ -95,7 +95,7 @@ def _refusals_as_input_errors(ctx: Any) -> Iterator[None]:
 
 
 def _whole_options(arguments: list[str], parameters: list[Any]) -> list[str]:
-    """The arguments with the whole names of long options; their values, and all behind `--`, stay."""
+    """The arguments with the whole names of long options; their values, and all after `--`, stay."""
     flags = {name: getattr(each, "is_flag", True) for each in parameters for name in (*each.opts, *each.secondary_opts)}
     long = [name for name in flags if name.startswith("--")]
     whole: list[str] = []

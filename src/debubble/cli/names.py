@@ -70,7 +70,7 @@ answer_names = names_in("cli.answers:ANSWERS")
 
 
 def learning_rate_names() -> Iterable[str]:
-    """Names of the ways in which the learning rate goes on after the warm-up."""
+    """Names of the ways in which the learning rate continues after the warm-up."""
     require_torch()
     from debubble.training.optimizer import SCHEDULES
 
@@ -85,7 +85,7 @@ def report_names() -> Iterable[str]:
 
 
 def cluster_completion(incomplete: str) -> list[str]:
-    """The completion of a cluster: known devices, behind the number and the `x` that were typed."""
+    """The completion of a cluster: known devices, after the number and the `x` that were typed."""
     from debubble.costs import hardware
 
     number, times, _ = incomplete.rpartition("x")

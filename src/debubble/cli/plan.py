@@ -1,4 +1,4 @@
-"""`debubble plan`: the fastest plan that fits, beside the answers of the planners that were asked."""
+"""`debubble plan`: the fastest plan that fits, next to the answers of the planners that were asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`debubble reproduce`: the papers' tables and figures beside ours."""
+"""`debubble reproduce`: the papers' tables and figures next to ours."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = Path("papers.html")
 SENTENCE = 16
 """Characters of a cell beyond which it is a sentence, and may take several lines."""
 BORDER = 3
-"""Characters of a column beside its text."""
+"""Characters of a column next to its text."""
 
 
 @app.command(rich_help_panel="Look")
@@ -49,7 +49,7 @@ def reproduce(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compute the papers' figures, tables and claims, and print theirs beside ours."""
+    """Compute the papers' figures, tables and claims, and print theirs next to ours."""
     from debubble.papers.registry import papers
 
     chosen = list(papers) if paper == "all" else [paper]
@@ -70,7 +70,7 @@ def reproduce(
 
 
 def _compute(names: Sequence[str], *, draw: bool) -> Iterator[PaperReport]:
-    """The reports in their order, computed side by side where there are several."""
+    """The reports in their order, computed in parallel where there are several."""
     from debubble.papers.registry import report
 
     for name in names:
@@ -169,7 +169,7 @@ def _width(columns: Sequence[int], part: Sequence[int]) -> int:
 
 
 def _pairs(table: Table) -> list[list[int]]:
-    """The columns behind the keys: the paper's and ours beside it, all others alone."""
+    """The columns after the keys: the paper's and ours next to it, all others alone."""
     pairs: list[list[int]] = []
     for at in range(table.keys, len(table.columns)):
         before, name = table.columns[at - 1 : at + 1]

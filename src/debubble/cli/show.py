@@ -1,4 +1,4 @@
-"""`debubble show`: a plan as tables and pictures, beside what was measured if there is a trace."""
+"""`debubble show`: a plan as tables and pictures, next to what was measured if there is a trace."""
 
 from __future__ import annotations
 

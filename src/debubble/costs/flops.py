@@ -18,7 +18,7 @@ def flops_per_token(model: ModelConfig, length: int, *, lora: int = 0) -> float:
     """Floating-point operations that one token's forward and backward need; recomputation counts as none.
 
     Two per parameter of every matrix and token forward, two for the gradient of its input, and two for its own, if it
-    is trained: with adapters of rank `lora`, they alone are.  Attention beside them multiplies queries with the keys
+    is trained: with adapters of rank `lora`, they alone are.  Attention next to them multiplies queries with the keys
     that they reach, and the weights with the values.
     """
     looked_up = model.embedding_parameters

@@ -132,7 +132,7 @@ def _attention_core(
     """A fused core of so many operations, whose result has `kept` numbers per token.
 
     Context parallelism exchanges the numbers of keys and values, and backward their gradients too.  In a `ring` it does
-    so beside the core, and the longer one counts; gathering them comes before, and summing the gradients behind.
+    so next to the core, and the longer one counts; gathering them comes before, and summing the gradients after.
     """
     n, e, speed = shapes.tokens, shapes.element, shapes.speed
     rows, exchange = n * heads, _exchange(shapes, exchanged)

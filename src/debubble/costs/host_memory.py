@@ -18,7 +18,7 @@ OFFLOAD, RELOAD = CODE[Kind.O], CODE[Kind.L]
 def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[float]:
     """The most that each device has on its host at a time.
 
-    Optimizer states are there throughout, beside a copy of the gradients and of the weights.
+    Optimizer states are there throughout, next to a copy of the gradients and of the weights.
 
     Args:
         units: The model's units.

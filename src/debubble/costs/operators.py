@@ -33,11 +33,11 @@ class Framework:
     gradient_bytes: int = 4
     """Per parameter, in mixed precision."""
     tensor_overlap: bool = False
-    """Tensor-parallel collectives beside the products that they feed or follow (Megatron's --tp-comm-overlap)."""
+    """Tensor-parallel collectives next to the products that they feed or follow (Megatron's --tp-comm-overlap)."""
     dispatches_once: bool = False
     """A token travels once to a device and to a node, however many of its experts are there (DeepEP)."""
     dispatch_overlap: bool = False
-    """Tokens travel beside the experts' computing of another micro-batch (DualPipe)."""
+    """Tokens travel next to the experts' computing of another micro-batch (DualPipe)."""
     gathers_units: bool = False
     """ZeRO-3 gathers the parameters of a unit at a time, for every micro-batch (FSDP), not those of a stage."""
 
@@ -176,7 +176,7 @@ def elementwise(shapes: Shapes, name: str, *, forward: float, backward: float, s
 
 
 def norm(shapes: Shapes) -> Operator:
-    """The norm with the residual addition beside it."""
+    """The norm with the residual addition next to it."""
     size = shapes.stream
     return elementwise(shapes, "norm", forward=5 * size, backward=6 * size, saved=shapes.norm_bytes * size)
 
@@ -184,8 +184,8 @@ def norm(shapes: Shapes) -> Operator:
 def collectives(shapes: Shapes) -> Operator:
     """The all-gather before and the reduce-scatter after a half-layer's products.
 
-    Backward there is one more gather with sequence parallelism; Megatron runs all but the first beside products, which
-    hides half of their time.  Beside the products that need them they are hidden but for one of `tensor` pieces.
+    Backward there is one more gather with sequence parallelism; Megatron runs all but the first next to products, which
+    hides half of their time.  Next to the products that need them they are hidden but for one of `tensor` pieces.
     """
     t, node = shapes.options.tensor, shapes.speed.hardware.devices_per_node
     size = shapes.element * shapes.tokens * shapes.model.hidden

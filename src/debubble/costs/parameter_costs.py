@@ -75,7 +75,7 @@ class ParameterCosts:
         )
 
     def per_stage(self) -> dict[str, float]:
-        """Seconds per step, by name, that every stage takes beside its units."""
+        """Seconds per step, by name, that every stage takes next to its units."""
         latency, _ = self._ring
         step = {"optimizer_step": self.shapes.speed.hardware.efficiency.launch}
         gather = {"parameter_gather": latency} if self._gathers_stages else {}
@@ -111,7 +111,7 @@ class ParameterCosts:
         """Waits of one micro-batch for the gradients that ZeRO-2 divides, and the weights that FSDP does.
 
         Gradients are scattered after each backward; FSDP gathers weights before the forward and again before the
-        backward.  All of it runs beside the computing of the neighbouring units (FSDP's prefetch); only what takes
+        backward.  All of it runs next to the computing of the neighbouring units (FSDP's prefetch); only what takes
         longer is waited for.
         """
         if self.shapes.options.zero < 2 or self._ranks == 1:

@@ -1,4 +1,4 @@
-"""Model states, and what a training step takes beside its pipeline: summing gradients, and the optimizer.
+"""Model states, and what a training step takes next to its pipeline: summing gradients, and the optimizer.
 
 Bytes per parameter are those of Megatron-LM's mixed precision: bf16 weights (2), fp32 gradients (4), fp32 master
 weights (4) and moments (8 for Adam): 18 bytes without ZeRO, 6 + 12/n with a distributed optimizer (ZeRO-1) over n
@@ -33,7 +33,7 @@ MOMENTS: Mapping[str, int] = {
     "momentum": 4,
     "sgd": 0,
 }
-"""Bytes per parameter that each optimizer keeps beside the weights."""
+"""Bytes per parameter that each optimizer keeps next to the weights."""
 
 HOST_MEMORY_BANDWIDTH = 25e9
 """Bytes per second that the optimizer step of one device gets of its host: an eighth of a two-socket server's."""
@@ -98,7 +98,7 @@ def step_traffic(options: RunOptions, *, gradient_bytes: int) -> int:
     """Bytes per parameter that an update reads and writes in memory, each once (a fused kernel).
 
     Every optimizer reads the gradient and reads and writes the fp32 parameter and its moments (`MOMENTS`); in mixed
-    precision the parameter is the master copy, and the 16-bit weight is written beside it.  Read + written:
+    precision the parameter is the master copy, and the 16-bit weight is written next to it.  Read + written:
 
     ==========  ===========================  =====================  =================================================
     optimizer   bf16, fp32 gradients         fp32                   moments, and the source of the update rule
@@ -132,7 +132,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def step_operations(options: RunOptions, *, side: int) -> int:
-    """Floating-point operations per parameter of an update, beside those that its memory traffic hides.
+    """Floating-point operations per parameter of an update, next to those that its memory traffic hides.
 
     Muon alone has them.  A Newton-Schulz step on an n x m matrix, m <= n, takes X X^T, its square, and their sum times
     X: 4 n m^2 + 2 m^3 operations, at most 6 m per parameter (Jordan et al., 2024).
@@ -180,7 +180,7 @@ class StepTail:
     def optimizer(self) -> float:
         """Seconds that the tail of a schedule that leaves a share x of the steps takes beyond `least`, over x at least.
 
-        A share of the states that hosts step behind every pipeline may hide them: then it is 0.
+        A share of the states that hosts step after every pipeline may hide them: then it is 0.
         """
         return 0.0 if self.options.host_optimizer else self.after(unsummed=0.0) - self.least
 
@@ -219,7 +219,7 @@ class StepTail:
         return reduce + max(on_device, on_host)
 
     def _host_seconds(self, parameters: float, *, sharing: float) -> float:
-        """The hosts' step of so many parameters, with gradients down and parameters up in fp32 beside it."""
+        """The hosts' step of so many parameters, with gradients down and parameters up in fp32 next to it."""
         hardware = self.cluster.slowest
         if not parameters:
             return 0.0
@@ -242,7 +242,7 @@ def step_seconds(
     """The optimizer step of so many parameters, so many of which are in matrices that Muon orthogonalizes.
 
     The smaller side of these matrices is taken to be the hidden size (or the rank of LoRA), which is the most that it
-    can be; embedding and head, which are Adam's beside Muon, count with Muon's traffic.
+    can be; embedding and head, which are Adam's next to Muon, count with Muon's traffic.
     """
     side = options.lora or model.hidden
     traffic = step_traffic(options, gradient_bytes=framework.gradient_bytes) / speed.traffic

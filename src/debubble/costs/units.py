@@ -89,13 +89,13 @@ class Unit:
     on_host: HostStates | None = None
     """None: its optimizer states stay on the device."""
     gradient_reduce: Number = 0
-    """Time of summing its gradients over the data-parallel ranks, beside what every stage takes."""
+    """Time of summing its gradients over the data-parallel ranks, next to what every stage takes."""
     optimizer_step: Number = 0
-    """Time of its optimizer step on the device, beside what every stage takes."""
+    """Time of its optimizer step on the device, next to what every stage takes."""
     module_bytes: Mapping[str, Number] = field(default_factory=dict)
     """Bytes of what `none` keeps, by the module that it is the input of, where a framework offloads by module."""
     parameter_gather: Number = 0
-    """Time of gathering its parameters, where ranks divide them (ZeRO-3), beside what every stage takes."""
+    """Time of gathering its parameters, where ranks divide them (ZeRO-3), next to what every stage takes."""
     gathered: Number = 0
     """Bytes of its whole parameters, once they are gathered."""
     undivided: Number = 0
@@ -209,16 +209,16 @@ class Units(PickledFields):
     memory_limit: tuple[Number, ...] | None = None
     """Per device, or one for all."""
     static: Number = 0
-    """Bytes on every device beside its units' own."""
+    """Bytes on every device next to its units' own."""
     micro_batch_scale: tuple[Number, ...] | None = None
     stage_entries: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of StageCosts that every stage has, beside what its units add up to."""
+    """Further entries of StageCosts that every stage has, next to what its units add up to."""
     on_devices: tuple[tuple[Unit, ...], ...] = ()
     """The units as each pipeline device runs them, where devices differ: `units` then take the least time that they
     take on any.  Empty: they are the same on all."""
     streams: bool = True
     """True if what moves to the host is the activations of a stage's first units, each of which leaves and comes back
-    beside the computing of the others.  A framework that moves parts of all units does not."""
+    next to the computing of the others.  A framework that moves parts of all units does not."""
     divides_gradients: bool = True
     """True if a rank keeps only its part of the summed gradients (ZeRO-2), so that they are summed inside the step."""
 
@@ -429,7 +429,7 @@ def _overlap(parts: Sequence[tuple[Number, Number]]) -> Number:
 
     They are in model order, or in the opposite one where the first that computes is the first to come back.
 
-    `streaming_lead` says what it means: at every part that keeps something, the share of time behind it and that of the
+    `streaming_lead` says what it means: at every part that keeps something, the share of time after it and that of the
     bytes before it together are at least that.
     """
     whole, kept = sum(time for time, _ in parts), sum(size for _, size in parts)
@@ -459,7 +459,7 @@ class _RecomputedRun(NamedTuple):
 def _workspace(runs: Sequence[_RecomputedRun], *, left: Sequence[Number]) -> Number:
     """The most bytes that walking back through the runs needs beyond what the forward kept.
 
-    A run's are restored when those behind it have freed what they kept but for what they have `left`.
+    A run's are restored when those after it have freed what they kept but for what they have `left`.
     """
     most: Number = 0
     behind: Number = 0

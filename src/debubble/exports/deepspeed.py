@@ -134,7 +134,7 @@ def deepspeed(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     else:
         files = {"planned_pipeline.py": _module(stages, recomputed)}
         if plan.options.lora and recomputed:
-            # Behind a frozen embedding nothing asks for a gradient, which reentrant checkpoints need.
+            # After a frozen embedding nothing asks for a gradient, which reentrant checkpoints need.
             config["pipeline"] = {"use_reentrant": False}
     return ExportDraft({**files, "ds_config.json": json.dumps(config, indent=1) + "\n"}, plan, losses)
 

@@ -71,7 +71,7 @@ FSDP = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 
 
 def _host_optimizer(plan: Plan) -> Decision:
-    """The hosts step beside the transfers, and the devices beside the hosts."""
+    """The hosts step next to the transfers, and the devices next to the hosts."""
     if not plan.options.host_optimizer:
         return {}
     return {

@@ -1,6 +1,6 @@
 """AMD Primus: Megatron-LM's settings as the overrides of a Primus experiment, with the layers that recompute by number.
 
-Primus has Megatron-LM's arguments with its own beside them: `recompute_layer_ids` names layers of the whole model, and
+Primus has Megatron-LM's arguments with its own next to them: `recompute_layer_ids` names layers of the whole model, and
 its own pipeline runs `zero-bubble`, whose order is that of ZB-H1.
 """
 

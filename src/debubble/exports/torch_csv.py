@@ -1,7 +1,7 @@
 """torch.distributed.pipelining's schedule CSV: one row per rank, one cell per operation, read and written.
 
 A cell is stage, letter and micro-batch (`2F5`) with the letters F, B, I and W, which are ours; an empty cell is a
-bubble, and `(0F3;3B1)OVERLAP_F_B` two operations side by side.  torch adds the messages (format `compute_only`).
+bubble, and `(0F3;3B1)OVERLAP_F_B` two operations in parallel.  torch adds the messages (format `compute_only`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def to_csv(schedule: Schedule) -> str:
 def read(path: Path | str) -> Schedule:
     """The schedule of a torch CSV, compute_only or compute_comms (whose messages lowering adds itself).
 
-    Two operations side by side become one after the other.  Raises InputError or ScheduleError with a sentence.
+    Two operations in parallel become one after the other.  Raises InputError or ScheduleError with a sentence.
     """
     path = Path(path)
     try:

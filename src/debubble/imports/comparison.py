@@ -1,4 +1,4 @@
-"""A job as it is beside the plan that its framework can run: steps, memory, and the settings to change."""
+"""A job as it is next to the plan that its framework can run: steps, memory, and the settings to change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Figures:
 
     Attributes:
         step_time: Seconds of a step.
-        peak_memory: Bytes on the fullest device, beside what no plan may use.
+        peak_memory: Bytes on the fullest device, next to what no plan may use.
         fits: Whether that is within the limit of every device.
     """
 

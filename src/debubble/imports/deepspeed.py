@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON configuration, and what debubble writes for the model's layers, where it lies beside it."""
+"""DeepSpeed: its JSON configuration, and what debubble writes for the model's layers, where it lies next to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAYERS = "planned_layers.py"
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """The settings of a configuration, and the constants of debubble's own modules beside it."""
+    """The settings of a configuration, and the constants of debubble's own modules next to it."""
     beside = [path.parent / name for name in (_MODULE, _LAYERS)]
     planned = {
         f"{module.name}: {name}": sorted(value)

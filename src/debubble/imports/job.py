@@ -145,7 +145,7 @@ class ImportedJob:
         )
 
     def _partition(self, units: Units) -> Partition:
-        """The stages: what is before the first layer in the first, what is behind the last layer in the last."""
+        """The stages: what is before the first layer in the first, what is after the last layer in the last."""
         ends = list(accumulate(self.layers))
         last = len(ends) - 1
         beside = {"head": last, "mtp": last if self.mtp_stage is None else self.mtp_stage}

@@ -41,7 +41,7 @@ def read_job(path: Path, given: str | None = None) -> Settings:
 
 
 def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
-    """The job's arguments that Megatron-LM refuses beside the changed ones, or that overrule them."""
+    """The job's arguments that Megatron-LM refuses next to the changed ones, or that overrule them."""
     if changed.get(LAYOUT) is not None:
         yield from (name for name in SPLITS if job.get(name))
     if "--recompute-granularity" in changed and job.get("--recompute-activations"):

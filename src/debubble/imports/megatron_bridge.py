@@ -99,7 +99,7 @@ def _layout(stages: Sequence[Any]) -> str:
 
 
 def argument(value: Any) -> Any:
-    """A value as it stands behind an argument: True, a word, or a tuple of words; False for one that is off."""
+    """A value as it stands after an argument: True, a word, or a tuple of words; False for one that is off."""
     if isinstance(value, list):
         return tuple(map(str, value))
     return value if isinstance(value, bool) else str(value)

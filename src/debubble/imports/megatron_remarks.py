@@ -67,7 +67,7 @@ _COUNTED = (
     "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed", "--checkpoint-activations",
     "--checkpoint-num-layers", "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights",
 )  # fmt: skip
-"""Arguments that change nothing beside those that were read."""
+"""Arguments that change nothing next to those that were read."""
 
 _UNPRICED = {
     "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",

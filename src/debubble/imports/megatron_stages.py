@@ -18,7 +18,7 @@ SPLITS = (
     _PER_VIRTUAL, _VIRTUAL, _FIRST, _LAST,
     "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
 )  # fmt: skip
-"""Other ways to divide layers, which Megatron-LM refuses beside a layout."""
+"""Other ways to divide layers, which Megatron-LM refuses next to a layout."""
 
 
 def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[int, ...], int | None]:

@@ -73,7 +73,7 @@ ReadJob = Callable[[SettingsReader, UserFacts], ImportedJob]
 """Reads a job from the settings of a file, with what its user adds."""
 
 Conflicts = Callable[[Settings, Settings], Iterable[str]]
-"""Names the job's settings, the first, that cannot stand beside the changed ones, the second."""
+"""Names the job's settings, the first, that cannot stand next to the changed ones, the second."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Importer:
         settings: Reads a file's settings, flat.
         read_job: Reads what they say of the job.
         file: Which of the files that an export writes has the settings.
-        conflicts: The job's settings that cannot stand beside those that a plan changes (None: leaves out).
+        conflicts: The job's settings that cannot stand next to those that a plan changes (None: leaves out).
         with_arguments: Reads a script's settings with the script's own arguments; None: its files take none.
     """
 
@@ -135,7 +135,7 @@ def importer(
         name: The target's name.
         settings: Reads a file's settings; raises InputError with a sentence if it is none.
         file: The file of an export that has the settings.
-        conflicts: Names the job's settings that cannot stand beside changed ones.
+        conflicts: Names the job's settings that cannot stand next to changed ones.
         with_arguments: Reads a script's settings with the script's own arguments; None: its files take none.
     """
 

@@ -75,7 +75,7 @@ def follow(text: str, path: Path, arguments: str | None = None) -> ScriptRun:
 
     Args:
         text: The script.
-        path: Its file; what it sources is looked for beside it.
+        path: Its file; what it sources is looked for next to it.
         arguments: Its arguments as on a command line, variables of its environment before them; None: nobody said them.
 
     Raises:
@@ -288,7 +288,7 @@ class _Follower:
         self.depth -= 1
 
     def _source(self, words: Sequence[str]) -> None:
-        """Follow a script that is sourced, where it lies beside; another leaves its variables unset."""
+        """Follow a script that is sourced, where it lies next to; another leaves its variables unset."""
         if not words:
             return
         folder, name = self.path.parent, Path(words[0])

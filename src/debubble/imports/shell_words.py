@@ -59,7 +59,7 @@ class ShellVariables:
         return fields if current is None else [*fields, current]
 
     def text_of(self, word: str) -> str:
-        """The one text that a word becomes, as behind `=`: values are not divided."""
+        """The one text that a word becomes, as after `=`: values are not divided."""
         return "".join(text for text, _ in self._pieces(word))
 
     def _pieces(self, word: str) -> list[tuple[str, bool]]:

@@ -26,7 +26,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)$")
 
 
 def order_of(name: str, csv: str, path: Path) -> str | Schedule:
-    """The order of a configuration: its CSV beside the file, if it names one, or torch's own of that name.
+    """The order of a configuration: its CSV next to the file, if it names one, or torch's own of that name.
 
     Raises:
         InputError: if torch has no such schedule that debubble knows, or the CSV cannot be read.

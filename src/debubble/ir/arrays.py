@@ -75,7 +75,7 @@ def exact(numbers: Sequence[Any]) -> Numbers:
 
 
 def _dtype(numbers: Sequence[Any], count: int) -> type:
-    """The type of `count` numbers out of these: whole numbers stay exact in sums, also beside floats."""
+    """The type of `count` numbers out of these: whole numbers stay exact in sums, also next to floats."""
     types = {*map(type, numbers)}
     if types <= {float}:
         return float

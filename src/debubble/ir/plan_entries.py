@@ -1,4 +1,4 @@
-"""The entries of a plan beside its schedule and its costs: its units, the options of its run, how it was found."""
+"""The entries of a plan next to its schedule and its costs: its units, the options of its run, how it was found."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class RunOptions:
         expert_tensor: Ranks that divide each expert; None: as many as `tensor`.
         zero: What replicas divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
         optimizer: `adamw`, `adam`, `adamw-8bit`, `lion`, `muon`, `momentum` or `sgd`.
-        dtype: Of computing: `bf16`, `fp16`, `fp32`, or `fp8` for products beside bf16 activations.
+        dtype: Of computing: `bf16`, `fp16`, `fp32`, or `fp8` for products next to bf16 activations.
         lora: Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are.
-        quantize: Format of the frozen weights of linear layers beside adapters: `nf4` (4 bits, as in QLoRA), or
+        quantize: Format of the frozen weights of linear layers next to adapters: `nf4` (4 bits, as in QLoRA), or
             `nf4-dq`, whose scales have 8 bits (double quantisation); None: the dtype's.
         post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
         host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
-        expert_overlap: Tokens travel to experts and back beside another micro-batch's computing.
+        expert_overlap: Tokens travel to experts and back next to another micro-batch's computing.
     """
 
     micro_batch_size: int = 1

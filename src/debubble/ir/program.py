@@ -36,7 +36,7 @@ class Moment(Enum):
     START = "start"
     END = "end"
     STREAM = "stream"
-    """When what waits can run beside the rest of it: the `lead` of what waits before its end, but not before its start.
+    """When what waits can run next to the rest of it: the `lead` of what waits before its end, after its start.
 
     An O waits so for its F, and a B, I or R for its L, if their stage's units stream."""
 
@@ -204,7 +204,7 @@ class Program:
         return waits_of(self.predecessors)
 
     def topological_order(self) -> list[int]:
-        """The instructions, each behind all that it follows; raises graphlib's CycleError if some wait in a circle."""
+        """The instructions, each after all that it follows; raises graphlib's CycleError if some wait in a circle."""
         graph = {index: [wait.instruction for wait in waits] for index, waits in enumerate(self.preceding)}
         return [*TopologicalSorter(graph).static_order()]
 

@@ -55,7 +55,7 @@ class OpArrays(NamedTuple):
 
     @staticmethod
     def of(orders: Sequence[Sequence[Op]]) -> OpArrays:
-        """The operations of all lists, one list behind the other."""
+        """The operations of all lists, one list after the other."""
         ops = tuple(itertools.chain.from_iterable(orders))
         kinds, stages, micro_batches = zip(*ops, strict=True) if ops else ((), (), ())
         return OpArrays(
@@ -211,7 +211,7 @@ class Schedule(PickledFields):
         return Op(kind, stage, micro_batch)
 
     def with_split_backwards(self) -> Schedule:
-        """The schedule with I and W, side by side, in the place of every B."""
+        """The schedule with I and W, in parallel, in the place of every B."""
         halves = (Kind.I, Kind.W)
         return self.replacing(lambda op: [op._replace(kind=half) for half in halves] if op.kind is Kind.B else [op])
 

@@ -53,7 +53,7 @@ class StageCosts:
 
     A stage's units compute one after the other, so transfers stream: the first ones' activations leave while the next
     ones' forwards run, and the last one's backward begins while those of earlier units are still coming.  The overlaps
-    are the shares of the shorter of the two operations that can run beside the longer one: `n` equal units have
+    are the shares of the shorter of the two operations that can run next to the longer one: `n` equal units have
     (n - 1) / n.  `OpCosts` says how early that lets an operation start.
     """
 
@@ -73,22 +73,22 @@ class StageCosts:
     """Bytes that F leaves for it."""
     recompute_workspace: PerStage | None = None
     """Bytes that a fused recomputation brings back at a time before B; None: all that was dropped.  Stages of several
-    units recompute unit by unit, and what lies behind a unit is already free."""
+    units recompute unit by unit, and what lies after a unit is already free."""
     recompute_workspace_input: PerStage | None = None
-    """Bytes that it brings back before I, which leaves what W needs of the units behind; None: as before B."""
+    """Bytes that it brings back before I, which leaves what W needs of the units after; None: as before B."""
     communication: PerStage
     communication_model: CommunicationModel = "latency"
     offload: PerStage | None = None
     reload: PerStage | None = None
     offload_overlap: PerStage = (0,)
-    """Share of O that can run beside its F, 0 to 1; an offload to a peer device waits for the whole F."""
+    """Share of O that can run next to its F, 0 to 1; an offload to a peer device waits for the whole F."""
     reload_overlap: PerStage = (0,)
-    """Share of L that can run beside the B or I that reads it, 0 to 1."""
+    """Share of L that can run next to the B or I that reads it, 0 to 1."""
     recompute_overlap: PerStage = (0,)
-    """Share of L that can run beside the R that reads it, 0 to 1."""
+    """Share of L that can run next to the R that reads it, 0 to 1."""
     host_link: HostLink = "full-duplex"
     link_groups: tuple[tuple[int, ...], ...] = ()
-    """Devices behind one switch, which share the host link's lanes."""
+    """Devices after one switch, which share the host link's lanes."""
     static: PerStage = (0,)
     memory_limit: PerStage | None = None
     micro_batch_scale: tuple[Number, ...] | None = None

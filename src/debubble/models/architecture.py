@@ -228,7 +228,7 @@ class Architecture:
         return 2 if self.norms_results else 1
 
     def core_flops(self, layer: int, length: int) -> float:
-        """Operations per token that mix a layer's tokens, forward, beside its projections."""
+        """Operations per token that mix a layer's tokens, forward, next to its projections."""
         mixer = self.per_layer[layer].attention
         return 0 if mixer is None else self._mixer_flops(mixer, length)
 

@@ -233,7 +233,7 @@ def _bamba(config: Entries) -> Architecture:
 
 
 def _falcon_h1(config: Entries) -> Architecture:
-    """Falcon-H1: attention and Mamba-2 side by side in every layer."""
+    """Falcon-H1: attention and Mamba-2 in parallel in every layer."""
     inner = config.number("mamba_d_ssm", config.number("mamba_expand", 2) * config.number("hidden_size"))
     space = _space(config, inner=inner, normed=config.flag("mamba_rms_norm", False))
     layer = Layer(attention=Parallel(attention=Attention(), space=space))

@@ -97,7 +97,7 @@ def _missing_blocks(tensor: int, config: ModelConfig) -> str | None:
 
 
 def _missing_overlap(options: RunOptions) -> str | None:
-    """Say what runs beside the pipeline in other frameworks alone; None if nothing does."""
+    """Say what runs next to the pipeline in other frameworks alone; None if nothing does."""
     if options.host_optimizer:
         return "it steps on hosts what a plan's operations say: make the plan without --host-optimizer to train it."
     if options.expert_overlap:

@@ -1,4 +1,4 @@
-"""Vision towers of models that read images too: a config's `vision_config`, beside its `text_config`."""
+"""Vision towers of models that read images too: a config's `vision_config`, next to its `text_config`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TEXT: Mapping[str, Mapping[str, Any]] = {
 def text_entries(config: Entries) -> Entries | None:
     """The config of the language model inside; None if the config is that of a language model itself.
 
-    Raises InputError if what is beside it is unknown.
+    Raises InputError if what is next to it is unknown.
     """
     for part in ("audio_config", "vision_config"):
         if config.entries.get(part) and (part != "vision_config" or config.family not in _TOWERS):
@@ -40,7 +40,7 @@ def text_entries(config: Entries) -> Entries | None:
     if not isinstance(inner, dict) and config.family not in _TEXT:
         return None
     if not isinstance(inner, dict):
-        # Qwen2.5-VL's files have the language model's entries beside `vision_config`.
+        # Qwen2.5-VL's files have the language model's entries next to `vision_config`.
         inner = {k: v for k, v in config.entries.items() if k not in ("model_type", "architectures")}
     tied = {k: v for k, v in config.entries.items() if k == "tie_word_embeddings"}
     own = {**_TEXT.get(config.family, {}), **inner, **tied}

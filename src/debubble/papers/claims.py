@@ -1,4 +1,4 @@
-"""A paper's statement beside ours, and whether they are the same.
+"""A paper's statement next to ours, and whether they are the same.
 
 Whether two figures are the same is computed: they are if ours, rounded to the digits that the paper prints, is what it
 prints, or lies in the range that it prints.  Where they are not, the claim says why, and cannot be made without that.
@@ -51,7 +51,7 @@ def compared(
         statement: What is claimed.
         paper: Each figure as printed: `1.30`, a range such as `1.22 to 1.27`, or `more than 30` and `at most 3`.
         ours: Our figure for each; None where there is none, as where a plan does not fit.
-        unit: What stands behind the figures, such as `%`.
+        unit: What stands after the figures, such as `%`.
         because: Why ours differ, should they.
     """
     same = all(value is not None and _agree(text, value) for text, value in zip(paper, ours, strict=True))

@@ -20,7 +20,7 @@ LIMIT = "#c0392b"
 FEW = 12
 """Groups of bars up to which their names stand upright."""
 ROOM = 140
-"""Characters that fit beside each other into a legend."""
+"""Characters that fit next to each other into a legend."""
 
 Values = Sequence[float | None]
 
@@ -39,7 +39,7 @@ class Timelines:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Bars in groups, side by side or on each other.
+    """Bars in groups, in parallel or on each other.
 
     Attributes:
         title: Its headline.

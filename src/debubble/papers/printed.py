@@ -1,4 +1,4 @@
-"""What a paper prints, beside the sentences of its claims and tables: the file `paper.toml` of its folder.
+"""What a paper prints, next to the sentences of its claims and tables: the file `paper.toml` of its folder.
 
 The file has four kinds of entries:
 
@@ -49,7 +49,7 @@ class PrintedPaper:
         because: str | None = None,
         **words: object,
     ) -> Claim:
-        """A claim of the paper beside ours.
+        """A claim of the paper next to ours.
 
         Args:
             key: The claim, as `PLACE.KEY`.

@@ -1,4 +1,4 @@
-"""Papers: what each of their figures, tables and sections says, computed anew beside it.
+"""Papers: what each of their figures, tables and sections says, computed anew next to it.
 
 A paper is a list of entries, one for each of its figures, tables and sections with a figure in it.  Its entries' claims
 are the one account of what came out: the page `docs/notes/claims.md`, the report of `debubble reproduce` and the tests
@@ -37,7 +37,7 @@ BASIS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Figures of ours, some of them beside the paper's.
+    """Figures of ours, some of them next to the paper's.
 
     Attributes:
         title: Its headline.
@@ -46,7 +46,7 @@ class Table:
         basis: The standing of our figures, a key of BASIS.  Fitted inputs are named in `note`, and so is how modelled
             figures differ.
         note: Sentences under the table.
-        keys: The first columns, which say what a row is about; they are repeated where the columns do not fit beside
+        keys: The first columns, which say what a row is about; they are repeated where the columns do not fit next to
             each other.
     """
 

@@ -92,7 +92,7 @@ class DynamicPrograms:
         return chosen
 
     def _extend(self, s: int, begin: int, cuts: list[list[_Suffix]]) -> Iterator[_Suffix]:
-        """Stage s from `begin` to every end from which the later stages can go on."""
+        """Stage s from `begin` to every end from which the later stages can continue."""
         work = self._work[s]
         widest = WIDEST * sum(each[-1] for each in self._work) / self.problem.devices**2
         for end in range(begin + 1, len(cuts)):

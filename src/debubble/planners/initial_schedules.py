@@ -22,7 +22,7 @@ IN_V = ("zb-v", "v-half", "v-min", "dualpipe-v")
 
 
 def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
-    """The published schedules that answer the problem, fastest first: no search from them ends behind one of them.
+    """The published schedules that answer the problem, fastest first: no search from them ends after one of them.
 
     With a link to the host they are PipeOffload and, for one stage per device, AdaOffload; with or without a link, `zb`
     for one stage per device and those in IN_LOOP and IN_V for several, which move nothing.  None of them recomputes or

@@ -1,4 +1,4 @@
-"""Planners that search, side by side in processes of their own, where that is worth a process.
+"""Planners that search, in parallel in processes of their own, where that is worth a process.
 
 Each worker is a fresh interpreter that reads one pickled (planner, problem) after the other, and writes a pickled
 (Solution, seconds) or error for each.  Nothing of the caller's process is inherited, so it does not matter whether it
@@ -31,7 +31,7 @@ Answer = tuple[Solution, float]
 """A planner's solution, and the seconds that it took."""
 
 PATIENCE = 60.0
-"""Seconds beyond its deadline, and to start, after which a worker is given up."""
+"""Seconds beyond its deadline, and to start, after which a worker is abandoned."""
 
 
 Task = tuple[str | Callable[[Problem], Solution], Problem]

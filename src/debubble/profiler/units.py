@@ -147,7 +147,7 @@ class ModelSlice:
         return measured
 
     def offload_bandwidth(self, *, host: HostMemory, repetitions: int) -> float:
-        """Bytes per second that a thread moves out and back beside the thread that computes: a CPU's offload."""
+        """Bytes per second that a thread moves out and back next to the thread that computes: a CPU's offload."""
         stage = Stage(self.units, [replace(u, strategy="none") for u in self.planned], self.ledger)
         gradient = torch.ones((), device=self.device)
         times: list[float] = []

@@ -143,7 +143,7 @@ def read_batch(
 ) -> StepBatch:
     """Check, move and cut a batch.
 
-    `position_ids` may be any; as in transformers, where they do not go on by 1 a new document begins, and attention
+    `position_ids` may be any; as in transformers, where they do not continue by 1 a new document begins, and attention
     stays within documents, unless there is an `attention_mask`.  That one, [rows, length] of zeros and ones, hides
     tokens, whose targets must be -100, from all others.
 

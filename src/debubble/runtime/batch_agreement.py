@@ -56,7 +56,7 @@ class BatchAgreement:
         raise AssertionError("ranks agreed on numbers that differ")
 
     def count(self, batch: StepBatch) -> tuple[int, float]:
-        """Targets over all replicas, and the moment, without waiting for other devices, which may be a step behind.
+        """Targets over all replicas, and the moment, without waiting for other devices, which may be a step after.
 
         Raises InputError if the batch has other shapes than the one that the ranks have agreed on.
         """

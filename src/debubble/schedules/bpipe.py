@@ -27,7 +27,7 @@ def bpipe(*, devices: int, micro_batches: int, costs: StageCosts | None = None) 
     """1F1B, with stages s and p - 1 - s sharing their memory.  The bound holds under a `memory_limit` that says so."""
     plain = one_f_one_b(devices=devices, micro_batches=micro_batches)
     most = (devices + 3) // 2
-    # O stands right behind its forward; L right behind the operation during which it may start.
+    # O stands right after its forward; L right after the operation during which it may start.
     orders = tuple(tuple(with_transfers(order, _evictions(order, most), ahead=1)) for order in plain.orders)
     evictors = [s for s, order in enumerate(orders) if any(op.kind is Kind.O for op in order)]
     return replace(plain, name="bpipe", orders=orders, peers={s: devices - 1 - s for s in evictors})

@@ -9,8 +9,8 @@ MindSpore's order (its documentation of pipeline parallelism, "interleaved pipel
 less of warm-up: no device holds more than in 1F1B.  Where messages take no time it is as fast; where they do, a device
 waits for what Megatron's further forwards hide.
 
-Combined 1F1B runs a forward beside a backward of another micro-batch, so that the tokens of one travel to their experts
-while the other computes.  The two must not need each other, for which every device warms up with one more forward
+Combined 1F1B runs a forward next to a backward of another micro-batch, so that the tokens of one travel to their
+experts while the other computes.  The two must not need each other, for which every device warms up with one more forward
 (megatron/core/pipeline_parallel/schedules.py, `overlap_moe_expert_parallel_comm`).
 
 Megatron refuses an m that p does not divide.  Here the micro-batches are cut into groups of nearly equal size, none
@@ -67,7 +67,7 @@ def interleaved_less_memory(
 def interleaved_combined(
     *, devices: int, micro_batches: int, chunks: int = 2, costs: StageCosts | None = None
 ) -> Schedule:
-    """Megatron's interleaved 1F1B with one more forward of warm-up, so that it runs forwards beside backwards."""
+    """Megatron's interleaved 1F1B with one more forward of warm-up, so that it runs forwards next to backwards."""
     return in_groups("interleaved-combined", micro_batches, chunks, ahead=range(2 * devices, 0, -2))
 
 

@@ -4,7 +4,7 @@ Sources: Wan et al., PipeOffload, ICML 2025; OptPipe (Li et al.), section 4.1.3 
 our I.  PipeOffload's order of computation is its GIS (`group_interleaved`), with one chunk per device 1F1B's.
 
 Each has two variants.  `paper` is the rule as printed, repaired where it cannot be meant.  `tuned` tries that rule
-beside its relatives (which activations go, where W stands, how many forwards come first) and takes the fastest by
+next to its relatives (which activations go, where W stands, how many forwards come first) and takes the fastest by
 simulation, so that it is never slower.  AdaOffload's relatives include PipeOffload's, to whose rules it falls back
 "when memory is limited, or the offloading time becomes excessively long".
 """
@@ -58,7 +58,7 @@ def pipeoffload(
         memory_limit: Bytes per device, as in StageCosts.
         group: As in `group-interleaved`.
         variant: `tuned`, the fastest of: the fewest activations that make it fit, all, and the paper's rule, with W
-            behind its I or, under a limit, delayed.  `paper`, as OptPipe (section 4.1.3) describes and uses it: every
+            after its I or, under a limit, delayed.  `paper`, as OptPipe (section 4.1.3) describes and uses it: every
             activation goes and comes back just in time, and the backward is one piece.  The original offloads whole
             chunks on a fixed grid of copies and refuses what misses it; here a late copy is a wait.
         objective: `makespan` or `span`, by which the fastest is chosen.
@@ -169,7 +169,7 @@ def _first_backward(costs: StageCosts, stage: int) -> Number:
 
 
 def _places(costs: StageCosts, stage: int) -> int:
-    """Activations that fit beside each other."""
+    """Activations that fit next to each other."""
     room = costs.room_of(stage)
     if room is None or not costs.activation[stage]:
         return int(1e9)

@@ -41,7 +41,7 @@ def one_f_one_b(
 
 
 def alternate(stage: int, micro_batches: int, *, warm_up: int, distance: int | None = None) -> list[Op]:
-    """`warm_up` forwards, then the backwards, with each further forward behind that of `distance` micro-batches before.
+    """`warm_up` forwards, then the backwards, with each further forward after that of `distance` micro-batches before.
 
     By default these are the warm-up's, so that backwards and forwards take turns.
     """
@@ -56,7 +56,7 @@ def alternate(stage: int, micro_batches: int, *, warm_up: int, distance: int | N
 
 
 def with_transfers(order: Iterable[Op], moved: Container[int], *, ahead: int) -> list[Op]:
-    """A stage's list with O behind the forwards of these micro-batches, and L `ahead` backwards before their own."""
+    """A stage's list with O after the forwards of these micro-batches, and L `ahead` backwards before their own."""
     extended: list[Op] = []
     for op in order:
         kind, stage, j = op

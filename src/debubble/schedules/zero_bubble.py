@@ -7,7 +7,7 @@ as many micro-batches as it has fewer forwards in flight than stage 0.  So every
 
 `zb` (section 3, ZB-1p and ZB-2p) finds an order for the given costs and memory.  The paper's heuristic builds it
 micro-batch by micro-batch.  Here greedy rules and building blocks are tried, and the shortest order is taken; where
-memory is below 1F1B's and the best order is no longer any simple pattern, exact and local search go on from there
+memory is below 1F1B's and the best order is no longer any simple pattern, exact and local search continue from there
 (search/exact/tight_memory.py).
 """
 

@@ -2,8 +2,8 @@
 
 Three arguments per device, each from the device's own lanes and memory with everything else as delays:
 
-* *work*: all its work, the time before its first operation and behind its last, and the idle time that is forced
-  before its first backward because memory (and the link to the host) lets in only so many forwards, and behind its last
+* *work*: all its work, the time before its first operation and after its last, and the idle time that is forced
+  before its first backward because memory (and the link to the host) lets in only so many forwards, and after its last
   forward because only so many backwards are left that memory held until then;
 * *chain*: the longest chain of data;
 * *memory*: the area under its memory curve is at most limit x time, and each activation costs at least the smaller of
@@ -117,7 +117,7 @@ def _chain(problem: OrderProblem) -> Number:
 
 
 def _work(problem: OrderProblem, device: int) -> Number:
-    """Head + work + idle time forced before the first backward and behind the last."""
+    """Head + work + idle time forced before the first backward and after the last."""
     costs, delays = problem.costs, _delays(problem, device)
     device_stages = problem.placement.stages_of[device]
     total = _total(problem)

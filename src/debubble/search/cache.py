@@ -8,7 +8,7 @@ the nearest one with another number is lengthened or shortened.  Entries are sma
 A few made by `python benchmarks/build_cache.py` are shipped with the program; they are the same on every
 machine, and every search may start from them.  Those in the user's cache folder depend on what was planned before, so
 that they are read and written only where that is asked for (`debubble plan --cache`), and the plan says so.  They are
-written beside their place and renamed, so that processes may share them.
+written next to their place and renamed, so that processes may share them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A schedule's orders for another number of micro-batches: its middle goes on for longer, or for shorter.
+"""A schedule's orders for another number of micro-batches: its middle continues for longer, or for shorter.
 
 The schedule is simulated, and its rate in the middle measured.  More micro-batches do what those in the middle do, each
 a period later than the one before; fewer are left where some of the middle are left out; what comes after them moves by

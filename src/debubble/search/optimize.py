@@ -41,10 +41,10 @@ def optimize(
 
     Args:
         problem: The operations to order.
-        starts: Schedules to improve, beside the constructed ones and what is shipped for such a problem.
+        starts: Schedules to improve, next to the constructed ones and what is shipped for such a problem.
         effort: Seconds of the reference machine (see `search.effort`), or an Effort with a deadline.
         seed: The last of the stream depends on it, on the effort and on the number of walkers alone.
-        workers: Walkers of the local search side by side, each with the whole effort.
+        workers: Walkers of the local search in parallel, each with the whole effort.
 
     Returns:
         The stream; the last one is the best.
@@ -135,7 +135,7 @@ class _Optimizer:
                 return
 
     def adopt(self, stream: Iterator[Incumbent]) -> Iterator[Incumbent]:
-        """Take over the best of a stream that goes on from the best so far."""
+        """Take over the best of a stream that continues from the best so far."""
         for better in stream:
             self.best = better
             yield better

@@ -166,7 +166,7 @@ class OrderProblem:
 
     @property
     def halves_cover_wholes(self) -> bool:
-        """True if an I with its W behind it can stand for every B, so that what holds for all I and W holds for B too.
+        """True if an I with its W after it can stand for every B, so that what holds for all I and W holds for B too.
 
         It cannot where the I needs more memory: its recomputation may bring back more at a time, or leave the W more.
         That a B may begin earlier before the end of its reload than an I is for `backward_lead`.

@@ -32,8 +32,8 @@ def zero_bubble_schedule(
 ) -> Schedule:
     """Search the best order that holds so many activations, or fewer under a memory limit (by default the costs' own).
 
-    As many candidates are tried as WORK allows, unless `tries` says how many; `steps` moves of local search go on from
-    the best order.  Raises InfeasibleError if no order fits.
+    As many candidates are tried as WORK allows, unless `tries` says how many; `steps` moves of local search improve the best
+    order.  Raises InfeasibleError if no order fits.
     """
     costs = costs or StageCosts.of(stages=placement.stages)
     if memory_limit is not None:
@@ -56,7 +56,7 @@ def zero_bubble_schedule(
 def _improve(
     schedule: Schedule, costs: StageCosts, room: Sequence[Number], *, objective: Objective, steps: int
 ) -> Schedule:
-    """Improve a schedule by exact and local search, beside orders by greedy rules.
+    """Improve a schedule by exact and local search, next to orders by greedy rules.
 
     One with messages that the search does not know stays as it is.
     """

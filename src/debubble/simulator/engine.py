@@ -35,7 +35,7 @@ class Graph:
     def times(self, duration: Numbers, lead: Numbers) -> tuple[Numbers, Numbers, Ints]:
         """Compute start and end of every instruction, from how long each takes and its lead.
 
-        Returns both, and the instructions in an order in which they can start, without those behind a cycle.
+        Returns both, and the instructions in an order in which they can start, without those after a cycle.
         """
         count = len(duration)
         duration, lead = _alike(duration, lead)

@@ -39,7 +39,7 @@ class _Machine:
     busy: list[tuple[Number, int, int]] = field(default_factory=list)
     """(Virtual time, moment, instruction) of the ends of what the cores share and of what streams with it, a heap."""
     others: list[tuple[Number, int]] = field(default_factory=list)
-    """(End, instruction) of what runs beside the cores, a heap."""
+    """(End, instruction) of what runs next to the cores, a heap."""
 
     def run(self) -> Timeline:
         """Advance from event to event until nothing is running."""

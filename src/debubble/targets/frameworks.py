@@ -34,7 +34,7 @@ from debubble.targets.target import Target, targets
 def _selective() -> dict[str, Choice]:
     """Megatron's modules that can be recomputed in every layer, and what that does.
 
-    Transformer Engine fuses the norms of a dense layer into the products behind them: `layernorm` does nothing there,
+    Transformer Engine fuses the norms of a dense layer into the products after them: `layernorm` does nothing there,
     and `mlp` recomputes the second one too.  In a layer with experts the second norm stands alone, `mlp` does nothing,
     and `moe` or `moe_act` is what recomputes the experts or their activation functions.
     """

@@ -83,7 +83,7 @@ class TargetLevers:
     Attributes:
         orders: The orders that it runs.
         recomputation: Its ways to recompute.
-        keeps_until_weights: Whether it keeps all of a forward's tensors until W, with the gradients beside them, as
+        keeps_until_weights: Whether it keeps all of a forward's tensors until W, with the gradients next to them, as
             torch's split of a backward does.
         offload: The ways in which it offloads modules of all layers alike; nothing else is offloaded.
     """

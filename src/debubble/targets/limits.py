@@ -30,7 +30,7 @@ class Refusal:
 
 
 def only_one(option: str) -> Refusal:
-    """A parallel degree that the framework does not have beside a pipeline."""
+    """A parallel degree that the framework does not have next to a pipeline."""
     return Refusal(
         lambda o, model: getattr(o, option) != 1,
         f"{{title}}'s pipeline has no {option} parallelism beside it; plan again with --{option} 1.",

@@ -1,8 +1,8 @@
 """Offload by module, in every layer alike: Megatron-LM's fine-grained activation offloading.
 
 The inputs that a layer's modules keep for the backward go to the host after the forward, and come back for the
-backward (docs/user-guide/features/fine_grained_activation_offloading.md there).  Layer by layer they move beside the
-computing of the next one; here a stage's move together, beside the operation that follows its forward or precedes its
+backward (docs/user-guide/features/fine_grained_activation_offloading.md there).  Layer by layer they move next to the
+computing of the next one; here a stage's move together, next to the operation that follows its forward or precedes its
 backward, which takes no less memory.  Where a backward follows its own forward, Megatron-LM keeps the last layer; here
 such a stage keeps all of them, as it has no other micro-batch to make room for.
 """
@@ -68,7 +68,7 @@ class ModuleOffload:
 
 
 def _with_transfers(order: Sequence[Op], stages: Collection[int]) -> Iterator[Op]:
-    """The order with O behind each forward of these stages, and L before its backward, where others are between."""
+    """The order with O after each forward of these stages, and L before its backward, where others are between."""
     at_once = {
         (op.stage, op.micro_batch)
         for op, following in pairwise(order)

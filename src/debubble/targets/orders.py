@@ -9,7 +9,7 @@ from debubble.ir import Kind, Op, Placement, Schedule
 from debubble.schedules import schedules
 
 COMBINED = "interleaved-combined"
-"""The schedule whose forwards run beside backwards, so that tokens travel meanwhile: of use where runs ask for that."""
+"""The schedule whose forwards run next to backwards, so that tokens travel meanwhile, where runs ask for that."""
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 
 

@@ -27,9 +27,9 @@ class Target:
         title: Its name in sentences.
         zero: ZeRO levels that it has over a pipeline.
         zero_alone: ZeRO levels that it has without one; level 0 is every target's on a single rank.
-        rules: What of a run it refuses, beside a higher ZeRO level.
+        rules: What of a run it refuses, next to a higher ZeRO level.
         levers: What a plan may choose; None: everything.
-        overlapping: What it may choose where tokens travel to experts beside computing (`expert_overlap`); None: the
+        overlapping: What it may choose where tokens travel to experts next to computing (`expert_overlap`); None: the
             same.
         for_pipelines: Rules that hold for pipelines of several devices alone.
     """

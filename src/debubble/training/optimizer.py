@@ -28,7 +28,7 @@ NAMED: Mapping[str, tuple[type[Optimizer], Mapping[str, Any]]] = {
 
 
 SLACK = 1.1
-"""Factor by which states may take more than a plan counts: those in 8 bits have a scale for every block beside them."""
+"""Factor by which states may take more than a plan counts: those in 8 bits also have a scale for every block."""
 
 
 def optimizer_maker(
@@ -38,7 +38,7 @@ def optimizer_maker(
 
     Args:
         name: One of `NAMED`, or an optimizer's class as `module:Class`.
-        settings: Arguments of the class, beside parameters, learning rate and decay.
+        settings: Arguments of the class, next to parameters, learning rate and decay.
         weight_decay: Of matrices.
         learning_rate: Set anew in every step (see `learning_rate`).
 

@@ -85,7 +85,7 @@ def rate_remark(options: TrainOptions) -> str | None:
 
 
 def frozen_remark(options: TrainOptions, plan: Plan) -> str | None:
-    """Say that adapters would be trained beside initial weights, which nothing trains; None if they are not."""
+    """Say that adapters would be trained next to initial weights, which nothing trains; None if they are not."""
     from debubble.runtime.models.lora import CONFIG
 
     if not plan.options.lora or options.resume or options.auto_resume:
@@ -124,7 +124,7 @@ def with_checkpoint_settings(progress: RunProgress, options: TrainOptions) -> Tr
 
 
 def start_of(options: TrainOptions) -> Path | None:
-    """The checkpoint that the run goes on from, as far as a glance can tell: the ranks read all of it.
+    """The checkpoint that the run continues from, as far as a glance can tell: the ranks read all of it.
 
     Raises InputError if there has to be one and is none, DamagedError if it lacks a file or a part of one.
     """
@@ -186,7 +186,7 @@ def maker_of(options: TrainOptions, plan: Plan) -> MakeOptimizer:
 
 
 def plan_of(options: TrainOptions, *, resuming: bool) -> Plan:
-    """The plan to run: an online run that is resumed goes on with the order that it had adopted."""
+    """The plan to run: an online run that is resumed continues with the order that it had adopted."""
     plan, adopted = runnable(options.plan), journal_of(options).plan
     if not (options.online and resuming and adopted.exists()):
         return plan
@@ -195,7 +195,7 @@ def plan_of(options: TrainOptions, *, resuming: bool) -> Plan:
 
 
 def journal_of(options: TrainOptions) -> Journal:
-    """The files of an online run: among its checkpoints, or else beside the plan."""
+    """The files of an online run: among its checkpoints, or else next to the plan."""
     folder = options.checkpoint or options.plan.parent
     return Journal(log=folder / f"{options.plan.stem}.online.jsonl", plan=folder / f"{options.plan.stem}.online.json")
 

@@ -1,4 +1,4 @@
-"""Reports of steps while a run goes on: a progress bar or lines on standard error, and figures for other programs."""
+"""Reports of steps while a run continues: a progress bar or lines on standard error, and figures for other programs."""
 
 from __future__ import annotations
 

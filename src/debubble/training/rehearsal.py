@@ -131,7 +131,7 @@ class SleepingOperations(Operations):
             self.hand_on(self.recipient(op), torch.empty(state.boundary[op.micro_batch], dtype=state.dtype), state)
 
     def _lead_with(self, op: Op) -> Number:
-        """The time before its end from which on a forward's offload, or what reads a reload, may run beside it."""
+        """The time before its end from which on a forward's offload, or what reads a reload, may run next to it."""
         _, stage, j = op
         beside = op._replace(kind=Kind.O if op.kind is Kind.F else Kind.R)
         if beside not in self.program.index:

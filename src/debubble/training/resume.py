@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run continues from."""
 
     checkpoint: Path
     progress: RunProgress

@@ -41,7 +41,7 @@ class TrainingData:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Checkpoints of the run, and the way it goes on from one."""
+    """Checkpoints of the run, and the way it continues from one."""
 
     section: ClassVar[str] = "Checkpoints"
 
@@ -74,7 +74,7 @@ class Execution:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """The records that a run writes beside its checkpoints."""
+    """The records that a run writes next to its checkpoints."""
 
     section: ClassVar[str] = "Records"
 

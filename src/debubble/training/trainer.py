@@ -211,7 +211,7 @@ class TrainingRun:
         self.options, self.plan = options, plan
         self._data = Prefetcher(samples, stride=self.rows * plan.options.data)
         self.device = default_device()
-        # Beside a GPU, the host's cores step what the plan leaves to the host.
+        # Next to a GPU, the host's cores step what the plan leaves to the host.
         torch.set_num_threads(1 if self.device.type == "cpu" else own_cores())
         self.pipeline = Pipeline(
             None, plan, seed=options.seed, optimizer=maker_of(options, plan), device=self.device,

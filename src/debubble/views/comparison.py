@@ -35,7 +35,7 @@ class OperationPair(Pair, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Comparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A plan beside a typical measured step."""
+    """A plan next to a typical measured step."""
 
     step: Annotated[int, Meta(description="Number of the typical measured step, which is of median length.")]
     steps: Annotated[

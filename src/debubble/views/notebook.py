@@ -43,7 +43,7 @@ class Report:
 
 
 def show(*sources: Plan | Timeline) -> Report:
-    """Draw the report of a plan or a timeline, or of two beside each other.
+    """Draw the report of a plan or a timeline, or of two next to each other.
 
     Args:
         sources: What to show.

@@ -232,7 +232,7 @@ def _time(why: Explanation, width: int) -> Iterator[Text]:
 
 
 def _limits(why: Explanation) -> Iterator[str]:
-    """What takes most of the step beside computing, what would shorten it."""
+    """What takes most of the step next to computing, what would shorten it."""
     if why.advice is None:
         yield "computing"
     else:

@@ -102,7 +102,7 @@ def _runs_in(plan: Plan) -> tuple[str, ...]:
 
 
 def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:
-    """The fastest plan that every target runs, beside a plan whose step takes that many seconds."""
+    """The fastest plan that every target runs, next to a plan whose step takes that many seconds."""
 
     def row(plan: NearestPlan) -> tuple[str, ...]:
         if plan.step_time is None:

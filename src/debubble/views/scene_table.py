@@ -1,4 +1,4 @@
-"""The terminal's view of scenes: each with all its figures, and two beside each other."""
+"""The terminal's view of scenes: each with all its figures, and two next to each other."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def why_not_faster(scene: Scene) -> str:
     other: dict[str, Number] = {}
     ends = [*(o.start for o in scene.critical_path[1:]), None]
     for o, following in zip(scene.critical_path, ends, strict=True):
-        # A transfer that streams runs beside what follows it.
+        # A transfer that streams runs next to what follows it.
         time = o.duration if following is None else min(o.end, following) - o.start
         if o.lane is Lane.COMPUTE and o.op.kind in WORK:
             compute[o.device] = compute.get(o.device, 0) + time

@@ -52,7 +52,7 @@ class Admission:
     _last: int | None = None
     """The last compute operation."""
     _last_freed: Number = 0
-    """Bytes that it frees at its end, which a reload beside it does not yet have."""
+    """Bytes that it frees at its end, which a reload next to it does not yet have."""
 
     def __post_init__(self) -> None:
         kind, stage, micro_batch, _ = OpArrays.of([self._order])

@@ -174,7 +174,7 @@ def share_links(program: Program) -> Program:
 
 
 def _with(waits: Edges, more: Iterable[tuple[int, int]]) -> Edges:
-    """Add waits for ends behind those that each instruction has."""
+    """Add waits for ends after those that each instruction has."""
     after, other = np.array([*more], dtype=np.int64).reshape(-1, 2).T
     return edges(
         len(waits.first) - 1,

@@ -1,7 +1,7 @@
 """Gathers of the parameters of a device's stages, and where they are freed again (ZeRO-3, FSDP).
 
 A device has the whole parameters of two stages: of the one that computes and of the one that computes next, whose
-gather runs beside the computing (FSDP's prefetch).  What it needs again after the next stage stays: a device that
+gather runs next to the computing (FSDP's prefetch).  What it needs again after the next stage stays: a device that
 alternates between two stages gathers each once, and a device of one stage gathers it once per step.  Weight gradients
 alone (W) need no parameters.
 """
@@ -41,7 +41,7 @@ def with_gathers(schedule: Schedule) -> Schedule:
 def _with_gathers(order: Sequence[Op]) -> tuple[Op, ...]:
     runs = _runs(order)
     beside: dict[int, list[Op]] = {}
-    """The gathers that may begin with an operation, and the frees behind it."""
+    """The gathers that may begin with an operation, and the frees after it."""
     for i, run in enumerate(runs):
         if i and (i < 2 or runs[i - 2].stage != run.stage):
             gather, _ = _OF_USER[order[run.first].kind]

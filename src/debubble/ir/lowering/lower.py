@@ -241,7 +241,7 @@ class _Lowering:
     def _awaited_sends(self) -> tuple[Ints, Ints]:
         """Sends of awaited messages, and what their receivers compute before they wait for them.
 
-        A recomputation right before the backward that needs the message runs beside it.
+        A recomputation right before the backward that needs the message runs next to it.
         """
         kind, device = self.operations.kind, self.operations.device
         computes = np.flatnonzero(self._computes)
@@ -319,7 +319,7 @@ class _Lowering:
 
     @cached_property
     def _producers(self) -> Ints:
-        """Per operation, the one of another stage whose result it uses: before it for F, behind it for B."""
+        """Per operation, the one of another stage whose result it uses: before it for F, after it for B."""
         kind, stage, micro_batch, _ = self.operations
         before = self.index[F, stage - 1, micro_batch]
         behind = (np.minimum(stage + 1, self.schedule.stages - 1), micro_batch)

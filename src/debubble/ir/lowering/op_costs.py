@@ -128,7 +128,7 @@ def recompute_lead(compute: Numbers, transfer: Numbers, share: Numbers, overlap:
     """How long before the end of its reload an R may start, for which that brings the first units first.
 
     A part of the units moves, the first, so that the recomputation of the others is of no use: with the shares e of the
-    recomputation before a unit and c of the activation behind it, an overlap q says that e is at least q - c.
+    recomputation before a unit and c of the activation after it, an overlap q says that e is at least q - c.
 
     Args:
         compute: Time of the recomputation.

@@ -4,7 +4,7 @@ Source: ChronosPipe, section 5.  A deep chunk's optimizer states and step are th
 and its step runs (S) in the bubbles of the cool-down, its 16-bit parameters come up (P) in those of the next warm-up.
 Of 18 bytes per parameter 6 stay on the device: 2 of the parameter, 4 of the gradient.
 
-Activations can be offloaded beside it: Chronos-Offload uses the link down only in the cool-down, up only in the
+Activations can be offloaded next to it: Chronos-Offload uses the link down only in the cool-down, up only in the
 warm-up.
 """
 

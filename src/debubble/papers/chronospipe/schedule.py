@@ -14,8 +14,8 @@ The ZeRO-2 variant runs each chunk on g micro-batches in turn, forwards and back
 a chunk's gradients once per group.  Its bubble is the registered formula, except that p = 7, g = 4 and a few settings
 with g = 3, 5, 6 take up to 2 b more.
 
-With `split_backward` every backward is two operations, I and W: gradients go on after I, so that the last ones pass the
-pipeline sooner.  Nothing is held longer than by a whole backward.  The paper does not split.
+With `split_backward` every backward is two operations, I and W: gradients continue after I, so that the last ones pass
+the pipeline sooner.  Nothing is held longer than by a whole backward.  The paper does not split.
 
 The timetable is made for the mean times of all stages; only the order is used, so that each operation starts as soon as
 it can with the stages' own times.  Of the timetables that hold equally little, none was found to be faster for uneven
@@ -110,7 +110,7 @@ def chronos_zero2(
     recomputed_chunks: int | Collection[int] = 0,
     split_backward: bool = False,
 ) -> Schedule:
-    """Chronos-Pipe in groups of g micro-batches: gradients are reduced once per chunk and group, beside the compute.
+    """Chronos-Pipe in groups of g micro-batches: gradients are reduced once per chunk and group, next to the compute.
 
     Args:
         devices: Pipeline devices, p.

@@ -148,7 +148,7 @@ def fits(stages: Stages, configuration: Configuration) -> Iterator[FittedConfigu
 
 
 def _peers_have_room(stages: Stages, configuration: Configuration, choices: Sequence[StageRecomputation]) -> bool:
-    """Tell whether each stage's paired device holds what the stage sends there beside its own activations."""
+    """Tell whether each stage's paired device holds what the stage sends there next to its own activations."""
     p, m = stages.problem.devices, stages.problem.micro_batches
     alive, away = configuration.alive(p, m), configuration.away(p, m)
     for s in range(configuration.adjusted):
@@ -200,7 +200,7 @@ def candidate(
 
 
 def _seconds_per_byte(stages: Stages, configuration: Configuration, stage: int) -> tuple[float, float]:
-    """The beta / B of one transfer in the slower direction, and while all stages behind the same switch swap."""
+    """The beta / B of one transfer in the slower direction, and while all stages after the same switch swap."""
     costs = stages.costs
     if not configuration.blocks or stage >= configuration.adjusted or not costs.activation[stage]:
         return 0.0, 0.0

@@ -201,7 +201,7 @@ class Instance:
 
 
 def instance(runs: Sequence[LayerRun], schedule: Schedule, *, limits: Sequence[float], static: float) -> Instance:
-    """The numbers for a model's runs on a schedule; `static`: bytes on every device beside its layers' own."""
+    """The numbers for a model's runs on a schedule; `static`: bytes on every device next to its layers' own."""
     time_unit = _unit(max(option.time for run in runs for option in run.options))
     everywhere = max((run.workspace for run in runs if run.count > 1), default=0.0)
     devices = tuple(

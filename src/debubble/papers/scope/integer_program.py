@@ -60,7 +60,7 @@ def solve(
         runs: The model's layer types.
         schedule: The order of operations, 1F1B or interleaved 1F1B.
         limits: Bytes per device.
-        static: Bytes on every device beside its layers' own.
+        static: Bytes on every device next to its layers' own.
         effort: Counter of the work.
         seed: The solver's.
 

@@ -6,7 +6,7 @@ stated in `integer_program.py`.  "dual" and "tri" are read as two strategies {no
 full}; by default every strategy on the Pareto front of (time, bytes) takes part.
 
 Two weaknesses of formula-based planners are corrected: answers are re-scored by simulation of the lowered Program, and
-a local search goes on from them wherever simulation and formula disagree.
+a local search continues from them wherever simulation and formula disagree.
 """
 
 from __future__ import annotations

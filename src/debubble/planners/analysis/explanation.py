@@ -38,9 +38,9 @@ ADVICE = {
     "gradients": "faster links between replicas, or more micro-batches per step,",
     "optimizer": "ZeRO, or more micro-batches per step,",
 }
-"""Remedy for the cause that takes most of the step beside computing."""
+"""Remedy for the cause that takes most of the step next to computing."""
 BOUNDED = ("collectives", "gradients", "optimizer")
-"""Causes beside computing that lower bounds of a step count too."""
+"""Causes next to computing that lower bounds of a step count too."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Explanation:
 
     @property
     def shares(self) -> str:
-        """The clause that says what binds: the share of computing, and of what takes most beside it."""
+        """The clause that says what binds: the share of computing, and of what takes most next to it."""
         compute = self._percent(sum(each.seconds for each in self.causes if each.cause == "compute"))
         if self.advice is None:
             return f"Computing binds: it takes {compute} of the step"
@@ -175,7 +175,7 @@ class Explanation:
 
     @property
     def most(self) -> str:
-        """What takes most of the step beside computing, with its share."""
+        """What takes most of the step next to computing, with its share."""
         return f"{self._most.cause} ({self._percent(self._most.seconds)} of the step)"
 
     @property
@@ -186,7 +186,7 @@ class Explanation:
 
     @property
     def advice(self) -> str | None:
-        """The remedy of the cause that takes most beside computing; None where all take hardly any time."""
+        """The remedy of the cause that takes most next to computing; None where all take hardly any time."""
         return None if self._most.seconds < MUCH * self.step_time else ADVICE[self._most.cause].removesuffix(",")
 
     @property
@@ -209,12 +209,12 @@ class Explanation:
 
     @property
     def _most(self) -> CauseSeconds:
-        """The cause that takes most beside computing."""
+        """The cause that takes most next to computing."""
         return self._improvable[0]
 
     @property
     def _improvable(self) -> list[CauseSeconds]:
-        """The causes beside computing, largest first; filling and draining the pipeline count as one."""
+        """The causes next to computing, largest first; filling and draining the pipeline count as one."""
         seconds = {each.cause: each.seconds for each in self.causes}
         filling = seconds.pop("warm-up", 0.0) + seconds.pop("cool-down", 0.0)
         others = {cause: seconds[cause] for cause in seconds.keys() & ADVICE.keys()} | {FILLING: filling}

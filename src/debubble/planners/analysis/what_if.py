@@ -1,10 +1,10 @@
 """Gains of a plan's levers, and changes that would help: every change is planned, none is guessed.
 
 A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a tenth of the
-effort each, side by side.  A plan stays feasible with more memory or faster links, so a search that finds nothing
+effort each, in parallel.  A plan stays feasible with more memory or faster links, so a search that finds nothing
 better there answers with the plan itself.
 
-Where nobody asks for that, quick plans say in a moment what would help: a quick plan of every change beside one of the
+Where nobody asks for that, quick plans say in a moment what would help: a quick plan of every change next to one of the
 plan's own problem.
 """
 

@@ -68,7 +68,7 @@ def _best_step_bound(problem: Problem, pipeline: Bound) -> Bound:
     workload, tail = problem.workload, problem.tail
     if tail is None or not isinstance(workload, ModelUnits) or workload.units.on_devices or not _has_ramps(problem):
         return best
-    time = ramps_bound(_pieces(problem), least=float(pipeline.time), behind=tail.optimizer)
+    time = ramps_bound(_pieces(problem), least=float(pipeline.time), after=tail.optimizer)
     return max(best, Bound(time + tail.least, WITH_OPTIMIZER), key=_time)
 
 
@@ -125,7 +125,7 @@ def lower_bound(problem: Problem) -> Number:
     """A time that the pipeline's part of no plan for the problem beats.
 
     Work: the busiest device has at least its share of all work.  Path: the first micro-batch goes down and up through
-    all stages, from stage 0's device and back to it, and its last weight gradients may be done beside that.  For fixed
+    all stages, from stage 0's device and back to it, and its last weight gradients may be done next to that.  For fixed
     stages, device d also idles while the first forward is on its way to it, which counts in the makespan alone.
     """
     match problem.workload:

@@ -3,13 +3,13 @@
 A quick plan has balanced stages in the order of 1F1B or interleaved 1F1B.  Its device d, with the stages d, p + d, ...,
 
 * starts when the first micro-batch has come through the stages before d, and is followed by the backwards of these;
-* has all its own work to do, and what it must recompute so that the forwards before its first backward fit beside what
+* has all its own work to do, and what it must recompute so that the forwards before its first backward fit next to what
   this one restores;
 * starts that backward, of its last stage, when the first micro-batch has gone through all stages and back to it; what
   these forwards of its own do not fill of this time is idle.
 
 With hosts, which step the deepest chunks and take the activations of the shallowest one, the same is an estimate, as
-ChronosPipe's orders keep less than interleaved 1F1B, and a host may be ahead of its device or behind it.
+ChronosPipe's orders keep less than interleaved 1F1B, and a host may be ahead of its device or after it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ last t1 only backwards, and what these windows cannot fill is idle time:
     devices x T >= work + recomputation + (idle time in the first t0) + (idle time in the last t1).
 
 How much fits into them is a linear program, which also chooses what recomputes and whose optimizer states are the
-host's.  It gives up the order of operations, who holds which unit, and all but the sums of memory and of links.
-docs/notes/bounds.md has the proofs, what is stepped behind the pipeline included.
+host's.  It abandons the order of operations, who holds which unit, and all but the sums of memory and of links.
+docs/notes/bounds.md has the proofs, what is stepped after the pipeline included.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Pieces:
         micro_batches: Micro-batches, counted by their length.
         communication: Least time of a message.
         bytes_per_second: What all links to hosts carry together in one direction.
-        workspace: Least bytes that all devices together hold beside states and activations, for the units at work.
-        optimizer: Time that every stage's optimizer step takes on a device beside that of its units.
+        workspace: Least bytes that all devices together hold next to states and activations, for the units at work.
+        optimizer: Time that every stage's optimizer step takes on a device next to that of its units.
     """
 
     pieces: tuple[Piece, ...]
@@ -180,13 +180,13 @@ def first_arrivals(a: Pieces) -> NDArray[np.float64]:
     return arrivals
 
 
-def ramps_bound(a: Pieces, *, least: float = 0.0, behind: float = 0.0) -> float:
+def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0) -> float:
     """The least time that work, memory and links leave, counting the idle time of both ramps; 0 without a limit.
 
     Args:
         a: The pieces.
         least: A makespan that no plan beats for other reasons.
-        behind: Time of the optimizer behind the pipeline if no stage is stepped inside, which is bounded with the
+        after: Time of the optimizer after the pipeline if no stage is stepped inside, which is bounded with the
             makespan; 0 bounds the makespan alone.
     """
     room = sum(a.rooms) - a.workspace
@@ -241,10 +241,10 @@ def ramps_bound(a: Pieces, *, least: float = 0.0, behind: float = 0.0) -> float:
     work = m * sum(p.work for p in a.pieces) + solver.Sum(recomputed) + stepped_inside
     solver.Add(devices * makespan >= work + idle_first + idle_last)
     unstepped = number(1)
-    if behind:
+    if after:
         most = _optimizer(a.pieces, a) - a.optimizer * (len(a.pieces) - devices)
         solver.Add(most * unstepped >= most - solver.Sum(stepped))
-    solver.Minimize(makespan + behind * unstepped)
+    solver.Minimize(makespan + after * unstepped)
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
         return least
     return float(solver.Objective().Value()) * (1 - ROUNDING)

@@ -2,7 +2,7 @@
 
 Units cannot be cut, and the states of a device's units must fit.  Every plan deals the units to devices in some way,
 and a device has all the work of its units, for every micro-batch, after the first forward has come to it.  The least
-time in which all devices can be done, over all ways to deal, is the *granular* bound; order and all else is given up.
+time in which all devices can be done, over all ways to deal, is the *granular* bound; order and all else is abandoned.
 
 Stages are runs of units besides.  Where every device has as many stages as any other, not every mixture of units is
 that many runs, nor has every device that many units: that is the *contiguous* bound, the least over the numbers of
@@ -65,7 +65,7 @@ def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals
     """The least time in which all devices do their work, where each has so many stages: runs of neighbouring pieces.
 
     A model with layers of two halves, say, leaves a device of two stages no four attentions without an MLP.  That the
-    runs of different devices must not overlap is given up.
+    runs of different devices must not overlap is abandoned.
 
     Args:
         a: The pieces, and the devices that they are dealt to.
@@ -166,7 +166,7 @@ class _Deal:
         return np.where(possible, np.floor(most + ROUNDING), -1)
 
     def covered(self, most: Sequence[NDArray[np.float64]]) -> bool:
-        """Tell whether devices that can take so many of the commonest, beside each number of the others, take all."""
+        """Tell whether devices that can take so many of the commonest, next to each number of the others, take all."""
         dealt = np.full(self.shape, -1, dtype=np.int64)
         dealt[(0,) * len(self.shape)] = 0
         for each in most:

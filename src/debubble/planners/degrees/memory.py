@@ -88,7 +88,7 @@ def footprint(degrees: Degrees, problem: Problem) -> Footprint:
 def too_large(problem: Problem) -> str | None:
     """Say why no plan fits, whatever it recomputes, offloads or leaves to the host; None if one may.
 
-    The states must fit on all devices together, and each unit beside its own whole activation, which its backward has
+    The states must fit on all devices together, and each unit next to its own whole activation, which its backward has
     on the device even if it was recomputed or offloaded; a pipeline of one device holds all states at that moment.
     """
     try:

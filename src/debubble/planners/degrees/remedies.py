@@ -33,7 +33,7 @@ MOST = 4
 WITH_HOST = ("chronos", "pipeoffload")
 """Planners with optimizers or activations on the host that are asked where no quick plan fits."""
 ASKED = 2
-"""Choices of degrees that they are asked per change, those that promise most; beside them the one that needs least."""
+"""Choices of degrees that they are asked per change, those that promise most; next to them the one that needs least."""
 
 
 @dataclass(frozen=True, kw_only=True)

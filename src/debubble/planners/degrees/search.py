@@ -3,7 +3,7 @@
 1. Every legal choice (`space`) of which memory alone shows that nothing fits is dropped (`memory.too_large`).
 2. Quick plans of the others are made (`estimate`) in the order of their lower bounds, until these are above the fifth
    best step: no other choice can be among the five best quick plans.  Choices that take the same step count as one.
-3. The five best are planned thoroughly, side by side, and the fastest one of them by more planners (or all five by the
+3. The five best are planned thoroughly, in parallel, and the fastest one of them by more planners (or all five by the
    planner that was asked for).
 
 All of it is counted in work, so that the same call gives the same plan on every machine.  `pareto_front` plans again
@@ -149,7 +149,7 @@ class Best:
 
 
 def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progress], None] = lambda _: None) -> Best:
-    """The fastest plan of all choices of degrees, beside the five best choices.
+    """The fastest plan of all choices of degrees, next to the five best choices.
 
     A Ctrl-C keeps the best so far; one that comes before anything fits goes through.
 

@@ -91,7 +91,7 @@ class Space(NamedTuple):
         longest: Longer than any step that is not stuck.
         offloads: 1 if activations can be moved to the host.
         hostable: 1 if the host may step.
-        tails: The time behind the last operation if hosts step everything, if devices step next to nothing of their
+        tails: The time after the last operation if hosts step everything, if devices step next to nothing of their
             states, and if they step all.
     """
 
@@ -117,7 +117,7 @@ _streaming_lead, _recompute_lead = inlined(streaming_lead), inlined(recompute_le
 
 @inlined
 def tail_of(a: Space, point: Ints) -> float:
-    """The time behind the last operation: the largest share of its step that a device takes itself, and the rest."""
+    """The time after the last operation: the largest share of its step that a device takes itself, and the rest."""
     if not point[ON_HOST].any():
         whole: float = a.tails[2]
         return whole

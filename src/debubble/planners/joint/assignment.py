@@ -58,9 +58,9 @@ ROUNDS = 8
 SMALL = 0.25
 """A unit with less work, in means, fills no turn of a device: an embedding costs next to nothing."""
 CORES = 2
-"""Chains side by side: the reference machine has so many cores."""
+"""Chains in parallel: the reference machine has so many cores."""
 CHAINS, PARTS = 4, 2
-"""Chains from the best first assignment, and parts of the effort: in the second one all go on from the best of them."""
+"""Chains from the best first assignment, and parts of the effort: in the second all continue from the best of them."""
 TEMPERATURE = 0.1
 """At which they begin, in logarithms of the unevenness; they cool to none."""
 SHARP = 1000.0
@@ -229,7 +229,7 @@ class _Assignments:
         return _State(device_of, self.loads(device_of) + idle, waits)
 
     def whole(self, state: _State, threshold: float = math.inf) -> _WholeStep:
-        """The fastest list schedule of an assignment's whole step; of infinite time if all end behind a threshold."""
+        """The fastest list schedule of an assignment's whole step; of infinite time if all end after a threshold."""
         table, m = self.table(state.device_of), self.problem.micro_batches
         most, nothing = np.full(len(table.stages), m), (np.empty((0, 3), dtype=np.int64), np.empty(0))
         best = _WholeStep(state, math.inf, POLICY)

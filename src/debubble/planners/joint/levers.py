@@ -138,7 +138,7 @@ class Levers:
 
     @property
     def _tails(self) -> Floats:
-        """The time behind the pipeline's last operation if devices step nothing, next to nothing, or all themselves."""
+        """The time after the pipeline's last operation if devices step nothing, next to nothing, or all themselves."""
         tail = self.problem.tail
         return np.array([0.0 if tail is None else tail.after(unstepped=share) for share in (0.0, 1e-12, 1.0)])
 
@@ -147,7 +147,7 @@ class Levers:
         """Units of the longest stage that is tried, on the fastest device."""
         units, stages = len(self.units.units), self.placement.stages
         mean = float(units / stages * (1 / self.paces).max() / (1 / self.paces).mean())
-        # Beside one unit that is larger than all others, a balanced stage has many of these.
+        # Next to one unit that is larger than all others, a balanced stage has many of these.
         balanced = int(np.diff(self._balanced_stages).max())
         return min(units - stages + 1, max(round(LONGEST * mean), balanced) + 2)
 
@@ -232,7 +232,7 @@ class Levers:
 
     @cached_property
     def _work_before(self) -> Floats:
-        """Per unit, and behind the last, the time of all units before it."""
+        """Per unit, and after the last, the time of all units before it."""
         return np.concatenate(([0.0], np.cumsum([float(unit.work) for unit in self.units.units])))
 
     @cached_property

@@ -47,7 +47,7 @@ DRAW_SHARE = 0.1
 """The part of the effort in which they draw their first points at random."""
 FEWEST_STARTS, MOST_STARTS, MIN_POINTS = 10, 30, 500
 """How many chains are annealed at least and at most, and the points that each of them tries at least if there are more.
-They find soon most of what they find, and differ more by where they begin than by how long they go on."""
+They find soon most of what they find, and differ more by where they begin than by how long they continue."""
 FINAL_TEMPERATURE = 0.0005
 """Temperature at which a chain ends, a part of the step's time."""
 ROUNDS = ((0.16, 1, 0.005), (0.1, 3, 0.004), (0.09, 8, 0.003))
@@ -90,7 +90,7 @@ for the slowest of these coolings, whose length counts, and where there are fewe
 MIN_SIMULATIONS = 0.1
 """The effort from which an order is searched, in simulations of its plan."""
 CORES = 2
-"""Walks side by side: the reference machine has so many cores."""
+"""Walks in parallel: the reference machine has so many cores."""
 VARIANT_TOLERANCE = 1.02
 """How much slower an order may be to begin with that leaves its search more to change."""
 STEP = 0.002
@@ -298,7 +298,7 @@ def _improved_orders(
     seconds: float,
     coolings: Sequence[Cooling],
 ) -> list[tuple[Number, Solution]]:
-    """Search better orders of some solutions beside the times of their steps, with a part of the effort."""
+    """Search better orders of some solutions next to the times of their steps, with a part of the effort."""
     workers = max(1, CORES // len(simulated))
     searches = [partial(_improve_order, problem, value, solution, workers, coolings) for value, solution in simulated]
     return [better for better in _side_by_side(searches, effort, seconds) if better is not None]

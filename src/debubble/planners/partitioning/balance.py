@@ -157,7 +157,7 @@ def _best_end(
 ) -> int | None:
     """The last of the boundaries from `begin` on that move together by `step`, if that evens out the devices.
 
-    Stages between two boundaries that move keep their length; the ones before and behind them gain or lose a unit.
+    Stages between two boundaries that move keep their length; the ones before and after them gain or lose a unit.
     """
     if step < 0 and ends[begin] - (ends[begin - 1] if begin else 0) < 2:
         return None

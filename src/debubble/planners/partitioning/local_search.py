@@ -62,7 +62,7 @@ def improve(
     """Move units between stages, then change their strategies, while that makes the step faster and the effort lasts.
 
     The fastest point, which is the start if nothing helps, if its stages are fixed or if it offloads.  `strategies` are
-    the names that units may use beside `none`, all by default.
+    the names that units may use next to `none`, all by default.
     """
     if start.partition is None or start.schedule.offloaded or not isinstance(problem.workload, ModelUnits):
         return start
@@ -73,7 +73,7 @@ def improve(
 class PartitionSearch:
     """Partitions of a model's units on the order of operations that the repricer prices.
 
-    `strategies` are the names that units may use beside `none`; None: all.
+    `strategies` are the names that units may use next to `none`; None: all.
     """
 
     problem: Problem

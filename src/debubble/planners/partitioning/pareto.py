@@ -158,7 +158,7 @@ def menu_of(block: Sequence[Unit]) -> Menu:
         partial: list[tuple[str, ...]] = [()]
         for size, unit in enumerate(block, start=1):
             ways = [recomputation(block[:size], (*each, name)) for each in partial for name in unit.strategies]
-            # The next unit may keep less behind one that recomputes in full.
+            # The next unit may keep less after one that recomputes in full.
             full = [way for way in ways if way.strategies[-1] == "full"]
             partial = [way.strategies for way in dict.fromkeys(efficient(ways) + efficient(full))]
         _MENUS[key] = tuple(efficient(recomputation(block, each) for each in partial))

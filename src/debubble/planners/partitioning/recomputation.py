@@ -60,7 +60,7 @@ def in_flight(schedule: Schedule) -> list[int]:
 def ladder(units: Units, unit: int, allowed: Sequence[str] | None = None) -> list[tuple[str, float, float]]:
     """A unit's efficient strategies from `none` on: (name, extra time, extra bytes saved) of each step.
 
-    `allowed`: the only names to choose from beside `none` (None: all).
+    `allowed`: the only names to choose from next to `none` (None: all).
     """
     strategies = {
         name: s for name, s in units.units[unit].strategies.items() if allowed is None or name in ("none", *allowed)
@@ -86,7 +86,7 @@ def cheapest_strategies(
 ) -> Partition:
     """The partition of these lengths, with every unit's strategy, that recomputes the least that fits each device.
 
-    `allowed`: the only names to choose from beside `none` (None: all).  Raises InfeasibleError, naming the device, if
+    `allowed`: the only names to choose from next to `none` (None: all).  Raises InfeasibleError, naming the device, if
     not even full recomputation fits.
     """
     placement = repricer.schedule.placement

@@ -20,7 +20,7 @@ class Cut:
     size: int
     """Size of the whole in that dimension."""
     fused: int = 1
-    """Number of layers that lie side by side in it; each is divided by itself."""
+    """Number of layers that lie in parallel in it; each is divided by itself."""
 
 
 @dataclass(frozen=True)

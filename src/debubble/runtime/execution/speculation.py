@@ -32,7 +32,7 @@ class SpeculativeInterpreter(Interpreter):
         self._speculative = speculative_instructions(self.program)
 
     def posted_sends(self, queues: Sequence[Queue]) -> Mapping[int, Sequence[int]]:
-        """None: the compute lane goes on while sends wait until it is known whether parameters are valid."""
+        """None: the compute lane continues while sends wait until it is known whether parameters are valid."""
         return {}
 
     def compute(self, step: StepSynchronizer, state: StepState) -> None:

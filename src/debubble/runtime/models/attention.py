@@ -85,7 +85,7 @@ def attention(
 ) -> Tensor:
     """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
 
-    The heads' results lie side by side: [batch, length, heads x head_dim].  Attention stays within `documents`
+    The heads' results lie in parallel: [batch, length, heads x head_dim].  Attention stays within `documents`
     [batch, whole length], if they are given, and within `window` tokens.  `dropout` on the attention weights follows
     from `seed`.  `first_head`: how many heads of the layer lie before these, on other ranks.  `context`: the ranks that
     divide the sequence.  Under `torch.autocast` it computes in that dtype, as torch's own attention does.

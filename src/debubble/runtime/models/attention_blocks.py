@@ -116,7 +116,7 @@ def _fused_gradients(
             gradient, q, k, v, whole.output, log_sum, *lengths, 0.0, causal, none, none, scale=scale
         )
         return of_q, of_k, of_v
-    # The kernel takes the heads of one query's result to lie side by side, whatever its strides say.
+    # The kernel takes the heads of one query's result to lie in parallel, whatever its strides say.
     output = whole.output.transpose(1, 2).contiguous().transpose(1, 2)
     # It reads the logarithms in blocks of 32, which at the end are filled up so that they weigh nothing.
     padded = functional.pad(log_sum, (0, -log_sum.shape[-1] % 32), value=float("inf"))

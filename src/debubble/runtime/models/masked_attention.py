@@ -109,7 +109,7 @@ class _MaskedAttention(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, masks: _Masks) -> Tensor:
         keys, values = masks.whole(k, v)
-        # As the kernels lay results out: heads lie side by side in memory.
+        # As the kernels lay results out: heads lie in parallel in memory.
         output = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         log_sums = []
         for block in masks.blocks(q):

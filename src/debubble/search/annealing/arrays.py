@@ -49,7 +49,7 @@ def distinct_micro_batches(problem: OrderProblem) -> range:
 
 
 def message_rows(problem: OrderProblem) -> list[Number]:
-    """Time of the message behind each operation; -1 where there is none."""
+    """Time of the message after each operation; -1 where there is none."""
     costs, device_of = problem.costs, problem.placement.device_of
     scales = [costs.scale_of(j) for j in distinct_micro_batches(problem)]
     rows: list[Number] = []
@@ -62,7 +62,7 @@ def message_rows(problem: OrderProblem) -> list[Number]:
 
 
 def tail_rows(problem: OrderProblem, time: Floats, message: Floats, behind: Floats) -> Floats:
-    """Longest chain behind each operation, data and host steps, with the backward split where it may be."""
+    """Longest chain after each operation, data and host steps, with the backward split where it may be."""
     S = problem.stages
     shape = (len(KINDS), S, len(distinct_micro_batches(problem)))
     t, c = time.reshape(shape), np.maximum(message.reshape(shape), 0)
@@ -303,7 +303,7 @@ def _facts(a: KernelLayout) -> Ints:
 
 
 def _begins(parts: Mapping[str, Floats | Ints]) -> dict[str, int]:
-    """Lay the parts behind each other, and return the place at which each begins."""
+    """Lay the parts after each other, and return the place at which each begins."""
     begins = np.cumsum([0, *map(len, parts.values())]).tolist()
     return dict(zip(parts, begins, strict=False))
 
@@ -317,7 +317,7 @@ def _lanes(problem: OrderProblem) -> Ints:
 
 
 def _peers(lanes: Ints) -> Ints:
-    """Find the next device on the same link as each; -1 behind the last."""
+    """Find the next device on the same link as each; -1 after the last."""
     peers = np.full(len(lanes), -1)
     for lane in set(lanes.tolist()):
         members = np.flatnonzero(lanes == lane)

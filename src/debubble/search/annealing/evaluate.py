@@ -165,7 +165,7 @@ def evaluate(
 ) -> float:
     """Objective of the lists, or infinity if they deadlock, break a limit or come out above `threshold`.
 
-    It is given up, as `walk` says, where they are behind an evaluation that is kept.  Leaves ends and causes in the
+    It is abandoned, as `walk` says, where they are after an evaluation that is kept.  Leaves ends and causes in the
     blocks.
     """
     reset(a, x, n, orders, lengths)
@@ -178,8 +178,8 @@ def evaluate(
 def walk(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float) -> float:
     """The rest of an evaluation, from where the devices are.
 
-    It is given up where they are behind the one kept, by more than `latest` times all operations to those to come: what
-    is late behind the last change mostly stays late.
+    It is abandoned where they are after the one kept, by more than `latest` times all operations to those to come: what
+    is late after the last change mostly stays late.
     """
     remaining, whole = 0, lengths.sum()
     for d in range(a.devices):

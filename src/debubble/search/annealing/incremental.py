@@ -57,7 +57,7 @@ def delay(a: KernelLayout, x: Floats, n: Ints) -> float:
 
 @borrowing
 def keep(a: KernelLayout, x: Floats, n: Ints, at: int) -> None:
-    """Keep an evaluation that began at mark `at`, in place of the one that it went on from."""
+    """Keep an evaluation that began at mark `at`, in place of the one that it continued from."""
     copy_numbers(x, a.end, a.kept_times, a.times)
     copy_numbers(n, a.cause, a.kept_causes, a.causes)
     copy_numbers(x, a.reserved, a.last_floats, a.device_floats)

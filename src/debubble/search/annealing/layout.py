@@ -29,7 +29,7 @@ F, I, W, B, R, DEEPER, O, L = range(8)  # noqa: E741 - the order of KINDS
 KIND_INDEX = {kind: KINDS.index(kind) for kind in KINDS}
 COUNT = len(KINDS)
 MARKS = 25
-"""States of the devices that an evaluation leaves behind, at most; the first is that of its beginning."""
+"""States of the devices that an evaluation leaves after, at most; the first is that of its beginning."""
 NOTED = 32
 """With link groups, how many places of a list are between two of which the state of memory is noted."""
 NEEDED, RELOADED, SENT, ROW = range(4)
@@ -84,7 +84,7 @@ class KernelLayout(NamedTuple):
     lead: int
     """[R in list, row]: how long before the end of its F an O may start, and before that of its L a B, I or R."""
     message: int
-    """[R in list, row]: time of the message behind F, I, B; negative where the consumer is on the same device."""
+    """[R in list, row]: time of the message after F, I, B; negative where the consumer is on the same device."""
     tail: int
     """[R in list, row]: least time from its end to the end of everything."""
     behind_weights: int
@@ -148,7 +148,7 @@ class KernelLayout(NamedTuple):
     lane: int
     """[d]: the host link's lane, which a link group shares."""
     peer: int
-    """[d]: the next device that shares its link to the host, -1 behind the last."""
+    """[d]: the next device that shares its link to the host, -1 after the last."""
     cause: int
     """[op]: the one whose start or end it waited for, -1 for none."""
     facts: int
@@ -173,7 +173,7 @@ class KernelLayout(NamedTuple):
     """[d, lane], with link groups: the lane's next operation, -1 for none."""
     previous: int
     """[d, lane], with link groups: the lane's last operation, -1 before the first."""
-    # What the next evaluation goes on from (incremental.py).
+    # What the next evaluation continues from (incremental.py).
     mark_floats: int
     """[2, MARKS, numbers of all devices]: state of the devices during the last evaluation kept, and during this one."""
     mark_ints: int
@@ -204,7 +204,7 @@ class KernelLayout(NamedTuple):
     """[d]: likewise."""
     stepped_why: int
     """[stage]: likewise."""
-    # What walks by arrival need beside (shared_links.py); without link groups all but `stale` are empty.
+    # What walks by arrival need next to (shared_links.py); without link groups all but `stale` are empty.
     stale: int
     """[d]: 1 if the tables below are those of another list than the accepted one."""
     noted_from: int
@@ -218,7 +218,7 @@ class KernelLayout(NamedTuple):
     head: int
     """[d, lane]: the lane's first operation, -1 for none."""
     follow: int
-    """[op]: the operation behind it on its lane."""
+    """[op]: the operation after it on its lane."""
     place: int
     """[op]: its place in the list."""
     offload: int

@@ -144,7 +144,7 @@ def toggle_offload(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: 
 
 @inlined
 def toggle_recompute(a: KernelLayout, n: Ints, orders: Ints, lengths: Ints, pair: int, random: Ints) -> None:
-    """Take an R out or let it be of the other level, or put one a few places before the backward, behind the reload."""
+    """Take an R out or let it be of the other level, or put one a few places before the backward, after the reload."""
     size = a.stages * a.micro_batches
     d = n[a.device_of + pair // a.micro_batches]
     at = recomputation_at(a, orders, lengths, d, pair)
@@ -238,7 +238,7 @@ def recompute_otherwise(
 ) -> int:  # fmt: skip
     """Let a run of pairs, which the lists now recompute or do not, cost accordingly.
 
-    Returns the last mark up to `at` that their first forward comes behind: what it keeps has changed too.
+    Returns the last mark up to `at` that their first forward comes after: what it keeps has changed too.
     """
     d = n[a.device_of + pair // a.micro_batches]
     for other in range(pair, pair + run):
@@ -305,7 +305,7 @@ def measure(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints, at: int,
     threshold: float, latest: float,
 ) -> tuple[float, int]:  # fmt: skip
-    """Evaluate lists that begin as the accepted ones do, from a mark on; also return the mark that it went on from."""
+    """Evaluate lists that begin as the accepted ones do, from a mark on; also return the mark that it started from."""
     if at != START and a.by_arrival:
         value, at = go_on_by_arrival(a, x, n, orders, lengths, tried, tried_lengths, at, threshold, latest)
         if at != START:

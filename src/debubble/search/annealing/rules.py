@@ -66,7 +66,7 @@ def neighbour(a: KernelLayout, op: int) -> int:
 
 @inlined
 def sent(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: float, message: float) -> float:
-    """Send the message behind an operation, after the one before it on an exclusive link; return when it arrives."""
+    """Send the message after an operation, after the one before it on an exclusive link; return when it arrives."""
     if message < 0 or not a.exclusive:
         return free + max(message, 0.0)
     link = a.link + d * a.devices + n[a.device_of + neighbour(a, op)]
@@ -79,7 +79,7 @@ def sent(a: KernelLayout, x: Floats, n: Ints, d: int, op: int, free: float, mess
 def step_on_hosts(a: KernelLayout, x: Floats, n: Ints) -> None:
     """Time the steps on hosts, once everything else is timed.
 
-    A stage's gradients leave behind its last weight gradient and, as transfers do, ask for the link one after the other
+    A stage's gradients leave after its last weight gradient and, as transfers do, ask for the link one after the other
     on each device; they take it by arrival.  A device's host steps one stage at a time.
     """
     for d in range(a.devices):

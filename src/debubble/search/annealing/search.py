@@ -29,7 +29,7 @@ COOLING_STEPS = 16
 """Temperatures of a cooling, at least."""
 SELDOM = 10
 """Where simulation agrees with the walk it is asked for improvements once in the work of so many simulations, and where
-the search ends; of walkers side by side also where a cooling ends."""
+the search ends; of walkers in parallel also where a cooling ends."""
 RESTART_RATIO = 1.005
 """A walker restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may
 get stuck."""
@@ -48,11 +48,11 @@ def search(
 
     Args:
         problem: The operations to order.
-        starts: Schedules to improve, tried beside the constructed ones.
+        starts: Schedules to improve, tried next to the constructed ones.
         steps: Number of moves of each walker.
         seed: The result depends on it, on the steps and on the number of walkers alone.
         bound: One that is already known.
-        workers: Walkers side by side.
+        workers: Walkers in parallel.
 
     Returns:
         The stream; it ends when the bound is met or the steps are done.
@@ -131,7 +131,7 @@ def improve(
         steps: Moves of each walker; by default as many as the effort pays for.
         effort: Counter of the moves; endless by default.
         seed: The result depends on it, on the steps and on the number of walkers alone.
-        workers: Walkers side by side, which exchange their best after every burst.
+        workers: Walkers in parallel, which exchange their best after every burst.
         hot: Temperatures at which a cooling begins, in mean operation times, of the first walker, the second and so on
             in turn.
         coolings: Shares of the search at which a cooling begins; the last entry is where the last one ends.
@@ -170,7 +170,7 @@ def improve(
                 moves = [walk.result() for walk in walks]
                 done += max(moves)
                 effort.spend(max(moves) * price)
-                # Walkers side by side exchange their best where a cooling ends.
+                # Walkers in parallel exchange their best where a cooling ends.
                 until = end if workers > 1 else 1
                 goes_on = done / steps < until and min(moves) == count and not effort.deadline.passed
                 if goes_on and agrees and done - simulated < between:

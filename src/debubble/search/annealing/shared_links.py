@@ -32,9 +32,9 @@ COMPUTE, DOWN, UP = range(3)
 TO_COME = -2.0
 """End of a reload that is in the list and has none yet."""
 TOO_LATE = -1.0
-"""In place of an objective: the evaluation has to go on from an earlier mark."""
+"""In place of an objective: the evaluation has to continue from an earlier mark."""
 WHOLE = 2**62
-"""A place behind all lists."""
+"""A place after all lists."""
 
 
 @inlined
@@ -147,7 +147,7 @@ def follow_back(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints
 
 @inlined
 def go_to_heads(a: KernelLayout, n: Ints, d: int) -> None:
-    """Find what the lanes of a device do next, behind what they did last."""
+    """Find what the lanes of a device do next, after what they did last."""
     for at in range(3 * d, 3 * d + 3):
         before = n[a.previous + at]
         n[a.next + at] = n[a.head + at] if before < 0 else n[a.follow + before]
@@ -213,7 +213,7 @@ def look(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> None:
 
 @inlined
 def transfer(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> bool:
-    """Give a device's next transfer its turn on the link; False if one that comes behind it has had its own."""
+    """Give a device's next transfer its turn on the link; False if one that comes after it has had its own."""
     at = 3 * d + lane
     op, ready = n[a.next + at], x[a.ready + at]
     link = n[a.lane + d] + (a.devices if lane == UP else 0)
@@ -239,7 +239,7 @@ def transfer(a: KernelLayout, x: Floats, n: Ints, d: int, lane: int) -> bool:
 def serve(a: KernelLayout, x: Floats, n: Ints, link: int, lane: int) -> int:
     """Give transfers their turns on a link as long as it is known which one is ready first.
 
-    Returns how many, or -1 if one should have had its turn before the mark that the evaluation went on from.
+    Returns how many, or -1 if one should have had its turn before the mark that the evaluation continued from.
     """
     count = 0
     while True:
@@ -357,7 +357,7 @@ def go_on_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, tried: Ints, tried_lengths: Ints, at: int,
     threshold: float, latest: float,
 ) -> tuple[float, int]:  # fmt: skip
-    """The objective of lists that are as the accepted ones up to a mark of theirs, and the mark that it went on from.
+    """The objective of lists that are as the accepted ones up to a mark of theirs, and the mark that it continued from.
 
     That is an earlier one where a transfer of the changed lists should have taken its turn before the mark; START:
     from none.
@@ -404,9 +404,9 @@ def go_to_mark(
 def walk_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, remaining: int, whole: int, threshold: float, latest: float
 ) -> float:
-    """The rest of an evaluation, given up where it is late as in `evaluate.walk`.
+    """The rest of an evaluation, abandoned where it is late as in `evaluate.walk`.
 
-    TOO_LATE if a transfer should have taken its turn before the mark that it goes on from.
+    TOO_LATE if a transfer should have taken its turn before the mark that it continues from.
     """
     x[a.ready : a.ready + 3 * a.devices] = INFINITY
     n[a.marked + 2] = -1

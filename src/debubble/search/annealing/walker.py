@@ -11,7 +11,7 @@ from debubble.search.annealing.moves import anneal
 from debubble.search.problem import Incumbent, OrderProblem
 
 SLOPE = 0.4
-"""Weight of the mean end of the backwards for inputs, beside the objective."""
+"""Weight of the mean end of the backwards for inputs, next to the objective."""
 PRIME = 2147483647
 
 

@@ -25,7 +25,7 @@ _EPSILON = 1e-9
 """Differences of times, and of shares of the interval, that are rounding of floats."""
 
 Pattern = tuple[tuple[tuple[int, int], ...], ...]
-"""Per device, (track, rounds that it lags behind) in the order of one round; tracks as in `dispatch`."""
+"""Per device, (track, rounds that it lags after) in the order of one round; tracks as in `dispatch`."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BlockShape:
     hops: tuple[float, ...]
     """Per leg, wait before each further operation."""
     weight_first: bool = False
-    """Place each W with its I, before the backward goes on."""
+    """Place each W with its I, before the backward continues."""
 
 
 def pattern_of(placement: Placement, costs: StageCosts, shape: BlockShape) -> Pattern | None:

@@ -7,7 +7,7 @@ the DispatchState and `d` a device.
 An operation is a number, `track * micro_batches + micro_batch`.  With S stages, track s are the forwards of stage s,
 S + s its backwards (I, or B if they are whole) and 2 S + s its W.  On a track micro-batches come in order.
 
-Nothing is moved to the host here.  The planner `joint` has a list scheduler of its own, which does that, and gives up
+Nothing is moved to the host here.  The planner `joint` has a list scheduler of its own, which does that, and abandons
 what takes too long (planners/joint/list_scheduling/).
 """
 
@@ -144,7 +144,7 @@ def oldest_weight(s: DispatchState, d: int) -> int:
 
 @_kernel
 def leaves_room(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
-    """Tell whether a forward leaves memory for what the device's later chunks need to go on."""
+    """Tell whether a forward leaves memory for what the device's later chunks need to continue."""
     needed = s.used[d] + a.allocated[stage] * a.size_scale[j]
     for k in range(a.stages_from[d], a.stages_from[d + 1]):
         later = a.stages_of[k]

@@ -19,7 +19,7 @@ from debubble.search.constructive.zero_bubble import RULES, best_order, greedy_s
 from debubble.search.problem import OrderProblem
 
 PACES = (Fraction(0), Fraction(1, 4), Fraction(1, 2))
-"""Parts of a W that lie between two micro-batches, as is foreseen, beside an F and an I: at first no W is due."""
+"""Parts of a W that lie between two micro-batches, as is foreseen, next to an F and an I: at first no W is due."""
 LEAST_GAPS = (Fraction(1), Fraction(1, 2))
 """Parts of a W that a gap must have to be filled by it."""
 
@@ -91,7 +91,7 @@ def list_schedule(
 def offloading_schedules(problem: OrderProblem, *, idle: Sequence[Number] | None = None) -> Iterator[Schedule]:
     """Construct list schedules that use the memory of the host.
 
-    `idle` is the time that each device may lose behind its first backward before it fills every gap; any by default.
+    `idle` is the time that each device may lose after its first backward before it fills every gap; any by default.
     With what the bound allows, the device that is the bottleneck stays busy, at the cost of others.
     """
     for room in _with_host_rooms(problem):

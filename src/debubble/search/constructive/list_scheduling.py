@@ -4,7 +4,7 @@ Devices act as soon as they are free and something has arrived, and a rule choos
 and memory are those of lowering, so that the order that comes out takes, simulated, the times that are said here.
 
 * `Greedy`: backward before forward, or the two in turn, W where nothing waits.  It never gets stuck: a forward leaves
-  room for the device's later chunks, so that the oldest micro-batch can always go on.
+  room for the device's later chunks, so that the oldest micro-batch can always continue.
 * `GapFilling`: the backward first, then the forward if memory allows, W in gaps.  A W may fill a gap that is shorter
   than itself, or leave it idle.  What that costs depends on the device: one whose work alone makes up the lower bound
   has no time to lose, and one with less work delays others if it begins a W too many.
@@ -74,7 +74,7 @@ class GapFilling:
 
     Attributes:
         least_gap: Part of W's time from which a gap is filled with it.
-        idle: Time that each device may lose behind its first backward before it fills every gap; None for any.
+        idle: Time that each device may lose after its first backward before it fills every gap; None for any.
     """
 
     least_gap: Fraction = Fraction(1, 2)

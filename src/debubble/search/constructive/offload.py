@@ -1,7 +1,7 @@
 """Belady offloading: lists are made to fit by moving (or recomputing) what is needed furthest in the future.
 
 No more is moved than memory demands: where an operation of a device's list would exceed the limit, the activation with
-the latest backward goes.  Its offload stands right behind its forward, its reload as early before its backward as it
+the latest backward goes.  Its offload stands right after its forward, its reload as early before its backward as it
 takes, if memory allows.
 """
 

@@ -42,7 +42,7 @@ RULES = tuple(
     Greedy(in_turn=in_turn, patience=patience, overlap=overlap)
     for overlap, patience, in_turn in product((0, 0.5, 1), (STRICT, 0, 0.5, 1), (True, False))
 )
-"""Below 1F1B's memory they are tried beside the blocks; they never get stuck but where not one micro-batch fits."""
+"""Below 1F1B's memory they are tried next to the blocks; they never get stuck but where not one micro-batch fits."""
 
 LISTED = (
     Greedy(in_turn=True, patience=1, overlap=0.5),

@@ -42,7 +42,7 @@ def build(
     Args:
         problem: The operations to order.
         horizon: Latest end, in the costs' unit of time.
-        weights: The devices where a W takes the lane, by default all; elsewhere it runs beside others, and for the
+        weights: The devices where a W takes the lane, by default all; elsewhere it runs next to others, and for the
             memory it ends together with its I.
         whole: The (stage, micro-batch) pairs whose backward stays one operation; where backwards may be split, all
             others have an I and a W.

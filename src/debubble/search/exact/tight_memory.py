@@ -1,7 +1,7 @@
 """Exact search where memory is tight and nothing is moved; orders are proven optimal where times are coarse.
 
 CP-SAT gets the whole problem first, and closes it in seconds where times have a large common divisor (p = 8, m = 32, F
-= I = W at any limit).  Elsewhere it solves the problem with rounded times, whose best order local search goes on from,
+= I = W at any limit).  Elsewhere it solves the problem with rounded times, whose best order local search improves,
 and the *skeleton* is a bound: W counts only on the first device, whose memory is the bottleneck.  That leaves two
 thirds of the operations, and keeps what the plain bounds do not see: micro-batches on their way up and down have to
 pass each other on every device.  Its order of F and I, with W put in again, is the best start where it can be had.

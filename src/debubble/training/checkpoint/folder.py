@@ -44,7 +44,7 @@ class SavedRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Progress of a run: what resuming needs beside tensors.
+    """Progress of a run: what resuming needs next to tensors.
 
     Random numbers follow from `seed`, and with `step` and `samples` from nothing else.
     """

@@ -1,9 +1,9 @@
 """Writes checkpoints: torch.distributed.checkpoint files, whole or not there, the newest few kept.
 
 A checkpoint is the folder `step-N` with every rank's tensors under their parameters' names, so that another
-partition finds them too, `progress.json`, and the manifest with every file's checksum.  It is written beside its place,
-while training goes on, and renamed when all ranks are done.  Every rank of the process group calls `save`; all see the
-same folder.
+partition finds them too, `progress.json`, and the manifest with every file's checksum.  It is written next to its
+place, while training continues, and renamed when all ranks are done.  Every rank of the process group calls `save`; all
+see the same folder.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Saver:
 
 
 class _Writer(FileSystemWriter):
-    """Writes beside the final place; the coordinator, when all ranks have written, makes it whole by renaming."""
+    """Writes next to the final place; the coordinator, when all ranks have written, makes it whole by renaming."""
 
     def __init__(self, final: Path, progress: RunProgress, *, keep: int) -> None:
         super().__init__(_unfinished(final))

@@ -43,7 +43,7 @@ class SampleSource(Protocol):
         """Samples `first` to `first + count` of the endless row, as `Pipeline.step` takes them."""
 
     def rows(self, places: Sequence[int]) -> Entries:
-        """The samples at these places, side by side."""
+        """The samples at these places, in parallel."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class DatasetSamples:
             raise InputError("The dataset has no items.")
 
     def batch(self, first: int, *, count: int) -> Entries:
-        """The items side by side: [count, length + 1], or a mapping with [count, length] each."""
+        """The items in parallel: [count, length + 1], or a mapping with [count, length] each."""
         places = shuffled_indices(first, count=count, per_epoch=len(self.dataset), seed=self.seed)
         return _side_by_side([self._item(first + i, int(place)) for i, place in enumerate(places)])
 

@@ -1,9 +1,9 @@
-"""Decides by which plan a run goes on: from what was measured, and what a search has found.
+"""Decides by which plan a run continues: from what was measured, and what a search has found.
 
 It works in windows of steps.  At the end of each, what was measured may show that the last switch made steps slower:
 then it is rolled back.  Or that costs have drifted: then a new search begins.  Or the search may have found an order
 that is predicted to be faster: then it is adopted, on trial for a window.  Rank 0 decides between two steps, and all
-ranks go on by its plan.  Needs no torch.
+ranks continue by its plan.  Needs no torch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Policy:
 
 
 class OrderSearch(Protocol):
-    """A search that goes on by itself (see `SearchProcess`)."""
+    """A search that continues by itself (see `SearchProcess`)."""
 
     def newest(self) -> BetterOrder | None:
         """The best order found, if it is newer than at the last call; else None."""
@@ -80,7 +80,7 @@ class SwitchTrial:
 
 
 class Controller:
-    """Decides after every step whether to go on with another plan.
+    """Decides after every step whether to continue with another plan.
 
     Args:
         plan: What runs.
@@ -121,7 +121,7 @@ class Controller:
         self._trial: SwitchTrial | None = None
 
     def after_step(self, step: int, seconds: float, traced: TraceStep) -> Plan | None:
-        """The plan to go on with, if it is another one, now that `step` steps are done."""
+        """The plan to continue with, if it is another one, now that `step` steps are done."""
         if self._settling:
             self._settling -= 1
             return None
@@ -143,7 +143,7 @@ class Controller:
             self._search = None
 
     def _decide(self, step: int) -> Plan | None:
-        """Decide at the end of a window: return the plan to switch to, None to go on as before."""
+        """Decide at the end of a window: return the plan to switch to, None to continue as before."""
         if self._trial is not None:
             trial, self._trial = self._trial, None
             measured = effect(trial.seconds, self._seconds)

@@ -33,7 +33,7 @@ class JournalEntry:
     units: tuple[int, ...] | None = None
     """Units per stage from now on, if some have moved."""
     reason: str | None = None
-    """Why a search failed, or what beside the times has changed when one begins."""
+    """Why a search failed, or what next to the times has changed when one begins."""
 
     def __str__(self) -> str:
         match self.event:

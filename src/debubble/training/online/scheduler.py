@@ -1,4 +1,4 @@
-"""Searches beside a training run: `python -m debubble.training.online.scheduler FOLDER EFFORT STEPS_LEFT`.
+"""Searches next to a training run: `python -m debubble.training.online.scheduler FOLDER EFFORT STEPS_LEFT`.
 
 It reads `plan.json` in the folder, whose costs are the measured ones, and replaces `found.json` whenever it has found a
 faster order, of the same stages or of some with other units.  It imports no torch, computes with one thread, and ends

@@ -1,4 +1,4 @@
-"""ChronosPipe's section 6: memory and throughput beside other methods, Figures 9 to 12."""
+"""ChronosPipe's section 6: memory and throughput next to other methods, Figures 9 to 12."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAPER = PrintedPaper.of("chronospipe")
 def _throughput(
     statement: str, method: Method, reference: Method, p: int, m: int, paper: str, *, blocking: bool = False
 ) -> Claim:
-    """A throughput in percent of another's, with the messages that the text describes; others beside it."""
+    """A throughput in percent of another's, with the messages that the text describes; others next to it."""
     shares = {k: 100 * v for k, v in throughputs(method, reference, p, m).items()}
     chosen: CommunicationModel = "blocking" if blocking else "receiver"
     others = ", ".join(f"{value:.1f}% {MESSAGES[model]}" for model, value in shares.items())

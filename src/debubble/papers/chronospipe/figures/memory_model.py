@@ -1,4 +1,4 @@
-"""The memory model behind ChronosPipe's figures: what a layer holds, and how much of it each schedule keeps.
+"""The memory model after ChronosPipe's figures: what a layer holds, and how much of it each schedule keeps.
 
 Activations of one layer and token, with flash attention, norms and activation function recomputed, and the inputs of
 the column-parallel products not divided over the tensor-parallel ranks (section 6.1):

@@ -17,7 +17,7 @@ MESSAGES: Mapping[CommunicationModel, str] = {
     "latency": "with asynchronous ones",
 }
 """How messages may behave.  In the middle one the receiver waits from when it asks for the message, with a
-recomputation beside it, and the sender goes on; section 4.2 argues so for the gradients of chunk 2."""
+recomputation next to it, and the sender continues; section 4.2 argues so for the gradients of chunk 2."""
 
 
 def throughputs(method: Method, reference: Method, p: int, m: int) -> dict[CommunicationModel, float]:

@@ -188,7 +188,7 @@ def _windows(p: int) -> tuple[int, ...]:
 
 
 STAGES = StageCosts.of(stages=4, forward=2, backward_input=2, backward_weight=2, activation=2)
-"""1F1B's stages in T_unit, beside chunks that take half."""
+"""1F1B's stages in T_unit, next to chunks that take half."""
 CHUNKS = StageCosts.of(stages=8)
 """The stages of two chunks on each of 4 devices."""
 
@@ -222,7 +222,7 @@ def _messages() -> Timelines:
 
 
 def _offload() -> Timelines:
-    """Figure 8, and the activations of the shallow chunk offloaded beside it."""
+    """Figure 8, and the activations of the shallow chunk offloaded next to it."""
     costs = CHUNKS.replace(gradient_offload=1.5, host_step=2.5, parameter_load=2, offload=2)
     made = schedules["chronos"](devices=4, micro_batches=8, chunks=2, costs=costs)
     states = offload_states(made, chunks=[1])

@@ -37,7 +37,7 @@ class PlannedStep:
     def planned(self, planner: str, limit: float) -> Timeline | None:
         """The pipeline's part of a step in so many bytes per device; None if nothing fits."""
         units = model_units(self.model, CLUSTER, self.options, pipeline=PIPELINE)
-        # As in the paper, activations leave behind their whole forward, and are back before their backward.
+        # As in the paper, activations leave after their whole forward, and are back before their backward.
         workload = ModelUnits(replace(units, memory_limit=(limit,), streams=False))
         problem = Problem(devices=PIPELINE, micro_batches=self.micro_batches, workload=workload, effort=EFFORT)
         try:

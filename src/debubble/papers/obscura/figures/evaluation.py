@@ -162,7 +162,7 @@ def _falling(speed_ups: Iterable[float | None]) -> bool:
 
 
 def gpt_3() -> Table:
-    """GPT-3's figures with the recompute times of our own cost model, beside the fitted ones."""
+    """GPT-3's figures with the recompute times of our own cost model, next to the fitted ones."""
     rows: list[tuple[Cell, ...]] = []
     ours: dict[str, tuple[float, float]] = {}
     for name, family in (("fitted to 1.30", GPT), ("our cost model", computed_gpt())):

@@ -94,7 +94,7 @@ def units(family: str | Family, size: str) -> Units:
     halves = _attention(f, layer_activation, static / 3), _mlp(f, layer_activation, 2 * static / 3)
     inner = [replace(half, layer=layer) for layer in range(layers) for half in halves]
     ends = [_unit(kind, 0.0, 0.0, {"none": Strategy(0.0)}) for kind in ("embedding", "head")]
-    # In the paper what is swapped leaves behind its whole forward, and is back before its backward.
+    # In the paper what is swapped leaves after its whole forward, and is back before its backward.
     return Units(units=(ends[0], *inner, ends[1]), offload_bandwidth=BANDWIDTH, memory_limit=(80,), streams=False)
 
 

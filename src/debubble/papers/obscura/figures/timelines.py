@@ -75,7 +75,7 @@ def figure_4() -> Iterator[Exhibit]:
 
 
 def figure_6() -> Iterator[Exhibit]:
-    """The strawman beside 1F1B, both with full recomputation."""
+    """The strawman next to 1F1B, both with full recomputation."""
     runs = _runs(FIGURE_6, devices=3, micro_batches=8, recompute=1)
     first, second = (float(run.makespan) for run in runs.values())
     bubbles = [float(run.forward_bubbles[1]) for run in runs.values()]

@@ -90,7 +90,7 @@ INSTANCES = ((1, 0, 2, 1), (5, 1, Fraction(3, 2), 5), (1, Fraction(1, 5), Fracti
 
 
 def optima() -> Table:
-    """The program's optima beside those that the search proves, by CP-SAT and its own bounds."""
+    """The program's optima next to those that the search proves, by CP-SAT and its own bounds."""
     rows: list[tuple[Cell, ...]] = []
     for time, message, limit, offload in INSTANCES:
         costs = StageCosts.of(

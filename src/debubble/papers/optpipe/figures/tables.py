@@ -1,9 +1,9 @@
-"""OptPipe's Table 1 and Figures 4 to 6 beside ours.
+"""OptPipe's Table 1 and Figures 4 to 6 next to ours.
 
 Table 1 is a measurement and partly implausible (see its note), so ours confirms what follows from schedules alone:
-which method runs out of memory where, and how the optimised schedule compares with every baseline that fits.  Beside
+which method runs out of memory where, and how the optimised schedule compares with every baseline that fits.  Next to
 the paper's baselines stand AdaOffload and, under the same limit, `zb` and the schedules in a V, which move nothing.
-Every sentence that compares is computed from the rows beside it.
+Every sentence that compares is computed from the rows next to it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _rounded(time: float | None) -> str:
 
 
 def times(rows: tuple[Row, ...]) -> Table:
-    """Iteration times as printed beside ours."""
+    """Iteration times as printed next to ours."""
 
     def cell(row: Row, method: str) -> str:
         return f"{_rounded(row.printed[method])} / {_rounded(row.ours[method])}"
@@ -132,7 +132,7 @@ def memory_pattern(rows: tuple[Row, ...]) -> Table:
 
 
 def advantage(rows: tuple[Row, ...]) -> Table:
-    """OptPipe beside the fastest baseline, what takes the limit into its order apart."""
+    """OptPipe next to the fastest baseline, what takes the limit into its order apart."""
     slower = [name for name in OURS if name != "OptPipe" and any(is_slower(r, name) for r in rows)]
     beaten = sum(any(is_slower(r, name) for name in slower) for r in rows)
     saved = [gain for r in rows if (gain := saving(r, r.fastest_baseline)) is not None]

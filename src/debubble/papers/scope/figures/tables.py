@@ -39,7 +39,7 @@ TENSOR = 8
 EFFORT = 2.0
 """Effort of every planner that searches; see `debubble plan --effort`."""
 OPERATORS: Mapping[str, tuple[str, ...] | None] = {"full": DUAL, "selective, full": TRI, "all": None}
-"""Strategies that may be used beside `none`; None: every subset of a layer's operators."""
+"""Strategies that may be used next to `none`; None: every subset of a layer's operators."""
 
 
 MODELS: Mapping[str, Model] = {
@@ -47,7 +47,7 @@ MODELS: Mapping[str, Model] = {
     **{name: Model.from_hf(config) for name, config in PAPER.printed["models"].items()},
 }
 MULTIMODAL = "Multi-modal-70B"
-"""LLaMA-70B behind a vision tower, which are units, not a model."""
+"""LLaMA-70B after a vision tower, which are units, not a model."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _with_micro_batch(case: Case, size: int) -> tuple[Problem, Units]:
 
 
 def _restricted(units: Units, strategies: tuple[str, ...] | None) -> Units:
-    """The units with these strategies alone, beside `none`."""
+    """The units with these strategies alone, next to `none`."""
     if strategies is None:
         return units
     names = ("none", *strategies)
@@ -171,7 +171,7 @@ def _restricted(units: Units, strategies: tuple[str, ...] | None) -> Units:
 
 
 def _behind_a_tower(units: Units) -> Units:
-    """A language model behind a vision tower of 32 lighter layers: types in sequence of different cost."""
+    """A language model after a vision tower of 32 lighter layers: types in sequence of different cost."""
     first, *body = units.units
     tower = (
         replace(

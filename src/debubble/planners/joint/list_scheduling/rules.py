@@ -22,7 +22,7 @@ from debubble.planners.joint.list_scheduling.state import NEVER, State, Step, pl
 
 @inlined
 def back_for(a: Step, x: State, s: int, j: int, lead: int) -> float:
-    """When enough of an activation is back for the operation with this lead; a backward behind its R waits for all."""
+    """When enough of an activation is back for the operation with this lead; a backward after its R waits for all."""
     whole = lead == BACK_LEAD and j < x.next_r[s]
     back: float = x.back[s, j] - (0.0 if whole else a.scales[j] * a.stages[s, lead])
     return back

@@ -6,7 +6,7 @@ what it knows will come soon.  Offloads leave when their forward ends, or before
 when their micro-batch is `horizon` operations away from the stage's backward.  The policy says how far it goes in each
 of these; a search over policies, partitions and levels of recomputation calls this thousands of times.
 
-A decision only puts an operation behind the others in its device's list.  When it starts follows by the rules by which
+A decision only puts an operation after the others in its device's list.  When it starts follows by the rules by which
 the list is lowered and simulated: compute operations wait for what they use and for offloads whose room they need,
 transfers as `transfers.py` says.  So the list takes the time that the scheduler says.
 
@@ -203,7 +203,7 @@ def _start_weight(a: Step, x: State, d: int, s: int) -> int:
 
 @inlined
 def _start(a: Step, x: State, d: int, kind: int, s: int, operations: Ints, starts: Floats) -> int:
-    """Put a stage's next compute operation of a kind behind the others of its device; returns its micro-batch."""
+    """Put a stage's next compute operation of a kind after the others of its device; returns its micro-batch."""
     if kind == F:
         j = _start_forward(a, x, d, s)
     elif kind == I:
@@ -218,7 +218,7 @@ def _start(a: Step, x: State, d: int, kind: int, s: int, operations: Ints, start
 
 @borrowing
 def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, starts: Floats) -> int:
-    """Decide and serve in the order of time; returns the compute operations that are missing, -1 if given up."""
+    """Decide and serve in the order of time; returns the compute operations that are missing, -1 if abandoned."""
     left, first, forward, micro_batch = 3 * len(a.stages) * len(a.scales), 0, 0, 0
     load_parameters(a, x)
     first = first_to_ask(a, x)
@@ -279,7 +279,7 @@ def place(
 ) -> tuple[int, float, int]:  # fmt: skip
     """Place all operations, and say how many, when the last one ends, and how many compute operations are missing.
 
-    It is given up, with an infinite time and nothing missing, as soon as the step must end behind the threshold; and it
+    It is abandoned, with an infinite time and nothing missing, as soon as the step must end after the threshold; and it
     stops before what would start at `until`.  Operations, and when those of compute lanes start, are written down where
     there is room for them.
     """

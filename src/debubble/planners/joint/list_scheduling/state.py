@@ -49,7 +49,7 @@ class Step(NamedTuple):
         held: Per device, how many these are.
         to_stage: Per stage, the time that a micro-batch takes to it forwards.
         from_last: Per stage, the time that a micro-batch takes to it from the last stage backwards.
-        behind: [F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
+        after: [F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
         reserve: Per device, the room kept for one backward: its workspace and its reload.
         period: The time of a micro-batch on the busiest device.
         backlog: The policy's entries from here on.
@@ -101,7 +101,7 @@ class State(NamedTuple):
         wake: Per device, when it decides next.
         begun: Per device, when its last compute operation starts.
         free: Per device, when that operation ends.
-        freed: Per device, bytes that it frees at its end, as long as no reload behind it in the list counts on them.
+        freed: Per device, bytes that it frees at its end, as long as no reload after it in the list counts on them.
         used: Per device, bytes, without those of offloads that have ended.
         in_flight: Per device, micro-batches of its stages between forward and backward.
         waiting: Per device, weight gradients that wait.
@@ -207,7 +207,7 @@ def _tails(stages: Floats, scales: Floats) -> Floats:
     """[F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
 
     What is left is the rest of the micro-batch's way, on each stage of it the younger ones, which come in order, their
-    weight gradients, and the step on the host behind the last of these.
+    weight gradients, and the step on the host after the last of these.
     """
     S, m = len(stages), len(scales)  # noqa: N806 - the field's letter
     behind = np.zeros((3, S, m))
@@ -266,7 +266,7 @@ def begun(
     stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
     whole: bool,
 ) -> tuple[Step, State]:  # fmt: skip
-    """A step before its first operation; who does not schedule the whole of it has no use for what is behind."""
+    """A step before its first operation; who does not schedule the whole of it has no use for what is after."""
     S, devices, m = len(stages), len(room), len(scales)  # noqa: N806 - the field's letter
     stages_of, count, period = _stages_by_device(stages, device_of, devices)
     to_stage, from_last = _depths(stages)

@@ -89,7 +89,7 @@ def first_to_ask(a: Step, x: State) -> int:
 
 @inlined
 def in_turn(x: State, lane: int, ask: float, d: int) -> bool:
-    """Whether a transfer that asks then comes behind those that have had their turns."""
+    """Whether a transfer that asks then comes after those that have had their turns."""
     return bool(ask > x.turn[lane] or (ask == x.turn[lane] and d >= x.turn_device[lane]))
 
 
@@ -143,7 +143,7 @@ def admitted(a: Step, x: State, d: int, begin: float, allocated: float) -> float
 
 @inlined
 def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
-    """Put the reload of a micro-batch behind the last compute operation of the list; False if it cannot stand there.
+    """Put the reload of a micro-batch after the last compute operation of the list; False if it cannot stand there.
 
     As admission does, it lets a reload use the room of offloads, the oldest first, and only then what that operation
     frees at its end.  Offloads whose end is not known are not counted on, nor may a reload come before transfers of
@@ -177,7 +177,7 @@ def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
 
 @inlined
 def serve(a: Step, x: State, q: int) -> bool:
-    """Give the next transfer of a stream its turn; False if one that comes behind it has had its own."""
+    """Give the next transfer of a stream its turn; False if one that comes after it has had its own."""
     d = device_of_stream(a, q)
     n = place_of(x.first[q])
     kind, s, j = place_of(x.transfers[q, n, 0]), place_of(x.transfers[q, n, 1]), place_of(x.transfers[q, n, 2])
