@@ -153,15 +153,15 @@ def test_memory_that_lets_few_forwards_in_is_idle_time_or_recomputation() -> Non
 def test_an_optimizer_that_no_host_steps_takes_its_time_inside_the_pipeline_or_behind_it() -> None:
     units = (uniform(optimizer=2.0),) * 4
     a = Pieces(units, (100, 100), micro_batches=8, communication=0, bytes_per_second=0)
-    assert ramps_bound(a, behind=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 4)
-    assert ramps_bound(a, behind=1) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 1)
-    assert ramps_bound(a, least=60, behind=4) == pytest.approx(60)
+    assert ramps_bound(a, after=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 4)
+    assert ramps_bound(a, after=1) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 1)
+    assert ramps_bound(a, least=60, after=4) == pytest.approx(60)
     # Hosts step behind last gradients: fast ones while others are computed, slow ones for longer than the pipeline.
     fast, slow = (
         replace(a, pieces=(uniform(optimizer=2.0, static=1, hosted=0, host_step=step),) * 4) for step in (5, 5000)
     )
-    assert ramps_bound(fast, behind=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5)
-    assert ramps_bound(slow, behind=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 4, abs=0.1)
+    assert ramps_bound(fast, after=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5)
+    assert ramps_bound(slow, after=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 4, abs=0.1)
 
 
 def test_workspace_leaves_less_room_for_activations() -> None:

@@ -10,8 +10,8 @@ less of warm-up: no device holds more than in 1F1B.  Where messages take no time
 waits for what Megatron's further forwards hide.
 
 Combined 1F1B runs a forward next to a backward of another micro-batch, so that the tokens of one travel to their
-experts while the other computes.  The two must not need each other, for which every device warms up with one more forward
-(megatron/core/pipeline_parallel/schedules.py, `overlap_moe_expert_parallel_comm`).
+experts while the other computes.  The two must not need each other, for which every device warms up with one more
+forward (megatron/core/pipeline_parallel/schedules.py, `overlap_moe_expert_parallel_comm`).
 
 Megatron refuses an m that p does not divide.  Here the micro-batches are cut into groups of nearly equal size, none
 shorter than p unless m itself is: then no group waits for its own pass through the other devices.
