@@ -14,7 +14,7 @@ from debubble.costs import Strategy, Unit, Units
 from debubble.costs.units import HostStates
 from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
-from debubble.planners.joint.chain import Chain
+from debubble.planners.joint.chain import PointChain
 from debubble.planners.joint.levers import Levers, Point
 from debubble.planners.joint.list_scheduling.scheduler import makespan, place
 from debubble.planners.joint.list_scheduling.stage_table import AHEAD
@@ -55,9 +55,9 @@ def problem_of(
     return Problem(workload=ModelUnits(units), devices=devices, micro_batches=micro_batches, effort=effort)
 
 
-def drawn(levers: Levers, seed: int) -> Chain:
+def drawn(levers: Levers, seed: int) -> PointChain:
     """A walk at its first random point."""
-    walk = Chain(levers, seed)
+    walk = PointChain(levers, seed)
     walk.draw(Effort(0))
     return walk
 
@@ -124,7 +124,7 @@ def test_a_point_s_score_has_the_optimizer_step_behind_the_pipeline() -> None:
     assert isinstance(problem.workload, ModelUnits)
     units = replace(problem.workload.units, offload_bandwidth=None)
     levers = Levers(problem, units, Placement.v_shape(4, 2))
-    walk = Chain(levers, 0)
+    walk = PointChain(levers, 0)
     walk.draw(Effort(0.1))
     solution = levers.solution(walk.best)
     time = float(problem.step_time(db.simulate(solution.schedule, solution.costs)))

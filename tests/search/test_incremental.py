@@ -13,9 +13,9 @@ from debubble.search.annealing.evaluate import INFINITY, evaluate
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep
 from debubble.search.annealing.layout import FROM_SCRATCH, Ints, L
 from debubble.search.annealing.moves import measure, move, recompute_otherwise, undo
+from debubble.search.annealing.order_chain import OrderChain
 from debubble.search.annealing.search import search
 from debubble.search.annealing.shared_links import WHOLE, follow_list
-from debubble.search.annealing.walker import Walker
 from debubble.search.problem import OrderProblem
 from tests.search.orders import uniform
 
@@ -44,8 +44,8 @@ CHUNKS = replace(uniform(8, 10, limit=8, backward_input=11, backward_weight=9), 
 )  # fmt: skip
 def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProblem) -> None:
     start = next(iter(search(problem, steps=0)))
-    walker = Walker(problem, start, seed=3)
-    a, x, n, _ = walker.arrays
+    chain = OrderChain(problem, start, seed=3)
+    a, x, n, _ = chain.arrays
     fresh = arrays_of(problem)
     operations = 7 * problem.stages * problem.micro_batches
     orders, lengths = encode(problem, start.schedule)
@@ -71,7 +71,7 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
         if found == INFINITY or turn % 3 == 0:
             undo(a, x, n, orders, lengths, pair, run)
             continue
-        assert (walker.arrays.table("end", operations) == fresh.table("end", operations)).all()
+        assert (chain.arrays.table("end", operations) == fresh.table("end", operations)).all()
         keep(a, x, n, at)
         orders, lengths, value = tried, tried_lengths, found
     assert len(begins) > 10
@@ -142,8 +142,8 @@ def test_a_list_without_room_is_still_followed_to_its_end() -> None:
 
 def test_lists_that_stay_late_are_given_up_and_were_mostly_worse() -> None:
     start = next(iter(search(SMALL, steps=0)))
-    walker = Walker(SMALL, start, seed=0)
-    a, x, n, _ = walker.arrays
+    chain = OrderChain(SMALL, start, seed=0)
+    a, x, n, _ = chain.arrays
     _, fresh_x, fresh_n, _ = arrays_of(SMALL)
     orders, lengths = encode(SMALL, start.schedule)
     random, path = np.array([5], dtype=np.int64), np.zeros(1, dtype=np.int64)

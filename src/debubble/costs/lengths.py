@@ -95,7 +95,8 @@ def typical_step(
 ) -> list[float]:
     """The micro-batches of a step whose sequences are the quantiles of a histogram, balanced by their tokens.
 
-    The longest sequences are dealt first, each to the micro-batch with the fewest tokens that has a place left.  Of as
+    The longest sequences are assigned first, each to the micro-batch with the fewest tokens that has a place left.  Of
+    as
     many replicas the micro-batches go, longest first, one to each; of every round the longest counts.
 
     Args:

@@ -142,7 +142,7 @@ def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compa
     if compare:
         raise InputError("All planners are compared for given degrees: leave out the global batch, or the comparison.")
     if lengths is not None:
-        raise InputError("Lengths are dealt to micro-batches of given degrees: leave out the global batch.")
+        raise InputError("Lengths are assigned to micro-batches of given degrees: leave out the global batch.")
 
 
 def _run_options(options: Mapping[str, Any]) -> RunOptions:

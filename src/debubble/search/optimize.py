@@ -43,7 +43,7 @@ def optimize(
         problem: The operations to order.
         starts: Schedules to improve, next to the constructed ones and what is shipped for such a problem.
         effort: Seconds of the reference machine (see `search.effort`), or an Effort with a deadline.
-        seed: The last of the stream depends on it, on the effort and on the number of walkers alone.
+        seed: The last of the stream depends on it, on the effort and on the number of chains alone.
         workers: Walkers of the local search in parallel, each with the whole effort.
 
     Returns:

@@ -1,7 +1,7 @@
 """Lower bounds that every plan of a problem obeys, and what they argue with.
 
-`proven.py` takes the best of the others: `whole_units.py` deals units to devices, and `ramps.py` counts what memory and
-links let start before the first backward and end after the last forward.  `quick_plans.py` bounds the plans by which
+`proven.py` takes the best of the others: `whole_units.py` assigns units to devices, and `ramps.py` counts what memory
+and links let start before the first backward and end after the last forward.  `quick_plans.py` bounds the plans by which
 degrees are ranked.
 """
 

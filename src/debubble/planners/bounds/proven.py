@@ -13,10 +13,10 @@ from debubble.planners.bounds.whole_units import contiguous_bound, granular_boun
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
 
 WORK = "work and the path of one micro-batch"
-GRANULAR = "the work of every device, once forwards reach it, where units are dealt whole and states fit"
+GRANULAR = "the work of every device, once forwards reach it, where units are assigned whole and states fit"
 CONTIGUOUS = (
-    "the work of every device, once forwards reach it, where units are dealt whole in runs and states fit, with as many"
-    " stages on every device"
+    "the work of every device, once forwards reach it, where units are assigned whole in runs and states fit, with as"
+    " many stages on every device"
 )
 RAMPS = "work, and what memory and links let start before the first backward and end after the last forward"
 WITH_OPTIMIZER = (

@@ -64,7 +64,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces in model order, the devices that they are dealt to, and their micro-batches.
+    """Pieces in model order, the devices that they are assigned to, and their micro-batches.
 
     Attributes:
         pieces: The pieces.
@@ -86,7 +86,7 @@ class Pieces:
 
 
 def pieces_of_units(units: Units, *, rooms: Sequence[float], micro_batches: float) -> Pieces:
-    """The units of a model, as they may be dealt to devices."""
+    """The units of a model, as they may be assigned to devices."""
     return Pieces(
         pieces=tuple(_piece(unit, hostable=units.hostable) for unit in units.units),
         rooms=tuple(rooms),
@@ -131,7 +131,7 @@ def _piece(unit: Unit, *, hostable: bool) -> Piece:
 
 
 def pieces_of_stages(costs: StageCosts, *, rooms: Sequence[float], micro_batches: float) -> Pieces:
-    """Stages that are given, as they may be dealt to devices; their states are in the devices' rooms."""
+    """Stages that are given, as they may be assigned to devices; their states are in the devices' rooms."""
     transfers = costs.transfers
     pace = 0.0
     if transfers is not None:

@@ -1,8 +1,8 @@
-"""Bounds that deal whole units to devices.
+"""Bounds that assign whole units to devices.
 
-Units cannot be cut, and the states of a device's units must fit.  Every plan deals the units to devices in some way,
+Units cannot be cut, and the states of a device's units must fit.  Every plan assigns the units to devices in some way,
 and a device has all the work of its units, for every micro-batch, after the first forward has come to it.  The least
-time in which all devices can be done, over all ways to deal, is the *granular* bound; order and all else is abandoned.
+time in which all devices can be done, over all ways to assign, is the *granular* bound, whatever the order.
 
 Stages are runs of units besides.  Where every device has as many stages as any other, not every mixture of units is
 that many runs, nor has every device that many units: that is the *contiguous* bound, the least over the numbers of
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from debubble.planners.bounds.ramps import ROUNDING, Pieces, first_arrivals
 
 STATES = 200_000
-"""Ways to deal units of each kind up to which the bounds are computed."""
+"""Ways to assign units of each kind up to which the bounds are computed."""
 STRETCH = 1.1
 """Times of the known bound within which a better one is sought at a time."""
 SUMS = 2_000_000
@@ -36,9 +36,9 @@ SUMS = 2_000_000
 
 
 def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
-    """The least time in which all devices do their work, over all ways to deal pieces whose states fit; 0 if too many.
+    """The least time in which all devices do their work, over all ways to assign pieces that fit; 0 if too many.
 
-    Devices are taken one after the other.  For what has been dealt of all kinds but one, the most of that one is kept:
+    Devices are taken one after the other.  For what is assigned of all kinds but one, the most of that one is kept:
     fewer pieces never take a device longer, so that what covers more covers all.
 
     With `arrivals` the time counts from the first forward on, which comes late to all devices but one; devices are then
@@ -47,15 +47,17 @@ def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
     kinds = _kinds(a)
     if _ways(kinds) > STATES or kinds[0].work <= 0:
         return 0.0
-    deal, waits = _Deal.of(kinds), _waits(a, arrivals=arrivals)
-    works = np.unique(deal.work[:, None] + deal.common.work * np.arange(deal.common.count + 1)[None, :])
+    assignment, waits = _Assignment.of(kinds), _waits(a, arrivals=arrivals)
+    works = np.unique(
+        assignment.work[:, None] + assignment.common.work * np.arange(assignment.common.count + 1)[None, :]
+    )
     least = max(sum(piece.work for piece in a.pieces) / len(a.rooms), max(piece.work for piece in a.pieces))
     candidates = _candidates(works, waits, least=least)
 
     def possible(time: float) -> bool:
         limits = time * (1 + ROUNDING) - waits
         both = zip(limits, a.rooms, strict=True)
-        return deal.covered([deal.most_within(limit, room * (1 + ROUNDING)) for limit, room in both])
+        return assignment.covered([assignment.most_within(limit, room * (1 + ROUNDING)) for limit, room in both])
 
     place = bisect_left(candidates, True, key=possible)
     return a.micro_batches * float(candidates[place]) * (1 - ROUNDING) if place < len(candidates) else math.inf
@@ -68,7 +70,7 @@ def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals
     runs of different devices must not overlap is abandoned.
 
     Args:
-        a: The pieces, and the devices that they are dealt to.
+        a: The pieces, and the devices that they are assigned to.
         chunks: The numbers of stages that every device may have.
         least: A time that is known to be needed, such as the granular bound.
         arrivals: As of `granular_bound`.
@@ -107,7 +109,7 @@ def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals
 
 @dataclass(frozen=True)
 class _Kind:
-    """Pieces of equal work and states, which are alike to those who deal them."""
+    """Pieces of equal work and states, which are alike to those who assignment them."""
 
     work: float
     states: float
@@ -139,7 +141,7 @@ def _candidates(
 
 
 @dataclass(frozen=True)
-class _Deal:
+class _Assignment:
     """All numbers of pieces of each kind but the commonest, with their work and their states' bytes."""
 
     common: _Kind
@@ -149,13 +151,13 @@ class _Deal:
     states: NDArray[np.float64]
 
     @staticmethod
-    def of(kinds: Sequence[_Kind]) -> _Deal:
+    def of(kinds: Sequence[_Kind]) -> _Assignment:
         """The numbers of all kinds but the first."""
         common, *others = kinds
         shape = tuple(kind.count + 1 for kind in others)
         counts = np.array([*product(*map(range, shape))], dtype=np.int64).reshape(math.prod(shape), len(shape))
         columns = np.array([(kind.work, kind.states) for kind in others], dtype=np.float64).reshape(len(shape), 2)
-        return _Deal(common, shape, counts, counts @ columns[:, 0], counts @ columns[:, 1])
+        return _Assignment(common, shape, counts, counts @ columns[:, 0], counts @ columns[:, 1])
 
     def most_within(self, limit: float, room: float) -> NDArray[np.float64]:
         """Per number of the others, the most of the commonest that a device can do and hold; -1: not even these."""
@@ -167,18 +169,18 @@ class _Deal:
 
     def covered(self, most: Sequence[NDArray[np.float64]]) -> bool:
         """Tell whether devices that can take so many of the commonest, next to each number of the others, take all."""
-        dealt = np.full(self.shape, -1, dtype=np.int64)
-        dealt[(0,) * len(self.shape)] = 0
+        assigned = np.full(self.shape, -1, dtype=np.int64)
+        assigned[(0,) * len(self.shape)] = 0
         for each in most:
             following = np.full(self.shape, -1, dtype=np.int64)
             for index in np.flatnonzero(each >= 0):
                 count = self.counts[index]
                 source = tuple(slice(0, size - c) for size, c in zip(self.shape, count, strict=True))
                 target = tuple(slice(c, None) for c in count)
-                here = dealt[source]
+                here = assigned[source]
                 following[target] = np.maximum(following[target], np.where(here >= 0, here + int(each[index]), -1))
-            dealt = following
-        return bool(dealt[tuple(size - 1 for size in self.shape)] >= self.common.count)
+            assigned = following
+        return bool(assigned[tuple(size - 1 for size in self.shape)] >= self.common.count)
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def _sums_of_runs(a: Pieces, kinds: Sequence[_Kind], chunks: Sequence[int], with
 def _exactly(kinds: Sequence[_Kind], choices: Sequence[NDArray[np.int64]]) -> bool:
     """Tell whether devices, each with one of its rows of numbers, hold all pieces.
 
-    Bit n of a number stands for what has been dealt, in digits of n per kind, which are large enough for the sum of
+    Bit n of a number stands for what has been assigned, in digits of n per kind, which are large enough for the sum of
     that and of what one more device holds.
     """
     place = [1, *accumulate((2 * kind.count + 1 for kind in kinds), mul)]
@@ -231,8 +233,8 @@ def _exactly(kinds: Sequence[_Kind], choices: Sequence[NDArray[np.int64]]) -> bo
     exist = 1
     for kind, digit in zip(kinds, place, strict=False):
         exist = reduce(or_, (exist << number * digit for number in range(kind.count + 1)))
-    dealt = 1
+    assigned = 1
     for rows in choices:
         moves = (rows @ np.array(place[:-1])).tolist()
-        dealt = reduce(or_, (dealt << move for move in moves), 0) & exist
-    return bool(dealt >> all_of_them & 1)
+        assigned = reduce(or_, (assigned << move for move in moves), 0) & exist
+    return bool(assigned >> all_of_them & 1)

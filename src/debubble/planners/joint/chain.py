@@ -20,7 +20,7 @@ PRIME = 2147483647
 
 
 @dataclass
-class Chain:
+class PointChain:
     """Annealing among the points of a placement; it can be continued with more effort.
 
     Attributes:
@@ -81,7 +81,7 @@ class Chain:
             done = at
 
     def run(self, effort: Effort, *, warm: float, cold: float) -> None:
-        """Chain from the best until the effort is spent, cooling from one temperature to another, parts of the step."""
+        """Anneal from the best until the effort is spent, cooling from one temperature to another, parts of the step."""
         point, policy, missing = self._best.copy(), self._best_policy.copy(), np.zeros(ADDRESS, np.int64)
         self._values[0] = self._values[1]
         done, steps = 0, effort.moves(self.price)
@@ -105,7 +105,7 @@ def price_of_point(levers: Levers) -> float:
 def compile_kernels(levers: Levers) -> float:
     """Compile the chain, or load it from disk, and return the seconds on the clock that this took."""
     begin = time.monotonic()
-    chain = Chain(levers, 0)
+    chain = PointChain(levers, 0)
     chain.draw(Effort(0))
     chain.run(Effort(chain.price), warm=1.0, cold=1.0)
     return time.monotonic() - begin

@@ -27,7 +27,7 @@ from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import BACKWARDS
 from debubble.ir.stage_costs import OVERLAPS
-from debubble.planners.joint.chain import Chain, compile_kernels, price_of_point
+from debubble.planners.joint.chain import PointChain, compile_kernels, price_of_point
 from debubble.planners.joint.levers import Levers
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -70,7 +70,7 @@ class Cooling(NamedTuple):
 
     Attributes:
         moves: Moves per pair of a stage and a micro-batch from which on it cools so.
-        temperatures: First temperatures, of the walkers in turn, in mean operation times.
+        temperatures: First temperatures, of the chains in turn, in mean operation times.
         shares: Shares of the search at which coolings begin.
     """
 
@@ -140,7 +140,7 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     points = CORES * ROUNDS[0][0] * problem.effort / max(map(price_of_point, levers))
     count = max(FEWEST_STARTS, min(MOST_STARTS, int(points / MIN_POINTS)))
     starts = max(STARTS_PER_PLACEMENT, count // len(levers))
-    chains = [Chain(each, starts * problem.seed + start) for each in levers for start in range(starts)]
+    chains = [PointChain(each, starts * problem.seed + start) for each in levers for start in range(starts)]
     effort.deadline.extend(compile_kernels(chains[0].levers))
     _side_by_side([chain.draw for chain in chains], effort, DRAW_SHARE * problem.effort)
     chains = sorted(chains, key=lambda chain: chain.least)
@@ -197,7 +197,7 @@ def _placements(problem: Problem, units: Units) -> list[Placement]:
 
 
 def _simulated(
-    problem: Problem, chains: Sequence[Chain], effort: Effort, *, plans: int
+    problem: Problem, chains: Sequence[PointChain], effort: Effort, *, plans: int
 ) -> list[tuple[Number, Solution]]:
     """So many plans of chains that fit and are cut differently, by the time of their step, the fastest first."""
     solutions: list[tuple[Number, Solution]] = []
@@ -317,7 +317,7 @@ def _improve_order(
 def _better_orders(
     problem: Problem, value: Number, solution: Solution, effort: Effort, workers: int, coolings: Sequence[Cooling]
 ) -> Iterator[tuple[Number, Solution]]:
-    """Search better orders of a solution, whose step takes `value`, with so many walkers; yields those faster."""
+    """Search better orders of a solution, whose step takes `value`, with so many chains; yields those faster."""
     if effort.left < MIN_SIMULATIONS * _price_of_simulation(solution):
         return
     hosted = solution.schedule.host_steps
@@ -365,7 +365,7 @@ def _in_steps(first: Incumbent, stream: Iterable[Incumbent]) -> Iterator[Incumbe
         yield last
 
 
-def _every_way(problem: Problem, chain: Chain, effort: Effort) -> list[tuple[Number, Solution]]:
+def _every_way(problem: Problem, chain: PointChain, effort: Effort) -> list[tuple[Number, Solution]]:
     """Plans for all ways to cut and recompute a tiny model, whose orders are searched slowly, whatever the effort."""
     pairs = chain.levers.placement.stages * problem.micro_batches
     plans: list[tuple[Number, Solution]] = []

@@ -17,9 +17,9 @@ from debubble.search.effort import SIMULATION, START, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
 
 BURST = 2000
-"""Moves between two exchanges of the walkers, at most."""
+"""Moves between two exchanges of the chains, at most."""
 MILD_TEMPERATURES, HOT_TEMPERATURES = (0.05, 0.075), (0.15, 0.1)
-"""First temperatures of a cooling, in mean operation times; walkers take the one and the other in turn.  Mild ones keep
+"""First temperatures of a cooling, in mean operation times; chains take the one and the other in turn.  Mild ones keep
 what a start is worth; hot ones are surer if there is time to cool slowly."""
 LAST_TEMPERATURE = 0.005
 """Temperature at which every cooling ends."""
@@ -29,9 +29,9 @@ COOLING_STEPS = 16
 """Temperatures of a cooling, at least."""
 SELDOM = 10
 """Where simulation agrees with the walk it is asked for improvements once in the work of so many simulations, and where
-the search ends; of walkers in parallel also where a cooling ends."""
+the search ends; of chains in parallel also where a cooling ends."""
 RESTART_RATIO = 1.005
-"""A walker restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may
+"""A chain restarts from the global best when its own is more than 0.5% worse; nearer ones stay apart, as each may
 get stuck."""
 
 
@@ -49,8 +49,8 @@ def search(
     Args:
         problem: The operations to order.
         starts: Schedules to improve, tried next to the constructed ones.
-        steps: Number of moves of each walker.
-        seed: The result depends on it, on the steps and on the number of walkers alone.
+        steps: Number of moves of each chain.
+        seed: The result depends on it, on the steps and on the number of chains alone.
         bound: One that is already known.
         workers: Walkers in parallel.
 
@@ -102,10 +102,10 @@ def compile_kernel(problem: OrderProblem, best: Incumbent) -> float:
     These are some twenty where it was never compiled, else next to none.
     """
     # Its import costs more than a search that ends at its start.
-    from debubble.search.annealing.walker import Walker
+    from debubble.search.annealing.order_chain import OrderChain
 
     begin = time.monotonic()
-    Walker(problem, best, seed=0).walk(0, temperature=1.0, target=0.0)
+    OrderChain(problem, best, seed=0).walk(0, temperature=1.0, target=0.0)
     return time.monotonic() - begin
 
 
@@ -123,21 +123,21 @@ def improve(
 ) -> Iterator[Incumbent]:
     """Search locally from an incumbent, and yield what is better than all before it, until the steps are done.
 
-    A search is coolings, each from the best of its walker.
+    A search is coolings, each from the best of its chain.
 
     Args:
         problem: The operations to order.
         best: The start.
-        steps: Moves of each walker; by default as many as the effort pays for.
+        steps: Moves of each chain; by default as many as the effort pays for.
         effort: Counter of the moves; endless by default.
-        seed: The result depends on it, on the steps and on the number of walkers alone.
+        seed: The result depends on it, on the steps and on the number of chains alone.
         workers: Walkers in parallel, which exchange their best after every burst.
-        hot: Temperatures at which a cooling begins, in mean operation times, of the first walker, the second and so on
+        hot: Temperatures at which a cooling begins, in mean operation times, of the first chain, the second and so on
             in turn.
         coolings: Shares of the search at which a cooling begins; the last entry is where the last one ends.
         shares: How often which move is made.
     """
-    from debubble.search.annealing.walker import Walker
+    from debubble.search.annealing.order_chain import OrderChain
 
     effort = effort or Effort(math.inf)
     pairs = problem.stages * problem.micro_batches
@@ -148,24 +148,24 @@ def improve(
     )
     steps = effort.moves(price) if steps is None else steps
     between = SELDOM * SIMULATION * pairs / price
-    walkers = [Walker(problem, best, seed=seed * 7919 + worker, shares=shares) for worker in range(workers)]
+    chains = [OrderChain(problem, best, seed=seed * 7919 + worker, shares=shares) for worker in range(workers)]
     done, simulated, before, agrees = 0, 0, best.seconds, False
     with ThreadPoolExecutor(workers) as pool:
         for begin, end in itertools.pairwise(coolings):
-            for walker in walkers:
-                if walker.best > RESTART_RATIO * float(best.value):
-                    walker.restart(best)
+            for chain in chains:
+                if chain.best > RESTART_RATIO * float(best.value):
+                    chain.restart(best)
                 else:
-                    walker.go_back()
+                    chain.go_back()
             while (spent := done / steps if done < steps else 1.0) < end and not effort.deadline.passed:
                 cooled = (spent - begin) / (end - begin)
                 count = max(1, int(min(BURST, steps - done, steps * (end - begin) / COOLING_STEPS)))
                 target = float(best.bound)
                 walks = [
                     pool.submit(
-                        walker.walk, count, temperature=first * (LAST_TEMPERATURE / first) ** cooled, target=target
+                        chain.walk, count, temperature=first * (LAST_TEMPERATURE / first) ** cooled, target=target
                     )
-                    for walker, first in zip(walkers, itertools.cycle(hot), strict=False)
+                    for chain, first in zip(chains, itertools.cycle(hot), strict=False)
                 ]
                 moves = [walk.result() for walk in walks]
                 done += max(moves)
@@ -176,11 +176,11 @@ def improve(
                 if goes_on and agrees and done - simulated < between:
                     continue
                 simulated = done
-                for walker in walkers:
-                    schedule = walker.take_improvement() if walker.best < best.value else None
+                for chain in chains:
+                    schedule = chain.take_improvement() if chain.best < best.value else None
                     better = None if schedule is None else verify(problem, schedule, best, below=best.value)
                     if schedule is not None:
-                        agrees = better is not None and math.isclose(walker.best, better.value)
+                        agrees = better is not None and math.isclose(chain.best, better.value)
                     if better is not None:
                         best = replace(better, source="search", steps=done, seconds=before + done * price)
                         yield best

@@ -15,7 +15,7 @@ SLOPE = 0.4
 PRIME = 2147483647
 
 
-class Walker:
+class OrderChain:
     """Lists of a problem that change, and the best that they have been.
 
     Walkers of several threads share nothing.  `orders` and `lengths` are the lists as `encode` writes them,
