@@ -81,7 +81,7 @@ class PointChain:
             done = at
 
     def run(self, effort: Effort, *, warm: float, cold: float) -> None:
-        """Anneal from the best until the effort is spent, cooling from one temperature to another, parts of the step."""
+        """Anneal from the best until the effort is spent, from one temperature to another, in parts of the step."""
         point, policy, missing = self._best.copy(), self._best_policy.copy(), np.zeros(ADDRESS, np.int64)
         self._values[0] = self._values[1]
         done, steps = 0, effort.moves(self.price)
