@@ -53,6 +53,7 @@ check: $(VENV)/.ready ## ruff, mypy and the contracts of the imports
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/check_words.py
 
 $(VENV)/.docs-ready: $(VENV)/.ready
 	$(BIN)/pip install --quiet --editable ".[docs]"

@@ -107,7 +107,7 @@ SWITCHES = (
     Switch("portfolio: optimizer steps on hosts", {f"{PORTFOLIO}:_Portfolio.on_hosts": lambda *_: []}),
     Switch("portfolio: library as it is in small steps", {f"{PORTFOLIO}:SMALL": 0}),
     Switch("portfolio: short step", {f"{PORTFOLIO}:LONG": 10**9}),
-    Switch("portfolio: likeness", {f"{PORTFOLIO}:likeness": _nothing}),
+    Switch("portfolio: scaled_problem", {f"{PORTFOLIO}:scaled_problem": _nothing}),
     Switch("portfolio: moves of units", {f"{PORTFOLIO}:improve": lambda _p, priced, **_: priced}),
     Switch("portfolio: split by device", {"debubble.planners.portfolio.trials:balanced_by_device": None}),
     Switch("order: periodic patterns", {f"{OPTIMIZE}:_Optimizer.repeat_pattern": _none_of}),

@@ -200,7 +200,7 @@ def test_a_command_that_takes_long_says_what_it_does(monkeypatch: pytest.MonkeyP
             lines.put(text)
             return len(text)
 
-    monkeypatch.setattr(output, "PATIENCE", 0.0)
+    monkeypatch.setattr(output, "MESSAGE_DELAY", 0.0)
     monkeypatch.setattr(output, "log", lambda: Console(file=Terminal()))
 
     @output.with_delayed_message("Counting")

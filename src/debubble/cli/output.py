@@ -71,7 +71,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-PATIENCE = 2.0
+MESSAGE_DELAY = 2.0
 """Seconds after which a command says what it does."""
 
 P = ParamSpec("P")
@@ -83,7 +83,7 @@ def with_delayed_message(doing: str) -> Callable[[Callable[P, None]], Callable[P
     def decorate(command: Callable[P, None]) -> Callable[P, None]:
         @wraps(command)
         def call(*arguments: P.args, **options: P.kwargs) -> None:
-            timer = Timer(PATIENCE, lambda: log().print(f"{doing} ..."))
+            timer = Timer(MESSAGE_DELAY, lambda: log().print(f"{doing} ..."))
             timer.daemon = True
             timer.start()
             try:

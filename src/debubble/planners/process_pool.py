@@ -30,7 +30,7 @@ from debubble.processes import PYTHON
 Answer = tuple[Solution, float]
 """A planner's solution, and the seconds that it took."""
 
-PATIENCE = 60.0
+SECONDS_TO_START = 60.0
 """Seconds beyond its deadline, and to start, after which a worker is abandoned."""
 
 
@@ -141,13 +141,13 @@ class _Worker:
         self._process = self._open.enter_context(process)
 
     def ask(self, task: Task) -> Answer | DebubbleError:
-        """What the process answers; raises a DebubbleError if it has ended, or after its patience."""
+        """What the process answers; raises a DebubbleError if it has ended, or after its timer."""
         assert self._process.stdin
         assert self._process.stdout
         late = threading.Event()
-        patience = threading.Timer(task[1].begun().deadline.left + PATIENCE, self._give_up, [late])
-        patience.daemon = True
-        patience.start()
+        timer = threading.Timer(task[1].begun().deadline.left + SECONDS_TO_START, self._give_up, [late])
+        timer.daemon = True
+        timer.start()
         try:
             pickle.dump(task, self._process.stdin)
             self._process.stdin.flush()
@@ -156,11 +156,11 @@ class _Worker:
             self._process.wait()
             if late.is_set():
                 raise CutOffError(
-                    f"It had not answered {PATIENCE:.0f} s after its deadline; give it more time with --deadline."
+                    f"It had not answered {SECONDS_TO_START:.0f} s after its deadline; give it more with --deadline."
                 ) from None
             raise PlannerFailedError(f"It failed: {self._last_words()}") from None
         finally:
-            patience.cancel()
+            timer.cancel()
         return answer
 
     def end(self) -> None:

@@ -127,12 +127,12 @@ def _work(problem: OrderProblem, device: int) -> Number:
         recomputation = sum(costs.recompute[s] * _whole_recomputations(problem, s) for s in fused)
         return (delays.head if problem.objective == "makespan" else 0) + work + recomputation
     idle_before = max(0, delays.own_chain - _most_before_backward(problem, device, delays.own_chain))
-    idle_behind = max(0, delays.way_back - _most_behind_forward(problem, device))
+    idle_after = max(0, delays.way_back - _most_after_forward(problem, device))
     if problem.objective == "span":
-        return work + idle_before + idle_behind
+        return work + idle_before + idle_after
     if delays.tail:
-        idle_behind = max(idle_behind, delays.tail - _most_behind_backward(problem, device))
-    return delays.head + work + idle_before + idle_behind
+        idle_after = max(idle_after, delays.tail - _most_after_backward(problem, device))
+    return delays.head + work + idle_before + idle_after
 
 
 def _whole_recomputations(problem: OrderProblem, stage: int) -> Number:
@@ -192,7 +192,7 @@ def _gain_of_dropping(problem: OrderProblem, stage: int) -> Number:
     return max(forward - recomputation, 0) / forward if forward else 0
 
 
-def _most_behind_backward(problem: OrderProblem, device: int) -> Number:
+def _most_after_backward(problem: OrderProblem, device: int) -> Number:
     """Most weight-gradient work that a device can have left after its first stage's last backward for inputs."""
     costs, m = problem.costs, problem.micro_batches
     device_stages = problem.placement.stages_of[device]
@@ -207,7 +207,7 @@ def _most_behind_backward(problem: OrderProblem, device: int) -> Number:
     return costs.backward_weight[low] + _most_work(beside, waiting)
 
 
-def _most_behind_forward(problem: OrderProblem, device: int) -> Number:
+def _most_after_forward(problem: OrderProblem, device: int) -> Number:
     """Most work that a device can have left after its last forward, where all of it is of what memory holds then."""
     costs, m, split = problem.costs, problem.micro_batches, problem.split
     device_stages = problem.placement.stages_of[device]

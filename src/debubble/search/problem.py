@@ -140,7 +140,7 @@ class OrderProblem:
         )
 
     @property
-    def behind_weights(self) -> list[Number]:
+    def after_weights(self) -> list[Number]:
         """Per stage, the time from its last weight gradient to the end of a step on the host; 0 if it is not there."""
         return [gone + step for gone, step in zip(self.gradient_offloads, self.steps_on_hosts, strict=True)]
 

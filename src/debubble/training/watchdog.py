@@ -28,9 +28,9 @@ from debubble.training.end_request import REQUESTS
 
 SAVING = "writes a checkpoint"
 """A phase that may take long."""
-START_PATIENCE = 300
+START_TIMEOUT = 300
 """Seconds that the process which reads data may take to start, at least."""
-REQUEST_PATIENCE = 10
+REQUEST_TIMEOUT = 10
 """Seconds in which a rank that is to end after its step may wait for others, which may have ended before it."""
 SHOWN = 4
 """Waiting ranks that an error names one by one."""
@@ -136,7 +136,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         request_end: Callable[[signal.Signals], None] | None = None,
     ) -> None:
         self._status, self._rank, self._ranks = status, rank, ranks
-        self._store, self._patience, self._exit_rank, self._period = store, patience, exit_rank, period
+        self._store, self._timeout, self._exit_rank, self._period = store, patience, exit_rank, period
         self._request_end = request_end
         self._requested: signal.Signals | None = None
         self._end, self._count = Event(), 0
@@ -174,9 +174,9 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 self._beat()
                 if self._status.progress != progress:
                     progress, since = self._status.progress, time.monotonic()
-                elif self._requested and not self._status.local and time.monotonic() - since > REQUEST_PATIENCE:
+                elif self._requested and not self._status.local and time.monotonic() - since > REQUEST_TIMEOUT:
                     self._end_rank(self._requested)
-                elif time.monotonic() - since > self._patience and (error := self._hang(since)) is not None:
+                elif time.monotonic() - since > self._timeout and (error := self._hang(since)) is not None:
                     self._exit_rank(error)
         except RuntimeError:
             return  # the store's host is gone: the launcher ends this rank, or starts it anew
@@ -196,16 +196,16 @@ class Watchdog(AbstractContextManager["Watchdog"]):
                 return None
             self._beat()
         beats = self._heartbeats()
-        patient = {SAVING, STARTS} if time.monotonic() - since < START_PATIENCE else {SAVING}
+        patient = {SAVING, STARTS} if time.monotonic() - since < START_TIMEOUT else {SAVING}
         if any(beat is not None and beat.doing in patient and beat != before[r] for r, beat in beats.items()):
             return None
         silent = [f"rank {r} does not answer{_heartbeat_words(beat)}" for r, beat in beats.items() if beat == before[r]]
         answering = {r: beat for r, beat in beats.items() if beat is not None and beat != before[r]}
-        held_up = [f"rank {r} {beat.doing} and does not end" for r, beat in answering.items() if beat.local]
+        delayed = [f"rank {r} {beat.doing} and does not end" for r, beat in answering.items() if beat.local]
         waiting = [f"rank {r} {beat.doing}" for r, beat in answering.items() if not beat.local]
         rest = [f"{len(waiting) - SHOWN} more ranks wait"] if len(waiting) > SHOWN else []
-        findings = "; ".join([*silent, *held_up, *waiting[:SHOWN], *rest])
-        return HangError(f"The run hangs, nothing has moved for {self._patience:g} s: {findings}.")
+        findings = "; ".join([*silent, *delayed, *waiting[:SHOWN], *rest])
+        return HangError(f"The run hangs, nothing has moved for {self._timeout:g} s: {findings}.")
 
     def _heartbeats(self) -> dict[int, Heartbeat | None]:
         return {

@@ -27,7 +27,15 @@ from debubble.costs.units import Partition
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, loads, priced_stages
 from debubble.planners.portfolio.published import as_published
-from debubble.planners.portfolio.trials import TRIES, Order, Trial, lengths_of, likeness, orders_of_library, trials_of
+from debubble.planners.portfolio.trials import (
+    TRIES,
+    Order,
+    Trial,
+    lengths_of,
+    orders_of_library,
+    scaled_problem,
+    trials_of,
+)
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import planner
 from debubble.planners.restriction import as_run
@@ -44,7 +52,7 @@ LONG, SHORT = 4, 3
 SMALL = 32
 """Pairs of a device and a micro-batch up to which a step is small."""
 LOOKED_AT = 0.01
-"""Seconds of the reference machine to build an order of a likeness and to fit it."""
+"""Seconds of the reference machine to build an order of a scaled-down problem and to fit it."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,7 @@ class _Portfolio:
     def _shortlist(self, trials: list[Trial]) -> list[Trial]:
         """All trials; where there is not the effort for all, those first that promise the shortest step.
 
-        That is the busiest device's work, stretched as much as the order stretches it on a likeness.
+        That is the busiest device's work, stretched as much as the order stretches it on a scaled-down problem.
         """
         total = sum(trial.price(self.short.micro_batches) for trial in trials)
         if total <= RANKING * self.effort.left:
@@ -144,9 +152,9 @@ class _Portfolio:
         return sorted(trials, key=lambda trial: stretch[trial.order] * self._work(trial))
 
     def _stretch(self, order: Order) -> float:
-        """Time of a likeness over its work; infinite if it does not fit, 1 if there is none."""
+        """Time of a scaled-down problem over its work; infinite if it does not fit, 1 if there is none."""
         chunks = order.placement.chunks
-        alike = likeness(self.problem, chunks)
+        alike = scaled_problem(self.problem, chunks)
         if alike is None:
             return 1.0
         small, costs = alike

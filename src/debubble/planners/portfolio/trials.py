@@ -1,6 +1,6 @@
 """The trials of the portfolio: an order of operations on a split of the units, its price, and what it promises.
 
-Where there is less effort than trials, those come first that do best on a small likeness of the problem: four devices
+Where there is less effort than trials, those come first that do best on a scaled-down problem: four devices
 with as many micro-batches for each, and their part of the activations' memory.
 """
 
@@ -27,7 +27,7 @@ LIST = "list schedule"
 """The name of list schedules, which are no published schedule."""
 
 SMALL, MOST = 4, 64
-"""Devices of the likeness, and the most micro-batches that it has."""
+"""Devices of the scaled-down problem, and the most micro-batches that it has."""
 TRIES = 8
 """Candidates that schedules which try some may try for it."""
 SHARED = (
@@ -181,7 +181,7 @@ def lengths_of(problem: Problem, units: Units, trial: Trial) -> list[int]:
             return within or balanced_by_device(units, placement)
 
 
-def likeness(problem: Problem, chunks: int) -> tuple[Problem, StageCosts] | None:
+def scaled_problem(problem: Problem, chunks: int) -> tuple[Problem, StageCosts] | None:
     """A problem on few devices that is like this one, with its costs; None if this one is as small."""
     p, m = problem.devices, problem.micro_batches
     if p <= SMALL:

@@ -230,7 +230,7 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
     statics, limits = [costs.static_of(d) for d in devices], [costs.limit_of(d) for d in devices]
     size_scale = _common_denominator([*allocated, *freed, *statics, *(x for x in limits if x is not None)])
     time, sent = _floats(durations, time_scale), _floats(message, time_scale)
-    behind = _floats(problem.behind_weights, time_scale)
+    behind = _floats(problem.after_weights, time_scale)
     return {
         "time": time,
         "allocated": _floats(allocated, size_scale),
@@ -238,7 +238,7 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
         "lead": _floats(leads, time_scale),
         "message": np.tile(sent, levels),
         "tail": np.tile(tail_rows(problem, time.reshape(levels, -1).min(axis=0), sent, behind), levels),
-        "behind_weights": behind,
+        "after_weights": behind,
         "gradients": _floats(gradients, time_scale),
         "host_step": _floats(host_step, time_scale),
         # Before the ends, so that what waits for it has no operation as its cause.

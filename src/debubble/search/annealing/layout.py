@@ -87,7 +87,7 @@ class KernelLayout(NamedTuple):
     """[R in list, row]: time of the message after F, I, B; negative where the consumer is on the same device."""
     tail: int
     """[R in list, row]: least time from its end to the end of everything."""
-    behind_weights: int
+    after_weights: int
     """[stage]: time from the last weight gradient to the end of a step on the host, on a free link; 0 if it is not
     there."""
     gradients: int

@@ -118,7 +118,7 @@ def _next_gradients(a: KernelLayout, x: Floats, n: Ints) -> tuple[int, float, in
     first, least, hangs_on, first_device, first_end = -1, INFINITY, -1, -1, INFINITY
     m, size = a.micro_batches, a.stages * a.micro_batches
     for stage in range(a.stages):
-        if x[a.behind_weights + stage] <= 0 or x[a.stepped + stage] >= 0:
+        if x[a.after_weights + stage] <= 0 or x[a.stepped + stage] >= 0:
             continue
         d, why = n[a.device_of + stage], W * size + stage * m + m - 1
         if x[a.end + why] < 0:

@@ -25,7 +25,7 @@ def offload_to_fit(
     `eager` pairs are offloaded in any case, unless their backward follows at once.  None if that does not suffice.
     """
     base = problem.schedule(orders)
-    fitted = [_BeladyWalk(problem, base, d, eager).run() for d in range(problem.devices)]
+    fitted = [_BeladyScan(problem, base, d, eager).run() for d in range(problem.devices)]
     complete = [order for order in fitted if order is not None]
     return None if len(complete) < len(fitted) else problem.schedule(complete)
 
@@ -96,7 +96,7 @@ def _first_excess(problem: OrderProblem, schedule: Schedule, room: Number, chose
     return None
 
 
-class _BeladyWalk:
+class _BeladyScan:
     """Walks one device's compute operations and puts transfers between them."""
 
     def __init__(self, problem: OrderProblem, base: Schedule, device: int, eager: Container[Pair]) -> None:

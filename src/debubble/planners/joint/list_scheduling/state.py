@@ -119,7 +119,7 @@ class State(NamedTuple):
         transfers: [stream, number]: kind, stage and micro-batch of a transfer.
         ready: [stream, number]: when it may ask for the link, as far as other lanes are concerned.
         first: Per stream, the number of the transfer that comes next.
-        behind_last: Per stream, the number of transfers in it.
+        after_last: Per stream, the number of transfers in it.
         idle_from: Per stream, when its last transfer that has had its turn ends.
         ask: Per stream, when its next transfer asks for the link.
         lane_free: Per lane of a link, when the last transfer that has had its turn there ends.
@@ -162,7 +162,7 @@ class State(NamedTuple):
     transfers: Ints
     ready: Floats
     first: Ints
-    behind_last: Ints
+    after_last: Ints
     idle_from: Floats
     ask: Floats
     lane_free: Floats

@@ -48,7 +48,7 @@ def wake_at(x: State, d: int, time: float) -> None:
 def _look(x: State, q: int) -> None:
     """Note when the next transfer of a device's stream asks for the link."""
     n = place_of(x.first[q])
-    if n == x.behind_last[q]:
+    if n == x.after_last[q]:
         x.ask[q] = NEVER
     else:
         x.ask[q] = max(x.ready[q, n], x.idle_from[q])
@@ -58,10 +58,10 @@ def _look(x: State, q: int) -> None:
 def push(a: Step, x: State, d: int, kind: int, s: int, j: int, ready: float) -> None:
     """Put a transfer into its stream."""
     q = stream_of(a, d, kind)
-    n = place_of(x.behind_last[q])
+    n = place_of(x.after_last[q])
     x.transfers[q, n, 0], x.transfers[q, n, 1], x.transfers[q, n, 2] = kind, s, j
     x.ready[q, n] = ready
-    x.behind_last[q] = n + 1
+    x.after_last[q] = n + 1
     if n == x.first[q]:
         _look(x, q)
 
@@ -164,7 +164,7 @@ def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
         return False
     q = stream_of(a, d, L)
     ask = max(ready, x.idle_from[q])
-    comes_late = x.first[q] == x.behind_last[q] and ask < now
+    comes_late = x.first[q] == x.after_last[q] and ask < now
     if comes_late and not in_turn(x, a.up[d], ask, d):
         return False
     if frees:
