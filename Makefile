@@ -48,7 +48,7 @@ test-frameworks: $(FRAMEWORKS)/.ready ## run the other frameworks' own code on t
 golden: $(VENV)/.ready ## hold this version's plans to the golden corpus (ARGS=--exact: a move changes nothing)
 	cd benchmarks && $(abspath $(BIN))/python -m golden $(ARGS)
 
-check: $(VENV)/.ready ## ruff, mypy and the contracts of the imports
+check: $(VENV)/.ready ## ruff, mypy, the contracts of the imports, words of names
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
