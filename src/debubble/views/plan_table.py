@@ -57,15 +57,17 @@ def render(
         front: The Pareto front of time and memory, if it was asked for.
         elsewhere: How many times as long quick plans take in the targets that do not run the plan.
     """
-    parts: list[RenderableType] = [Text(_cut_off(plan), style="bold red")] if plan.cut_off else []
+    parts: list[RenderableType]
     if scene.why is None:
-        parts += [Text(_title(plan), style="bold"), Text(f"{headline(scene)}\n{_partition_words(plan)}")]
+        parts = [Text(_title(plan), style="bold"), Text(f"{headline(scene)}\n{_partition_words(plan)}")]
         parts += [Text("\n".join([bound_words(plan, scene, argument=details), *_judgement(plan, scene)]))]
     else:
-        parts += plan_answer(plan, scene, scene.why, width=width, tokens=tokens, elsewhere=elsewhere)
+        parts = [*plan_answer(plan, scene, scene.why, width=width, tokens=tokens, elsewhere=elsewhere)]
         parts += [Text(line) for line in _judgement(plan, scene)]
         if plan.what_ifs and not plan.what_ifs[0].quick:
             parts += [Text(line) for line in what_if_lines(plan, float(scene.step_time))]
+    if plan.cut_off:
+        parts.insert(1, Text(_cut_off(plan), style="bold red"))
     parts += remark_lines(scene)
     if plan.degree_search is not None:
         parts.append(rich_table(configuration_rows(plan.degree_search, most=None if details else SHORT)))
