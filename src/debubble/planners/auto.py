@@ -26,8 +26,8 @@ from debubble.ir.plan_entries import INTERRUPTED, Status
 from debubble.planners.joint.planner import joint_draft
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
 from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, failure, side_by_side
-from debubble.planners.progress import Progress, tell
-from debubble.planners.registry import Result, planner, planners, tell_improvement, verify
+from debubble.planners.progress import Improvement, Progress, tell
+from debubble.planners.registry import Result, planner, planners, verify
 from debubble.targets.orders import OwnOrders
 
 FIRST, CLOSE = 0.1, 1.02
@@ -162,7 +162,6 @@ class _Answers:
         while True:
             try:
                 solution = next(solutions)
-                tell_improvement(name, problem, solution)
                 answer = verify(name, problem, solution, time.perf_counter() - begin)
             except StopIteration:
                 return
@@ -179,6 +178,15 @@ class _Answers:
         if not isinstance(known, Result) or answer.score <= known.score:
             self._found[name] = answer
         if answer.score < best:
+            # Only what a Ctrl-C would keep is told.
+            tell(
+                Improvement(
+                    planner=name,
+                    schedule=answer.solution.schedule.name,
+                    step_time=float(answer.time),
+                    gap=answer.gap,
+                )
+            )
             yield self.solution()
 
     def interrupt(self) -> None:
@@ -256,7 +264,6 @@ def _side_by_side(
 
 def _verify(name: str, problem: Problem, future: Future[Answer]) -> Result:
     solution, seconds = future.result()
-    tell_improvement(name, problem, solution)
     return verify(name, problem, solution, seconds)
 
 
