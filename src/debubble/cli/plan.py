@@ -141,7 +141,9 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
             raise
         from debubble.planners.degrees import misfit
 
-        status.update("Nothing fits; trying what would ...")
+        # The answer comes at once; what would help takes longer.
+        log().print(f"It does not fit: {error}  Trying what would ...", soft_wrap=True)
+        status.update("Trying what would fit ...")
         answer = misfit(request.job, str(error))
         if output.html is not None:
             from debubble.views.html.infeasible import misfit_page

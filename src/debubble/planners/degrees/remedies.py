@@ -26,7 +26,7 @@ MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
 """Factors by which more devices are tried."""
 LORA_RANK = 16
 """The rank of the adapters that are tried in place of training the whole model."""
-SECONDS = 60.0
+SECONDS = 15.0
 """Seconds on the clock after which no further change is tried, where the job has no deadline."""
 MOST = 4
 """Changes that are told."""
@@ -67,7 +67,7 @@ def remedies(job: Job) -> list[Remedy]:
 
 
 class Clock:
-    """The time that changes may be tried for: a job's deadline, or a minute."""
+    """The time that changes may be tried for: a job's deadline, or SECONDS."""
 
     def __init__(self, seconds: float | None) -> None:
         self._end = time.monotonic() + (SECONDS if seconds is None else seconds)
