@@ -56,11 +56,10 @@ the first temperature."""
 MIN_CHAINS = 4
 MAX_SIMULATED = 6
 """Plans that are simulated."""
-MIN_REFINED = 4
-"""Plans that are refined at least."""
-BRIEF_SHARE = 0.3
-"""The share of the effort that is left in which the orders of several plans are searched slowly, where it suffices for
-MIN_REFINED of them, as for small problems; elsewhere the best plan alone has its order searched."""
+MIN_ORDERED, BRIEF_SHARE = 4, 0.3
+"""Plans whose order is searched, more where the effort suffices for slow searches, and the share of the effort that is
+left for that; the order of the best of them is searched at length.  Without it setting E of docs/joint.md is 2.7%
+slower."""
 TINY_PAIRS = 16
 """Pairs of a stage and a micro-batch up to which every way to cut and recompute is ordered, where there are few."""
 REFINEMENT_SHARE = 0.05
@@ -86,7 +85,7 @@ BRIEF = (Cooling(3500, (0.5,), COOLINGS), MILD)
 """The coolings of brief searches: mild ones keep what a start is worth, and a slow one begins hot."""
 AT_LENGTH = (Cooling(900, (0.5, 0.15), (0.0, 1.0)), Cooling(270, (0.15,), (0.0, 1.0)), MILD)
 """The coolings of long searches, those for most moves first: one, as long as can be, where there are moves for it."""
-LAST_SLOW_SHARE, LAST_MILD_SHARE = 0.9, 0.6
+LAST_SLOW_SHARE, LAST_MILD_SHARE = 1.0, 0.8
 """The parts of the effort in which the order of the fastest answer of all planners is searched: where there are moves
 for the slowest of these coolings, whose length counts, and where there are fewer."""
 MIN_SIMULATIONS = 0.1
@@ -125,7 +124,7 @@ def search(problem: Problem, units: Units) -> Iterator[Solution]:
 
 
 def draft(problem: Problem, units: Units) -> Iterator[Solution]:
-    """What `search` yields before it searches one order at length; half of the effort is left then."""
+    """What `search` yields before it searches one order at length; a third of the effort is left then."""
     effort = problem.begun()
     for best in _draft(problem, units, effort):
         yield best
@@ -134,7 +133,7 @@ def draft(problem: Problem, units: Units) -> Iterator[Solution]:
 
 
 def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]:
-    """Draw, anneal and refine, which leaves half of the effort; search the orders of small problems.
+    """Draw, anneal, refine, and search orders briefly, which leaves a third of the effort.
 
     Raises InfeasibleError if no plan of those that were tried fits.
     """
@@ -159,13 +158,10 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     if simulated[0][0] < best:
         best, solution = simulated[0]
         yield solution
-    ordered = _affordable(simulated, effort)
-    simulated = simulated[: max(MIN_REFINED, ordered)]
+    simulated = simulated[: max(MIN_ORDERED, _affordable(simulated, effort))]
     refining = [partial(_refined, problem, *entry) for entry in simulated]
     refined = _side_by_side(refining, effort, REFINEMENT_SHARE * problem.effort)
-    improved = []
-    if ordered >= MIN_REFINED:
-        improved = _improved_orders(problem, refined, effort, BRIEF_SHARE * effort.left, BRIEF)
+    improved = _improved_orders(problem, refined, effort, BRIEF_SHARE * effort.left, BRIEF)
     everything = _every_way(problem, chains[0], effort)
     value, solution = min([*refined, *improved, *everything], key=lambda entry: entry[0])
     if value < best:
