@@ -85,7 +85,7 @@ BRIEF = (Cooling(3500, (0.5,), COOLINGS), MILD)
 """The coolings of brief searches: mild ones keep what a start is worth, and a slow one begins hot."""
 AT_LENGTH = (Cooling(900, (0.5, 0.15), (0.0, 1.0)), Cooling(270, (0.15,), (0.0, 1.0)), MILD)
 """The coolings of long searches, those for most moves first: one, as long as can be, where there are moves for it."""
-LAST_SLOW_SHARE, LAST_MILD_SHARE = 1.0, 0.8
+LAST_SLOW_SHARE, LAST_MILD_SHARE = 1.5, 1.05
 """The parts of the effort in which the order of the fastest answer of all planners is searched: where there are moves
 for the slowest of these coolings, whose length counts, and where there are fewer."""
 MIN_SIMULATIONS = 0.1
