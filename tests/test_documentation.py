@@ -9,7 +9,6 @@ import shlex
 import tomllib
 from pathlib import Path
 
-import long_run_docs
 import pytest
 import schedules_docs
 from docs.run_commands import commands
@@ -118,11 +117,6 @@ def test_every_word_of_the_glossary_is_explained_once() -> None:
 
     assert len(words) == len(set(words)) > 40
     assert words == sorted(words, key=str.lower)
-
-
-def test_the_tables_of_long_runs_are_those_of_the_results() -> None:
-    note = (ROOT / "docs/notes/long-runs.md").read_text()
-    assert [table for table in long_run_docs.table().split("\n\n") if table not in note] == []
 
 
 def test_the_pages_of_schedules_are_those_of_the_library() -> None:
