@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from provenance import measured_by
+from benchmark import provenance
 
 from golden.cases import PlanCase, cases
 from golden.run import called
@@ -239,7 +239,7 @@ def main() -> None:
                 f" ({row['slowest'][0]})  bounds {len(row['wider'])}, {row['widest'][1]:.4f} ({row['widest'][0]})",
                 flush=True,
             )
-            given.output.write_text(json.dumps({**measured_by(), "switches": rows}, indent=1) + "\n")
+            given.output.write_text(json.dumps({**provenance(), "switches": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class PublishedCase:
 
     name: str
     number: int
-    """Its place among `published_runs.RUNS`."""
+    """Its place in `cases/published.json`."""
 
 
 @dataclass(frozen=True)

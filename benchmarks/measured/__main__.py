@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provenance import measured_by
+from benchmark import write_results
 
 from debubble.costs import Cluster
 from debubble.errors import DebubbleError
