@@ -4,8 +4,8 @@
     python benchmarks/NAME.py --docs                   # the pages and pictures, from the results
 
 `benchmarks/results/NAME.json` has `{commit, versions, machine, command, rows}`: the first four are those of the last
-run, and each row names its case and its commit.  A row of this commit is not measured again without `--again`, if the sources are
-unchanged.
+run, and each row names its case and its commit.  A row of this commit is not measured again without `--again`, unless
+the sources were changed since.
 """
 
 from __future__ import annotations

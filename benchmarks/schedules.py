@@ -1,8 +1,7 @@
-"""Our schedules beside the figures of the zero-bubble authors' own schedulers, and how long generating them takes.
+"""Our schedules beside the figures of the zero-bubble authors' own schedulers, and the pages of the library.
 
-    python benchmarks/schedules.py table   # bubble and peak, into benchmarks/results/schedules.json; about a minute
-    python benchmarks/schedules.py speed   # CPU seconds per schedule, printed; about a minute
-    python benchmarks/schedules.py docs    # tables and pictures of docs/schedules.md from the results; half a minute
+    python benchmarks/schedules.py [ROW ...]   # bubble and peak; about a minute
+    python benchmarks/schedules.py --docs      # docs/schedules.md with pictures, docs/notes/schedules.md; half a minute
 
 Setting: m = 4 p; uniform costs F = I = W = 1, or F, I, W, C = 10, 11, 9, 1 (a), or 18478, 18098, 9337, 1000 (b); a
 stage of v chunks per device takes 1 / v of that.  One activation is allocated by F and freed by W.  Bubble:
@@ -11,17 +10,22 @@ stage of v chunks per device takes 1 / v of that.  One activation is allocated b
 
 from __future__ import annotations
 
-import argparse
+import inspect
 import json
 import time
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import debubble as db
+from benchmark import Benchmark, Row, table
 
-RESULTS = Path(__file__).parent / "results" / "schedules.json"
+import debubble as db
+from debubble.views.picture import picture
+from debubble.views.scene import Scene
+
+CASES = Path(__file__).parent / "cases"
 TIMES = {"uniform": (1, 1, 1, 0), "a": (10, 11, 9, 1), "b": (18478, 18098, 9337, 1000)}
 DEVICES = (4, 8, 16)
 
@@ -42,8 +46,20 @@ ROWS: dict[str, tuple[str, int, tuple[float, ...], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
-ORIGINAL = json.loads((Path(__file__).parent / "zero_bubble_originals.json").read_text())["bubble"]
+ORIGINAL = json.loads((CASES / "zero_bubble_originals.json").read_text())["bubble"]
 """Percent at p = 4, 8, 16: of the span with each set of costs, and of the makespan with uniform ones."""
+
+Cell = tuple[str, int, str, str]
+"""Row, devices, times and objective."""
+
+
+def cells() -> Iterator[Cell]:
+    """Every cell that the originals have."""
+    for row, (name, *_rest) in ROWS.items():
+        for p in DEVICES:
+            yield from ((row, p, times, "span") for times in TIMES if times in ORIGINAL[row])
+            if "objective" in db.schedules[name].options and "makespan" in ORIGINAL[row]:
+                yield row, p, "uniform", "makespan"
 
 
 def costs_of(
@@ -68,81 +84,119 @@ def _plain(x: Fraction) -> Fraction | int | float:
     return x.numerator if x.denominator == 1 else float(x)
 
 
-def measure(row: str, p: int, times: str, objective: str) -> dict[str, Any]:
+def measure(cell: Cell) -> Row:
     """Bubble in percent and peak of one cell."""
+    row, p, times, objective = cell
     name, v, peaks, setting = ROWS[row]
-    m = 4 * p
     limit = peaks[DEVICES.index(p)] if "limit" in setting else None
     costs = costs_of(p, v, times, transfer=setting.get("transfer"), limit=limit)
     options = {"offload": setting["offload"]} if "offload" in setting else {}
     if "objective" in db.schedules[name].options:
         options["objective"] = objective
     begin = time.process_time()
-    schedule = db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **options)
+    schedule = db.schedules[name](devices=p, micro_batches=4 * p, chunks=v, costs=costs, **options)
     seconds = time.process_time() - begin
     timeline = db.simulate(schedule, costs)
-    work = m * sum(TIMES[times][:3])
+    work = 4 * p * sum(TIMES[times][:3])
     return {
-        "row": row,
-        "devices": p,
-        "times": times,
-        "objective": objective,
+        "row": row, "devices": p, "times": times, "objective": objective,
         "span_bubble": round(100 * (1 - work / float(timeline.span)), 4),
         "makespan_bubble": round(100 * (1 - work / float(timeline.makespan)), 4),
-        "peak": float(max(timeline.peak_memory)),
-        "seconds": round(seconds, 2),
+        "peak": float(max(timeline.peak_memory)), "seconds": round(seconds, 2),
         "original": ORIGINAL[row]["makespan" if objective == "makespan" else times][DEVICES.index(p)],
-    }
+    }  # fmt: skip
 
 
-def cells() -> Iterator[tuple[str, int, str, str]]:
-    """Row, devices, times and objective of every cell that the originals have."""
-    for row, (name, *_rest) in ROWS.items():
+def comparison(rows: list[Row]) -> str:
+    """The note: ours beside the original's, cell by cell."""
+    found = {(r["row"], r["devices"], r["times"], r["objective"]): r for r in rows}
+    lines = []
+    for row in ROWS:
         for p in DEVICES:
-            yield from ((row, p, times, "span") for times in TIMES if times in ORIGINAL[row])
-            if "objective" in db.schedules[name].options and "makespan" in ORIGINAL[row]:
-                yield row, p, "uniform", "makespan"
+            spans = [_cell(found.get((row, p, times, "span")), "span") for times in TIMES]
+            whole = _cell(found.get((row, p, "uniform", "makespan")), "makespan")
+            peak = max(r["peak"] for r in rows if r["row"] == row and r["devices"] == p)
+            lines.append([row, str(p), f"{peak:g}", spans[0], whole, *spans[1:]])
+    head = ("schedule", "p", "peak", "uniform", "its makespan", "a", "b")
+    return f"{(CASES / 'schedules_originals.md').read_text()}\n{table(head, lines)}\n"
 
 
-def table() -> None:
-    """Measure every cell."""
-    from provenance import measured_by
-
-    RESULTS.parent.mkdir(exist_ok=True)
-    measured = []
-    for cell in cells():
-        measured.append(measure(*cell))
-        print(measured[-1], flush=True)
-    RESULTS.write_text(json.dumps({**measured_by(), "rows": measured}, indent=1) + "\n")
+def _cell(row: Row | None, objective: str) -> str:
+    if row is None:
+        return ""
+    ours = row[f"{objective}_bubble"]
+    worse = round(ours, 1) > row["original"]
+    return f"{ours:.1f} / {row['original']:.1f}{' (worse)' if worse else ''}"
 
 
-def speed() -> None:
-    """CPU seconds to generate each schedule at two sizes, with default options."""
-    for name, entry in db.schedules.items():
-        v = entry.default_chunks
-        for p, m in ((16, 64), (64, 512)):
-            begin = time.process_time()
-            try:
-                entry(devices=p, micro_batches=m, chunks=v)
-            except db.DebubbleError as error:
-                print(f"{name:20} p={p:3} m={m:4} {error}")
-                continue
-            print(f"{name:20} p={p:3} m={m:4} {time.process_time() - begin:7.2f} s", flush=True)
+def library(_: list[Row]) -> str:
+    """The page of the library, from the registry."""
+    head = ("name", "what", "source", "bubble", "memory")
+    entries = sorted(db.schedules.items())
+    lines = [(f"`{name}`", e.summary, e.paper, e.bubble, e.memory) for name, e in entries]
+    introduction = (CASES / "schedules_introduction.md").read_text()
+    return "\n".join(
+        [introduction, f"## The library\n\n{table(head, lines)}\n", *(section(name) for name, _ in entries)]
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["table", "speed", "docs"])
-    chosen = parser.parse_args()
-    if chosen.what == "table":
-        table()
-    elif chosen.what == "speed":
-        speed()
-    else:
-        from schedules_docs import write
+def section(name: str) -> str:
+    """A schedule's arguments and picture."""
+    entry = db.schedules[name]
+    options = sorted(entry.options - {"devices", "micro_batches", "costs"})
+    lines = [f"### {name}", "", described(inspect.getdoc(entry.build) or ""), ""]
+    if options:
+        lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
+    return "\n".join([*lines, f"![{name}](pictures/schedule-{name}.png)", ""])
 
-        write()
 
+COMMON = (
+    "devices: Pipeline devices, p.",
+    "micro_batches: Micro-batches of a step, m.",
+    "chunks: Stages per device, v.",
+    "costs: Not read; the order is the same for any.",
+    "costs: Times and bytes per stage; all times 1 by default.",
+)
+"""Arguments of most schedules, which the page names once."""
+
+
+def described(docstring: str) -> str:
+    """A Google docstring as Markdown: its sections' entries as lists, but for arguments that most schedules have."""
+    lines: list[str] = []
+    for line in docstring.splitlines():
+        text = line.strip()
+        if text in COMMON:
+            continue
+        if line in ("Args:", "Raises:"):
+            lines += [f"{'Arguments' if line == 'Args:' else 'It raises'}:", ""]
+        elif line.startswith("    ") and not line.startswith("     "):
+            name, _, rest = text.partition(": ")
+            lines.append(f"* `{name}`: {rest}")
+        else:
+            lines.append(f"  {text}" if line.startswith("     ") else line)
+    return "\n".join(lines)
+
+
+def example(name: str) -> Scene:
+    """A schedule at p = 4, m = 8, with all times 1."""
+    entry = db.schedules[name]
+    costs = db.StageCosts.of(stages=4 * entry.default_chunks, offload=0.5, activation=1 / entry.default_chunks)
+    return Scene(db.simulate(entry(devices=4, micro_batches=8, costs=costs), costs), title=name)
+
+
+def drawing(name: str, _: list[Row]) -> bytes:
+    """The picture of a schedule."""
+    return picture([example(name)], "png")
+
+
+BENCHMARK = Benchmark(
+    name="schedules", about=__doc__, cases={f"{row}, p = {p}, {times}, {objective}": (row, p, times, objective)
+    for row, p, times, objective in cells()}, measure=measure,
+    pages={
+        "schedules.md": library, "notes/schedules.md": comparison,
+        **{f"pictures/schedule-{name}.png": partial(drawing, name) for name in db.schedules},
+    },
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

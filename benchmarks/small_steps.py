@@ -1,7 +1,7 @@
 """Steps of small tensors: what the host needs per operation, beside torch.distributed.pipelining.
 
-    python benchmarks/small_steps.py [--rounds 12]      # into benchmarks/results/small_steps.json
-    python benchmarks/small_steps.py docs               # docs/runtime.md, from these results
+    python benchmarks/small_steps.py [CASE ...]
+    python benchmarks/small_steps.py --docs         # the table of docs/runtime.md
 
 Two ranks of one thread each over Gloo train the same modules by the same schedule, in turns within each round.  Small
 tensors show the time of calls alone, which on a GPU is what the host must stay ahead of; at a hidden size of 512
@@ -11,7 +11,6 @@ the wall time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -25,8 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as functional
-from marks import write_between
-from provenance import measured_by
+from benchmark import Benchmark, Row, table
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -34,10 +32,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 import debubble as db
 from debubble.ir import Plan, PlannedUnit, RunOptions, StageCosts
 
-RESULTS = Path(__file__).parent / "results" / "small_steps.json"
-PAGE = Path(__file__).parents[1] / "docs" / "runtime.md"
-BEGIN, END = "<!-- small steps: written by benchmarks/small_steps.py docs -->", "<!-- end of small steps -->"
-RANKS, LAYERS, MICRO_BATCHES, VOCABULARY = 2, 8, 8, 256
+RANKS, LAYERS, MICRO_BATCHES, VOCABULARY, ROUNDS = 2, 8, 8, 256, 12
 SIZES = {"small": (32, 16, 4), "large": (512, 128, 1)}
 """Hidden size, tokens per micro-batch, and steps that are timed together."""
 SCHEDULES: dict[str, tuple[str, Callable[[int], list[int]]]] = {
@@ -118,28 +113,26 @@ class Torchs:
         sum(float(loss.detach()) for loss in losses)
 
 
-def work(rank: int, store: str, rounds: int, out: str) -> None:
+def work(rank: int, folder: str, size: str, name: str) -> None:
+    """One rank, which takes a case's steps by both; rank 0 writes the ratios into the folder."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    rows = []
-    for size, (hidden, length, steps) in SIZES.items():
-        for name in SCHEDULES:
-            stages = db.schedules[name](devices=RANKS, micro_batches=MICRO_BATCHES).stages
-            bounds = [0, *(1 + round(LAYERS * s / stages) for s in range(1, stages)), LAYERS + 2]
-            pair = Ours(name, hidden, bounds), Torchs(name, hidden, bounds, rank)
-            rows.append({"size": size, "schedule": name, **ratios(pair, length, steps, rounds)})
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    hidden, length, steps = SIZES[size]
+    stages = db.schedules[name](devices=RANKS, micro_batches=MICRO_BATCHES).stages
+    bounds = [0, *(1 + round(LAYERS * s / stages) for s in range(1, stages)), LAYERS + 2]
+    found = ratios((Ours(name, hidden, bounds), Torchs(name, hidden, bounds, rank)), length, steps)
     if rank == 0:
-        Path(out).write_text(json.dumps(rows))
+        Path(folder, "row.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def ratios(pair: Sequence[Ours | Torchs], length: int, steps: int, rounds: int) -> dict[str, float]:
+def ratios(pair: Sequence[Ours | Torchs], length: int, steps: int) -> dict[str, float]:
     """Debubble's time over torch's, by CPU and by wall."""
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, VOCABULARY, (2, MICRO_BATCHES, length), generator=generator)
     cpu: list[list[float]] = [[], []]
     wall: list[list[float]] = [[], []]
-    for number in range(rounds + 2):
+    for number in range(ROUNDS + 2):
         for which, way in enumerate(pair):
             dist.barrier()
             start, before = time.perf_counter(), time.process_time()
@@ -158,30 +151,27 @@ def ratios(pair: Sequence[Ours | Torchs], length: int, steps: int, rounds: int) 
     }
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    lines = ["| schedule | hidden 32, CPU | wall | hidden 512, CPU | wall |", "| --- | --- | --- | --- | --- |"]
-    for name in SCHEDULES:
-        found = {row["size"]: row for row in rows if row["schedule"] == name}
-        cells = [f"{found[size][what]:.2f}" for size in SIZES for what in ("cpu", "wall")]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["docs"])
-    parser.add_argument("--rounds", type=int, default=12)
-    given = parser.parse_args()
-    if given.what == "docs":
-        write_between(PAGE, BEGIN, END, page(json.loads(RESULTS.read_text())["rows"]))
-        return
+def measure(case: tuple[str, str]) -> Row:
+    """The ratios of a schedule with tensors of a size."""
+    size, name = case
     with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "rows.json")
-        mp.spawn(work, args=(str(Path(folder) / "store"), given.rounds, out), nprocs=RANKS)
-        rows = json.loads(Path(out).read_text())
-    RESULTS.write_text(json.dumps({**measured_by(), "rows": rows}, indent=1) + "\n")
-    print(page(rows))
+        mp.spawn(work, args=(folder, size, name), nprocs=RANKS)
+        return {"size": size, "schedule": name, **json.loads(Path(folder, "row.json").read_text())}
 
+
+def page(rows: list[Row]) -> str:
+    """A line per schedule."""
+    found = {(row["size"], row["schedule"]): row for row in rows}
+    lines = [
+        (name, *(f"{found[size, name][what]:.2f}" for size in SIZES for what in ("cpu", "wall"))) for name in SCHEDULES
+    ]
+    return table(("schedule", "hidden 32, CPU", "wall", "hidden 512, CPU", "wall"), lines)
+
+
+BENCHMARK = Benchmark(
+    name="small_steps", about=__doc__, measure=measure, pages={"runtime.md#small steps": page},
+    cases={f"{size} {name}": (size, name) for size in SIZES for name in SCHEDULES},
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -42,10 +42,9 @@ def interactive_schedules(app: Any, doctree: Any) -> None:
 
 def write_gallery(app: Any, error: Exception | None) -> None:
     """Write the page of every schedule."""
-    from schedules_docs import example
-
     import debubble as db
     from debubble.views import views
+    from schedules import example
 
     if error is None and app.builder.name == "html":
         folder = Path(app.outdir) / "gallery"

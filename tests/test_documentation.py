@@ -10,10 +10,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import schedules_docs
 from docs.run_commands import commands
 
 import debubble as db
+import schedules
 from tests.support.command_line import check_call
 
 ROOT = Path(__file__).parents[1]
@@ -120,5 +120,6 @@ def test_every_word_of_the_glossary_is_explained_once() -> None:
 
 
 def test_the_pages_of_schedules_are_those_of_the_library() -> None:
-    assert schedules_docs.PAGE.read_text() == schedules_docs.page(), "python benchmarks/schedules.py docs"
-    assert schedules_docs.NOTE.read_text() == schedules_docs.note(), "python benchmarks/schedules.py docs"
+    rows = schedules.BENCHMARK.rows()
+    assert (ROOT / "docs/schedules.md").read_text() == schedules.library(rows), "python benchmarks/schedules.py --docs"
+    assert (ROOT / "docs/notes/schedules.md").read_text() == schedules.comparison(rows)

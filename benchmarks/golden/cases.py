@@ -17,6 +17,7 @@ NEVER = ("--deadline", "3600")
 """A deadline that no search meets: answers depend on the effort alone."""
 EFFORT = 0.5
 """The effort of all cases but the settings and the searches of degrees."""
+CALLS = json.loads(Path(__file__).with_name("calls.json").read_text())
 TARGETS = ("torch", "torchtitan", "automodel", "megatron", "primus", "deepspeed", "mindformers")
 
 
@@ -72,45 +73,13 @@ def cases() -> Iterator[Case]:
 
 def _settings() -> Iterator[PlanCase]:
     """The settings of docs/joint.md, with default options."""
-    for name, words in {
-        "A": "llama2-13b --cluster 8xA100-40GB --micro-batches 16",
-        "B": "llama2-13b --cluster 8xA100-80GB --micro-batches 32",
-        "C": "llama2-28b --cluster 8xA100-80GB --micro-batches 32",
-        "D": "llama2-70b --cluster 64xH100-80GB --pipeline 8 --tensor 8 --micro-batches 32",
-        "E": "llama3-8b --cluster 4xL40S-48GB --micro-batches 16",
-        "GPT-3": "gpt3-175b --cluster 512xH100-80GB --tensor 8 --pipeline 64 --micro-batches 256"
-        " --sequence-length 2048",
-    }.items():
+    for name, words in CALLS["settings"].items():
         yield PlanCase(name, (*words.split(), *NEVER), is_setting=True)
 
 
 def _models() -> Iterator[PlanCase]:
     """Ordinary jobs, each with another lever, degree or target."""
-    for words in (
-        "llama3.2-1b --cluster 2xRTX4090-24GB --micro-batches 8",
-        "llama3-8b --cluster 4xRTX4090-24GB --micro-batches 8 --lora 16 --sequence-length 2048",
-        "llama3-70b --cluster 8xRTX4090-24GB --micro-batches 4 --lora 16 --quantize nf4 --sequence-length 1024",
-        "mistral-7b --cluster 4xL40S-48GB --micro-batches 12 --chunks 2",
-        "llama2-13b --cluster 4xA100-80GB+4xA100-40GB --micro-batches 16",
-        "llama3-8b --cluster 8xA100-40GB --pipeline 4 --data 2 --zero 1 --micro-batches 12",
-        "llama3-8b --cluster 16xA100-40GB --pipeline 4 --tensor 2 --data 2 --zero 2 --micro-batches 8",
-        "llama3-8b --cluster 8xH100-80GB --pipeline 4 --context 2 --micro-batches 8 --sequence-length 32768",
-        "mixtral-8x7b --cluster 16xA100-80GB --pipeline 8 --data 2 --expert 2 --micro-batches 16",
-        "gemma3-12b --cluster 4xA100-80GB --micro-batches 8 --sequence-length 8192",
-        "llama2-13b --cluster 8xA100-40GB --micro-batches 16 --for megatron",
-        "llama3-8b --cluster 4xL40S-48GB --micro-batches 8 --for torchtitan",
-        "llama3-8b --cluster 4xL40S-48GB --micro-batches 8 --for deepspeed",
-        "llama2-7b --cluster 4xA100-40GB --micro-batches 8 --planner obscura --swap peer",
-        "llama2-7b --cluster 4xA100-40GB --micro-batches 8 --planner optpipe",
-        "llama2-13b --cluster 8xA100-40GB --micro-batches 16 --planner scope",
-        "llama2-13b --cluster 8xA100-40GB --micro-batches 16 --planner chronos",
-        "llama2-13b --cluster 8xA100-40GB --micro-batches 16 --planner adapipe",
-        "llama3-8b --cluster 4xA100-40GB --micro-batches 8 --post-validation --dtype bf16",
-        "llama3-8b --cluster 8xA100-80GB --global-batch 64",
-        "qwen3-30b-a3b --cluster 8xH100-80GB --global-batch 64",
-        "llama3.2-3b --cluster 4xRTX4090-24GB --global-batch 32",
-        "llama3-70b --cluster 4xA100-40GB --micro-batches 8",
-    ):
+    for words in CALLS["models"]:
         model, *rest = words.split()
         name = "-".join((model, *(word.lstrip("-") for word in rest if not word.startswith("--micro"))))
         run = [word for word in rest if word not in ("--planner", "--swap", "--for", "--chunks")]

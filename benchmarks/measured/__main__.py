@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark import write_results
+from benchmark import RESULTS, write_results
 
 from debubble.costs import Cluster
 from debubble.errors import DebubbleError
@@ -27,7 +27,6 @@ from debubble.planners.plan_step import seconds_per_step
 from debubble.simulator import simulate
 
 RUNS = Path(__file__).with_name("published.json")
-RESULTS = Path(__file__).parents[1] / "results" / "measured.json"
 GIB = 2**30
 OPTIONS = ("micro_batch_size", "tensor", "context", "expert", "expert_tensor", "dtype", "lora", "quantize")
 
@@ -80,20 +79,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", help="ids of runs; nothing is written")
     given = parser.parse_args()
-    runs = [run for run in json.loads(RUNS.read_text()) if given.only is None or run["id"] in given.only]
     rows = []
-    for run in runs:
-        row = row_of(run)
-        rows.append(row)
-        errors = [f"{100 * row[name]:+6.1f}%" if name in row else "      -" for name in ("step_error", "memory_error")]
-        print(f"{row['id']:4} step {errors[0]}  memory {errors[1]}  {row['run'][:80]}", flush=True)
+    for run in json.loads(RUNS.read_text()):
+        if given.only is None or run["id"] in given.only:
+            rows.append(row_of(run))
+            print(*(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
+    if given.only is not None:
+        return
     totals = {
         what: summary([row[f"{what}_error"] for row in rows if f"{what}_error" in row]) for what in ("step", "memory")
     }
     for what, total in totals.items():
         print(f"{what}: half of {total['runs']} within {total['half']:.1%}, nine in ten within {total['most']:.1%}")
-    if given.only is None:
-        RESULTS.write_text(json.dumps({**measured_by(), "summary": totals, "rows": rows}, indent=1) + "\n")
+    write_results(RESULTS / "measured.json", rows, summary=totals)
 
 
 if __name__ == "__main__":
