@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -193,14 +193,14 @@ class Runs:
 
     def _await(self, moment: str, process: subprocess.Popen[str], before: int) -> None:
         """Wait for a random point of this kind."""
-        reached = {
+        reached: dict[str, Callable[[], bool]] = {
             "start": lambda: True,
             "step": lambda: newest(self.checkpoints) > before,
             "save": lambda: any(self.checkpoints.glob(".step-*.unfinished")),
             "end": lambda: f"step {self._steps}/{self._steps}" in self._log.read_text(),
-        }[moment]
+        }
         begin = time.monotonic()
-        while not reached() and process.poll() is None and time.monotonic() - begin < PATIENCE:
+        while not reached[moment]() and process.poll() is None and time.monotonic() - begin < PATIENCE:
             time.sleep(0.001 if moment == "save" else 0.02)
         time.sleep(self.chance.uniform(0, MOMENTS[moment]))
 
@@ -241,13 +241,10 @@ def explains(said: Sequence[str], code: int, moment: str, victim: str, how: str)
         return how == "SIGKILL" or moment == "start"  # nobody was there to say anything
     requested = rf"The run was ended by {how}(\.| after step \d+ of \d+: go on from \S+ with --resume\.)"
     sentence = {
-        ("disk", "full"): r".*the disk is full.*",
-        ("rank", "SIGSTOP"): r"debubble: The run hangs.*",
-        ("launcher", "SIGINT"): r"debubble: interrupted\.",
-        ("launcher", how): f"debubble: {requested}",
-    }.get(
-        (victim, how), rf"debubble: (Rank \d was (killed|ended) by {how}.*; the other ranks were ended\.|{requested})"
-    )  # fmt: skip
+        "full": r".*the disk is full.*", "SIGSTOP": r"debubble: The run hangs.*", "SIGINT": r"debubble: interrupted\.",
+    }.get(how, f"debubble: {requested}")  # fmt: skip
+    if victim == "rank" and how != "SIGSTOP":
+        sentence = rf"debubble: (Rank \d was (killed|ended) by {how}.*; the other ranks were ended\.|{requested})"
     return len(said) == 1 and re.fullmatch(sentence, said[0]) is not None
 
 
