@@ -39,6 +39,7 @@ from debubble.planners.problem import ModelUnits, Problem
 from debubble.schedules import schedules
 from debubble.simulator import simulate
 
+CASES = Path(__file__).parent / "cases"
 EFFORT = 10.0
 GOALS = {"dense": 0.10, "MoE": 0.15}
 """Median errors that are aimed at."""
@@ -109,9 +110,7 @@ def in_turn(model: Model) -> Model:
     return replace(model, per_layer=layers)
 
 
-RUNS = tuple(
-    PublishedRun.read(entry) for entry in json.loads((Path(__file__).parent / "cases" / "published.json").read_text())
-)
+RUNS = tuple(PublishedRun.read(entry) for entry in json.loads((CASES / "published.json").read_text()))
 
 
 def problem_of(run: PublishedRun) -> Problem:
@@ -189,19 +188,7 @@ def page(rows: list[Row]) -> str:
             (_cells(number, each) for number, each in enumerate(rows, 1)),
         ),
         "",
-        "Seconds per step.  *Predicted* is the published configuration with what its framework fuses, hides and"
-        " recomputes, whether it fits or not (where a source does not say what is recomputed, the least that fits).",
-        "*Priced* is the same configuration as `plan` prices it: Megatron-LM's defaults, and the least recomputation"
-        " that fits in 90% of the memory (`-`: nothing fits).  *Planned* is what the search of degrees found for"
-        " the model, the devices and the batch, by quick plans at least (`-`: not planned yet); the ratio is priced"
-        " over planned.",
-        "",
-        "Not in the prediction: layers of DeepSeek-V3 recompute parts in these runs, and debubble prices them whole or"
-        " not at all (none here); kernels that wait for the host, which weighs most where layers are small (gpt-oss)"
-        " and where no graph is captured; the clocks of H100s with 500 W (torchtitan), and what its selective"
-        " recomputation repeats; MegaScale's parallel blocks and windows of attention, and what Megatron-LM waits for"
-        " on thousands of devices.",
-        "",
+        (CASES / "published.md").read_text(),
         table(("#", "source"), ((str(number), each["source"]) for number, each in enumerate(rows, 1))),
         "",
         "Written by `python benchmarks/published.py --docs` from `benchmarks/results/published.json`; the runs are in"

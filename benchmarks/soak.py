@@ -22,9 +22,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmark import Benchmark, Row
 
@@ -48,7 +49,6 @@ KINDS = (
     ("launcher", "SIGINT"), ("launcher", "SIGUSR1"), ("rank", "SIGSTOP"), ("rank", "slow"), ("disk", "full"),
 )  # fmt: skip
 """Who is disturbed, and how."""
-PLAIN = RunOptions()
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Layout:
 
     schedule: str = "1f1b"
     devices: int = 2
-    options: RunOptions = PLAIN
+    options: RunOptions = field(default_factory=RunOptions)
     arguments: tuple[str, ...] = ()
     save_every: int = 3
 
@@ -75,27 +75,15 @@ class Layout:
         ).save(path)  # fmt: skip
 
 
+def layout_of(entry: dict[str, Any]) -> Layout:
+    """A layout of the file."""
+    options = RunOptions(**entry.get("options", {}))
+    return Layout(**{**entry, "options": options, "arguments": tuple(entry.get("arguments", ()))})
+
+
 LAYOUTS = {
-    "1f1b": Layout(),
-    "one device": Layout(devices=1),
-    "four devices": Layout(devices=4, save_every=10),
-    "gpipe": Layout("gpipe", save_every=7),
-    "interleaved": Layout("interleaved", save_every=4),
-    "breadth-first": Layout("breadth-first"),
-    "zb-h1": Layout("zb-h1", save_every=7),
-    "zb-h2": Layout("zb-h2"),
-    "zb-v": Layout("zb-v", save_every=10),
-    "v-half": Layout("v-half"),
-    "hanayo": Layout("hanayo", save_every=4),
-    "dualpipe-v": Layout("dualpipe-v"),
-    "data 2": Layout(devices=1, options=RunOptions(data=2), save_every=7),
-    "ZeRO-1": Layout(devices=1, options=RunOptions(data=2, zero=1)),
-    "ZeRO-3": Layout(devices=1, options=RunOptions(data=2, zero=3), save_every=4),
-    "tensor 2": Layout(devices=1, options=RunOptions(tensor=2)),
-    "context 2": Layout(devices=1, options=RunOptions(context=2), save_every=10),
-    "momentum, averages": Layout(arguments=("--optimizer", "momentum", "--ema", "0.9"), save_every=7),
-    "post-validation": Layout("zb-v", options=RunOptions(post_validation=True)),
-    "pipeline 2 x data 2, ZeRO-2": Layout(options=RunOptions(data=2, zero=2), save_every=4),
+    name: layout_of(entry)
+    for name, entry in json.loads((Path(__file__).parent / "cases" / "soak.json").read_text()).items()
 }
 
 

@@ -11,10 +11,11 @@ more often than shorter, and by how much in the mean.
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,66 +38,24 @@ CASES = {
 """Beginnings of the names of the cases that mechanisms of a kind can change."""
 
 
-def gives(value: Any, *_: Any, **__: Any) -> Any:
-    """A value, whatever is asked."""
-    return value
+MECHANISMS: Mapping[str, Mapping[str, Any]] = json.loads(Path(__file__).with_name("mechanisms.json").read_text())
+"""By name: `module:attribute` or `module:Class.attribute`, and what that is while it is off, or what it gives."""
 
 
-def gives_argument(place: int, *arguments: Any, **__: Any) -> Any:
-    """One of the arguments."""
-    return arguments[place]
+def off(mechanism: Mapping[str, Any]) -> Any:
+    """What stands in the place of a mechanism: a value, or a function that gives one, an argument, or the `least`."""
+    if "is" in mechanism:
+        return mechanism["is"]
 
+    def gives(*arguments: Any, least: Any = 0.0, **_: Any) -> Any:
+        value = mechanism["gives"]
+        if value == "least":
+            return least
+        if str(value).startswith("argument "):
+            return arguments[int(value.split()[1])]
+        return list(value) if isinstance(value, list) else value
 
-def gives_none_of_them(*_: Any, **__: Any) -> list[Any]:
-    """An empty list."""
-    return []
-
-
-def least_of(*_: Any, least: float = 0.0, **__: Any) -> float:
-    """What was known before."""
-    return least
-
-
-NO, NOTHING, ZERO = (partial(gives, value) for value in (False, None, 0.0))
-JOINT, PORTFOLIO, OPTIMIZE = (
-    "debubble.planners.joint.search", "debubble.planners.portfolio.planner", "debubble.search.optimize",
-)  # fmt: skip
-PROVEN, INITIAL = "debubble.planners.bounds.proven", "debubble.search.constructive.initial"
-DEGREES, AUTO = "debubble.planners.degrees.search", "debubble.planners.auto"
-MECHANISMS: Mapping[str, tuple[str, Any]] = {
-    "joint: single units recompute less": (f"{JOINT}:refine", partial(gives_argument, 2)),
-    "joint: second level of recomputation": (f"{JOINT}:_with_deeper_level", partial(gives_argument, 1)),
-    "joint: every way to cut a tiny model": (f"{JOINT}:_every_way", gives_none_of_them),
-    "joint: units assigned freely": ("debubble.planners.joint.planner:_may_deal", NO),
-    "joint: brief order searches": (f"{JOINT}:BRIEFLY", 0.0),
-    "joint: R apart as a start of the order search": (f"{JOINT}:_recomputing_apart", partial(gives_argument, 0)),
-    "joint: one round of annealing": (f"{JOINT}:ROUNDS", ((0.35, 1, 0.005),)),
-    "joint: random points": (f"{JOINT}:DRAWING", 0.001),
-    "joint: five and six chunks": (f"{JOINT}:CHUNKS", (1, 2, 3, 4)),
-    "auto: order search of the fastest answer": (f"{JOINT}:last_search", gives_none_of_them),
-    "auto: others with the whole budget": (f"{AUTO}:CLOSE", 0.0),
-    "auto: adapipe": (f"{AUTO}:ASKED", ("joint", "portfolio")),
-    "auto: portfolio": (f"{AUTO}:ASKED", ("joint", "adapipe")),
-    "portfolio: optimizer steps on hosts": (f"{PORTFOLIO}:_Portfolio.on_hosts", gives_none_of_them),
-    "portfolio: library as it is in small steps": (f"{PORTFOLIO}:SMALL", 0),
-    "portfolio: short step": (f"{PORTFOLIO}:LONG", 10**9),
-    "portfolio: likeness": (f"{PORTFOLIO}:likeness", NOTHING),
-    "portfolio: moves of units": (f"{PORTFOLIO}:improve", partial(gives_argument, 1)),
-    "order: CP-SAT on small problems": (f"{OPTIMIZE}:PROVABLE", 0),
-    "order: slow second search": (f"{OPTIMIZE}:_Optimizer.anneal_slowly", gives_none_of_them),
-    "order: busiest start": (f"{OPTIMIZE}:_Optimizer.busiest_start", partial(gives_argument, 1)),
-    "order: shipped schedules": ("debubble.search.cache:nearest", NOTHING),
-    "order: building blocks": (f"{INITIAL}:best_order", NOTHING),
-    "order: greedy rules": (f"{INITIAL}:greedy_schedules", gives_none_of_them),
-    "order: offloading list schedules": (f"{INITIAL}:offloading_schedules", gives_none_of_them),
-    "order: published schedules": ("debubble.planners.initial_schedules:initial", gives_none_of_them),
-    "bound: ramps": (f"{PROVEN}:ramps_bound", least_of),
-    "bound: units whole": (f"{PROVEN}:granular_bound", ZERO),
-    "bound: units in runs": (f"{PROVEN}:contiguous_bound", least_of),
-    "degrees: hosts": (f"{DEGREES}:WITH_HOSTS", 0),
-    "degrees: uneven stages": (f"{DEGREES}:UNEVEN", 0),
-}
-"""By name, `module:attribute` or `module:Class.attribute`, and what stands in its place while it is off."""
+    return gives
 
 
 @contextmanager
@@ -107,8 +66,8 @@ def replaced(place: str, value: Any) -> Iterator[None]:
     owner = importlib.import_module(module)
     for each in owners:
         owner = getattr(owner, each)
-    is_method, before = bool(owners) and callable(value), getattr(owner, name)
-    setattr(owner, name, (lambda *given, **named: value(*given, **named)) if is_method else value)
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
@@ -117,7 +76,10 @@ def replaced(place: str, value: Any) -> Iterator[None]:
 
 def planned(case: PlanCase) -> tuple[float, float]:
     """Step and bound of a case; infinite and zero if nothing fits."""
-    with TemporaryDirectory() as folder, replaced("debubble.planners.process_pool:_is_worth_a_worker", NO):
+    with (
+        TemporaryDirectory() as folder,
+        replaced("debubble.planners.process_pool:_is_worth_a_worker", off({"gives": False})),
+    ):
         effort = ("--effort", SETTINGS_EFFORT) if case.is_setting else ()
         answer = called("plan", *case.write(Path(folder)), *effort, "--json")
     return answer.get("step_time") or math.inf, answer.get("lower_bound", 0.0)
@@ -133,7 +95,7 @@ def measure(name: str) -> Row:
     """How the cases of a mechanism change without it."""
     chosen = [c for c in cases() if isinstance(c, PlanCase) and c.name.startswith(CASES[name.partition(":")[0]])]
     before = {case.name: as_it_is(case.name) for case in chosen}
-    with replaced(*MECHANISMS[name]):
+    with replaced(MECHANISMS[name]["place"], off(MECHANISMS[name])):
         after = {case.name: planned(case) for case in chosen}
     fits = [case for case, (step, _) in before.items() if math.isfinite(step)]
     ratios = {case: after[case][0] / before[case][0] for case in fits}

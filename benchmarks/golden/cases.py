@@ -1,13 +1,12 @@
 """The cases of the golden corpus: calls of `debubble`, and published runs.
 
-Calls go through the command line, so that no move inside the package changes them.  Random problems follow from their
-number alone.
+Calls go through the command line, so that no move inside the package changes them; `calls.json` has them.  Random
+problems were drawn once, under memory limits that bind in most.
 """
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,8 +66,7 @@ def cases() -> Iterator[Case]:
     yield from (PublishedCase(f"published-{number}", number) for number in range(0, 36, 2))
     yield from (PaperCase(f"paper-{name}", name) for name in ("chronospipe",))
     yield from _models()
-    yield from (_random_costs(number) for number in range(20))
-    yield from (_random_units(number) for number in range(20))
+    yield from _problems()
 
 
 def _settings() -> Iterator[PlanCase]:
@@ -88,60 +86,8 @@ def _models() -> Iterator[PlanCase]:
         yield PlanCase(f"model-{name}"[:70], (model, *rest, *search), fits=fits)
 
 
-def _random_costs(number: int) -> PlanCase:
-    """Stages of random costs, two chunks in every other one, under a memory limit that binds in most."""
-    random_number = random.Random(number)
-    devices, chunks = random_number.choice((2, 3, 4, 6, 8)), 1 + number % 2
-    micro_batches = devices * random_number.choice((1, 2, 3))
-    stages = devices * chunks
-
-    def each(low: int, high: int) -> list[int]:
-        return [random_number.randint(low, high) for _ in range(stages)]
-
-    costs: dict[str, Any] = {
-        "stages": stages, "forward": each(8, 14), "backward_input": each(8, 14), "backward_weight": each(6, 12),
-        "recompute": each(6, 12), "activation": each(10, 16), "activation_recomputed": 2,
-        "communication": random_number.choice((0, 1, 3)),
-        "memory_limit": round(16 * stages / devices * devices * random_number.choice((0.4, 0.6, 0.8, 1.2))),
-    }  # fmt: skip
-    if number % 3 == 0:
-        costs |= {"offload": each(10, 30), "reload": each(10, 30)}
-    words = (
-        "--costs", "costs.json", "--devices", str(devices), "--micro-batches", str(micro_batches), "--chunks",
-        str(chunks), "--effort", str(EFFORT), *NEVER,
-    )  # fmt: skip
-    return PlanCase(f"costs-{number}", words, {"costs.json": costs})
-
-
-def _random_units(number: int) -> PlanCase:
-    """A random model of units, whose partition, recomputation and offload are open."""
-    random_number = random.Random(1000 + number)
-    devices = random_number.choice((2, 3, 4, 8))
-    count, micro_batches = random_number.randint(2, 6) * devices, devices * random_number.choice((1, 2, 3))
-
-    def unit(kind: str, times: int, scale: float) -> dict[str, Any]:
-        forward = round(scale * random_number.uniform(8, 12), 2)
-        kept = random_number.randint(20, 40)
-        return {
-            "type": kind, "count": times, "forward": forward, "backward_input": forward,
-            "backward_weight": round(0.8 * forward, 2), "static": random_number.randint(20, 60),
-            "strategies": {
-                "none": {"activation": kept}, "some": {"activation": kept // 2, "recompute": round(forward / 10, 2)},
-                "full": {"activation": 4, "recompute": forward},
-            },
-        }  # fmt: skip
-
-    units = [unit("embedding", 1, 0.2), unit("layer", count, 1.0), unit("head", 1, 2.0)]
-    static = sum(each["count"] * each["static"] for each in units) / devices
-    kept = sum(each["count"] * each["strategies"]["none"]["activation"] for each in units)
-    job: dict[str, Any] = {
-        "units": units, "communication": random_number.choice((0, 1)),
-        "memory_limit": round(static + kept * random_number.choice((0.35, 0.6, 1.1))),
-    }  # fmt: skip
-    if number % 2:
-        job |= {"offload_bandwidth": random_number.choice((1.0, 3.0)), "host_link": "full-duplex"}
-    words = (
-        "--units", "units.json", "--devices", str(devices), "--micro-batches", str(micro_batches), "--effort",
-        str(EFFORT), *NEVER,
-    )  # fmt: skip
-    return PlanCase(f"units-{number}", words, {"units.json": job})
+def _problems() -> Iterator[PlanCase]:
+    """Random costs of stages, with two chunks in every other one, and random units, whose partition is open."""
+    for name, entry in CALLS["problems"].items():
+        files = {file: content for file, content in entry.items() if file != "words"}
+        yield PlanCase(name, (*entry["words"].split(), "--effort", str(EFFORT), *NEVER), files)
