@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,8 +22,6 @@ from on_gpu.figures import Figures
 from on_gpu.settings import Settings
 
 STAGES = 4
-
-
 BYTES_OF_A_ROW = 16e9
 """Of the device's memory, for each sequence: activations and logits of one are as much where all is kept."""
 
@@ -78,13 +75,13 @@ def train(way: str, settings: Settings) -> dict[str, Any]:
     plan, on_gpu = plan_of(way, settings), settings.device == "cuda"
     make = partial(torch.optim.AdamW, lr=3e-4, fused=on_gpu)
     pipeline = Pipeline(None, plan, device=torch.device(settings.device), optimizer=make)
-    losses, seconds, norms = [], [], []
+    losses, seconds = [], []
     for step in range(settings.large_steps):
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         try:
             losses.append(float(pipeline.step(counting(settings, step))))
-            norms.append(float(pipeline.optimizer_step(1.0) or math.nan))
+            pipeline.optimizer_step(1.0)
         except (DeviceMemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                 raise
@@ -95,13 +92,10 @@ def train(way: str, settings: Settings) -> dict[str, Any]:
             sentence = f"{peak} bytes at a time are more than the {settings.large_limit:.0f} of this dry run"
             return {"fits": False, "sentence": sentence, "static": pipeline.measured.static_bytes}
     return {
-        "fits": True, "losses": losses, "norms": norms, "program_seconds": seconds[1:],
-        "static": pipeline.measured.static_bytes,
+        "fits": True, "losses": losses, "static": pipeline.measured.static_bytes,
         "activations": pipeline.measured.peak_activation, "offloaded": pipeline.measured.peak_offloaded,
         "tokens_per_second": settings.large_rows * settings.large_length / sorted(seconds[1:])[len(seconds[1:]) // 2],
         "allocated": torch.cuda.max_memory_allocated() if on_gpu else None,
-        "reserved": torch.cuda.max_memory_reserved() if on_gpu else None,
-        "retries": torch.cuda.memory_stats()["num_alloc_retries"] if on_gpu else None,
     }  # fmt: skip
 
 
