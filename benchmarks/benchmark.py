@@ -63,9 +63,8 @@ class Benchmark:
 
     def main(self) -> None:
         """Run the command."""
-        parser = argparse.ArgumentParser(
-            description=self.about, formatter_class=argparse.RawDescriptionHelpFormatter
-        )  # fmt: skip
+        raw = argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(description=self.about, formatter_class=raw)
         parser.add_argument("case", nargs="*", help="beginnings of names; the default is all")
         parser.add_argument("--again", action="store_true", help="measure again what is of this commit")
         parser.add_argument("--docs", action="store_true", help="write the pages from the results")
@@ -118,9 +117,9 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
-def write_results(path: Path, rows: Sequence[Row], **more: Any) -> None:
+def write_results(path: Path, rows: Sequence[Row]) -> None:
     """Write a result file: commit, versions, machine and command of this run, and the rows."""
-    path.write_text(json.dumps({**provenance(), **more, "rows": rows}, indent=1) + "\n")
+    path.write_text(json.dumps({**provenance(), "rows": rows}, indent=1) + "\n")
 
 
 def provenance() -> dict[str, Any]:
@@ -137,9 +136,10 @@ def commit() -> str:
     """The short name of the commit that is checked out, with a `+` if the sources differ from it."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True).stdout.strip()
 
-    return git("rev-parse", "--short=10", "HEAD").strip() + ("+" if git("status", "--porcelain", "--", "src") else "")
+    changed = "+" if git("status", "--porcelain", "--", "src") else ""
+    return (git("rev-parse", "--short=10", "HEAD") or "unknown") + changed
 
 
 def _version(package: str) -> str | None:

@@ -71,7 +71,7 @@ def test_relative_links_exist(page: Path) -> None:
 def test_source_files_that_pages_name_exist() -> None:
     ours = [
         f"/{file.relative_to(ROOT)}"
-        for folder in ("src", "tests", "benchmarks", "docs", "examples")
+        for folder in ("src", "tests", "benchmarks", "docs", "examples", "tools")
         for file in (ROOT / folder).rglob("*.py")
     ]
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]

@@ -1,4 +1,4 @@
-"""Makes the pictures of the report and the workbench in docs/pictures: `python benchmarks/screenshots.py [NAME ...]`.
+"""Makes the pictures of the report and the workbench in docs/pictures: `python tools/screenshots.py [NAME ...]`.
 
 Each is a page as Chromium draws it, which Playwright drives; plans and the measured run are made anew.
 """
@@ -23,13 +23,14 @@ COLORS = 256
 """Enough for pages of few colours, and a third of the bytes."""
 
 
-CASES = json.loads((Path(__file__).parent / "cases" / "screenshots.json").read_text())
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
 """Plans, by the name of their file; and of each picture the arguments of `show`, the end of the page's address, the
 window's size, and above which line (`top`) it is cut off."""
 COSTS = '{"forward": 0.01, "backward_input": 0.01, "backward_weight": 0.01, "activation": 1e6, "memory_limit": 8e6}'
 
 
 def main(names: list[str]) -> None:
+    """Draw the pictures of these names, or all."""
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -63,6 +64,7 @@ def draw_workbench(page: Page) -> None:
 
 
 def make_plans(folder: Path, files: set[str]) -> None:
+    """Write the plans and the trace that pictures show."""
     for name, call in CASES["plans"].items():
         if f"{name}.json" in files:
             debubble(folder, "plan", *call.split(), "-o", f"{name}.json")
@@ -75,6 +77,7 @@ def make_plans(folder: Path, files: set[str]) -> None:
 
 
 def debubble(folder: Path, *arguments: str) -> None:
+    """Run the command in a folder."""
     subprocess.run([sys.executable, "-m", "debubble", *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
