@@ -18,7 +18,6 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import torch
 import torch.nn.functional as functional
 import transformers
 from benchmark import Benchmark, Row, table
+from even_plan import even_plan
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -116,12 +116,7 @@ def plan_of(name: str, strategy: str, config: Mapping[str, Any]) -> Plan:
     if strategy != "none":
         schedule = replace(schedule, fused_recompute=frozenset(range(stages)))
     units = [replace(unit, strategy=strategy) for unit in ModelConfig.from_hf(config).units]
-    bounds = [round(stage * len(units) / stages) for stage in range(stages + 1)]
-    return Plan(
-        planner="even", schedule=schedule, costs=StageCosts.of(stages=stages), lower_bound=0, model=config,
-        partition=tuple(tuple(units[a:b]) for a, b in pairwise(bounds)),
-        options=RunOptions(dtype="fp64"),
-    )  # fmt: skip
+    return even_plan(schedule, units, RunOptions(dtype="fp64"), model=config)
 
 
 def error_of(model: Any, plan: Plan, tokens: Tensor, loss: Tensor, gradients: Mapping[str, Tensor]) -> float:

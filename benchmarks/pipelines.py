@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from even_plan import even_plan
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import debubble as db
-from debubble.ir import Plan, PlannedUnit, RunOptions, Schedule, StageCosts
+from debubble.ir import PlannedUnit, RunOptions, Schedule
 
 Step = Callable[[], Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -70,11 +71,8 @@ def torchs(kind: str, modules: Mapping[int, nn.Module], stages: int, micro_batch
 def debubbles(schedule: Schedule, stages: Sequence[nn.Module], tokens: Tensor, **given: Any) -> Step:
     """A step by debubble, with the modules of all stages; its answer is the loss."""
     dtype = given.pop("dtype", "fp32")
-    plan = Plan(
-        planner="benchmark", schedule=schedule, costs=StageCosts.of(stages=schedule.stages), lower_bound=0,
-        partition=tuple((PlannedUnit("module", s),) for s in range(schedule.stages)),
-        options=RunOptions(dtype=dtype, sequence_length=tokens.shape[1] - 1),
-    )  # fmt: skip
+    units = [PlannedUnit("module", stage) for stage in range(schedule.stages)]
+    plan = even_plan(schedule, units, RunOptions(dtype=dtype, sequence_length=tokens.shape[1] - 1))
     pipeline = db.Pipeline(nn.Sequential(*stages), plan, **given)
 
     def step() -> Tensor:

@@ -23,11 +23,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmark import Benchmark, Row
+from even_plan import even_plan
 
 import debubble as db
 from debubble.ir import PlannedUnit, RunOptions
@@ -66,13 +66,9 @@ class Layout:
         schedule = db.schedules[self.schedule](devices=self.devices, micro_batches=4)
         halves = [PlannedUnit(kind, layer) for layer in range(2) for kind in ("attention", "mlp")]
         units = [PlannedUnit("embedding", None), *halves, PlannedUnit("head", None)]
-        ends = [round(stage * len(units) / schedule.stages) for stage in range(schedule.stages + 1)]
         costs = db.StageCosts.of(stages=schedule.stages, static=2, gathered=1 if self.options.zero == 3 else 0)
-        db.Plan(
-            planner="soak", schedule=schedule, costs=costs, lower_bound=0, model=MODEL,
-            partition=tuple(tuple(units[a:b]) for a, b in pairwise(ends)),
-            options=replace(self.options, sequence_length=32, dtype="fp32"),
-        ).save(path)  # fmt: skip
+        options = replace(self.options, sequence_length=32, dtype="fp32")
+        even_plan(schedule, units, options, model=MODEL, costs=costs).save(path)
 
 
 def layout_of(entry: dict[str, Any]) -> Layout:

@@ -7,12 +7,12 @@ model learns sequences that count, with all stages recomputed, and with the firs
 from __future__ import annotations
 
 import gc
-import itertools
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from even_plan import even_plan
 
 from debubble.ir import Kind, Op, Placement, Plan, RunOptions, Schedule, StageCosts
 from debubble.models import ModelConfig
@@ -57,17 +57,13 @@ def plan_of(way: str, settings: Settings) -> Plan:
         replace(u, strategy=strategy if u.layer is not None else "none")
         for u in ModelConfig.from_hf(settings.large).units
     ]
-    bounds = [round(len(units) * s / STAGES) for s in range(STAGES + 1)]
     costs = StageCosts.of(stages=STAGES, activation=3, offload=1)
     if way == "offloaded":
         costs = costs.with_limit(6)  # two stages of four at a time
-    return Plan(
-        planner="benchmark", schedule=schedule, costs=costs, lower_bound=0, model=settings.large,
-        partition=tuple(tuple(units[a:b]) for a, b in itertools.pairwise(bounds)),
-        options=RunOptions(
-            dtype=settings.dtype, sequence_length=settings.large_length, micro_batch_size=settings.large_rows
-        ),
-    )  # fmt: skip
+    options = RunOptions(
+        dtype=settings.dtype, sequence_length=settings.large_length, micro_batch_size=settings.large_rows
+    )
+    return even_plan(schedule, units, options, model=settings.large, costs=costs)
 
 
 def train(way: str, settings: Settings) -> dict[str, Any]:
