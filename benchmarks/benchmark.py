@@ -1,6 +1,6 @@
 """The frame of a benchmark: measures cases one after another, keeps their rows in a result file, and writes docs pages.
 
-    python benchmarks/NAME.py [CASE ...] [--again]     # all cases, or those whose names begin so
+    python benchmarks/NAME.py [CASE ...] [--again]     # all cases, or those of these names or beginnings
     python benchmarks/NAME.py --docs                   # the pages and pictures, from the results
 
 `benchmarks/results/NAME.json` has `{commit, versions, machine, command, rows}`: the first four are those of the last
@@ -65,14 +65,16 @@ class Benchmark:
         """Run the command."""
         raw = argparse.RawDescriptionHelpFormatter
         parser = argparse.ArgumentParser(description=self.about, formatter_class=raw)
-        parser.add_argument("case", nargs="*", help="beginnings of names; the default is all")
+        parser.add_argument("case", nargs="*", help="names, or beginnings of names; the default is all")
         parser.add_argument("--again", action="store_true", help="measure again what is of this commit")
         parser.add_argument("--docs", action="store_true", help="write the pages from the results")
         given = parser.parse_args()
         if given.docs:
             self.write_pages()
         else:
-            chosen = [name for name in self.cases if not given.case or name.startswith(tuple(given.case))]
+            beginnings = tuple(part for part in given.case if part not in self.cases)
+            named = [name for name in self.cases if name in given.case or name.startswith(beginnings)]
+            chosen = named if given.case else [*self.cases]
             if not chosen:
                 parser.error(f"There is no case {' '.join(given.case)}: there are {', '.join(self.cases)}.")
             self.run(chosen, again=given.again)
