@@ -9,8 +9,7 @@ simulated under the limit.
 
 The baselines know the limit: `adaoffload` and `pipeoffload` are the library's schedules of that name (the variant
 `tuned`, not the rule as printed), with one chunk per device; `zb` at default options moves nothing.  All three are
-starts of OptPipe's search.  `milp` is the paper's program, plain, by SCIP: its best schedule after five seconds, `none`
-where it found none, and `not built` above 256 stages x micro-batches, where its rows alone take minutes.
+starts of OptPipe's search.
 """
 
 from __future__ import annotations
@@ -24,18 +23,13 @@ from typing import Any
 from benchmark import Benchmark, Row, table
 
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
-from debubble.papers.optpipe.program.milp import solve_milp
-from debubble.papers.optpipe.program.milp_model import MilpModel
 from debubble.schedules import schedules
-from debubble.search.effort import Brake, Effort
 from debubble.search.optimize import optimize
 from debubble.search.problem import OrderProblem
 
 BASELINES: dict[str, dict[str, Any]] = {"adaoffload": {}, "pipeoffload": {"chunks": 1}, "zb": {}}
 """Schedules of the library, with their options."""
-WORKERS, MILP_SECONDS = 2, 5.0
-LARGEST_MILP = 256
-"""Stages x micro-batches."""
+WORKERS = 2
 
 Cell = tuple[int, int, int, int, float]
 """p, m, To, limit, and the effort."""
@@ -73,7 +67,6 @@ def measure(cell: Cell) -> Row:
         "p": p, "m": m, "To": to, "limit": limit, "bound": bound, "optpipe": value,
         "gap": round((value - bound) / value, 5), "cpu best": round(best_at, 2),
         **{name: None if each is None else float(problem.value(each)) for name, each in starts.items()},
-        "milp": milp(problem),
     }  # fmt: skip
 
 
@@ -87,20 +80,14 @@ def baseline(name: str, problem: OrderProblem) -> Schedule | None:
         return None
 
 
-def milp(problem: OrderProblem) -> float | str:
-    if problem.stages * problem.micro_batches > LARGEST_MILP:
-        return "not built"
-    answer = solve_milp(MilpModel(problem), effort=Effort(MILP_SECONDS, brake=Brake(MILP_SECONDS)))
-    return "none" if answer.incumbent is None else float(answer.incumbent.value)
-
-
 def page(rows: list[Row]) -> str:
     """The grid, and what it says on average."""
-    columns = {"adaoffload": "AdaOffload", "pipeoffload": "PipeOffload", "zb": "zb", "milp": "MILP, 5 s"}
+    columns = {"adaoffload": "AdaOffload", "pipeoffload": "PipeOffload", "zb": "zb"}
     lines = [
         (
             f"{r['p']}, {r['m']}", str(r["To"]), str(r["limit"]), f"{r['bound']:g}", f"{r['optpipe']:g}",
-            f"{100 * r['gap']:.2f}%", f"{r['cpu best']:.1f}", *(_cell(r.get(column)) for column in columns),
+            f"{100 * r['gap']:.2f}%", f"{r['cpu best']:.1f}",
+            *("-" if r[column] is None else f"{r[column]:g}" for column in columns),
         )
         for r in rows
     ]  # fmt: skip
@@ -120,12 +107,6 @@ def page(rows: list[Row]) -> str:
             f"Cells by the commit that searched them: {commits}.",
         )
     )  # fmt: skip
-
-
-def _cell(value: float | str | None) -> str:
-    if isinstance(value, str):
-        return value.partition(" in ")[0]
-    return "-" if value is None else f"{value:g}"
 
 
 BENCHMARK = Benchmark(

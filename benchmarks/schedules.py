@@ -1,7 +1,7 @@
-"""Our schedules beside the figures of the zero-bubble authors' own schedulers, and the pages of the library.
+"""Our schedules beside the figures of the zero-bubble authors' own schedulers.
 
     python benchmarks/schedules.py [ROW ...]   # bubble and peak; about a minute
-    python benchmarks/schedules.py --docs      # docs/schedules.md with pictures, docs/notes/schedules.md; half a minute
+    python benchmarks/schedules.py --docs      # docs/notes/schedules.md
 
 Setting: m = 4 p; uniform costs F = I = W = 1, or F, I, W, C = 10, 11, 9, 1 (a), or 18478, 18098, 9337, 1000 (b); a
 stage of v chunks per device takes 1 / v of that.  One activation is allocated by F and freed by W.  Bubble:
@@ -10,20 +10,16 @@ stage of v chunks per device takes 1 / v of that.  One activation is allocated b
 
 from __future__ import annotations
 
-import inspect
 import json
 import time
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmark import Benchmark, Row, table
 
 import debubble as db
-from debubble.views.picture import picture
-from debubble.views.scene import Scene
 
 CASES = Path(__file__).parent / "cases"
 TIMES = {"uniform": (1, 1, 1, 0), "a": (10, 11, 9, 1), "b": (18478, 18098, 9337, 1000)}
@@ -106,73 +102,9 @@ def _cell(row: Row | None, objective: str) -> str:
     return f"{ours:.1f} / {row['original']:.1f}{' (worse)' if worse else ''}"
 
 
-def library(_: list[Row]) -> str:
-    """The page of the library, from the registry."""
-    head = ("name", "what", "source", "bubble", "memory")
-    entries = sorted(db.schedules.items())
-    lines = [(f"`{name}`", e.summary, e.paper, e.bubble, e.memory) for name, e in entries]
-    introduction = (CASES / "schedules_introduction.md").read_text()
-    return "\n".join(
-        [introduction, f"## The library\n\n{table(head, lines)}\n", *(section(name) for name, _ in entries)]
-    )
-
-
-def section(name: str) -> str:
-    """A schedule's arguments and picture."""
-    entry = db.schedules[name]
-    options = sorted(entry.options - {"devices", "micro_batches", "costs"})
-    lines = [f"### {name}", "", described(inspect.getdoc(entry.build) or ""), ""]
-    if options:
-        lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
-    return "\n".join([*lines, f"![{name}](pictures/schedule-{name}.png)", ""])
-
-
-COMMON = (
-    "devices: Pipeline devices, p.",
-    "micro_batches: Micro-batches of a step, m.",
-    "chunks: Stages per device, v.",
-    "costs: Not read; the order is the same for any.",
-    "costs: Times and bytes per stage; all times 1 by default.",
-)
-"""Arguments of most schedules, which the page names once."""
-
-
-def described(docstring: str) -> str:
-    """A Google docstring as Markdown: its sections' entries as lists, but for arguments that most schedules have."""
-    lines: list[str] = []
-    for line in docstring.splitlines():
-        text = line.strip()
-        if text in COMMON:
-            continue
-        if line in ("Args:", "Raises:"):
-            lines += [f"{'Arguments' if line == 'Args:' else 'It raises'}:", ""]
-        elif line.startswith("    ") and not line.startswith("     "):
-            name, _, rest = text.partition(": ")
-            lines.append(f"* `{name}`: {rest}")
-        else:
-            lines.append(f"  {text}" if line.startswith("     ") else line)
-    return "\n".join(lines)
-
-
-def example(name: str) -> Scene:
-    """A schedule at p = 4, m = 8, with all times 1."""
-    entry = db.schedules[name]
-    costs = db.StageCosts.of(stages=4 * entry.default_chunks, offload=0.5, activation=1 / entry.default_chunks)
-    return Scene(db.simulate(entry(devices=4, micro_batches=8, costs=costs), costs), title=name)
-
-
-def drawing(name: str, _: list[Row]) -> bytes:
-    """The picture of a schedule."""
-    return picture([example(name)], "png")
-
-
 BENCHMARK = Benchmark(
-    name="schedules", about=__doc__, cases={f"{row}, p = {p}, {times}, {objective}": (row, p, times, objective)
-    for row, p, times, objective in cells()}, measure=measure,
-    pages={
-        "schedules.md": library, "notes/schedules.md": comparison,
-        **{f"pictures/schedule-{name}.png": partial(drawing, name) for name in db.schedules},
-    },
+    name="schedules", about=__doc__, measure=measure, pages={"notes/schedules.md": comparison},
+    cases={", ".join((row, f"p = {p}", *others)): (row, p, *others) for row, p, *others in cells()},
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from docs.run_commands import commands
+from tools import schedule_page
 
 import debubble as db
 import schedules
@@ -119,7 +120,10 @@ def test_every_word_of_the_glossary_is_explained_once() -> None:
     assert words == sorted(words, key=str.lower)
 
 
-def test_the_pages_of_schedules_are_those_of_the_library() -> None:
-    rows = schedules.BENCHMARK.rows()
-    assert (ROOT / "docs/schedules.md").read_text() == schedules.library(rows), "python benchmarks/schedules.py --docs"
-    assert (ROOT / "docs/notes/schedules.md").read_text() == schedules.comparison(rows)
+def test_the_page_of_schedules_is_that_of_the_library() -> None:
+    assert (ROOT / "docs/schedules.md").read_text() == schedule_page.page(), "python tools/schedule_page.py"
+
+
+def test_the_comparison_of_schedules_is_the_one_of_the_results() -> None:
+    note = schedules.comparison(schedules.BENCHMARK.rows())
+    assert (ROOT / "docs/notes/schedules.md").read_text() == note, "python benchmarks/schedules.py --docs"
