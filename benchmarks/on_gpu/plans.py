@@ -7,8 +7,6 @@ devices' traces together are the pipeline as it would be if every message were o
 from __future__ import annotations
 
 import itertools
-import json
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +17,8 @@ from typing import Any
 import torch
 
 import debubble as db
-from debubble.costs import Cluster, load_profile
-from debubble.costs.units import Units
+from debubble.costs import Cluster
+from debubble.costs.files import units_from_dict
 from debubble.ir import Kind, Lane, Op, OutOfMemoryError, Plan, RunOptions, Schedule, Trace, lower
 from debubble.ir.trace import TraceStep
 from debubble.models import Model
@@ -63,7 +61,7 @@ class Many:
         self.config: Config = self.settings.dense
         self.options = RunOptions(dtype=self.settings.dtype, sequence_length=self.length)
         self.name = f"{self.devices}-devices"
-        units = read_units(self.profile)
+        units = units_from_dict(self.profile)
         # What stays on the device is counted apart: the runtime's optimizer is the caller's.
         self.units = replace(units, units=tuple(replace(unit, static=0.0) for unit in units.units))
 
@@ -87,7 +85,7 @@ class Many:
     def chosen(self) -> None:
         """What `auto` plans for the states, and 60% of the activations that 1F1B keeps; its busiest device alone."""
         whole = self.plan(db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches))
-        states = sum(float(unit.static) for unit in read_units(self.profile).units) / self.devices
+        states = sum(float(unit.static) for unit in units_from_dict(self.profile).units) / self.devices
         limit = 1.2 * states + 0.6 * float(max(whole.simulate().peak_memory))
         cluster = Cluster.parse(f"{self.devices}x{compared_hardware(self.settings).name}")
         plan = db.plan(
@@ -132,13 +130,6 @@ class Many:
             (folder / "plan-4-devices.html").write_bytes(views["html"](scenes))
             (folder / "plan-4-devices.perfetto.json").write_bytes(views["perfetto"](scenes))
             self.figures.add("pictures", figures=["plan-4-devices.html", "plan-4-devices.perfetto.json"])
-
-
-def read_units(profile: dict[str, Any]) -> Units:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.json"
-        path.write_text(json.dumps(profile))
-        return load_profile(path)
 
 
 def offloading(schedule: Schedule) -> Schedule:
