@@ -26,12 +26,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmark import DOCS, ROOT, commit
+from benchmark import RESULTS as FOLDER
 from on_gpu import report
 from on_gpu.figures import Figures
 from on_gpu.settings import settings
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+RESULTS = FOLDER / "gpu.json"
 SECTIONS = {"tests": 70, "machine": 30, "profile": 130, "plans": 170, "large": 100, "torch": 90}
 """In this order, with the seconds that each may take.  `plans` needs the figures of `profile`."""
 MODULES = {"tests": "cuda_tests", "profile": "profiles", "torch": "beside_torch"}
@@ -53,8 +54,8 @@ def main() -> None:
         names = chosen_sections(given, parser)
         save(RESULTS, with_sections(report.read(RESULTS), report.read(given.take), names, note=given.note))
     if given.take or given.report:
-        (ROOT / "docs" / "gpu.md").write_text(report.page(report.read(RESULTS)))
-        (ROOT / "docs" / "notes" / "gpu.md").write_text(report.note(report.read(RESULTS)))
+        (DOCS / "gpu.md").write_text(report.page(report.read(RESULTS)))
+        (DOCS / "notes" / "gpu.md").write_text(report.note(report.read(RESULTS)))
     elif given.section:
         here(given)
     else:
@@ -142,12 +143,6 @@ def here(given: argparse.Namespace) -> None:
     except Exception:
         figures.fail(traceback.format_exc())
         raise
-
-
-def commit() -> str:
-    """Of this tree, and whether it was changed since."""
-    told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return told.stdout.strip() or "unknown"
 
 
 def save(path: Path, result: dict[str, Any]) -> None:

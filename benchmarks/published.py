@@ -1,29 +1,37 @@
-"""Predicts published training runs, and plans the same jobs: one row per run of `published_runs.py`.
+"""Predicts published training runs, and plans the same jobs: one row per run of `cases/published.json`.
 
-    python benchmarks/published.py [--only NUMBER ...] [--effort 10]   # into benchmarks/results/published.json
-    python benchmarks/published.py docs                                # docs/notes/published.md, from these results
+    python benchmarks/published.py [NUMBER ...]     # counted from 0
+    python benchmarks/published.py --docs           # docs/notes/published.md
 
 `predicted` is the step of the published configuration with what the run's framework fuses, hides and recomputes,
 whether it fits or not.  `priced` is that configuration as `plan` prices it: Megatron-LM's defaults, and the least
 recomputation that fits; None: it does not fit.  `planned` is the step of the fastest quick plan of all degrees for the
-same model, devices and batch, from which `plan` searches on.  Every row names its commit and effort.
+same model, devices and batch, from which `plan` searches on.
+
+A run's `framework` has what differs from Megatron-LM's defaults.  Experts are in turn where Automodel's balanced gate
+gives token t the experts after those of token t - 1.  torchtitan's H100s have 96 GB of HBM2e and 500 W; their peak, its
+table says, is between 835 and 989 TFLOPS.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from provenance import commit, provenance
-from published_runs import RUNS, PublishedRun
+from benchmark import Benchmark, Row, table
 
-from debubble.costs import StepTail, model_units
+from debubble.costs import Cluster, StepTail, model_units
+from debubble.costs.operators import MEGATRON, Framework
 from debubble.costs.units import Partition
-from debubble.ir import DebubbleError, Placement
+from debubble.ir import DebubbleError, Placement, RunOptions
+from debubble.ir.degrees import Degrees
+from debubble.models import Model, models
+from debubble.models.architecture import Experts
+from debubble.planners.degrees import Job
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import quickest
 from debubble.planners.partitioning.balance import balanced_counts
@@ -31,10 +39,78 @@ from debubble.planners.problem import ModelUnits, Problem
 from debubble.schedules import schedules
 from debubble.simulator import simulate
 
-RESULTS = Path(__file__).parent / "results" / "published.json"
-PAGE = Path(__file__).parent.parent / "docs" / "notes" / "published.md"
+CASES = Path(__file__).parent / "cases"
+EFFORT = 10.0
 GOALS = {"dense": 0.10, "MoE": 0.15}
 """Median errors that are aimed at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRun:
+    """One run: what was trained on which devices, how it was divided, and how long a step took."""
+
+    name: str
+    model: Model
+    cluster: Cluster
+    degrees: Degrees
+    seconds: float
+    """Of a step, as published."""
+    source: str
+    sequence_length: int
+    dtype: str = "bf16"
+    recompute: str | None = None
+    """A strategy of all units; None: the least that fits."""
+    framework: Framework = MEGATRON
+    """What the run's framework fuses and keeps, where it is not what a plan assumes."""
+    passes: int = 1
+    """How often the pipeline is filled and drained in one step, of `micro_batches` altogether."""
+
+    @staticmethod
+    def read(entry: Mapping[str, Any]) -> PublishedRun:
+        """A run of the file."""
+        given = dict(entry)
+        model = model_of(given.pop("model"))
+        if given.pop("experts_in_turn", False):
+            model = in_turn(model)
+        cluster = given.pop("cluster")
+        return PublishedRun(
+            model=model, cluster=Cluster.from_dict(cluster if isinstance(cluster, dict) else {"devices": cluster}),
+            degrees=Degrees(**given.pop("degrees")), framework=replace(MEGATRON, **given.pop("framework", {})), **given,
+        )  # fmt: skip
+
+    @property
+    def kind(self) -> str:
+        """`dense`, or `MoE` for a mixture of experts."""
+        return "dense" if self.model.experts is None else "MoE"
+
+    @property
+    def job(self) -> Job:
+        """The same model, devices and batch, with nothing fixed."""
+        return Job(
+            model=self.model, cluster=self.cluster, global_batch=self.degrees.global_batch,
+            options=RunOptions(sequence_length=self.sequence_length, dtype=self.dtype),
+        )  # fmt: skip
+
+
+def model_of(entry: str | Mapping[str, Any]) -> Model:
+    """A model by its name, by changes of a named one's config (`of`), or by its own config."""
+    if isinstance(entry, str):
+        return models[entry]
+    base = models[entry["of"]].config if "of" in entry else {}
+    return Model.from_hf({**base, **{name: value for name, value in entry.items() if name != "of"}})
+
+
+def in_turn(model: Model) -> Model:
+    """The model, whose tokens take experts in turn."""
+    layers = tuple(
+        replace(layer, mlp=replace(layer.mlp, reach=layer.mlp.per_token / layer.mlp.count))
+        if isinstance(layer.mlp, Experts) else layer
+        for layer in model.per_layer
+    )  # fmt: skip
+    return replace(model, per_layer=layers)
+
+
+RUNS = tuple(PublishedRun.read(entry) for entry in json.loads((CASES / "published.json").read_text()))
 
 
 def problem_of(run: PublishedRun) -> Problem:
@@ -74,41 +150,20 @@ def priced(run: PublishedRun) -> float | None:
         return None
 
 
-def row(run: PublishedRun, *, effort: float) -> dict[str, Any]:
-    """One run's figures; without an effort nothing is planned."""
-    planned: dict[str, Any] = {"planned": None, "plan": "", "left": None}
-    if effort:
-        best = quickest(replace(run.job, effort=effort)).search
-        summary = best.configurations[0]
-        plan = f"{summary.degrees}; {summary.schedule}"
-        planned = {"planned": summary.step_time, "plan": plan, "left": best.unplanned}
+def row(run: PublishedRun) -> Row:
+    """One run's figures."""
+    best = quickest(replace(run.job, effort=EFFORT)).search
+    fastest = best.configurations[0]
     return {
         "name": run.name, "kind": run.kind, "cluster": run.cluster.to_dict()["devices"], "dtype": run.dtype,
         "batch": run.degrees.global_batch, "sequence_length": run.sequence_length, "degrees": str(run.degrees),
         "recompute": run.recompute, "source": run.source, "published": run.seconds, "predicted": predicted(run),
-        "priced": priced(run), **planned, "commit": commit(), "effort": effort,
+        "priced": priced(run), "planned": fastest.step_time, "plan": f"{fastest.degrees}; {fastest.schedule}",
+        "left": best.unplanned,
     }  # fmt: skip
 
 
-def main() -> None:
-    """Compute rows, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["rows", "docs"], default="rows")
-    parser.add_argument("--only", type=int, nargs="*", default=range(len(RUNS)))
-    parser.add_argument("--effort", type=float, default=10.0)
-    arguments = parser.parse_args()
-    rows: dict[str, Any] = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
-    if arguments.what == "docs":
-        PAGE.write_text(page([rows[str(number)] for number in range(len(RUNS))]))
-        return
-    for number in arguments.only:
-        rows[str(number)] = made = row(RUNS[number], effort=arguments.effort)
-        print(number, made["name"], *(made[key] for key in ("published", "predicted", "priced", "planned")), flush=True)
-        kept = {str(n): rows[str(n)] for n in range(len(RUNS)) if str(n) in rows}
-        RESULTS.write_text(json.dumps({**provenance(), "rows": kept}, indent=1) + "\n")
-
-
-def page(rows: list[dict[str, Any]]) -> str:
+def page(rows: list[Row]) -> str:
     """The page of documentation that the rows make."""
     lines = [
         "# Published runs",
@@ -117,35 +172,33 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         *_summary(rows),
         "",
-        "| # | run | published configuration | published | predicted | error | priced | planned | ratio | plan |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(_line(number, each) for number, each in enumerate(rows, 1)),
+        table(
+            (
+                "#",
+                "run",
+                "published configuration",
+                "published",
+                "predicted",
+                "error",
+                "priced",
+                "planned",
+                "ratio",
+                "plan",
+            ),
+            (_cells(number, each) for number, each in enumerate(rows, 1)),
+        ),
         "",
-        "Seconds per step.  *Predicted* is the published configuration with what its framework fuses, hides and"
-        " recomputes, whether it fits or not (where a source does not say what is recomputed, the least that fits).",
-        "*Priced* is the same configuration as `plan` prices it: Megatron-LM's defaults, and the least recomputation"
-        " that fits in 90% of the memory (`-`: nothing fits).  *Planned* is what the search of degrees found for"
-        " the model, the devices and the batch, by quick plans at least (`-`: not planned yet); the ratio is priced"
-        " over planned.",
+        (CASES / "published.md").read_text(),
+        table(("#", "source"), ((str(number), each["source"]) for number, each in enumerate(rows, 1))),
         "",
-        "Not in the prediction: layers of DeepSeek-V3 recompute parts in these runs, and debubble prices them whole or"
-        " not at all (none here); kernels that wait for the host, which weighs most where layers are small (gpt-oss)"
-        " and where no graph is captured; the clocks of H100s with 500 W (torchtitan), and what its selective"
-        " recomputation repeats; MegaScale's parallel blocks and windows of attention, and what Megatron-LM waits for"
-        " on thousands of devices.",
-        "",
-        "| # | source |",
-        "| --- | --- |",
-        *(f"| {number} | {each['source']} |" for number, each in enumerate(rows, 1)),
-        "",
-        "Written by `python benchmarks/published.py docs` from `benchmarks/results/published.json`; the runs are in"
-        " `benchmarks/published_runs.py`.",
+        "Written by `python benchmarks/published.py --docs` from `benchmarks/results/published.json`; the runs are in"
+        " `benchmarks/cases/published.json`.",
         "",
     ]
     return "\n".join(lines)
 
 
-def _summary(rows: list[dict[str, Any]]) -> list[str]:
+def _summary(rows: list[Row]) -> list[str]:
     lines = []
     for kind, goal in GOALS.items():
         errors = [abs(_error(each)) for each in rows if each["kind"] == kind]
@@ -164,13 +217,13 @@ def _summary(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _error(each: dict[str, Any]) -> float:
+def _error(each: Row) -> float:
     return float(each["predicted"]) / float(each["published"]) - 1
 
 
-def _line(number: int, each: dict[str, Any]) -> str:
+def _cells(number: int, each: Row) -> list[str]:
     both = each["priced"] is not None and each["planned"] is not None
-    cells = [
+    return [
         str(number),
         f"{each['name']}, {each['cluster']}, {each['dtype']}, {each['batch']} x {each['sequence_length']}",
         each["degrees"],
@@ -180,8 +233,12 @@ def _line(number: int, each: dict[str, Any]) -> str:
         f"{each['priced'] / each['planned']:.2f}" if both else "-",
         each["plan"],
     ]
-    return f"| {' | '.join(cells)} |"
 
+
+BENCHMARK = Benchmark(
+    name="published", about=__doc__, cases={str(number): run for number, run in enumerate(RUNS)}, measure=row,
+    pages={"notes/published.md": page},
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,8 +1,7 @@
-"""Our schedules beside the figures of the zero-bubble authors' own schedulers, and how long generating them takes.
+"""Our schedules beside the figures of the zero-bubble authors' own schedulers.
 
-    python benchmarks/schedules.py table   # bubble and peak, into benchmarks/results/schedules.json; about a minute
-    python benchmarks/schedules.py speed   # CPU seconds per schedule, printed; about a minute
-    python benchmarks/schedules.py docs    # tables and pictures of docs/schedules.md from the results; half a minute
+    python benchmarks/schedules.py [ROW ...]   # bubble and peak; about a minute
+    python benchmarks/schedules.py --docs      # docs/notes/schedules.md
 
 Setting: m = 4 p; uniform costs F = I = W = 1, or F, I, W, C = 10, 11, 9, 1 (a), or 18478, 18098, 9337, 1000 (b); a
 stage of v chunks per device takes 1 / v of that.  One activation is allocated by F and freed by W.  Bubble:
@@ -11,7 +10,6 @@ stage of v chunks per device takes 1 / v of that.  One activation is allocated b
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator
@@ -19,130 +17,95 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from benchmark import Benchmark, Row, table
+
 import debubble as db
 
-RESULTS = Path(__file__).parent / "results" / "schedules.json"
+CASES = Path(__file__).parent / "cases"
 TIMES = {"uniform": (1, 1, 1, 0), "a": (10, 11, 9, 1), "b": (18478, 18098, 9337, 1000)}
 DEVICES = (4, 8, 16)
 
-# Row: schedule, chunks, activations that the original holds per p, options, and whether it is searched for.
-ROWS: dict[str, tuple[str, int, tuple[float, ...], dict[str, Any]]] = {
-    "1F1B": ("1f1b", 1, (4, 8, 16), {}),
-    "interleaved, v = 2": ("interleaved", 2, (5.5, 11.5, 23.5), {}),
-    "group-interleaved, v = 4, g = p": ("group-interleaved", 4, (4, 8, 16), {}),
-    "zb at 1F1B's memory": ("zb", 1, (4, 8, 16), {"limit": 1}),
-    "zb at twice that": ("zb", 1, (8, 16, 32), {"limit": 1}),
-    "zb-v": ("zb-v", 2, (4, 8, 16), {"limit": 1}),
-    "v-half": ("v-half", 2, (3, 5, 9), {"limit": 1}),
-    "v-min": ("v-min", 2, (2, 4, 6), {"limit": 1}),
-    "pipeoffload, v = 2, half, r = 1": ("pipeoffload", 2, (2, 4, 8), {"transfer": 1, "offload": "half"}),
-    "pipeoffload, v = 2, full, r = 1/2": ("pipeoffload", 2, (1, 1, 1), {"transfer": Fraction(1, 2), "limit": 1}),
-    "pipeoffload, v = 4, full, r = 1/2": (
-        "pipeoffload", 4, (0.75, 0.75, 0.75), {"transfer": Fraction(1, 2), "limit": 1},
-    ),
-}  # fmt: skip
+ROWS: dict[str, dict[str, Any]] = json.loads((CASES / "schedules.json").read_text())
+"""A schedule; activations that the original holds, at p = 4, 8, 16, and whether that is the limit; a copy's time over a
+forward's; and the original's percent: of the span by costs, and of the makespan with uniform ones.  Originals are of
+the authors' schedulers (public repository of 2025-05), evaluated by an independent longest-path evaluator."""
 
-ORIGINAL = json.loads((Path(__file__).parent / "zero_bubble_originals.json").read_text())["bubble"]
-"""Percent at p = 4, 8, 16: of the span with each set of costs, and of the makespan with uniform ones."""
+Cell = tuple[str, int, str, str]
+"""Row, devices, times and objective."""
 
 
-def costs_of(
-    p: int, v: int, times: str, *, transfer: Fraction | int | None = None, limit: float | None = None
-) -> db.StageCosts:
-    forward, backward_input, backward_weight, communication = (Fraction(x) for x in TIMES[times])
-    return db.StageCosts.of(
-        stages=p * v,
-        forward=_plain(forward / v),
-        backward_input=_plain(backward_input / v),
-        backward_weight=_plain(backward_weight / v),
-        communication=_plain(communication),
-        activation=Fraction(1, v),
-        activation_after_input=Fraction(1, v),
-        offload=None if transfer is None else transfer * forward / v,
-        memory_limit=limit,
-    )
-
-
-def _plain(x: Fraction) -> Fraction | int | float:
-    """The same number, of a type that is quick to add where that is exact."""
-    return x.numerator if x.denominator == 1 else float(x)
-
-
-def measure(row: str, p: int, times: str, objective: str) -> dict[str, Any]:
-    """Bubble in percent and peak of one cell."""
-    name, v, peaks, setting = ROWS[row]
-    m = 4 * p
-    limit = peaks[DEVICES.index(p)] if "limit" in setting else None
-    costs = costs_of(p, v, times, transfer=setting.get("transfer"), limit=limit)
-    options = {"offload": setting["offload"]} if "offload" in setting else {}
-    if "objective" in db.schedules[name].options:
-        options["objective"] = objective
-    begin = time.process_time()
-    schedule = db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **options)
-    seconds = time.process_time() - begin
-    timeline = db.simulate(schedule, costs)
-    work = m * sum(TIMES[times][:3])
-    return {
-        "row": row,
-        "devices": p,
-        "times": times,
-        "objective": objective,
-        "span_bubble": round(100 * (1 - work / float(timeline.span)), 4),
-        "makespan_bubble": round(100 * (1 - work / float(timeline.makespan)), 4),
-        "peak": float(max(timeline.peak_memory)),
-        "seconds": round(seconds, 2),
-        "original": ORIGINAL[row]["makespan" if objective == "makespan" else times][DEVICES.index(p)],
-    }
-
-
-def cells() -> Iterator[tuple[str, int, str, str]]:
-    """Row, devices, times and objective of every cell that the originals have."""
-    for row, (name, *_rest) in ROWS.items():
+def cells() -> Iterator[Cell]:
+    """Every cell that the originals have."""
+    for row, entry in ROWS.items():
         for p in DEVICES:
-            yield from ((row, p, times, "span") for times in TIMES if times in ORIGINAL[row])
-            if "objective" in db.schedules[name].options and "makespan" in ORIGINAL[row]:
+            yield from ((row, p, times, "span") for times in TIMES if times in entry["original"])
+            if "objective" in db.schedules[entry["schedule"]].options and "makespan" in entry["original"]:
                 yield row, p, "uniform", "makespan"
 
 
-def table() -> None:
-    """Measure every cell."""
-    from provenance import measured_by
-
-    RESULTS.parent.mkdir(exist_ok=True)
-    measured = []
-    for cell in cells():
-        measured.append(measure(*cell))
-        print(measured[-1], flush=True)
-    RESULTS.write_text(json.dumps({**measured_by(), "rows": measured}, indent=1) + "\n")
-
-
-def speed() -> None:
-    """CPU seconds to generate each schedule at two sizes, with default options."""
-    for name, entry in db.schedules.items():
-        v = entry.default_chunks
-        for p, m in ((16, 64), (64, 512)):
-            begin = time.process_time()
-            try:
-                entry(devices=p, micro_batches=m, chunks=v)
-            except db.DebubbleError as error:
-                print(f"{name:20} p={p:3} m={m:4} {error}")
-                continue
-            print(f"{name:20} p={p:3} m={m:4} {time.process_time() - begin:7.2f} s", flush=True)
+def costs_of(entry: dict[str, Any], p: int, times: str) -> db.StageCosts:
+    """Costs of the stages of p devices; numbers are of a type that is quick to add where that is exact."""
+    v = entry["chunks"]
+    f, i, w, c = (
+        x.numerator if x.denominator == 1 else float(x)
+        for x in (Fraction(cost, part) for cost, part in zip(TIMES[times], (v, v, v, 1), strict=True))
+    )
+    return db.StageCosts.of(
+        stages=p * v, forward=f, backward_input=i, backward_weight=w, communication=c,
+        activation=Fraction(1, v), activation_after_input=Fraction(1, v),
+        offload=Fraction(entry["transfer"]) * Fraction(TIMES[times][0], v) if "transfer" in entry else None,
+        memory_limit=entry["peaks"][DEVICES.index(p)] if entry["limited"] else None,
+    )  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["table", "speed", "docs"])
-    chosen = parser.parse_args()
-    if chosen.what == "table":
-        table()
-    elif chosen.what == "speed":
-        speed()
-    else:
-        from schedules_docs import write
+def measure(cell: Cell) -> Row:
+    """Bubble in percent and peak of one cell."""
+    row, p, times, objective = cell
+    entry = ROWS[row]
+    name, costs = entry["schedule"], costs_of(entry, p, times)
+    options = {"offload": entry["offload"]} if "offload" in entry else {}
+    if "objective" in db.schedules[name].options:
+        options["objective"] = objective
+    begin = time.process_time()
+    schedule = db.schedules[name](devices=p, micro_batches=4 * p, chunks=entry["chunks"], costs=costs, **options)
+    seconds = time.process_time() - begin
+    timeline = db.simulate(schedule, costs)
+    work = 4 * p * sum(TIMES[times][:3])
+    return {
+        "row": row, "devices": p, "times": times, "objective": objective,
+        "span_bubble": round(100 * (1 - work / float(timeline.span)), 4),
+        "makespan_bubble": round(100 * (1 - work / float(timeline.makespan)), 4),
+        "peak": float(max(timeline.peak_memory)), "seconds": round(seconds, 2),
+        "original": entry["original"]["makespan" if objective == "makespan" else times][DEVICES.index(p)],
+    }  # fmt: skip
 
-        write()
 
+def comparison(rows: list[Row]) -> str:
+    """The note: ours beside the original's, cell by cell."""
+    found = {(r["row"], r["devices"], r["times"], r["objective"]): r for r in rows}
+    lines = []
+    for row in ROWS:
+        for p in DEVICES:
+            spans = [_cell(found.get((row, p, times, "span")), "span") for times in TIMES]
+            whole = _cell(found.get((row, p, "uniform", "makespan")), "makespan")
+            peak = max(r["peak"] for r in rows if r["row"] == row and r["devices"] == p)
+            lines.append([row, str(p), f"{peak:g}", spans[0], whole, *spans[1:]])
+    head = ("schedule", "p", "peak", "uniform", "its makespan", "a", "b")
+    return f"{(CASES / 'schedules_originals.md').read_text()}\n{table(head, lines)}\n"
+
+
+def _cell(row: Row | None, objective: str) -> str:
+    if row is None:
+        return ""
+    ours = row[f"{objective}_bubble"]
+    worse = round(ours, 1) > row["original"]
+    return f"{ours:.1f} / {row['original']:.1f}{' (worse)' if worse else ''}"
+
+
+BENCHMARK = Benchmark(
+    name="schedules", about=__doc__, measure=measure, pages={"notes/schedules.md": comparison},
+    cases={", ".join((row, f"p = {p}", *others)): (row, p, *others) for row, p, *others in cells()},
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

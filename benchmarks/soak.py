@@ -1,95 +1,110 @@
-"""Training through random disturbances, seeded: killed and stopped ranks, a killed launcher, a full disk, slow ranks.
+"""Training runs of twenty layouts through random disturbances, seeded: what each says, what it loses, what it leaves.
 
-A small model trains on two ranks.  Every so often something happens to it; a run that ends is started again with
-`--auto-resume`.  At the end the losses must be those of a run that nothing happened to, no process may be left, and
-every end must have been explained in one sentence, with a checkpoint not older than the last one before it.  A full
-disk needs leave to mount a file system in memory, and is left out without.
+    python benchmarks/soak.py [LAYOUT ...]
 
-Then runs of twenty layouts are killed at random points of their start, steps, saves and end, and resumed
-(`soak_kills.py`).  Writes `benchmarks/results/soak.json`.
+A small model trains.  At a random point of its start, steps, saves or end a rank or the launcher is killed, or a rank
+stops for good, or stands still now and then, or the disk is full; the run is resumed from its newest checkpoint.  A
+layout is well if no disturbance cost more than an interval between checkpoints, no process was left ten seconds later,
+nothing but the cause was reported, and the losses at the end are, to the bit, those of a run that nothing happened to.
+A full disk needs leave to mount a file system in memory, and is left out without.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provenance import measured_by
-from soak_kills import LAYOUTS, MOMENTS, TRAIN, Kill, kill_runs, newest
+from benchmark import Benchmark, Row
+from even_plan import even_plan
 
 import debubble as db
+from debubble.ir import PlannedUnit, RunOptions
 
+TRAIN = [sys.executable, "-P", "-m", "debubble", "train"]
 MODEL = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 64, "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
 TEXT = "".join(f"{i} green bottles, hanging on the wall;\n" for i in range(2000))
-RANKS, SAVE_EVERY, HANG_TIMEOUT, PATIENCE = 2, 40, 8, 180
+SEED, DISTURBANCES, PATIENCE, ORPHAN_SECONDS, HANG_TIMEOUT = 0, 10, 180, 10, 8
+MARK = "DEBUBBLE_SOAK_RUN"
+"""Environment variable by which the processes of a run are found, whoever their parent is."""
+MOMENTS = {"start": 8.0, "step": 0.5, "save": 0.02, "end": 1.5}
+"""The longest wait, in seconds, once the moment has come."""
+KINDS = (
+    ("rank", "SIGKILL"), ("rank", "SIGTERM"), ("rank", "SIGSEGV"), ("launcher", "SIGKILL"), ("launcher", "SIGTERM"),
+    ("launcher", "SIGINT"), ("launcher", "SIGUSR1"), ("rank", "SIGSTOP"), ("rank", "slow"), ("disk", "full"),
+)  # fmt: skip
+"""Who is disturbed, and how."""
 
 
-@dataclass
-class Event:
-    """Something that happened to the run, and how it ended."""
+@dataclass(frozen=True)
+class Layout:
+    """How a small model is trained."""
 
-    what: str
-    checkpoint: int
-    """Steps of the newest checkpoint when it happened."""
-    exit_code: int | None
-    """None: the run went on."""
-    resumed_from: int | None
-    """Steps of the checkpoint that the next run began with."""
-    explained: str
-    """The last line on standard error."""
-    left: int
-    """Processes of the run that were left ten seconds later."""
-    seconds: float
-    """From what happened to the end of the launcher."""
+    schedule: str = "1f1b"
+    devices: int = 2
+    options: RunOptions = field(default_factory=RunOptions)
+    arguments: tuple[str, ...] = ()
+    save_every: int = 3
+
+    def save(self, path: Path) -> None:
+        """Write its plan."""
+        schedule = db.schedules[self.schedule](devices=self.devices, micro_batches=4)
+        halves = [PlannedUnit(kind, layer) for layer in range(2) for kind in ("attention", "mlp")]
+        units = [PlannedUnit("embedding", None), *halves, PlannedUnit("head", None)]
+        costs = db.StageCosts.of(stages=schedule.stages, static=2, gathered=1 if self.options.zero == 3 else 0)
+        options = replace(self.options, sequence_length=32, dtype="fp32")
+        even_plan(schedule, units, options, model=MODEL, costs=costs).save(path)
 
 
-def children(process: int) -> list[int]:
-    """The processes that this one has started and that still run, and theirs."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == process and fields[0] != "Z":
-                found += [int(entry.name), *children(int(entry.name))]
+def layout_of(entry: dict[str, Any]) -> Layout:
+    """A layout of the file."""
+    options = RunOptions(**entry.get("options", {}))
+    return Layout(**{**entry, "options": options, "arguments": tuple(entry.get("arguments", ()))})
+
+
+LAYOUTS = {
+    name: layout_of(entry)
+    for name, entry in json.loads((Path(__file__).parent / "cases" / "soak.json").read_text()).items()
+}
+
+
+def newest(folder: Path) -> int:
+    """Steps of the newest whole checkpoint."""
+    whole = [p for p in folder.glob("step-*") if (p / "manifest.json").exists()]
+    return max((int(p.name.removeprefix("step-")) for p in whole), default=0)
+
+
+def processes_of(run: str) -> dict[int, bool]:
+    """The processes of a run, and whether each is a rank."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z" and f"{MARK}={run}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = b"debubble.training.rank" in (entry / "cmdline").read_bytes()
     return found
-
-
-def is_rank(process: int) -> bool:
-    """Tell whether a process is a rank of the training."""
-    try:
-        return b"debubble.training.rank" in Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
     """A file system of 16 MiB at this folder; False if it may not be mounted."""
-    mounted = (
-        os.geteuid() == 0
-        and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], stderr=subprocess.DEVNULL, check=False
-        ).returncode
-    )
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    mounted = os.geteuid() == 0 and not subprocess.run(mount, stderr=subprocess.DEVNULL).returncode
     try:
         yield mounted
     finally:
@@ -97,193 +112,146 @@ def small_disk(folder: Path) -> Iterator[bool]:
             subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-class Soak:
-    """One run through disturbances, in a folder of its own."""
+class Runs:
+    """Runs of one layout, each of which continues from the checkpoint of the one before it."""
 
-    def __init__(self, folder: Path, checkpoints: Path, *, steps: int, chance: random.Random) -> None:
-        self.folder, self.checkpoints, self.steps, self.chance = folder, checkpoints, steps, chance
-        self.events: list[Event] = []
+    def __init__(self, layout: Layout, folder: Path, chance: random.Random) -> None:
+        self.layout, self.folder, self.checkpoints, self.chance = layout, folder, folder / "checkpoints", chance
+        (folder / "text.txt").write_text(TEXT)
+        layout.save(folder / "plan.json")
+        self._log, self._run, self._steps = folder / "log", 0, 0
 
-    def command(self, *more: str) -> list[str]:
-        """The command line of a run to the end."""
-        texts = ["--data", str(self.folder / "text.txt"), "--steps", str(self.steps), "--json"]
-        return [*TRAIN, str(self.folder / "plan.json"), *texts, "--hang-timeout", str(HANG_TIMEOUT), *more]
+    def disturb(self, moment: str, victim: str, how: str) -> Row:
+        """Start a run, disturb it, and look at what is left."""
+        before = newest(self.checkpoints)
+        self._steps = before + 4 * self.layout.save_every
+        process = self._start(self._saving(before))
+        self._await(moment, process, before)
+        whole, begin = newest(self.checkpoints), time.monotonic()
+        if process.poll() is None:
+            self._harm(process, victim, how)
+        code = process.wait(timeout=PATIENCE)
+        seconds = time.monotonic() - begin
+        (self.checkpoints / "stuff").unlink(missing_ok=True)
+        log, after = self._log.read_text(), newest(self.checkpoints)
+        said = [line for line in log.splitlines() if not re.match(r"step \d+/", line)]
+        reported = max(map(int, re.findall(r"^step (\d+)/", log, re.MULTILINE)), default=0)
+        return {
+            "moment": moment, "victim": victim, "how": how, "exit_code": code, "said": said,
+            "explained": explains(said, code, moment, victim, how), "steps": reported, "checkpoint": after,
+            "lost_more": after < max(whole, reported - self.layout.save_every), "orphans": self._orphans(),
+            "seconds": round(seconds, 2),
+        }  # fmt: skip
 
-    def run(self, disturbances: list[Callable[[subprocess.Popen[str]], str]]) -> list[float]:
-        """Train to the end, with these disturbances after each other.  Returns the losses of the last run."""
-        process = self._start()
-        for disturb in disturbances:
-            self._wait_for(newest(self.checkpoints) + SAVE_EVERY * self.chance.randint(1, 3), process)
-            time.sleep(self.chance.random())
-            before, known, begin = newest(self.checkpoints), children(process.pid), time.monotonic()
-            what = disturb(process)
-            if what.startswith("slowed"):
-                self.events.append(Event(what, before, None, None, "", 0, 0.0))
-                continue
-            _, said = process.communicate(timeout=PATIENCE)
-            seconds = time.monotonic() - begin
-            time.sleep(10)
-            left = [p for p in known if Path(f"/proc/{p}").exists() and is_rank(p)]
-            (self.folder / "stuff").unlink(missing_ok=True)
-            (self.checkpoints / "stuff").unlink(missing_ok=True)
-            lines = [line for line in said.strip().splitlines() if not line.startswith("step ")]
-            resumed = newest(self.checkpoints)
-            self.events.append(
-                Event(what, before, process.returncode, resumed, lines[-1] if lines else "", len(left), seconds)
-            )
-            print(self.events[-1], file=sys.stderr, flush=True)
-            process = self._start()
-        out, _ = process.communicate(timeout=10 * PATIENCE)
-        losses: list[float] = json.loads(out)["losses"]
+    def finish(self) -> bool:
+        """Run to the end, and tell whether the losses are those of a run that nothing happened to."""
+        before = newest(self.checkpoints)
+        self._steps = before + self.layout.save_every + 12
+        resumed, whole = self._losses(self._saving(before)), self._losses(())
+        return resumed == whole[before:] and len(resumed) == self._steps - before
+
+    def _saving(self, before: int) -> Sequence[str]:
+        resume = ["--resume"] if before else []
+        return "--checkpoint", str(self.checkpoints), "--save-every", str(self.layout.save_every), *resume
+
+    def _start(self, more: Sequence[str]) -> subprocess.Popen[str]:
+        self._run += 1
+        options = ["--data", str(self.folder / "text.txt"), "--steps", str(self._steps), "--lr-schedule", "constant"]
+        options += ["--warmup", "2", "--hang-timeout", str(HANG_TIMEOUT), "--json", *self.layout.arguments, *more]
+        with self._log.open("w") as log, (self.folder / "answer").open("w") as answer:
+            return subprocess.Popen(
+                [*TRAIN, str(self.folder / "plan.json"), *options], stdout=answer, stderr=log, text=True,
+                env={**os.environ, MARK: self._name}, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def _name(self) -> str:
+        return f"{self.folder}/{self._run}"
+
+    def _losses(self, more: Sequence[str]) -> list[float]:
+        if self._start(more).wait(timeout=5 * PATIENCE):
+            print(self._log.read_text(), file=sys.stderr)
+            return []
+        losses: list[float] = json.loads((self.folder / "answer").read_text())["losses"]
         return losses
 
-    def _start(self) -> subprocess.Popen[str]:
-        more = ["--checkpoint", str(self.checkpoints), "--save-every", str(SAVE_EVERY), "--auto-resume"]
-        return subprocess.Popen(self.command(*more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def _await(self, moment: str, process: subprocess.Popen[str], before: int) -> None:
+        """Wait for a random point of this kind."""
+        reached: dict[str, Callable[[], bool]] = {
+            "start": lambda: True,
+            "step": lambda: newest(self.checkpoints) > before,
+            "save": lambda: any(self.checkpoints.glob(".step-*.unfinished")),
+            "end": lambda: f"step {self._steps}/{self._steps}" in self._log.read_text(),
+        }
+        begin = time.monotonic()
+        while not reached[moment]() and process.poll() is None and time.monotonic() - begin < PATIENCE:
+            time.sleep(0.001 if moment == "save" else 0.02)
+        time.sleep(self.chance.uniform(0, MOMENTS[moment]))
 
-    def _wait_for(self, step: int, process: subprocess.Popen[str]) -> None:
-        while newest(self.checkpoints) < min(step, self.steps - 2 * SAVE_EVERY) and process.poll() is None:
-            time.sleep(0.05)
-
-    def disturbances(self, *, full_disk: bool) -> list[Callable[[subprocess.Popen[str]], str]]:
-        """What may happen, each at least once, in a random order."""
-        what: list[Callable[[subprocess.Popen[str]], str]] = [
-            self.kill_rank,
-            self.kill_rank,
-            self.kill_launcher,
-            self.interrupt,
-            self.stop_rank,
-            self.slow_rank,
-            self.slow_rank,
-        ]
-        what += [self.fill_disk] if full_disk else []
-        self.chance.shuffle(what)
-        return what
-
-    def _rank(self, process: subprocess.Popen[str]) -> int:
-        ranks = sorted(p for p in children(process.pid) if is_rank(p))
-        return self.chance.choice(ranks)
-
-    def kill_rank(self, process: subprocess.Popen[str]) -> str:
-        """SIGKILL for a rank."""
-        os.kill(self._rank(process), signal.SIGKILL)
-        return "killed a rank"
-
-    def kill_launcher(self, process: subprocess.Popen[str]) -> str:
-        """SIGKILL for the launcher."""
-        process.kill()
-        return "killed the launcher"
-
-    def interrupt(self, process: subprocess.Popen[str]) -> str:
-        """Ctrl-C for the launcher."""
-        process.send_signal(signal.SIGINT)
-        return "interrupted the launcher"
-
-    def stop_rank(self, process: subprocess.Popen[str]) -> str:
-        """SIGSTOP for a rank, which does not answer from then on."""
-        os.kill(self._rank(process), signal.SIGSTOP)
-        return "stopped a rank for good"
-
-    def slow_rank(self, process: subprocess.Popen[str]) -> str:
-        """A rank that stands still now and then."""
-        rank = self._rank(process)
-        for _ in range(4):
-            os.kill(rank, signal.SIGSTOP)
-            time.sleep(0.5)
-            os.kill(rank, signal.SIGCONT)
-            time.sleep(0.2)
-        return "slowed a rank down"
-
-    def fill_disk(self, process: subprocess.Popen[str]) -> str:
-        """A disk without room for another checkpoint."""
-        with (self.checkpoints / "stuff").open("wb", buffering=0) as file:
-            try:
+    def _harm(self, process: subprocess.Popen[str], victim: str, how: str) -> None:
+        if victim == "disk":
+            with suppress(OSError), (self.checkpoints / "stuff").open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(4096))
-            except OSError:
-                return "filled the disk"
+            return
+        target = process.pid if victim == "launcher" else self._rank(process)
+        signals = ["SIGSTOP", "SIGCONT"] * 4 if how == "slow" else [how]
+        for name in signals if target is not None else ():
+            with suppress(ProcessLookupError):
+                os.kill(target or 0, signal.Signals[name])
+            time.sleep(0.5 if how == "slow" else 0)
+
+    def _rank(self, process: subprocess.Popen[str]) -> int | None:
+        """One of the ranks, as soon as there are any; None if the run has ended."""
+        while process.poll() is None:
+            if ranks := sorted(p for p, is_rank in processes_of(self._name).items() if is_rank):
+                return self.chance.choice(ranks)
+            time.sleep(0.02)
+        return None
+
+    def _orphans(self) -> int:
+        """The processes that are left, after some seconds at most."""
+        begin = time.monotonic()
+        while (left := len(processes_of(self._name))) and time.monotonic() - begin < ORPHAN_SECONDS:
+            time.sleep(0.1)
+        return left
 
 
-def plan_file(path: Path) -> None:
-    """Write a 1F1B plan of the model for two ranks."""
-    model, cluster = db.Model.from_hf(MODEL), db.Cluster.parse(f"{RANKS}xCPU")
-    db.plan(model, cluster, sequence_length=32, dtype="fp32", micro_batches=4, planner="dapple").save(path)
+def explains(said: Sequence[str], code: int, moment: str, victim: str, how: str) -> bool:
+    """Tell whether what a run said names the cause of its end, and nothing else."""
+    if code == 0 or how == "slow":
+        return code == 0 and not said  # it had ended before, or went on
+    if not said and how.startswith("SIG") and code == -signal.Signals[how]:
+        return how == "SIGKILL" or moment == "start"  # nobody was there to say anything
+    requested = rf"The run was ended by {how}(\.| after step \d+ of \d+: go on from \S+ with --resume\.)"
+    sentence = {
+        "full": r".*the disk is full.*", "SIGSTOP": r"debubble: The run hangs.*", "SIGINT": r"debubble: interrupted\.",
+    }.get(how, f"debubble: {requested}")  # fmt: skip
+    if victim == "rank" and how != "SIGSTOP":
+        sentence = rf"debubble: (Rank \d was (killed|ended) by {how}.*; the other ranks were ended\.|{requested})"
+    return len(said) == 1 and re.fullmatch(sentence, said[0]) is not None
 
 
-def soak_one(steps: int, seed: int) -> tuple[dict[str, Any], bool]:
-    """One run through disturbances: what came of it, and whether all was well."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, checkpoints = Path(name), Path(name) / "checkpoints"
+def measure(name: str) -> Row:
+    """What came of a layout's disturbances, and whether all was well."""
+    chance = random.Random(f"{SEED} {name}")
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = Path(folder) / "checkpoints"
         checkpoints.mkdir()
-        (folder / "text.txt").write_text(TEXT)
-        plan_file(folder / "plan.json")
-        soak = Soak(folder, checkpoints, steps=steps, chance=random.Random(seed))
-        undisturbed = json.loads(subprocess.run(soak.command(), capture_output=True, text=True, check=True).stdout)
-        with small_disk(checkpoints) as full_disk:
-            losses = soak.run(soak.disturbances(full_disk=full_disk))
-    same = losses == undisturbed["losses"][-len(losses) :]
-    ends = [event for event in soak.events if event.exit_code is not None]
-    result: dict[str, Any] = {
-        "steps": steps,
-        "seed": seed,
-        "losses_equal": same,
-        "steps_after_the_last_end": len(losses),
-        "older_checkpoints": [event.what for event in ends if (event.resumed_from or 0) < event.checkpoint],
-        "processes_left": sum(event.left for event in ends),
-        "unexplained": [e.what for e in ends if not e.explained and e.what != "killed the launcher"],
-        "events": [asdict(event) for event in soak.events],
-    }
-    return result, same and not any(result[name] for name in ("older_checkpoints", "processes_left", "unexplained"))
+        with small_disk(checkpoints) as mounted:
+            kinds = [kind for kind in KINDS if mounted or kind[0] != "disk"]
+            runs = Runs(LAYOUTS[name], Path(folder), chance)
+            events = [
+                runs.disturb("save" if victim == "disk" else chance.choice([*MOMENTS]), victim, how)
+                for victim, how in chance.sample(kinds, min(DISTURBANCES, len(kinds)))
+            ]
+            equal = runs.finish()
+    well = equal and not any(e["lost_more"] or e["orphans"] or not e["explained"] for e in events)
+    return {"well": well, "losses_equal": equal, "events": events}
 
 
-def soak_layouts(count: int, seed: int) -> tuple[dict[str, Any], bool]:
-    """So many kills over all layouts: what came of them, and whether all was well."""
-    kills: list[Kill] = []
-    equal: list[bool] = []
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "text.txt").write_text(TEXT)
-        layouts = kill_runs(count, Path(name), model=MODEL, text=Path(name) / "text.txt", chance=random.Random(seed))
-        for of_layout, same in layouts:
-            kills, equal = [*kills, *of_layout], [*equal, same]
-            print(*of_layout, f"losses equal: {same}", sep="\n", file=sys.stderr, flush=True)
-    tried = [layout.name for layout in LAYOUTS[: len(equal)]]
-    result: dict[str, Any] = {
-        "kills": len(kills),
-        "layouts": len(equal),
-        "layouts_with_other_losses": [name for name, same in zip(tried, equal, strict=True) if not same],
-        "lost_more_than_an_interval": [asdict(kill) for kill in kills if kill.lost_more],
-        "unexplained": [asdict(kill) for kill in kills if not kill.explained],
-        "orphans": sum(kill.orphans for kill in kills),
-        "longest_end_seconds": max((kill.seconds for kill in kills), default=0.0),
-        "had_ended": sum(kill.exit_code == 0 for kill in kills),
-        "by_moment": {moment: sum(kill.moment == moment for kill in kills) for moment in MOMENTS},
-    }
-    wrong = ("layouts_with_other_losses", "lost_more_than_an_interval", "unexplained", "orphans")
-    return result, not any(result[name] for name in wrong)
-
-
-def main() -> None:
-    """Run both soaks, and print and save what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=2000, help="of the run through disturbances; 0: leave it out")
-    parser.add_argument("--kills", type=int, default=200, help="over all layouts; 0: leave them out")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results") / "soak.json")
-    arguments = parser.parse_args()
-    # What is left out stays as it was found before.
-    found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    well = True
-    if arguments.steps:
-        one, well = soak_one(arguments.steps, arguments.seed)
-        found = {**one, **measured_by(), "killed_layouts": found.get("killed_layouts")}
-    if arguments.kills:
-        layouts, all_well = soak_layouts(arguments.kills, arguments.seed)
-        well = well and all_well
-        found["killed_layouts"] = {**layouts, **measured_by()}
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
-    sys.exit(0 if well else 1)
-
+BENCHMARK = Benchmark(name="soak", about=__doc__, cases={name: name for name in LAYOUTS}, measure=measure)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()
+    sys.exit(not all(row["well"] for row in BENCHMARK.rows()))

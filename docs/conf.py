@@ -9,7 +9,7 @@ from typing import Any
 
 from docutils import nodes
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 project = "debubble"
 author = "The debubble authors"
@@ -42,7 +42,7 @@ def interactive_schedules(app: Any, doctree: Any) -> None:
 
 def write_gallery(app: Any, error: Exception | None) -> None:
     """Write the page of every schedule."""
-    from schedules_docs import example
+    from schedule_page import example
 
     import debubble as db
     from debubble.views import views

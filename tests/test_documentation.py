@@ -9,12 +9,12 @@ import shlex
 import tomllib
 from pathlib import Path
 
-import long_run_docs
 import pytest
-import schedules_docs
 from docs.run_commands import commands
+from tools import schedule_page
 
 import debubble as db
+import schedules
 from tests.support.command_line import check_call
 
 ROOT = Path(__file__).parents[1]
@@ -120,11 +120,10 @@ def test_every_word_of_the_glossary_is_explained_once() -> None:
     assert words == sorted(words, key=str.lower)
 
 
-def test_the_tables_of_long_runs_are_those_of_the_results() -> None:
-    note = (ROOT / "docs/notes/long-runs.md").read_text()
-    assert [table for table in long_run_docs.table().split("\n\n") if table not in note] == []
+def test_the_page_of_schedules_is_that_of_the_library() -> None:
+    assert (ROOT / "docs/schedules.md").read_text() == schedule_page.page(), "python tools/schedule_page.py"
 
 
-def test_the_pages_of_schedules_are_those_of_the_library() -> None:
-    assert schedules_docs.PAGE.read_text() == schedules_docs.page(), "python benchmarks/schedules.py docs"
-    assert schedules_docs.NOTE.read_text() == schedules_docs.note(), "python benchmarks/schedules.py docs"
+def test_the_comparison_of_schedules_is_the_one_of_the_results() -> None:
+    note = schedules.comparison(schedules.BENCHMARK.rows())
+    assert (ROOT / "docs/notes/schedules.md").read_text() == note, "python benchmarks/schedules.py --docs"

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from provenance import measured_by
+from benchmark import provenance
 
 from golden.cases import Case, PlanCase, cases
 from golden.run import Answer, answer_of
@@ -56,7 +56,7 @@ def main() -> None:
         )
     if given.update:
         kept = {} if given.only is None else known["answers"]
-        EXPECTED.write_text(json.dumps({**measured_by(), "answers": kept | answers}, indent=1) + "\n")
+        EXPECTED.write_text(json.dumps({**provenance(), "answers": kept | answers}, indent=1) + "\n")
         return
     failures = [
         line for case in chosen for line in differences(case, known["answers"], answers[case.name], exact=given.exact)

@@ -1,13 +1,12 @@
 """The cases of the golden corpus: calls of `debubble`, and published runs.
 
-Calls go through the command line, so that no move inside the package changes them.  Random problems follow from their
-number alone.
+Calls go through the command line, so that no move inside the package changes them; `calls.json` has them.  Random
+problems were drawn once, under memory limits that bind in most.
 """
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ NEVER = ("--deadline", "3600")
 """A deadline that no search meets: answers depend on the effort alone."""
 EFFORT = 0.5
 """The effort of all cases but the settings and the searches of degrees."""
+CALLS = json.loads(Path(__file__).with_name("calls.json").read_text())
 TARGETS = ("torch", "torchtitan", "automodel", "megatron", "primus", "deepspeed", "mindformers")
 
 
@@ -46,7 +46,7 @@ class PublishedCase:
 
     name: str
     number: int
-    """Its place among `published_runs.RUNS`."""
+    """Its place in `cases/published.json`."""
 
 
 @dataclass(frozen=True)
@@ -66,51 +66,18 @@ def cases() -> Iterator[Case]:
     yield from (PublishedCase(f"published-{number}", number) for number in range(0, 36, 2))
     yield from (PaperCase(f"paper-{name}", name) for name in ("chronospipe",))
     yield from _models()
-    yield from (_random_costs(number) for number in range(20))
-    yield from (_random_units(number) for number in range(20))
+    yield from _problems()
 
 
 def _settings() -> Iterator[PlanCase]:
     """The settings of docs/joint.md, with default options."""
-    for name, words in {
-        "A": "llama2-13b --cluster 8xA100-40GB --micro-batches 16",
-        "B": "llama2-13b --cluster 8xA100-80GB --micro-batches 32",
-        "C": "llama2-28b --cluster 8xA100-80GB --micro-batches 32",
-        "D": "llama2-70b --cluster 64xH100-80GB --pipeline 8 --tensor 8 --micro-batches 32",
-        "E": "llama3-8b --cluster 4xL40S-48GB --micro-batches 16",
-        "GPT-3": "gpt3-175b --cluster 512xH100-80GB --tensor 8 --pipeline 64 --micro-batches 256"
-        " --sequence-length 2048",
-    }.items():
+    for name, words in CALLS["settings"].items():
         yield PlanCase(name, (*words.split(), *NEVER), is_setting=True)
 
 
 def _models() -> Iterator[PlanCase]:
     """Ordinary jobs, each with another lever, degree or target."""
-    for words in (
-        "llama3.2-1b --cluster 2xRTX4090-24GB --micro-batches 8",
-        "llama3-8b --cluster 4xRTX4090-24GB --micro-batches 8 --lora 16 --sequence-length 2048",
-        "llama3-70b --cluster 8xRTX4090-24GB --micro-batches 4 --lora 16 --quantize nf4 --sequence-length 1024",
-        "mistral-7b --cluster 4xL40S-48GB --micro-batches 12 --chunks 2",
-        "llama2-13b --cluster 4xA100-80GB+4xA100-40GB --micro-batches 16",
-        "llama3-8b --cluster 8xA100-40GB --pipeline 4 --data 2 --zero 1 --micro-batches 12",
-        "llama3-8b --cluster 16xA100-40GB --pipeline 4 --tensor 2 --data 2 --zero 2 --micro-batches 8",
-        "llama3-8b --cluster 8xH100-80GB --pipeline 4 --context 2 --micro-batches 8 --sequence-length 32768",
-        "mixtral-8x7b --cluster 16xA100-80GB --pipeline 8 --data 2 --expert 2 --micro-batches 16",
-        "gemma3-12b --cluster 4xA100-80GB --micro-batches 8 --sequence-length 8192",
-        "llama2-13b --cluster 8xA100-40GB --micro-batches 16 --for megatron",
-        "llama3-8b --cluster 4xL40S-48GB --micro-batches 8 --for torchtitan",
-        "llama3-8b --cluster 4xL40S-48GB --micro-batches 8 --for deepspeed",
-        "llama2-7b --cluster 4xA100-40GB --micro-batches 8 --planner obscura --swap peer",
-        "llama2-7b --cluster 4xA100-40GB --micro-batches 8 --planner optpipe",
-        "llama2-13b --cluster 8xA100-40GB --micro-batches 16 --planner scope",
-        "llama2-13b --cluster 8xA100-40GB --micro-batches 16 --planner chronos",
-        "llama2-13b --cluster 8xA100-40GB --micro-batches 16 --planner adapipe",
-        "llama3-8b --cluster 4xA100-40GB --micro-batches 8 --post-validation --dtype bf16",
-        "llama3-8b --cluster 8xA100-80GB --global-batch 64",
-        "qwen3-30b-a3b --cluster 8xH100-80GB --global-batch 64",
-        "llama3.2-3b --cluster 4xRTX4090-24GB --global-batch 32",
-        "llama3-70b --cluster 4xA100-40GB --micro-batches 8",
-    ):
+    for words in CALLS["models"]:
         model, *rest = words.split()
         name = "-".join((model, *(word.lstrip("-") for word in rest if not word.startswith("--micro"))))
         run = [word for word in rest if word not in ("--planner", "--swap", "--for", "--chunks")]
@@ -119,60 +86,8 @@ def _models() -> Iterator[PlanCase]:
         yield PlanCase(f"model-{name}"[:70], (model, *rest, *search), fits=fits)
 
 
-def _random_costs(number: int) -> PlanCase:
-    """Stages of random costs, two chunks in every other one, under a memory limit that binds in most."""
-    random_number = random.Random(number)
-    devices, chunks = random_number.choice((2, 3, 4, 6, 8)), 1 + number % 2
-    micro_batches = devices * random_number.choice((1, 2, 3))
-    stages = devices * chunks
-
-    def each(low: int, high: int) -> list[int]:
-        return [random_number.randint(low, high) for _ in range(stages)]
-
-    costs: dict[str, Any] = {
-        "stages": stages, "forward": each(8, 14), "backward_input": each(8, 14), "backward_weight": each(6, 12),
-        "recompute": each(6, 12), "activation": each(10, 16), "activation_recomputed": 2,
-        "communication": random_number.choice((0, 1, 3)),
-        "memory_limit": round(16 * stages / devices * devices * random_number.choice((0.4, 0.6, 0.8, 1.2))),
-    }  # fmt: skip
-    if number % 3 == 0:
-        costs |= {"offload": each(10, 30), "reload": each(10, 30)}
-    words = (
-        "--costs", "costs.json", "--devices", str(devices), "--micro-batches", str(micro_batches), "--chunks",
-        str(chunks), "--effort", str(EFFORT), *NEVER,
-    )  # fmt: skip
-    return PlanCase(f"costs-{number}", words, {"costs.json": costs})
-
-
-def _random_units(number: int) -> PlanCase:
-    """A random model of units, whose partition, recomputation and offload are open."""
-    random_number = random.Random(1000 + number)
-    devices = random_number.choice((2, 3, 4, 8))
-    count, micro_batches = random_number.randint(2, 6) * devices, devices * random_number.choice((1, 2, 3))
-
-    def unit(kind: str, times: int, scale: float) -> dict[str, Any]:
-        forward = round(scale * random_number.uniform(8, 12), 2)
-        kept = random_number.randint(20, 40)
-        return {
-            "type": kind, "count": times, "forward": forward, "backward_input": forward,
-            "backward_weight": round(0.8 * forward, 2), "static": random_number.randint(20, 60),
-            "strategies": {
-                "none": {"activation": kept}, "some": {"activation": kept // 2, "recompute": round(forward / 10, 2)},
-                "full": {"activation": 4, "recompute": forward},
-            },
-        }  # fmt: skip
-
-    units = [unit("embedding", 1, 0.2), unit("layer", count, 1.0), unit("head", 1, 2.0)]
-    static = sum(each["count"] * each["static"] for each in units) / devices
-    kept = sum(each["count"] * each["strategies"]["none"]["activation"] for each in units)
-    job: dict[str, Any] = {
-        "units": units, "communication": random_number.choice((0, 1)),
-        "memory_limit": round(static + kept * random_number.choice((0.35, 0.6, 1.1))),
-    }  # fmt: skip
-    if number % 2:
-        job |= {"offload_bandwidth": random_number.choice((1.0, 3.0)), "host_link": "full-duplex"}
-    words = (
-        "--units", "units.json", "--devices", str(devices), "--micro-batches", str(micro_batches), "--effort",
-        str(EFFORT), *NEVER,
-    )  # fmt: skip
-    return PlanCase(f"units-{number}", words, {"units.json": job})
+def _problems() -> Iterator[PlanCase]:
+    """Random costs of stages, with two chunks in every other one, and random units, whose partition is open."""
+    for name, entry in CALLS["problems"].items():
+        files = {file: content for file, content in entry.items() if file != "words"}
+        yield PlanCase(name, (*entry["words"].split(), "--effort", str(EFFORT), *NEVER), files)

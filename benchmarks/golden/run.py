@@ -27,9 +27,8 @@ def answer_of(case: Case) -> Answer:
     match case:
         case PublishedCase():
             import published
-            from published_runs import RUNS
 
-            return {"step": published.predicted(RUNS[case.number])}
+            return {"step": published.predicted(published.RUNS[case.number])}
         case PaperCase():
             return {"hashes": {"reproduce": _digest(called("reproduce", case.paper, "--json"))}}
         case PlanCase():

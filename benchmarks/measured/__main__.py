@@ -1,6 +1,6 @@
 """Predicts measured runs that no cost was fitted to, and writes how far off the predictions are.
 
-    python -m measured [--only ID ...]        (in benchmarks/; into benchmarks/results/measured.json)
+    python -m measured [ID ...]        (in benchmarks/)
 
 `published.json` has a record a run, from frameworks' performance pages, papers and reports: degrees, options, seconds
 per step and memory of the fullest GPU where they are given.  A run is predicted as `debubble import` predicts the job
@@ -10,13 +10,12 @@ holds the two together.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provenance import measured_by
+from benchmark import Benchmark, Row
 
 from debubble.costs import Cluster
 from debubble.errors import DebubbleError
@@ -27,7 +26,6 @@ from debubble.planners.plan_step import seconds_per_step
 from debubble.simulator import simulate
 
 RUNS = Path(__file__).with_name("published.json")
-RESULTS = Path(__file__).parents[1] / "results" / "measured.json"
 GIB = 2**30
 OPTIONS = ("micro_batch_size", "tensor", "context", "expert", "expert_tensor", "dtype", "lora", "quantize")
 
@@ -55,9 +53,9 @@ def predicted(run: Mapping[str, Any]) -> tuple[float, float]:
     return seconds_per_step(plan, timeline), max(map(float, timeline.peak_memory)) / GIB
 
 
-def row_of(run: Mapping[str, Any]) -> dict[str, Any]:
+def row_of(run: Mapping[str, Any]) -> Row:
     """A run's prediction beside what was measured."""
-    row: dict[str, Any] = {"id": run["id"], "run": run["name"]}
+    row: Row = {"run": run["name"]}
     try:
         step, memory = predicted(run)
     except DebubbleError as error:
@@ -76,25 +74,12 @@ def summary(errors: Sequence[float]) -> dict[str, float]:
     return {"runs": len(sizes), "half": sizes[len(sizes) // 2], "most": sizes[int(0.9 * len(sizes))]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="ids of runs; nothing is written")
-    given = parser.parse_args()
-    runs = [run for run in json.loads(RUNS.read_text()) if given.only is None or run["id"] in given.only]
-    rows = []
-    for run in runs:
-        row = row_of(run)
-        rows.append(row)
-        errors = [f"{100 * row[name]:+6.1f}%" if name in row else "      -" for name in ("step_error", "memory_error")]
-        print(f"{row['id']:4} step {errors[0]}  memory {errors[1]}  {row['run'][:80]}", flush=True)
-    totals = {
-        what: summary([row[f"{what}_error"] for row in rows if f"{what}_error" in row]) for what in ("step", "memory")
-    }
-    for what, total in totals.items():
-        print(f"{what}: half of {total['runs']} within {total['half']:.1%}, nine in ten within {total['most']:.1%}")
-    if given.only is None:
-        RESULTS.write_text(json.dumps({**measured_by(), "summary": totals, "rows": rows}, indent=1) + "\n")
-
+BENCHMARK = Benchmark(
+    name="measured", about=__doc__, measure=row_of, cases={run["id"]: run for run in json.loads(RUNS.read_text())}
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()
+    for what in ("step", "memory"):
+        errors = summary([row[f"{what}_error"] for row in BENCHMARK.rows() if f"{what}_error" in row])
+        print(f"{what}: half of {errors['runs']} within {errors['half']:.1%}, nine in ten within {errors['most']:.1%}")

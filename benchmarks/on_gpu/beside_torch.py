@@ -15,47 +15,22 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as functional
+from pipelines import Block, Step, debubbles, loss_of, torchs
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import get_schedule_class
 
 import debubble as db
-from debubble.ir import Plan, PlannedUnit, RunOptions, Schedule, StageCosts
-from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Alone
 from on_gpu.figures import Figures
 from on_gpu.profiles import DTYPES
 from on_gpu.settings import Config, Settings
 
 MICRO_BATCHES, STAGES = 8, 4
-Step = Callable[[], Tensor]
-
-
-class Block(nn.Module):
-    """A Llama layer without positions, as anybody would write it."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        hidden, ffn, self.heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-        self.norms = nn.ModuleList(nn.RMSNorm(hidden) for _ in range(2))
-        self.qkv, self.out = nn.Linear(hidden, 3 * hidden, bias=False), nn.Linear(hidden, hidden, bias=False)
-        self.gate, self.up = (nn.Linear(hidden, ffn, bias=False) for _ in range(2))
-        self.down = nn.Linear(ffn, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
-        core = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(core.transpose(1, 2).flatten(2))
-        h = self.norms[1](x)
-        mlp: Tensor = self.down(functional.silu(self.gate(h)) * self.up(h))
-        return x + mlp
 
 
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
@@ -76,19 +51,30 @@ def overheads(config: Config, length: int, settings: Settings, *, compiler: str 
     torch.manual_seed(0)
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     with device:
-        blocks = [Block(config) for _ in range(config["num_hidden_layers"])]
+        sizes = hidden, config["intermediate_size"], config["num_attention_heads"]
+        blocks = [Block(*sizes) for _ in range(config["num_hidden_layers"])]
         layers = [nn.Embedding(vocab, hidden), *blocks, nn.Linear(hidden, vocab, bias=False)]
     bounds = [round(len(layers) * s / STAGES) for s in range(STAGES + 1)]
     chunks = [nn.Sequential(*layers[a:b]).to(dtype) for a, b in itertools.pairwise(bounds)]
     tokens = torch.randint(
         config["vocab_size"], (MICRO_BATCHES, length + 1), generator=torch.Generator().manual_seed(0)
     ).to(device)
+    whole, parts = partial(fresh, [nn.Sequential(*chunks)], compiler), partial(fresh, chunks, compiler)
+
+    def ours(kind: str, modules: Sequence[nn.Module]) -> Step:
+        schedule = db.schedules[kind](devices=1, micro_batches=MICRO_BATCHES, chunks=len(modules))
+        masters = [module.float() for module in modules]
+        return debubbles(schedule, masters, tokens, dtype=settings.dtype, transport=Alone(), device=device)
+
+    def theirs(kind: str, modules: Sequence[nn.Module]) -> Step:
+        return torchs(kind, dict(enumerate(modules)), len(modules), MICRO_BATCHES, tokens)
+
     made = {
-        "autograd": loop(fresh(chunks, compiler), tokens),
-        "torch 1F1B": torchs("1F1B", [nn.Sequential(*fresh(chunks, compiler))], tokens, device),
-        "debubble 1F1B": ours("1f1b", [nn.Sequential(*fresh(chunks, compiler))], tokens, settings, length),
-        "torch Interleaved1F1B": torchs("Interleaved1F1B", fresh(chunks, compiler), tokens, device),
-        "debubble interleaved": ours("interleaved", fresh(chunks, compiler), tokens, settings, length),
+        "autograd": loop(parts(), tokens),
+        "torch 1F1B": theirs("1F1B", whole()),
+        "debubble 1F1B": ours("1f1b", whole()),
+        "torch Interleaved1F1B": theirs("Interleaved1F1B", parts()),
+        "debubble interleaved": ours("interleaved", parts()),
     }
     losses, failed = first_losses(made)
     made = {name: made[name] for name in losses}
@@ -127,14 +113,6 @@ def fresh(chunks: Sequence[nn.Module], compiler: str | None) -> list[nn.Module]:
     return copies
 
 
-def loss_of(count: int) -> Callable[[Tensor, Tensor], Tensor]:
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        flat = logits.flatten(0, 1).float()
-        return functional.cross_entropy(flat, targets.flatten(), reduction="sum") / count
-
-    return loss
-
-
 def loop(chunks: Sequence[nn.Module], tokens: Tensor) -> Step:
     model, loss = nn.Sequential(*chunks), loss_of(tokens[:, 1:].numel())
 
@@ -146,40 +124,6 @@ def loop(chunks: Sequence[nn.Module], tokens: Tensor) -> Step:
             one.backward()
             total += one.detach()
         return total
-
-    return step
-
-
-def torchs(kind: str, modules: Sequence[nn.Module], tokens: Tensor, device: torch.device) -> Step:
-    stages = [PipelineStage(module, s, len(modules), device) for s, module in enumerate(modules)]
-    given = stages[0] if len(stages) == 1 else stages
-    schedule = get_schedule_class(kind)(given, MICRO_BATCHES, loss_fn=loss_of(tokens[:, 1:].numel()), scale_grads=False)
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-    def step() -> Tensor:
-        for module in modules:
-            module.zero_grad()
-        losses: list[Tensor] = []
-        schedule.step(inputs, target=targets, losses=losses)
-        return torch.stack([loss.detach() for loss in losses]).sum()
-
-    return step
-
-
-def ours(kind: str, modules: Sequence[nn.Module], tokens: Tensor, settings: Settings, length: int) -> Step:
-    schedule: Schedule = db.schedules[kind](devices=1, micro_batches=MICRO_BATCHES, chunks=len(modules))
-    plan = Plan(
-        planner="benchmark", schedule=schedule, costs=StageCosts.of(stages=len(modules)), lower_bound=0,
-        partition=tuple((PlannedUnit("module", s),) for s in range(len(modules))), model=None,
-        options=RunOptions(dtype=settings.dtype, sequence_length=length),
-    )  # fmt: skip
-    model = nn.Sequential(*(module.float() for module in modules))  # the masters
-    pipeline = Pipeline(model, plan, transport=Alone(), device=tokens.device)
-
-    def step() -> Tensor:
-        for parameter in pipeline.parameters():
-            parameter.grad = None
-        return pipeline.step(tokens)
 
     return step
 

@@ -7,13 +7,12 @@ model learns sequences that count, with all stages recomputed, and with the firs
 from __future__ import annotations
 
 import gc
-import itertools
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from even_plan import even_plan
 
 from debubble.ir import Kind, Op, Placement, Plan, RunOptions, Schedule, StageCosts
 from debubble.models import ModelConfig
@@ -23,8 +22,6 @@ from on_gpu.figures import Figures
 from on_gpu.settings import Settings
 
 STAGES = 4
-
-
 BYTES_OF_A_ROW = 16e9
 """Of the device's memory, for each sequence: activations and logits of one are as much where all is kept."""
 
@@ -60,17 +57,13 @@ def plan_of(way: str, settings: Settings) -> Plan:
         replace(u, strategy=strategy if u.layer is not None else "none")
         for u in ModelConfig.from_hf(settings.large).units
     ]
-    bounds = [round(len(units) * s / STAGES) for s in range(STAGES + 1)]
     costs = StageCosts.of(stages=STAGES, activation=3, offload=1)
     if way == "offloaded":
         costs = costs.with_limit(6)  # two stages of four at a time
-    return Plan(
-        planner="benchmark", schedule=schedule, costs=costs, lower_bound=0, model=settings.large,
-        partition=tuple(tuple(units[a:b]) for a, b in itertools.pairwise(bounds)),
-        options=RunOptions(
-            dtype=settings.dtype, sequence_length=settings.large_length, micro_batch_size=settings.large_rows
-        ),
-    )  # fmt: skip
+    options = RunOptions(
+        dtype=settings.dtype, sequence_length=settings.large_length, micro_batch_size=settings.large_rows
+    )
+    return even_plan(schedule, units, options, model=settings.large, costs=costs)
 
 
 def train(way: str, settings: Settings) -> dict[str, Any]:
@@ -78,13 +71,13 @@ def train(way: str, settings: Settings) -> dict[str, Any]:
     plan, on_gpu = plan_of(way, settings), settings.device == "cuda"
     make = partial(torch.optim.AdamW, lr=3e-4, fused=on_gpu)
     pipeline = Pipeline(None, plan, device=torch.device(settings.device), optimizer=make)
-    losses, seconds, norms = [], [], []
+    losses, seconds = [], []
     for step in range(settings.large_steps):
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         try:
             losses.append(float(pipeline.step(counting(settings, step))))
-            norms.append(float(pipeline.optimizer_step(1.0) or math.nan))
+            pipeline.optimizer_step(1.0)
         except (DeviceMemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                 raise
@@ -95,13 +88,10 @@ def train(way: str, settings: Settings) -> dict[str, Any]:
             sentence = f"{peak} bytes at a time are more than the {settings.large_limit:.0f} of this dry run"
             return {"fits": False, "sentence": sentence, "static": pipeline.measured.static_bytes}
     return {
-        "fits": True, "losses": losses, "norms": norms, "program_seconds": seconds[1:],
-        "static": pipeline.measured.static_bytes,
+        "fits": True, "losses": losses, "static": pipeline.measured.static_bytes,
         "activations": pipeline.measured.peak_activation, "offloaded": pipeline.measured.peak_offloaded,
         "tokens_per_second": settings.large_rows * settings.large_length / sorted(seconds[1:])[len(seconds[1:]) // 2],
         "allocated": torch.cuda.max_memory_allocated() if on_gpu else None,
-        "reserved": torch.cuda.max_memory_reserved() if on_gpu else None,
-        "retries": torch.cuda.memory_stats()["num_alloc_retries"] if on_gpu else None,
     }  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import statistics
 import subprocess
-import time
 from collections.abc import Callable
 from functools import partial
 from threading import Thread
@@ -33,13 +32,8 @@ Lanes = CpuLanes | CudaLanes
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
     lanes = lanes_of(torch.device(settings.device))
     figures.add("machine", figures=machine(lanes.device))
-    figures.measure(partial(compute, lanes, settings), "compute")
-    figures.measure(partial(products, lanes, settings), "products")
-    figures.measure(partial(attention_cores, lanes, settings), "attention")
-    if not settings.dry:  # products of bf16 in fp32 are CUDA's
-        figures.measure(partial(gradient_sums, lanes, settings), "gradient_sums")
-    figures.measure(partial(launch, lanes, settings), "launch")
-    figures.measure(partial(host_link, lanes, settings), "host_link")
+    for work in (compute, products, attention, launch, host_link):
+        figures.measure(partial(work, lanes, settings), work.__name__)
 
 
 def compared_hardware(settings: Settings) -> Hardware:
@@ -88,7 +82,6 @@ def compute(lanes: Lanes, settings: Settings) -> dict[str, Any]:
     copy = seconds_of(lanes, lambda: target.copy_(source), repetitions=settings.repetitions)
     return {
         "matrix_product_seconds": pair(speed.matmul(size, size, size), product),
-        "flops_per_second": 2 * size**3 / product,
         "memory_bytes_per_second": pair(speed.traffic, 2 * source.nbytes / copy),
     }  # fmt: skip
 
@@ -115,33 +108,7 @@ def repeated_product(a: torch.Tensor, b: torch.Tensor) -> None:
         _ = a @ b
 
 
-def gradient_sums(lanes: Lanes, settings: Settings) -> dict[str, Any]:
-    """Seconds of a weight's gradient that is added to a sum in fp32: by a product and a sum, and by one kernel."""
-    rows, inner, outer = 4096, 4096, 14336
-    gy = torch.randn(rows, outer, device=lanes.device, dtype=torch.bfloat16)
-    x = torch.randn(rows, inner, device=lanes.device, dtype=torch.bfloat16)
-    total = torch.randn(outer, inner, device=lanes.device)
-
-    def apart() -> None:
-        total.add_(gy.t() @ x)
-
-    def widened() -> None:
-        total.add_((gy.t() @ x).float())
-
-    def together() -> None:
-        torch.ops.aten.addmm.dtype_out(total, gy.t(), x, torch.float32, out=total)
-
-    seconds = {
-        work.__name__: seconds_of(lanes, work, repetitions=settings.repetitions) for work in (apart, widened, together)
-    }
-    start = torch.randn_like(total)
-    expected, total = start + (gy.t().float() @ x.float()), start.clone()
-    together()
-    error = float((total - expected).abs().max() / expected.abs().max())
-    return {"seconds": seconds, "error": error}
-
-
-def attention_cores(lanes: Lanes, settings: Settings) -> dict[str, Any]:
+def attention(lanes: Lanes, settings: Settings) -> dict[str, Any]:
     """Seconds of a causal attention core, forward and backward, by the length of the one sequence."""
     speed, heads, width = Speed(compared_hardware(settings), 2), 4 if settings.dry else 32, 128
     dtype = torch.float32 if settings.dry else torch.bfloat16
@@ -167,7 +134,7 @@ def attention_cores(lanes: Lanes, settings: Settings) -> dict[str, Any]:
 
 
 def launch(lanes: Lanes, settings: Settings) -> dict[str, Any]:
-    """What a kernel costs that has nothing to do: on the host, and on the device, one after another."""
+    """Seconds of a kernel that has nothing to do, one after another."""
     count = 100 if settings.dry else 2000
     x = torch.zeros(1, device=lanes.device)
 
@@ -176,21 +143,14 @@ def launch(lanes: Lanes, settings: Settings) -> dict[str, Any]:
             x.add_(1)
 
     on_device = seconds_of(lanes, many, repetitions=3) / count
-    lanes.start_step()
-    start = time.perf_counter()
-    many()
-    host = (time.perf_counter() - start) / count
-    lanes.catch_up()
-    return {"seconds": pair(compared_hardware(settings).efficiency.launch, on_device), "host_seconds": host}
+    return {"seconds": pair(compared_hardware(settings).efficiency.launch, on_device)}
 
 
 def host_link(lanes: Lanes, settings: Settings) -> dict[str, Any]:
-    """Both directions alone, both together, and each beside compute; bytes per second of each."""
+    """Bytes per second of both directions, alone and together."""
     size, device = settings.copied, lanes.device
     down, up = (torch.randint(0, 256, (size,), dtype=torch.uint8, device=device) for _ in range(2))
     to_host, from_host = (lanes.host.take(size) for _ in range(2))
-    pageable = torch.zeros(size, dtype=torch.uint8)
-    a = torch.randn(64 if settings.dry else 8192, 64 if settings.dry else 8192, device=device)
 
     def d2h() -> None:
         to_host.copy_(down, non_blocking=True)
@@ -198,35 +158,16 @@ def host_link(lanes: Lanes, settings: Settings) -> dict[str, Any]:
     def h2d() -> None:
         up.copy_(from_host, non_blocking=True)
 
-    def product() -> None:
-        _ = a @ a
-
-    alone = {"d2h": d2h, "h2d": h2d, "compute": product}
-    seconds = {name: seconds_of(lanes, work, repetitions=settings.repetitions) for name, work in alone.items()}
     together = beside(lanes, {Lane.D2H: d2h, Lane.H2D: h2d}, settings.repetitions)
-    times = max(1, round(seconds["d2h"] / seconds["compute"]))
-
-    def products() -> None:
-        for _ in range(times):
-            product()
-
-    computing = seconds_of(lanes, products, repetitions=settings.repetitions)
-    under = beside(lanes, {Lane.D2H: d2h, Lane.COMPUTE: products}, settings.repetitions)
     figures = compared_hardware(settings)
     expected = figures.host_bandwidth * figures.efficiency.host
     return {
         "bytes": size,
-        "d2h_alone": pair(expected, size / seconds["d2h"]),
-        "h2d_alone": pair(expected, size / seconds["h2d"]),
+        "d2h_alone": pair(expected, size / seconds_of(lanes, d2h, repetitions=settings.repetitions)),
+        "h2d_alone": pair(expected, size / seconds_of(lanes, h2d, repetitions=settings.repetitions)),
         "d2h_together": pair(expected, size / together[Lane.D2H]),
         "h2d_together": pair(expected, size / together[Lane.H2D]),
-        "d2h_pageable": size / seconds_of(lanes, lambda: pageable.copy_(down), repetitions=3),
-        "h2d_pageable": size / seconds_of(lanes, lambda: up.copy_(pageable), repetitions=3),
-        "beside_compute": {
-            "copy_seconds_alone": seconds["d2h"], "copy_seconds": under[Lane.D2H],
-            "compute_seconds_alone": computing, "compute_seconds": under[Lane.COMPUTE],
-        },
-    }  # fmt: skip
+    }
 
 
 def beside(lanes: Lanes, works: dict[Lane, Callable[[], None]], repetitions: int) -> dict[Lane, float]:

@@ -7,10 +7,8 @@ devices' traces together are the pipeline as it would be if every message were o
 from __future__ import annotations
 
 import itertools
-import json
-import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +17,8 @@ from typing import Any
 import torch
 
 import debubble as db
-from debubble.costs import Cluster, load_profile
-from debubble.costs.units import Units
+from debubble.costs import Cluster
+from debubble.costs.files import units_from_dict
 from debubble.ir import Kind, Lane, Op, OutOfMemoryError, Plan, RunOptions, Schedule, Trace, lower
 from debubble.ir.trace import TraceStep
 from debubble.models import Model
@@ -34,7 +32,7 @@ from on_gpu.profiles import DTYPES
 from on_gpu.settings import Config, Settings
 
 WARM_UP = 1
-TRANSFERS = (Lane.D2H, Lane.H2D)
+COMPUTE, TRANSFERS = (Lane.COMPUTE,), (Lane.D2H, Lane.H2D)
 
 
 def run(settings: Settings, figures: Figures, known: dict[str, Any]) -> None:
@@ -63,7 +61,7 @@ class Many:
         self.config: Config = self.settings.dense
         self.options = RunOptions(dtype=self.settings.dtype, sequence_length=self.length)
         self.name = f"{self.devices}-devices"
-        units = read_units(self.profile)
+        units = units_from_dict(self.profile)
         # What stays on the device is counted apart: the runtime's optimizer is the caller's.
         self.units = replace(units, units=tuple(replace(unit, static=0.0) for unit in units.units))
 
@@ -87,7 +85,7 @@ class Many:
     def chosen(self) -> None:
         """What `auto` plans for the states, and 60% of the activations that 1F1B keeps; its busiest device alone."""
         whole = self.plan(db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches))
-        states = sum(float(unit.static) for unit in read_units(self.profile).units) / self.devices
+        states = sum(float(unit.static) for unit in units_from_dict(self.profile).units) / self.devices
         limit = 1.2 * states + 0.6 * float(max(whole.simulate().peak_memory))
         cluster = Cluster.parse(f"{self.devices}x{compared_hardware(self.settings).name}")
         plan = db.plan(
@@ -97,11 +95,7 @@ class Many:
         busy = [sum(float(o.duration) for o in operations_of(plan, d, Lane.COMPUTE)) for d in range(plan.devices)]
         device = busy.index(max(busy))
         ((found, _),) = run_device({"auto": plan}, device, self.settings, trains=True).values()
-        self.figures.add(
-            self.name,
-            "auto",
-            figures={"planner": plan.planner, "schedule": plan.schedule.name, "device": device, **found},
-        )
+        self.figures.add(self.name, "auto", figures={"planner": plan.planner, "device": device, **found})
 
     def plan(self, schedule: Schedule) -> Plan:
         """The schedule with as many layers on every stage."""
@@ -136,13 +130,6 @@ class Many:
             (folder / "plan-4-devices.html").write_bytes(views["html"](scenes))
             (folder / "plan-4-devices.perfetto.json").write_bytes(views["perfetto"](scenes))
             self.figures.add("pictures", figures=["plan-4-devices.html", "plan-4-devices.perfetto.json"])
-
-
-def read_units(profile: dict[str, Any]) -> Units:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.json"
-        path.write_text(json.dumps(profile))
-        return load_profile(path)
 
 
 def offloading(schedule: Schedule) -> Schedule:
@@ -201,16 +188,18 @@ def run_device(
         arrivals = {o.op: float(o.end) for o in operations_of(plan, device, Lane.RECV)}
         transport.follow(lower(plan.schedule, plan.costs), arrivals=arrivals)
         pipeline.switch_plan(plan)
-        steps, memory = [], {}
+        steps: list[TraceStep] = []
+        memory: dict[str, Any] = {}
         for number in range(WARM_UP + settings.steps):
             memory = step_of(pipeline, tokens, settings, trains=trains)
             if number >= WARM_UP:
                 steps.append(replace(pipeline.measured.trace().steps[0], step=1))
         typical = sorted(steps, key=lambda step: step.makespan)[len(steps) // 2]
-        found[name] = (
-            {**figures_of(plan, device, typical), "memory": {**memory, **peaks(plan, device, pipeline)}},
-            typical,
-        )
+        predicted, measured = plan.simulate().peak_memory[device] - plan.costs.static_of(device), pipeline.measured
+        memory |= {
+            "activations": pair(predicted, measured.peak_activation), "offloaded": measured.peak_offloaded,
+        }  # fmt: skip
+        found[name] = ({**figures_of(plan, device, typical), "memory": memory}, typical)
     del pipeline
     if settings.device == "cuda":
         torch.cuda.empty_cache()
@@ -219,21 +208,15 @@ def run_device(
 
 def step_of(pipeline: Pipeline, tokens: torch.Tensor, settings: Settings, *, trains: bool) -> dict[str, float]:
     """One step, and what torch's allocator says of it."""
-    on_gpu = settings.device == "cuda"
-    if on_gpu:
+    memory: dict[str, float] = {}
+    if settings.device == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
     pipeline.step(tokens)
-    memory: dict[str, float] = {}
-    if on_gpu:
+    if settings.device == "cuda":
         torch.cuda.synchronize()
-        memory = {
-            "allocated_before": before,
-            "allocated_in_step": torch.cuda.max_memory_allocated() - before,
-            "reserved": torch.cuda.max_memory_reserved(),
-            "retries": torch.cuda.memory_stats()["num_alloc_retries"],
-            "pinned": getattr(pipeline._lanes.host, "bytes", 0),
-        }
+        memory["allocated_in_step"] = torch.cuda.max_memory_allocated() - before
+        memory["reserved"] = torch.cuda.max_memory_reserved()
     if trains:
         pipeline.optimizer_step()
     for parameter in pipeline.parameters():
@@ -241,13 +224,7 @@ def step_of(pipeline: Pipeline, tokens: torch.Tensor, settings: Settings, *, tra
     return memory
 
 
-def peaks(plan: Plan, device: int, pipeline: Pipeline) -> dict[str, Any]:
-    limit = None if plan.costs.memory_limit is None else float(plan.costs.memory_limit[0])
-    states, measured = plan.costs.static_of(device), pipeline.measured
-    return {
-        "activations": pair(plan.simulate().peak_memory[device] - states, measured.peak_activation), "limit": limit,
-        "messages": measured.peak_messages, "offloaded": measured.peak_offloaded, "static": measured.static_bytes,
-    }  # fmt: skip
+Interval = tuple[float, float]
 
 
 def figures_of(plan: Plan, device: int, step: TraceStep) -> dict[str, Any]:
@@ -258,34 +235,24 @@ def figures_of(plan: Plan, device: int, step: TraceStep) -> dict[str, Any]:
         expected = [float(o.duration) for o in predicted if o.op.kind is kind]
         taken = [e.end - e.start for e in step.events if Op.parse(e.name).kind is kind]
         kinds[kind.value] = pair(sum(expected) / len(expected), sum(taken) / len(taken))
-    computed = [o for o in predicted if o.lane is Lane.COMPUTE]
-    compute = [e for e in step.events if e.lane is Lane.COMPUTE]
+
+    def intervals(operations: Sequence[Any], *lanes: Lane) -> list[Interval]:
+        return [(float(o.start), float(o.end)) for o in operations if o.lane in lanes]
+
+    computes, moves = ([intervals(each, *lanes) for each in (predicted, step.events)] for lanes in (COMPUTE, TRANSFERS))
+    spans = [max(end for _, end in each) - min(start for start, _ in each) for each in computes]
+    shares = [hidden(moved, computed) for moved, computed in zip(moves, computes, strict=True)]
     return {
-        "schedule": plan.schedule.name,
-        "operations": kinds,
-        "span": pair(
-            float(max(o.end for o in computed) - min(o.start for o in computed)),
-            max(e.end for e in compute) - min(e.start for e in compute),
-        ),
-        "busy": pair(sum(float(o.duration) for o in computed), sum(e.end - e.start for e in compute)),
-        "hidden_transfers": pair(
-            hidden([(float(o.start), float(o.end)) for o in predicted if o.lane in TRANSFERS],
-                   [(float(o.start), float(o.end)) for o in computed]),
-            hidden([(e.start, e.end) for e in step.events if e.lane in TRANSFERS], [(e.start, e.end) for e in compute]),
-        ),
+        "schedule": plan.schedule.name, "operations": kinds, "span": pair(*spans), "hidden_transfers": pair(*shares),
     }  # fmt: skip
-
-
-Interval = tuple[float, float]
 
 
 def hidden(transfers: Sequence[Interval], compute: Sequence[Interval]) -> float:
     """The share of the transfers' time at which an operation computes; 1 if nothing is transferred."""
     total = sum(end - start for start, end in transfers)
-    return sum(_overlaps(transfers, compute)) / total if total else 1.0
-
-
-def _overlaps(transfers: Sequence[Interval], compute: Sequence[Interval]) -> Iterator[float]:
-    for start, end in transfers:
-        for other_start, other_end in compute:
-            yield max(0.0, min(end, other_end) - max(start, other_start))
+    overlaps = (
+        max(0.0, min(end, other_end) - max(start, other_start))
+        for start, end in transfers
+        for other_start, other_end in compute
+    )
+    return sum(overlaps) / total if total else 1.0

@@ -1,4 +1,7 @@
-"""docs/gpu.md (the summary) and docs/notes/gpu.md (all figures): what was measured on a GPU."""
+"""docs/gpu.md (the summary) and docs/notes/gpu.md (all figures): what was measured on a GPU.
+
+`cases/gpu.json` has the pages' sentences.  The picture is of the timelines that the section of plans writes.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark import table
+
 Result = dict[str, Any]
+Figures = dict[str, Any]
 
-SECTIONS = {
-    "tests": "Tests that need a GPU",
-    "machine": "The machine",
-    "profile": "Measured and computed costs",
-    "plans": "Plans for 4 and 8 devices, one device at a time",
-    "large": "A model that does not fit",
-    "torch": "Overhead compared with torch.distributed.pipelining",
-}
-WHAT = {
-    "tests": "Streams, pinned buffers, offload, the ledger and torch's allocator, gradients of whole pipelines.",
-    "machine": "Matrix products, memory, kernel launches, the link to the host in each direction, alone and together.",
-    "profile": "`debubble profile` of Llama-3 8B's layers in bf16 at 4096 and 8192 tokens and of one mixture of"
-    " experts' (Mixtral), and every operator by itself, compared with the costs that are computed for the card.",
-    "plans": "1F1B, ZB-H1 (split backwards) and 1F1B with offload, planned with the measured costs; each device's"
-    " program runs alone with its real memory, and the others' messages come at their predicted times.",
-    "large": "Llama-3's layers on one device with a micro-batch that it cannot keep: with everything kept, with all"
-    " stages recomputed, with three of four stages offloaded.",
-    "torch": "The same modules in a loop of plain autograd, under torch's schedules and under debubble's, with and"
-    " without `torch.compile`; what a step takes beyond the loop is divided by its forwards and backwards.",
-}  # fmt: skip
-
-PICTURE = "pictures/gpu-plan-4-devices.png"
-"""The timelines of the page `plan-4-devices.html` that the section of plans writes, as Chromium draws them."""
-
-UNTESTED = (
-    "Several GPUs with NCCL between them, fp8, compiled units and streaming transfers have not run on a GPU. Everything"
-    " else in this documentation was run on CPUs."
-)
-
-
-SOURCE = (
-    "`python benchmarks/gpu.py` measures all of it in one command on a machine with a CUDA device, and `python"
-    " benchmarks/gpu.py --report` writes the pages from `benchmarks/results/gpu.json`. `--dry-run` runs the same code"
-    " with tiny sizes on a CPU."
-)
+TEXT = json.loads((Path(__file__).parents[1] / "cases" / "gpu.json").read_text())
+SECTIONS: dict[str, dict[str, str]] = TEXT["sections"]
 
 
 def read(path: Path) -> Result:
@@ -54,26 +27,22 @@ def read(path: Path) -> Result:
 
 def page(result: Result) -> str:
     """The summary."""
-    lines = ["# Measured on a GPU", "", *_standing(result), "", UNTESTED, "", *_table(result), ""]
+    parts = ["# Measured on a GPU", "\n".join(_standing(result)), TEXT["untested"], _contents(result)]
     if "plans" in result["sections"]:
-        lines += [
-            f"![Predicted and measured]({PICTURE})", "",
-            "*1F1B with offload for 4 devices, predicted and measured, one device at a time; the measured memory counts"
-            " the states, too.*", "",
-        ]  # fmt: skip
-    lines += ["[All figures](notes/gpu.md) are in a note.", "", SOURCE, ""]
-    return "\n".join(lines)
+        parts.append(TEXT["picture"])
+    return "\n\n".join([*parts, "[All figures](notes/gpu.md) are in a note.", TEXT["source"], ""]).rstrip() + "\n"
 
 
 def note(result: Result) -> str:
     """All figures."""
-    lines = ["# Figures of the GPU measurements", "", f"{SOURCE} The summary is [Measured on a GPU](../gpu.md)."]
-    for name in SECTIONS:
-        section = result["sections"].get(name)
-        if section is not None:
-            ran = section.get("at", "").partition("T")[0]
-            lines += ["", f"## {SECTIONS[name]}", "", f"*{ran}, commit {section['commit']}.*", ""]
-            lines += _section(name, section)
+    lines = [
+        "# Figures of the GPU measurements",
+        "",
+        f"{TEXT['source']} The summary is [Measured on a GPU](../gpu.md).",
+    ]
+    for name, section in ((name, result["sections"][name]) for name in SECTIONS if name in result["sections"]):
+        ran = f"*{section.get('at', '').partition('T')[0]}, commit {section['commit']}.*"
+        lines += ["", f"## {SECTIONS[name]['title']}", "", ran, "", *_section(name, section)]
     return "\n".join([*lines, ""])
 
 
@@ -84,12 +53,9 @@ def _standing(result: Result) -> Iterator[str]:
     if result.get("dry_run"):
         yield "**These are figures of a dry run on a CPU with tiny sizes: they say nothing about a GPU.**"
         return
-    machine = _figures(result, "machine").get("machine")
-    if machine:
-        yield (
-            f"Measured on one {machine['device']} with torch {machine['torch']} and driver"
-            f" {machine['driver_and_clocks'].split(',')[0]}."
-        )
+    if machine := _figures(result, "machine").get("machine"):
+        driver = machine["driver_and_clocks"].split(",")[0]
+        yield f"Measured on one {machine['device']} with torch {machine['torch']} and driver {driver}."
     ran = [name for name in SECTIONS if result["sections"].get(name, {}).get("status") == "ran"]
     yield f"{len(ran)} of {len(SECTIONS)} sections have run to their end; the table says which have not."
     yield ""
@@ -98,10 +64,9 @@ def _standing(result: Result) -> Iterator[str]:
 
 def headlines(result: Result) -> Iterator[str]:
     """What came of it in a few lines, each computed from the figures."""
-    tests = _figures(result, "tests")
+    tests, profile, large = (_figures(result, name) for name in ("tests", "profile", "large"))
     if "passed" in tests:
         yield f"* **Tests**: {tests['passed']} passed, {len(tests.get('failed', {}))} failed."
-    profile = _figures(result, "profile")
     for case, figures in profile.items():
         if "units" in figures:
             layer = [figures["units"][kind] for kind in ("attention", "mlp")]
@@ -110,39 +75,31 @@ def headlines(result: Result) -> Iterator[str]:
                 for way in ("forward", "backward")
             )
             yield f"* **A layer without a profile** ({case}), measured / computed: {ratios}."
-    kept = [error for _, error in _kept_errors(profile)]
-    if kept:
+    if kept := [error for _, error in _kept_errors(profile)]:
         within = sum(error <= 0.02 for error in kept)
         yield f"* **Bytes that a unit keeps**: {within} of {len(kept)} computed figures are within 2% of what it kept."
-    spans = sorted(
+    if spans := sorted(
         program["span"]["ratio"]
-        for devices in _figures(result, "plans").values()
-        if isinstance(devices, dict)
+        for devices in _figures(result, "plans").values() if isinstance(devices, dict)
         for programs in devices.values()
-        for program in programs.values()
-        if isinstance(program, dict) and "span" in program
-    )
-    if spans:
+        for program in programs.values() if isinstance(program, dict) and "span" in program
+    ):  # fmt: skip
         yield (
             f"* **A device's program with a profile**, from its first operation to its last, measured / predicted:"
             f" {spans[0]:.2f} to {spans[-1]:.2f} for {len(spans)} programs, whose messages come when predicted."
             " What one device's delay does to the others is not in it."
         )
-    large = _figures(result, "large")
+    ways = [way for way in ("kept", "recomputed", "offloaded") if "fits" in large.get(way, {})]
     if large:
-        ways = ", ".join(
-            f"{way} {'trains' if large[way]['fits'] else 'does not fit'}"
-            for way in ("kept", "recomputed", "offloaded")
-            if "fits" in large.get(way, {})
-        )
-        yield f"* **A model that does not fit**: {ways}."
+        said = ", ".join(f"{way} {'trains' if large[way]['fits'] else 'does not fit'}" for way in ways)
+        yield f"* **A model that does not fit**: {said}."
 
 
-def _sum(units: Sequence[dict[str, Any]], way: str, what: str) -> float:
+def _sum(units: Sequence[Figures], way: str, what: str) -> float:
     return sum(float(unit[way][what]) for unit in units)
 
 
-def _kept_errors(profile: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def _kept_errors(profile: Figures) -> Iterator[tuple[str, float]]:
     """Of every figure of bytes that a unit keeps, how far the computed one is off."""
     for case, figures in profile.items():
         for kind, unit in figures.get("units", {}).items():
@@ -152,176 +109,144 @@ def _kept_errors(profile: dict[str, Any]) -> Iterator[tuple[str, float]]:
                     yield f"{case}, {kind}, {name}", abs(figure["ratio"] - 1)
 
 
-def _table(result: Result) -> Iterator[str]:
-    yield "| section | what | status | at | commit |"
-    yield "| --- | --- | --- | --- | --- |"
-    for name, what in WHAT.items():
-        section = result["sections"].get(name)
-        status = "**has not run**" if section is None else section["status"]
-        when = "" if section is None else section.get("at", "").partition("T")[0]
-        yield f"| {SECTIONS[name]} | {what} | {status} | {when} | {'' if section is None else section['commit']} |"
+def _contents(result: Result) -> str:
+    lines = []
+    for name, texts in SECTIONS.items():
+        section = result["sections"].get(name, {"status": "**has not run**", "commit": ""})
+        when = section.get("at", "").partition("T")[0]
+        lines.append((texts["title"], texts["what"], section["status"], when, section["commit"]))
+    return table(("section", "what", "status", "at", "commit"), lines)
 
 
-def _figures(result: Result, name: str) -> dict[str, Any]:
-    figures: dict[str, Any] = result["sections"].get(name, {}).get("figures", {})
+def _figures(result: Result, name: str) -> Figures:
+    figures: Figures = result["sections"].get(name, {}).get("figures", {})
     return figures
 
 
 def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
-    figures = section.get("figures", {})
     if "note" in section:
-        yield section["note"]
-        yield ""
+        yield from (section["note"], "")
     if section["status"] != "ran":
         why = section.get("traceback", section.get("why", "")).strip().split("\n")[-1]
-        yield f"This section {section['status'].replace('ran', 'has run')} after {section.get('seconds', 0)} s. {why}"
+        yield f"This section {section['status']} after {section.get('seconds', 0)} s. {why}"
         yield ""
-    if name == "tests":
-        yield from _tests(figures)
-        return
-    if name == "torch":
-        yield from _overheads(figures)
-        return
-    if name == "profile":
-        yield from _profile(figures)
-        yield ""
-        yield from _told("", figures)
-        return
-    if name == "plans":
-        yield from _programs(figures)
-        yield ""
-        yield from _told("", figures)
-        return
-    yield "| figure | predicted | measured | measured / predicted |"
-    yield "| --- | --- | --- | --- |"
-    yield from _rows("", {k: v for k, v in figures.items() if k != "machine"})
-    told = list(_told("", figures))
-    if told:
-        yield ""
-        yield from told
+    tables = {"tests": _tests, "torch": _overheads, "profile": _profile, "plans": _programs}
+    yield from tables.get(name, _pairs)(section.get("figures", {}))
 
 
-def _profile(figures: dict[str, Any]) -> Iterator[str]:
-    """A row for every type of unit, and one for every operator of a half-layer."""
-    yield "| tokens | unit or operator | forward, ms | computed | ratio | backward, ms | computed | ratio |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+def _profile(figures: Figures) -> Iterator[str]:
+    """A line for every type of unit, and one for every operator of a half-layer."""
+    lines = []
     for case, found in figures.items():
-        for kind, unit in found.get("units", {}).items():
-            yield f"| {case} | **{kind}** | {' | '.join(_both_ways(unit))} |"
+        lines += [(case, f"**{kind}**", *_both_ways(unit)) for kind, unit in found.get("units", {}).items()]
         for half, operators in found.get("operators", {}).items():
             if isinstance(operators, dict):
-                for name, operator in operators.items():
-                    yield f"| {case} | {half}: {name} | {' | '.join(_both_ways(operator))} |"
-    yield ""
+                lines += [(case, f"{half}: {name}", *_both_ways(operator)) for name, operator in operators.items()]
+    head = ("forward, ms", "computed", "ratio", "backward, ms", "computed", "ratio")
+    yield table(("tokens", "unit or operator", *head), lines)
     off = [f"{place} ({100 * error:.0f}%)" for place, error in _kept_errors(figures) if error > 0.02]
-    yield f"Bytes kept that are off by more than 2%: {', '.join(off) or 'none'}."
+    yield f"\nBytes kept that are off by more than 2%: {', '.join(off) or 'none'}.\n"
+    yield from _told("", figures)
 
 
-def _both_ways(tree: dict[str, Any]) -> Iterator[str]:
-    for way in ("forward", "backward"):
-        figure = tree[way]
-        yield f"{1e3 * figure['measured']:.3f}"
-        yield f"{1e3 * figure['predicted']:.3f}"
-        yield _ratio(figure)
+def _both_ways(tree: Figures) -> Iterator[str]:
+    for figure in (tree["forward"], tree["backward"]):
+        yield from (f"{1e3 * figure['measured']:.3f}", f"{1e3 * figure['predicted']:.3f}", _ratio(figure))
 
 
-def _tests(figures: dict[str, Any]) -> Iterator[str]:
+def _tests(figures: Figures) -> Iterator[str]:
     failed = figures.get("failed", {})
     yield f"{figures.get('passed', 0)} passed, {figures.get('skipped', 0)} skipped, {len(failed)} failed."
     for test, text in failed.items():
         yield f"* `{test}`: {text.strip().splitlines()[-1] if text.strip() else 'no text'}"
 
 
-def _overheads(figures: dict[str, Any]) -> Iterator[str]:
-    yield "| model | | way | step, ms | beyond the loop per operation, µs | loss |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+def _overheads(figures: Figures) -> Iterator[str]:
+    lines = []
     for model, ways in figures.items():
         for way, found in ways.items():
             if "failed" in found or "left_out" in found:
-                yield f"| {model} | {way} | {_last(found)} | | | |"
+                lines.append((model, way, _last(found), "", "", ""))
                 continue
             for name, one in found.items():
                 if "failed" in one:
-                    yield f"| {model} | {way} | {name} {_last(one)} | | | |"
+                    lines.append((model, way, f"{name} {_last(one)}", "", "", ""))
                     continue
                 beyond = "" if name == "autograd" else f"{1e6 * one['per_operation']:.1f}"
-                yield f"| {model} | {way} | {name} | {1e3 * one['step_seconds']:.2f} | {beyond} | {one['loss']:.6f} |"
+                lines.append((model, way, name, f"{1e3 * one['step_seconds']:.2f}", beyond, f"{one['loss']:.6f}"))
+    yield table(("model", "", "way", "step, ms", "beyond the loop per operation, µs", "loss"), lines)
 
 
-def _programs(figures: dict[str, Any]) -> Iterator[str]:
-    """A row for every program of a device."""
-    yield (
-        "Times are measured / predicted; activations are the counted peak / the predicted one. *Hidden* is the share of"
-        " the transfers' time at which the device computes, *allocated* and *reserved* the most that torch's allocator"
-        " says."
-    )
-    yield ""
-    yield "| plan | program | F | B or I | W | span | activations | hidden, predicted | hidden | allocated | reserved |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+def _programs(figures: Figures) -> Iterator[str]:
+    """A line for every program of a device."""
+    lines = []
     for plan, devices in figures.items():
         for device, programs in devices.items() if isinstance(devices, dict) else ():
             found = {"auto": programs} if device == "auto" else programs if device != "together" else {}
             for name, one in found.items():
                 if isinstance(one, dict) and "operations" in one:
-                    yield f"| {plan}, {device} | {name} | {' | '.join(_cells(one))} |"
+                    lines.append((f"{plan}, {device}", name, *_cells(one)))
+    times = ("plan", "program", "F", "B or I", "W", "span", "activations")
+    yield f"{TEXT['programs']}\n"
+    yield table((*times, "hidden, predicted", "hidden", "allocated", "reserved"), lines)
+    yield ""
+    yield from _told("", figures)
 
 
-def _cells(one: dict[str, Any]) -> Iterator[str]:
+def _cells(one: Figures) -> Iterator[str]:
     kinds, memory, moved = one["operations"], one["memory"], one["hidden_transfers"]
     for kind in ("F", "I" if "I" in kinds else "B", "W"):
         yield _ratio(kinds.get(kind))
-    yield _ratio(one["span"])
-    yield _ratio(memory["activations"])
+    yield from (_ratio(one["span"]), _ratio(memory["activations"]))
     yield from ("", "") if not memory["offloaded"] else (f"{100 * moved[w]:.0f}%" for w in ("predicted", "measured"))
     for what in ("allocated_in_step", "reserved"):
         yield f"{memory[what] / 1e9:.1f} GB" if what in memory else ""
 
 
-def _ratio(found: dict[str, Any] | None) -> str:
-    return "" if found is None or found.get("ratio") is None else f"{found['ratio']:.3f}"
+def _ratio(figure: Figures | None) -> str:
+    return "" if figure is None or figure.get("ratio") is None else f"{figure['ratio']:.3f}"
 
 
-def _rows(path: str, tree: Any) -> Iterator[str]:
-    """A row for every pair of a prediction and a measurement."""
-    if not isinstance(tree, dict):
-        return
-    if tree.keys() == {"predicted", "measured", "ratio"}:
-        ratio = "" if tree["ratio"] is None else f"{tree['ratio']:.3f}"
-        yield f"| {path} | {tree['predicted']:.4g} | {tree['measured']:.4g} | {ratio} |"
-        return
-    for name, value in tree.items():
-        if name != "profile":  # the units file itself
-            yield from _rows(f"{path}, {name}" if path else name, value)
+def _pairs(figures: Figures) -> Iterator[str]:
+    """A line for every pair of a prediction and a measurement."""
+    pairs = {
+        path: tree for path, tree in _trees("", {k: v for k, v in figures.items() if k != "machine"})
+        if tree.keys() == {"predicted", "measured", "ratio"}
+    }  # fmt: skip
+    lines = [(path, f"{p['predicted']:.4g}", f"{p['measured']:.4g}", _ratio(p)) for path, p in pairs.items()]
+    yield table(("figure", "predicted", "measured", "measured / predicted"), lines)
+    if told := list(_told("", figures)):
+        yield from ("", *told)
+
+
+def _trees(path: str, tree: Any) -> Iterator[tuple[str, Figures]]:
+    """All parts of the figures but the units file itself."""
+    if isinstance(tree, dict):
+        yield path, tree
+        for name, value in tree.items():
+            if name != "profile":
+                yield from _trees(f"{path}, {name}" if path else name, value)
 
 
 def _told(path: str, tree: Any) -> Iterator[str]:
     """A line for what failed, was left out, or is said in words."""
-    if not isinstance(tree, dict):
-        return
-    if "failed" in tree or "left_out" in tree:
-        yield f"* {path}: {_last(tree)}"
-        return
-    if "fits" in tree:
-        yield f"* {path}: {_training(tree)}"
-        return
-    for name, value in tree.items():
-        if name != "profile":
-            yield from _told(f"{path}, {name}" if path else name, value)
+    for place, part in _trees(path, tree):
+        if "failed" in part or "left_out" in part:
+            yield f"* {place}: {_last(part)}"
+        elif "fits" in part:
+            yield f"* {place}: {_training(part)}"
 
 
-def _training(tree: dict[str, Any]) -> str:
+def _training(tree: Figures) -> str:
     if not tree["fits"]:
         return f"does not fit. {tree['sentence']}"
     losses = ", ".join(f"{loss:.3f}" for loss in tree["losses"])
-    sizes = ", ".join(
-        f"{tree[what] / 1e9:.1f} GB {what}"
-        for what in ("static", "activations", "offloaded", "allocated")
-        if tree[what]
-    )
+    kinds = [kind for kind in ("static", "activations", "offloaded", "allocated") if tree[kind]]
+    sizes = ", ".join(f"{tree[kind] / 1e9:.1f} GB {kind}" for kind in kinds)
     return f"trains at {tree['tokens_per_second']:.0f} tokens per second; {sizes}; losses {losses}."
 
 
-def _last(tree: dict[str, Any]) -> str:
+def _last(tree: Figures) -> str:
     if "left_out" in tree:
         return f"left out: {tree['left_out']}."
     return f"failed: {tree['failed'].strip().splitlines()[-1]}"

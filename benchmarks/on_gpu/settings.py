@@ -5,19 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from debubble.models import models
+
 Config = dict[str, Any]
 
-LLAMA3_8B: Config = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False, "hidden_act": "silu",
-}  # fmt: skip
-MIXTRAL: Config = {
-    "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": False, "hidden_act": "silu",
-    "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
-}  # fmt: skip
+LLAMA3_8B: Config = dict(models["llama3-8b"].config)
+MIXTRAL: Config = dict(models["mixtral-8x7b"].config)
 TINY: Config = {
     **LLAMA3_8B, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 256,

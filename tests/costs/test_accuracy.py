@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
-from measured.__main__ import RUNS, row_of, summary
+from measured.__main__ import BENCHMARK, row_of, summary
 
 from debubble.costs.accuracy import MEMORY, STEP, Accuracy
 
-ROOT = Path(__file__).parents[2]
-RESULTS: dict[str, Any] = json.loads((ROOT / "benchmarks/results/measured.json").read_text())
+ROWS = {row["case"]: row for row in BENCHMARK.rows()}
 
 
 @pytest.mark.parametrize(("what", "said"), [("step", STEP), ("memory", MEMORY)])
 def test_the_stated_errors_are_those_of_the_results(what: str, said: Accuracy) -> None:
-    errors = [row[f"{what}_error"] for row in RESULTS["rows"] if f"{what}_error" in row]
+    errors = [row[f"{what}_error"] for row in ROWS.values() if f"{what}_error" in row]
     found = summary(errors)
     assert said == Accuracy(runs=int(found["runs"]), half=round(found["half"], 3), most=round(found["most"], 3))
 
 
-@pytest.mark.parametrize("number", range(0, 49, 6))
-def test_the_results_are_the_predictions_of_these_costs(number: int) -> None:
-    run = json.loads(RUNS.read_text())[number]
-    before, now = RESULTS["rows"][number], row_of(run)
-    assert now == {name: pytest.approx(value) if isinstance(value, float) else value for name, value in before.items()}
+@pytest.mark.parametrize("case", [*BENCHMARK.cases][::6])
+def test_the_results_are_the_predictions_of_these_costs(case: str) -> None:
+    for name, value in row_of(BENCHMARK.cases[case]).items():
+        assert ROWS[case][name] == (pytest.approx(value) if isinstance(value, float) else value)

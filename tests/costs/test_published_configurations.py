@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
 import published
 import pytest
-from published_runs import RUNS
+from published import BENCHMARK, RUNS
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,13 +23,12 @@ def test_the_median_errors_are_within_10_percent_for_dense_models_and_15_for_mix
 
 
 def test_the_page_is_the_one_of_the_results() -> None:
-    rows = json.loads((ROOT / "benchmarks/results/published.json").read_text())["rows"]
-    page = published.page([rows[str(number)] for number in range(len(RUNS))])
-    assert (ROOT / "docs/notes/published.md").read_text() == page, "python benchmarks/published.py docs"
+    page = published.page(BENCHMARK.rows())
+    assert (ROOT / "docs/notes/published.md").read_text() == page, "python benchmarks/published.py --docs"
 
 
 def test_the_results_have_the_predictions_of_these_costs() -> None:
-    rows = json.loads((ROOT / "benchmarks/results/published.json").read_text())["rows"]
+    rows = BENCHMARK.rows()
     stale = [number for number, run in enumerate(RUNS)
-             if rows[str(number)]["predicted"] != pytest.approx(published.predicted(run), rel=1e-3)]  # fmt: skip
-    assert not stale, f"python benchmarks/published.py --only {' '.join(map(str, stale))}"
+             if rows[number]["predicted"] != pytest.approx(published.predicted(run), rel=1e-3)]  # fmt: skip
+    assert not stale, f"python benchmarks/published.py {' '.join(map(str, stale))}"

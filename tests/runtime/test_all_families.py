@@ -11,8 +11,9 @@ pytest.importorskip("transformers", minversion="5")
 import families
 import torch
 import transformers
+from benchmark import DOCS, between
 
-ROWS = {row.family: row for row in families.read_rows()}
+ROWS = {row["case"]: row for row in families.BENCHMARK.rows()}
 SHOWN = ("deepseek_v3", "falcon_h1", "lfm2", "mamba", "nemotron_h", "qwen3_5_text")
 """Families of every kind of layer, which are compared in each run of the tests."""
 RECURRENT = (
@@ -23,26 +24,26 @@ RECURRENT = (
 
 @pytest.mark.parametrize("family", SHOWN)
 def test_a_kind_of_layers_trains_as_alone(family: str) -> None:
-    assert families.judge(family).outcome == "agrees"
+    assert families.judge(family)["outcome"] == "agrees"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_a_family_does_what_the_table_says(family: str) -> None:
-    assert families.judge(family).outcome == ROWS[family].outcome
+    assert families.judge(family)["outcome"] == ROWS[family]["outcome"]
 
 
 def test_the_table_has_every_family_and_ninety_that_train() -> None:
     assert tuple(ROWS) == families.FAMILIES
-    assert sum(row.outcome == "agrees" for row in ROWS.values()) >= 90
-    assert {row.outcome for row in ROWS.values()} == {"agrees", "refused", "not built"}
+    assert sum(row["outcome"] == "agrees" for row in ROWS.values()) >= 90
+    assert {row["outcome"] for row in ROWS.values()} == {"agrees", "refused", "not built"}
 
 
 def test_plans_say_beforehand_which_families_do_not_train() -> None:
     unpriced = "but debubble prices"
-    refused = {name for name, row in ROWS.items() if row.outcome == "refused" and unpriced not in row.why}
-    priced = {name for name in refused if " needs." not in ROWS[name].why}
+    refused = {name for name, row in ROWS.items() if row["outcome"] == "refused" and unpriced not in row["why"]}
+    priced = {name for name in refused if " needs." not in ROWS[name]["why"]}
     assert priced == UNDIVIDED.keys()
     for family in priced:
         refusal = beyond_runtime(RunOptions(), families.tiny_config(family))
@@ -50,9 +51,8 @@ def test_plans_say_beforehand_which_families_do_not_train() -> None:
 
 
 def test_the_page_shows_the_results() -> None:
-    text = families.PAGE.read_text()
-    shown = text[text.index(families.BEGIN) + len(families.BEGIN) : text.index(families.END)]
-    assert shown.strip() == families.table([*ROWS.values()]), "python benchmarks/families.py --docs"
+    _, shown, _ = between(DOCS / "notes/families.md", "families")
+    assert shown == families.page(families.BENCHMARK.rows()), "python benchmarks/families.py --docs"
 
 
 @pytest.mark.parametrize("family", RECURRENT)

@@ -16,6 +16,6 @@ from schedules import DEVICES, ROWS, cells, measure
 )
 def test_bubble_and_peak_are_the_originals_or_less(cell: Any) -> None:
     row, devices, _, objective = cell
-    ours = measure(*cell)
+    ours = measure(cell)
     assert round(ours[f"{objective}_bubble"], 1) <= ours["original"]
-    assert ours["peak"] <= ROWS[row][2][DEVICES.index(devices)]
+    assert ours["peak"] <= ROWS[row]["peaks"][DEVICES.index(devices)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from build_cache import shipped_problems
+from tools.build_cache import shipped_problems
 
 from debubble.ir import Placement, StageCosts
 from debubble.schedules import schedules

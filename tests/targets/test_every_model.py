@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import suppress
 from itertools import product
 
 import pytest
+from benchmark import DOCS, between
 
 import debubble as db
 import targets as benchmark
@@ -26,14 +26,15 @@ CLUSTERS = ("4xL40S", "8xA100-40GB", "8xH100-80GB", "16xA100-80GB", "64xH100-80G
 
 
 def test_the_pages_have_the_tables_of_the_results() -> None:
-    found = json.loads(benchmark.RESULTS.read_text())
+    rows = benchmark.BENCHMARK.rows()
 
-    assert f"{benchmark.RANGES}\n{benchmark.ranges(found)}\n" in benchmark.PAGE.read_text(), "targets.py docs"
-    assert f"{benchmark.BEGIN}\n{benchmark.note(found)}\n" in benchmark.NOTE.read_text(), "targets.py docs"
+    for place, made in benchmark.BENCHMARK.pages.items():
+        page, _, mark = place.partition("#")
+        assert between(DOCS / page, mark)[1] == made(rows), "python benchmarks/targets.py --docs"
 
 
 def test_every_plan_of_the_results_is_taken_and_at_most_5_percent_behind() -> None:
-    rows = json.loads(benchmark.RESULTS.read_text())["rows"]
+    rows = benchmark.BENCHMARK.rows()
 
     assert [(row["model"], row["cluster"]) for row in rows] == [*product(MODELS, CLUSTERS)]
     cells = [(row, target) for row in rows for target in targets if row["targets"][target]["step"] is not None]

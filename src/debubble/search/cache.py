@@ -5,7 +5,7 @@ entry's lists say nothing of times, so that they fit any problem of the same sha
 search, which checks it by exact simulation.  Where no entry has the problem's number of micro-batches, the middle of
 the nearest one with another number is lengthened or shortened.  Entries are small JSON files.
 
-A few made by `python benchmarks/build_cache.py` are shipped with the program; they are the same on every
+A few made by `python tools/build_cache.py` are shipped with the program; they are the same on every
 machine, and every search may start from them.  Those in the user's cache folder depend on what was planned before, so
 that they are read and written only where that is asked for (`debubble plan --cache`), and the plan says so.  They are
 written next to their place and renamed, so that processes may share them.

@@ -1,16 +1,16 @@
-"""Makes the pictures of the report and the workbench in docs/pictures: `python benchmarks/screenshots.py [NAME ...]`.
+"""Makes the pictures of the report and the workbench in docs/pictures: `python tools/screenshots.py [NAME ...]`.
 
 Each is a page as Chromium draws it, which Playwright drives; plans and the measured run are made anew.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -23,48 +23,24 @@ COLORS = 256
 """Enough for pages of few colours, and a third of the bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shot:
-    """One picture: the arguments of `show`, the end of the page's address, and the size of the window."""
-
-    name: str
-    arguments: tuple[str, ...]
-    address: str = "light"
-    width: int = 1400
-    height: int
-    top: int = 0
-    """What lies above this line is cut off."""
-
-
-PLANS = {
-    "plain": "llama2-13b --cluster 8xA100-80GB --micro-batches 16 --planner portfolio --effort 2 --why",
-    "offload": "llama2-13b --cluster 8xA100-40GB --micro-batches 16 --planner obscura --effort 2",
-    "wide": "llama3-70b --cluster 128xH100-80GB --tensor 8 --micro-batches 64 --planner adapipe",
-}
+CASES = json.loads(Path(__file__).with_suffix(".json").read_text())
+"""Plans, by the name of their file; and of each picture the arguments of `show`, the end of the page's address, the
+window's size, and above which line (`top`) it is cut off."""
 COSTS = '{"forward": 0.01, "backward_input": 0.01, "backward_weight": 0.01, "activation": 1e6, "memory_limit": 8e6}'
-
-SHOTS = (
-    Shot(name="report", arguments=("plain.json",), height=2250),
-    Shot(name="report-dark", arguments=("offload.json",), address="dark", height=2350),
-    Shot(name="report-phone", arguments=("plain.json",), width=390, height=3300),
-    Shot(name="report-wide", arguments=("wide.json",), address="dark", height=2500),
-    Shot(name="report-measured", arguments=("abstract.json", "--trace", "trace.json"), height=2050),
-    Shot(name="report-two-plans", arguments=("plain.json", "offload.json"), height=3200),
-    Shot(name="report-pinned", arguments=("offload.json",), address="2F5", top=1280, height=2660),
-)
 
 
 def main(names: list[str]) -> None:
+    """Draw the pictures of these names, or all."""
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        shots = [shot for shot in SHOTS if not names or shot.name in names]
-        make_plans(folder, {argument for shot in shots for argument in shot.arguments})
+        shots = [shot for shot in CASES["shots"] if not names or shot["name"] in names]
+        make_plans(folder, {argument for shot in shots for argument in shot["arguments"]})
         for shot in shots:
-            debubble(folder, "show", *shot.arguments, "--html", "page.html")
-            page = browser.new_page(viewport={"width": shot.width, "height": shot.height})
-            page.goto(f"file://{folder}/page.html#{shot.address}")
-            take(page, shot.name, top=shot.top)
+            debubble(folder, "show", *shot["arguments"], "--html", "page.html")
+            page = browser.new_page(viewport={"width": shot.get("width", 1400), "height": shot["height"]})
+            page.goto(f"file://{folder}/page.html#{shot.get('address', 'light')}")
+            take(page, shot["name"], top=shot.get("top", 0))
         if not names or "workbench" in names:
             draw_workbench(browser.new_page(viewport={"width": 1400, "height": 900}))
         browser.close()
@@ -88,7 +64,8 @@ def draw_workbench(page: Page) -> None:
 
 
 def make_plans(folder: Path, files: set[str]) -> None:
-    for name, call in PLANS.items():
+    """Write the plans and the trace that pictures show."""
+    for name, call in CASES["plans"].items():
         if f"{name}.json" in files:
             debubble(folder, "plan", *call.split(), "-o", f"{name}.json")
     if "abstract.json" not in files:
@@ -100,6 +77,7 @@ def make_plans(folder: Path, files: set[str]) -> None:
 
 
 def debubble(folder: Path, *arguments: str) -> None:
+    """Run the command in a folder."""
     subprocess.run([sys.executable, "-m", "debubble", *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -1,4 +1,4 @@
-"""Make the schedules that are shipped with the program: `python benchmarks/build_cache.py [SECONDS]`.
+"""Make the schedules that are shipped with the program: `python tools/build_cache.py [SECONDS]`.
 
 Uniform costs with a little communication, offload as fast as a forward, limits of half and of all of 1F1B's memory.
 """

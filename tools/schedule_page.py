@@ -1,0 +1,74 @@
+"""Writes docs/schedules.md, the library with pictures: `python tools/schedule_page.py`, half a minute."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import debubble as db
+from debubble.views.picture import picture
+from debubble.views.scene import Scene
+
+DOCS = Path(__file__).parents[1] / "docs"
+COMMON = (
+    "devices: Pipeline devices, p.",
+    "micro_batches: Micro-batches of a step, m.",
+    "chunks: Stages per device, v.",
+    "costs: Not read; the order is the same for any.",
+    "costs: Times and bytes per stage; all times 1 by default.",
+)
+"""Arguments of most schedules, which the page names once."""
+
+
+def page() -> str:
+    """The introduction, one row per schedule of the registry, and a section of each."""
+    lines = ["## The library", "", "| name | what | source | bubble | memory |", "| --- | --- | --- | --- | --- |"]
+    for name, entry in sorted(db.schedules.items()):
+        lines.append(f"| `{name}` | {entry.summary} | {entry.paper} | {entry.bubble} | {entry.memory} |")
+    introduction = Path(__file__).with_suffix(".md").read_text()
+    return "\n".join([introduction, *lines, "", *map(section, sorted(db.schedules))])
+
+
+def section(name: str) -> str:
+    """A schedule's arguments and picture."""
+    entry = db.schedules[name]
+    options = sorted(entry.options - {"devices", "micro_batches", "costs"})
+    lines = [f"### {name}", "", described(inspect.getdoc(entry.build) or ""), ""]
+    if options:
+        lines += [f"Options: {', '.join(f'`{o}=`' for o in options)}.", ""]
+    return "\n".join([*lines, f"![{name}](pictures/schedule-{name}.png)", ""])
+
+
+def described(docstring: str) -> str:
+    """A Google docstring as Markdown: its sections' entries as lists, but for arguments that most schedules have."""
+    lines: list[str] = []
+    for line in docstring.splitlines():
+        text = line.strip()
+        if text in COMMON:
+            continue
+        if line in ("Args:", "Raises:"):
+            lines += [f"{'Arguments' if line == 'Args:' else 'It raises'}:", ""]
+        elif line.startswith("    ") and not line.startswith("     "):
+            name, _, rest = text.partition(": ")
+            lines.append(f"* `{name}`: {rest}")
+        else:
+            lines.append(f"  {text}" if line.startswith("     ") else line)
+    return "\n".join(lines)
+
+
+def example(name: str) -> Scene:
+    """A schedule at p = 4, m = 8, with all times 1."""
+    entry = db.schedules[name]
+    costs = db.StageCosts.of(stages=4 * entry.default_chunks, offload=0.5, activation=1 / entry.default_chunks)
+    return Scene(db.simulate(entry(devices=4, micro_batches=8, costs=costs), costs), title=name)
+
+
+def main() -> None:
+    """Write the page and the pictures."""
+    for name in db.schedules:
+        (DOCS / "pictures" / f"schedule-{name}.png").write_bytes(picture([example(name)], "png"))
+    (DOCS / "schedules.md").write_text(page())
+
+
+if __name__ == "__main__":
+    main()
