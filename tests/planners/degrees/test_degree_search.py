@@ -16,6 +16,7 @@ from debubble.planners.degrees import Job, configurations, search_degrees
 from debubble.planners.degrees.estimate import quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.search import BEST, quickest
+from debubble.planners.degrees.space import ordinary_choices
 from debubble.planners.problem import Problem, Solution
 from debubble.planners.progress import Progress
 from debubble.planners.registry import verify
@@ -111,12 +112,21 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
     assert float(best.result.time) == pytest.approx(seen[-1].step_time)
 
 
-def test_ctrl_c_before_anything_fits_goes_through() -> None:
-    def interrupt(_: Progress) -> None:
-        raise KeyboardInterrupt
+def interrupt_at_once(_: Progress) -> None:
+    raise KeyboardInterrupt
 
+
+def test_ctrl_c_before_anything_fits_goes_through() -> None:
+    tight = replace(job(), cluster=db.Cluster.parse("4xA100-80GB").with_limit("1MiB"))
     with pytest.raises(KeyboardInterrupt):
-        search_degrees(job(), progress=interrupt)
+        search_degrees(tight, progress=interrupt_at_once)
+
+
+def test_ordinary_choices_are_planned_before_all_are_listed() -> None:
+    best = search_degrees(job(), progress=interrupt_at_once)
+    assert best.search.interrupted
+    assert (best.search.planned, best.result.planner) == (3, "quick plan")
+    assert best.degrees in ordinary_choices(job())
 
 
 def test_more_chunks_are_taken_as_long_as_they_make_the_step_faster() -> None:

@@ -12,7 +12,7 @@ import debubble as db
 from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees import Job, configurations
-from debubble.planners.degrees.space import ZERO_LEVELS
+from debubble.planners.degrees.space import ZERO_LEVELS, ordinary_choices
 
 LLAMA, MIXTRAL = db.models["llama3-8b"], db.models["mixtral-8x7b"]
 
@@ -126,3 +126,19 @@ def test_zero_1_is_never_slower_or_larger_than_zero_0_which_is_left_out(dtype: s
         pairs = list(zip(none.units.units, first.units.units, strict=True))
         assert all(a.work == b.work and a.static >= b.static for a, b in pairs)
         assert none.tail.after() >= first.tail.after()
+
+
+def test_ordinary_choices_are_legal_and_divide_tensors_within_a_node() -> None:
+    job = Job(model=db.models["llama3-8b"], cluster=db.Cluster.parse("16xA100-80GB"), global_batch=64)
+    ordinary = [*ordinary_choices(job)]
+    assert {*ordinary} <= {*configurations(job)}
+    assert {each.tensor for each in ordinary} == {1, 2, 4, 8}
+    assert {(each.context, each.micro_batch_size) for each in ordinary} == {(1, 1)}
+
+
+def test_ordinary_choices_keep_what_is_fixed() -> None:
+    job = Job(
+        model=db.models["llama3-8b"], cluster=db.Cluster.parse("8xA100-80GB"), global_batch=16,
+        fixed={"tensor": 2, "micro_batch_size": 4},
+    )  # fmt: skip
+    assert {(each.tensor, each.micro_batch_size) for each in ordinary_choices(job)} == {(2, 4)}

@@ -16,8 +16,10 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import islice
 from typing import Generic, TypeVar
 
 from debubble.costs import Cluster
@@ -34,11 +36,11 @@ from debubble.planners.degrees.estimate import (
     uneven_promise,
 )
 from debubble.planners.degrees.memory import parts_at_peak, too_large
-from debubble.planners.degrees.space import Job, configurations, of_one_size, smallest_batches
+from debubble.planners.degrees.space import Job, configurations, of_one_size, ordinary_choices, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.progress import Progress
-from debubble.planners.registry import Result, planners, verify
+from debubble.planners.registry import Result, planners, tell_improvement, verify
 from debubble.search.effort import Effort
 
 BEST = 5
@@ -60,6 +62,8 @@ UNEVEN = 2
 FASTER = 1.02
 """Factor by which such a choice must promise to be faster, where others fit."""
 
+ORDINARY, LOOKED_AT = 3, 40
+"""Ordinary choices that have a quick plan before all choices are listed, of how many that are looked at."""
 QUICK = "quick plan"
 """Name of a quick plan's planner."""
 
@@ -114,9 +118,10 @@ def rank(
         within: Seconds beyond which no choice is looked at.
     """
     coarsest, *tighter = bounds
-    waiting = [(coarsest(choice), place, 0) for place, choice in enumerate(choices)]
+    waiting = [(coarsest(choice), place, 0) for place, choice in enumerate(choices) if choice not in ranking.steps]
     heapq.heapify(waiting)
-    most = within
+    known_best = ranking.best(count)
+    most = min(within, ranking.steps[known_best[-1]]) if len(known_best) == count else within
     while waiting:
         ranking.left = len(waiting)
         bound, place, known = heapq.heappop(waiting)
@@ -208,7 +213,6 @@ class _DegreesSearch:
     def __init__(self, job: Job, planner: str, progress: Callable[[Progress], None]) -> None:
         self.job, self.planner, self.progress = job, planner, progress
         planners[planner]
-        self.legal = configurations(job)
         self.problems: dict[Degrees, Problem] = {}
         self.too_large: dict[Degrees, str] = {}
         self.ranking: Ranking[Degrees] = Ranking()
@@ -218,8 +222,14 @@ class _DegreesSearch:
         """Those that `auto` has planned."""
         self.interrupted = False
 
+    @cached_property
+    def legal(self) -> list[Degrees]:
+        """All legal choices."""
+        return configurations(self.job)
+
     def run(self) -> None:
         """All three steps; what they find stays when they are interrupted."""
+        self.plan_ordinary()
         self.rank()
         if self.planner == "auto":
             self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
@@ -229,9 +239,28 @@ class _DegreesSearch:
             self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
             self._plan_further()
 
+    def plan_ordinary(self) -> None:
+        """Make quick plans of a few ordinary choices, so that there is a plan before all choices are listed."""
+        for degrees in islice(ordinary_choices(self.job), LOOKED_AT):
+            if len(self.quick) == ORDINARY:
+                return
+            problem = self.job.problem(degrees)
+            if degrees in self.problems or too_large(problem) is not None:
+                continue
+            with suppress(DebubbleError):
+                self.ranking.steps[degrees], self.quick[degrees] = quick_step(problem)
+                self.problems[degrees] = problem
+                tell_improvement(QUICK, problem, self.quick[degrees])
+
     def rank(self) -> None:
         """The first two steps: rule out by memory, and rank by quick plans."""
-        for degrees in self.legal:
+        clock = Effort.starting(0.0, self.job.deadline).deadline
+        for place, degrees in enumerate(self.legal):
+            if self.ranking.steps and clock.passed:
+                self.ranking.left = len(self.legal) - place
+                return
+            if degrees in self.problems:
+                continue
             problem = self.job.problem(degrees)
             reason = too_large(problem)
             if reason is None:
@@ -391,7 +420,8 @@ class _DegreesSearch:
         best = shown[0]
         found = DegreeSearch(
             configurations=tuple(self._summary(degrees) for degrees in shown),
-            legal=len(self.legal),
+            # After a Ctrl-C they may not have been listed.
+            legal=len(self.legal) if "legal" in vars(self) else len(self.problems),
             too_large=len(self.too_large) + len(self.ranking.refused.keys() - steps.keys()),
             slower=self.ranking.slower,
             planned=len(self.ranking.steps),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from typing import TypeVar, cast
 
@@ -82,6 +83,22 @@ class Job:
             pipeline=degrees.pipeline, chunks=degrees.chunks, effort=self.effort, deadline=self.deadline,
             cache=self.cache, seed=self.seed, target=self.target,
         )  # fmt: skip
+
+
+def ordinary_choices(job: Job) -> Iterator[Degrees]:
+    """A few legal choices that need no listing of all: one micro-batch size, tensor ranks within a node, ZeRO-1 or 3.
+
+    For each number of tensor ranks and ZeRO level they come with few pipeline devices first.
+    """
+    node, count = job.cluster.slowest.devices_per_node, job.cluster.count
+    usual = {"context": 1, "micro_batch_size": 1, "expert_tensor": None}
+    ranks = _choices(job, "tensor", [n for n in (1, 2, 4, 8) if n <= node and count % n == 0])
+    listed: list[Degrees] = []
+    for tensor in ranks:
+        with suppress(InputError):
+            listed += configurations(replace(job, fixed={**usual, **job.fixed, "tensor": tensor}))
+    simple = [degrees for degrees in listed if degrees.zero != 2]
+    yield from sorted(simple, key=lambda degrees: (degrees.zero == 3, degrees.tensor, in_order(degrees)))
 
 
 def smallest_batches(job: Job) -> list[Degrees]:
