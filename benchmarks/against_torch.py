@@ -43,10 +43,11 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from torchs_layers import use_torchs_layers
 
 import debubble as db
-from debubble.ir import Plan, Schedule, StageCosts
+from debubble.ir import Schedule, StageCosts
 from debubble.models import ModelConfig
 from debubble.planners import FixedStages, Problem
 from debubble.planners.plan_model import solve
+from debubble.plans import Plan
 from debubble.runtime.memory.activations import Ledger, value
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import build_stage

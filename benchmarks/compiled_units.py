@@ -21,8 +21,9 @@ import torch
 from provenance import measured_by
 
 import debubble as db
-from debubble.ir import Plan, PlannedUnit, RunOptions
+from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from provenance import measured_by
 
 import debubble as db
-from debubble.ir import Plan, PlannedUnit
+from debubble.ir import PlannedUnit
+from debubble.plans import Plan
 from debubble.runtime.distributed.gradient_norm import NormRelay, PartialSums, finish_order
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.execution.speculation import SpeculativeInterpreter

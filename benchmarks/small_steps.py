@@ -32,7 +32,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import debubble as db
-from debubble.ir import Plan, PlannedUnit, RunOptions, StageCosts
+from debubble.ir import PlannedUnit, RunOptions, StageCosts
+from debubble.plans import Plan
 
 RESULTS = Path(__file__).parent / "results" / "small_steps.json"
 PAGE = Path(__file__).parents[1] / "docs" / "runtime.md"

@@ -39,9 +39,10 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import debubble as db
-from debubble.ir import Plan, PlannedUnit, RunOptions, StageCosts
+from debubble.ir import PlannedUnit, RunOptions, StageCosts
 from debubble.planners import FixedStages, Problem
 from debubble.planners.plan_model import solve
+from debubble.plans import Plan
 from debubble.runtime.memory.activations import Ledger, value
 from debubble.runtime.operators import Deferred, Deferring, WeightGradStore, call
 

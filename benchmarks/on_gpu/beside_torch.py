@@ -27,7 +27,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import debubble as db
-from debubble.ir import Plan, PlannedUnit, RunOptions, Schedule, StageCosts
+from debubble.ir import PlannedUnit, RunOptions, Schedule, StageCosts
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Alone
 from on_gpu.figures import Figures

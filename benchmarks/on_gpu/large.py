@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from debubble.ir import Kind, Op, Placement, Plan, RunOptions, Schedule, StageCosts
+from debubble.ir import Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
 from on_gpu.figures import Figures

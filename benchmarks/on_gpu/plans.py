@@ -21,9 +21,10 @@ import torch
 import debubble as db
 from debubble.costs import Cluster, load_profile
 from debubble.costs.units import Units
-from debubble.ir import Kind, Lane, Op, OutOfMemoryError, Plan, RunOptions, Schedule, Trace, lower
+from debubble.ir import Kind, Lane, Op, OutOfMemoryError, RunOptions, Schedule, Trace, lower
 from debubble.ir.trace import TraceStep
 from debubble.models import Model
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.single_rank import SingleRankTransport
 from debubble.views import Scene, views

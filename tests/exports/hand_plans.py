@@ -9,9 +9,10 @@ from typing import Any
 import debubble as db
 from debubble.costs import Cluster, model_units
 from debubble.costs.units import Partition, partition_named
-from debubble.ir import Op, Plan, PlannedUnit, RunOptions, Schedule, StageCosts
+from debubble.ir import Op, PlannedUnit, RunOptions, Schedule, StageCosts
 from debubble.models import Model
 from debubble.planners.model_problem import half_layers
+from debubble.plans import Plan
 from debubble.targets.offload import ModuleOffload
 
 LLAMA = {

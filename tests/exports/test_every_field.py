@@ -10,8 +10,9 @@ import pytest
 
 import debubble as db
 from debubble.exports import exports
-from debubble.ir import ExportError, Kind, Plan, PlannedUnit, RunOptions, Schedule
+from debubble.ir import ExportError, Kind, PlannedUnit, RunOptions, Schedule
 from debubble.ir.ops import SCHEDULED
+from debubble.plans import Plan
 from tests.exports.hand_plans import MIXTRAL, full, priced, with_operations
 
 ONE_F_ONE_B = db.schedules["1f1b"](devices=2, micro_batches=8)

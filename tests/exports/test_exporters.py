@@ -16,8 +16,9 @@ import debubble as db
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
 from debubble.exports.megatron import layout
-from debubble.ir import CandidateSummary, ExportError, Kind, Op, Plan, PlannedUnit, Schedule
+from debubble.ir import CandidateSummary, ExportError, Kind, Op, PlannedUnit, Schedule
 from debubble.models import Model
+from debubble.plans import Plan
 from tests.exports.hand_plans import (
     LLAMA,
     MIXTRAL,

@@ -8,8 +8,9 @@ import debubble as db
 from debubble.costs import Cluster, model_units
 from debubble.exports import exports
 from debubble.exports.prices import to_whole_layers
-from debubble.ir import ExportError, Plan, RunOptions
+from debubble.ir import ExportError, RunOptions
 from debubble.models import Model
+from debubble.plans import Plan
 
 CONFIG = {
     "model_type": "llama",

@@ -11,10 +11,11 @@ import pytest
 
 from debubble.costs import Cluster
 from debubble.imports.measurements import fit_units, read_measurements
-from debubble.ir import InputError, Kind, Plan
+from debubble.ir import InputError, Kind
 from debubble.models import Model
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import ModelUnits
+from debubble.plans import Plan
 from tests.exports.hand_plans import full, priced
 
 

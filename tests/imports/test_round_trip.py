@@ -12,8 +12,8 @@ from debubble.exports import exports
 from debubble.imports import imports
 from debubble.imports.job import ImportedJob
 from debubble.imports.registry import UserFacts
-from debubble.ir import Plan
 from debubble.models import Model
+from debubble.plans import Plan
 
 JOBS: dict[str, dict[str, Any]] = {
     "whole": {"memory_limit": "30GiB", "planner": "merak"},

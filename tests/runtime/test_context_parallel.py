@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import debubble as db
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import (

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import debubble as db
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.plans import Plan
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.transport import Threads
 from tests.support import gloo_ranks

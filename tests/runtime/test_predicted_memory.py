@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.costs import model_units
 from debubble.costs.units import Partition, Units
-from debubble.ir import Plan, RunOptions
+from debubble.ir import RunOptions
 from debubble.models import ModelConfig
+from debubble.plans import Plan
 from tests.support.runtime_cases import GEMMA2, GEMMA3, GPT2, LLAMA, MIXTRAL, QWEN3, QWEN3_MOE, run_threads, tokens_of
 from tests.support.schedule_cases import explicit, fused
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from debubble.ir import Plan, RunOptions, StageCosts
+from debubble.ir import RunOptions, StageCosts
 from debubble.models import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import BatchFormat, read_batch
 from debubble.runtime.distributed.transport import Threads

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from debubble.costs import Cluster
 from debubble.costs.units import partition_named
-from debubble.ir import OutOfMemoryError, Plan
+from debubble.ir import OutOfMemoryError
 from debubble.models import Model
 from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 
 
 def step_in(plan: Plan, target: str) -> float | None:

@@ -10,9 +10,10 @@ import pytest
 
 import debubble as db
 from debubble.exports import exports
-from debubble.ir import ExportError, InputError, Plan, RunOptions
+from debubble.ir import ExportError, InputError, RunOptions
 from debubble.models import Model
 from debubble.planners.analysis.nearest_plans import plan_runs_in
+from debubble.plans import Plan
 from debubble.targets import targets
 from tests.exports.hand_plans import LLAMA, MIXTRAL, Strategy, full, plain, priced
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.sharding import TensorShard
 from debubble.runtime.distributed.transport import Threads

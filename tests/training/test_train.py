@@ -15,7 +15,8 @@ import torch
 
 import debubble as db
 from debubble.cli.answers import ANSWERS
-from debubble.ir import InputError, Plan, RunOptions, Trace
+from debubble.ir import InputError, RunOptions, Trace
+from debubble.plans import Plan
 from debubble.runtime.failures import RunError
 from debubble.runtime.launcher import encode_options, launch
 from debubble.runtime.rank_reports import RankFailedError

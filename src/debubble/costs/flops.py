@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from debubble.costs.cluster import Cluster
 from debubble.costs.model_units import model_on_cluster
 from debubble.costs.speed import Speed
-from debubble.ir import Plan, RunOptions
+from debubble.ir import RunOptions
 from debubble.models.config import ModelConfig
+from debubble.plans import Plan
 
 
 def flops_per_token(model: ModelConfig, length: int, *, lora: int = 0) -> float:

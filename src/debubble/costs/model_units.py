@@ -28,11 +28,12 @@ from debubble.costs.parallel_layout import Layout
 from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
 from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units, added, fastest_units
-from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
+from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 from debubble.models.quantization import FORMATS, NF4_BLOCK, NF4_DQ
+from debubble.plans import Plan
 
 MOST_TOKENS = 10**9
 """Most tokens of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""

@@ -13,7 +13,7 @@ from debubble.exports.reduction import Alternative, fastest
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import accumulation, expert_degree, fsdp, placing_schedule, whole_backwards
-from debubble.ir import Plan
+from debubble.plans import Plan
 
 _TARGET = "NeMo Automodel"
 

@@ -25,8 +25,8 @@ from debubble.exports.options import (
 )
 from debubble.exports.reduction import recomputed_layers, require_order, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
-from debubble.ir import Plan
 from debubble.models import Model
+from debubble.plans import Plan
 from debubble.targets import targets
 
 _MODULE = '''"""A plan of debubble for DeepSpeed: use PlannedPipeline in place of PipelineModule."""

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from debubble.ir import ExportError, Plan, PlannedUnit
+from debubble.ir import ExportError, PlannedUnit
 from debubble.models.module_bases import OTHER_BASES, UNNAMED
+from debubble.plans import Plan
 from debubble.targets import targets
 from debubble.targets.limits import FURTHER_TOKENS
 

@@ -13,10 +13,11 @@ from dataclasses import replace
 from debubble.costs import Partition, Units, model_units, with_profile
 from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import partition_named
-from debubble.ir import OutOfMemoryError, Plan, PlannedUnit, RunOptions
+from debubble.ir import OutOfMemoryError, PlannedUnit, RunOptions
 from debubble.models import Model
 from debubble.planners.model_problem import framework_of_plan
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.simulator import simulate
 from debubble.targets import Target
 from debubble.targets.offload import ModuleOffload

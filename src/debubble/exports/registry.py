@@ -11,9 +11,10 @@ from debubble.exports.layers import ENDS, require_layers
 from debubble.exports.options import OptionTable, settings_of
 from debubble.exports.prices import fits, module_offload, to_whole_layers
 from debubble.exports.reduction import compute_only, with_kept_ends
-from debubble.ir import ExportError, Plan
+from debubble.ir import ExportError
 from debubble.models import Model
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.registry import Registry
 from debubble.targets import Target, targets
 

@@ -18,7 +18,8 @@ from debubble.exports.layers import hf_names, stage_layers
 from debubble.exports.options import OptionTable, one_setting
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_hosts import whole_backwards
-from debubble.ir import ExportError, InputError, Op, Placement, Plan, RunOptions, Schedule, check
+from debubble.ir import ExportError, InputError, Op, Placement, RunOptions, Schedule, check
+from debubble.plans import Plan
 
 OPTIONS: OptionTable = {field.name: one_setting(field.name, field.name) for field in fields(RunOptions)}
 """The script that loads the CSV sets up the rest of the run itself: all options are named to the user."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 from debubble.exports.layers import replanning_advice
 from debubble.exports.options import Decision, Lost
 from debubble.exports.prices import slowdown
-from debubble.ir import ExportError, Plan
+from debubble.ir import ExportError
 from debubble.models import Model
+from debubble.plans import Plan
 from debubble.targets import orders
 from debubble.targets.orders import placement_kind
 

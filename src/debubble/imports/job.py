@@ -13,10 +13,11 @@ from debubble.costs import Cluster
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Partition, Units
 from debubble.imports.unread import Unread
-from debubble.ir import InputError, Plan, RunOptions, Schedule
+from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 from debubble.planners.bounds import lower_bound
 from debubble.planners.model_problem import half_layers, problem_of
+from debubble.plans import Plan
 from debubble.schedules import schedules
 from debubble.targets.levers import LAYERS
 from debubble.targets.offload import ModuleOffload

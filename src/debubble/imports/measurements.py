@@ -18,9 +18,10 @@ from typing import Any
 from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import Unit, Units, partition_named
 from debubble.files import parse, read_file
-from debubble.ir import InputError, Kind, Plan
+from debubble.ir import InputError, Kind
 from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 
 _OPERATION = re.compile(r"PP:(\d+)([FBIW])\d+")
 _OLD_OPERATION = re.compile(r"(?:Forward|Backward) \d+")

@@ -11,7 +11,7 @@ from typing import Any
 from debubble.costs import Cluster, read_profile
 from debubble.costs.lengths import checked_lengths, read_lengths, typical_step
 from debubble.costs.model_units import model_on_cluster
-from debubble.ir import InputError, Plan, RunOptions
+from debubble.ir import InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, as_model
 from debubble.planners.degrees import Job, search_degrees
@@ -20,6 +20,7 @@ from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.problem import Problem, Swap
 from debubble.planners.progress import Listener, progress_listener, tell
 from debubble.planners.registry import Result, planners
+from debubble.plans import Plan
 from debubble.registry import unknown_name
 from debubble.targets import targets
 

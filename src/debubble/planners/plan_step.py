@@ -9,8 +9,9 @@ from debubble.costs import Partition, model_units
 from debubble.costs.model_units import model_on_cluster
 from debubble.costs.speed import element_bytes
 from debubble.costs.step import moment_bytes
-from debubble.ir import InputError, Number, Plan, RunOptions
+from debubble.ir import InputError, Number, RunOptions
 from debubble.planners.model_problem import objective_of, tail_seconds
+from debubble.plans import Plan
 from debubble.simulator import Timeline
 
 

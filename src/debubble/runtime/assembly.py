@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from debubble.ir import InputError, Kind, Plan, RunOptions
+from debubble.ir import InputError, Kind, RunOptions
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.plans import Plan
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.cuts import Division, Divisions
 from debubble.runtime.distributed.data_parallel import Replicas

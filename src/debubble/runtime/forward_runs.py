@@ -10,8 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from debubble.ir import InputError, Kind, Plan, lower_forwards
+from debubble.ir import InputError, Kind, lower_forwards
 from debubble.models.config import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.batch import Batch, StepBatch, TokenRows
 from debubble.runtime.distributed.cuts import Cut

@@ -15,7 +15,8 @@ import msgspec
 from torch import Tensor
 
 from debubble.files import decode_json, write_whole
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.plans import Plan
 from debubble.runtime.adapter_config import check_adapters, check_model, with_family
 from debubble.runtime.models.hf.model import tied_names
 from debubble.runtime.models.hf.names import HEAD_TABLE, joined, sources, stored

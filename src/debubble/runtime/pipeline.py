@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from debubble.ir import InputError, Plan, lower
+from debubble.ir import InputError, lower
+from debubble.plans import Plan
 from debubble.runtime.assembly import build_part, check_follows, check_runnable
 from debubble.runtime.batch import Batch
 from debubble.runtime.batch_agreement import BatchAgreement

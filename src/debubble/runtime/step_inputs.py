@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from debubble.ir import Plan
 from debubble.models.config import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime.assembly import DTYPES, balance_of
 from debubble.runtime.batch import Batch, BatchFormat, StepBatch, read_batch
 from debubble.runtime.distributed.context_parallel import ContextGroup

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from debubble.errors import readable
 from debubble.files import check_folder
-from debubble.ir import InputError, Kind, Number, Plan
+from debubble.ir import InputError, Kind, Number
 from debubble.models.config import ModelConfig
 from debubble.planners.plan_step import average_bytes, undo_bytes
+from debubble.plans import Plan
 from debubble.training.checkpoint.folder import checkpoints, progress_of
 from debubble.training.data.text import tokens_of
 from debubble.training.online.scheduler import check_searchable

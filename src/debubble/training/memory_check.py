@@ -10,8 +10,9 @@ import torch
 from debubble.costs.host_memory import offloaded_peaks
 from debubble.costs.model_units import model_on_cluster
 from debubble.errors import readable
-from debubble.ir import DebubbleError, InfeasibleError, InputError, Plan
+from debubble.ir import DebubbleError, InfeasibleError, InputError
 from debubble.planners.plan_model import plan as make_plan
+from debubble.plans import Plan
 from debubble.runtime.failures import DeviceMemoryError
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.plans import Plan
 from debubble.training.checkpoint.folder import (
     DamagedError,
     RunProgress,

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from debubble.ir import Instruction, Kind, Number, Op, Plan, Program, StageCosts, Trace, lower
+from debubble.ir import Instruction, Kind, Number, Op, Program, StageCosts, Trace, lower
 from debubble.ir.trace import TraceStep
 from debubble.models.config import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime.assembly import DTYPES
 from debubble.runtime.distributed.transport import Distributed, Transport
 from debubble.runtime.execution.interpreter import Interpreter

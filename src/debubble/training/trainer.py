@@ -17,7 +17,8 @@ import torch.distributed as dist
 from rich.console import Console
 
 from debubble.costs.flops import Utilization
-from debubble.ir import InputError, Plan, Trace
+from debubble.ir import InputError, Trace
+from debubble.plans import Plan
 from debubble.processes import available_cores, own_cores
 from debubble.runtime import Batch
 from debubble.runtime.failures import DeviceMemoryError, RunError

@@ -10,7 +10,7 @@ from typing import Any
 from debubble.costs import Cluster, StepTail
 from debubble.costs.model_units import model_on_cluster
 from debubble.formatting import cores_words
-from debubble.ir import InputError, Kind, Number, Plan, Program, RunOptions, Trace
+from debubble.ir import InputError, Kind, Number, Program, RunOptions, Trace
 from debubble.ir.ops import BACKWARDS, SCHEDULED
 from debubble.ir.program import Moment
 from debubble.ir.trace import TracePhase
@@ -18,6 +18,7 @@ from debubble.models import Model, models
 from debubble.planners.analysis.explanation import Explanation, explanation, model_remarks, plan_remarks
 from debubble.planners.model_problem import fixed_configuration
 from debubble.planners.plan_step import tail_of
+from debubble.plans import Plan
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
 from debubble.simulator.shared_cores import run_shared
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
 from debubble.planners.analysis.explanation import Explanation, explanation
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 
 
 def explained(planner: str = "dapple", cluster: str = "4xA100-80GB", **more: Any) -> Explanation:

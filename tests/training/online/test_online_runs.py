@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import Plan, RunOptions, StageCosts
+from debubble.ir import RunOptions, StageCosts
+from debubble.plans import Plan
 from debubble.training.online.partition import repartitioned
 from debubble.training.options import TrainOptions, plan_of
 from tests.support.online_cases import ordered

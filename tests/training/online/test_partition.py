@@ -11,7 +11,7 @@ import torch
 from torch.optim import AdamW
 
 import debubble as db
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.training.online.controller import OnlineScheduler, Policy
 from debubble.training.online.partition import better_partition, move_seconds, units_of
 from debubble.training.online.scheduler import better_orders

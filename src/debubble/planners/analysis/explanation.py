@@ -9,12 +9,13 @@ from debubble.costs import Cluster, model_units
 from debubble.costs.flops import Utilization
 from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import Partition, Units
-from debubble.ir import InputError, Kind, Plan, RunOptions
+from debubble.ir import InputError, Kind, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.planners.model_problem import framework_of_plan, tail_seconds
+from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, by_cause
 
 SECONDS_PER_DAY = 86400

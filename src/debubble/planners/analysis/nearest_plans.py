@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from debubble.costs import Cluster
 from debubble.costs.model_units import model_on_cluster
-from debubble.ir import DebubbleError, Plan
+from debubble.ir import DebubbleError
 from debubble.models import Model
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import LARGE
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.targets.target import runs_in, targets
 
 

@@ -16,7 +16,7 @@ from functools import partial
 
 from debubble.costs import Cluster
 from debubble.costs.model_units import model_on_cluster
-from debubble.ir import DebubbleError, InputError, Kind, Plan, WhatIf
+from debubble.ir import DebubbleError, InputError, Kind, WhatIf
 from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.degrees.estimate import quick_step
@@ -25,6 +25,7 @@ from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.registry import planners, verify
+from debubble.plans import Plan
 
 AGAIN = "the same job again"
 """The plan's own problem, planned again as the changes are."""

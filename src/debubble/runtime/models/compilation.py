@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from debubble.ir import InputError, Kind, Plan
+from debubble.ir import InputError, Kind
 from debubble.models.config import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime.torch_internals import saved_tensor_hooks
 
 Function = Callable[..., Any]

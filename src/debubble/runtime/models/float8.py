@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
 from debubble.models.config import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import Products, add_gradient
 

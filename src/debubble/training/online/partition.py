@@ -15,10 +15,11 @@ from debubble.costs.model_units import model_on_cluster
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed
 from debubble.costs.units import Partition, Units, partition_named
-from debubble.ir import Number, Plan, StageCosts
+from debubble.ir import Number, StageCosts
 from debubble.ir.stage_costs import PER_STAGE
 from debubble.planners.model_problem import half_layers
 from debubble.planners.partitioning.local_search import unit_moves
+from debubble.plans import Plan
 
 Price = Callable[[Plan], tuple[float, float]]
 """Bytes by which a plan exceeds its memory limit, and the seconds of its step."""

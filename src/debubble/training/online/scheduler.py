@@ -27,10 +27,11 @@ import msgspec
 
 from debubble.errors import InfeasibleError, InputError, OutOfMemoryError
 from debubble.files import write_whole
-from debubble.ir import Kind, Plan, Schedule
+from debubble.ir import Kind, Schedule
 from debubble.ir.ops import HOST_STEP
-from debubble.ir.plan_file import PlanFile
 from debubble.models import Model
+from debubble.plans import Plan
+from debubble.plans.plan_file import PlanFile
 from debubble.simulator import simulate
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from debubble.errors import InputError
 from debubble.files import decode_versioned, read_file, write_whole
+from debubble.ir import InputError, Kind, Number, StageCosts
 from debubble.ir.degrees import Degrees, DegreeSearch
-from debubble.ir.ops import Kind
 from debubble.ir.plan_entries import (
     INTERRUPTED,
     CandidateSummary,
@@ -27,45 +26,11 @@ from debubble.ir.plan_entries import (
     WhatIf,
     recomputation_of,
 )
-from debubble.ir.plan_file import VERSION, PlanFile, ScheduleFile
-from debubble.ir.schedule import Schedule
-from debubble.ir.stage_costs import Number, StageCosts
+from debubble.plans.plan_file import VERSION, PlanFile, ScheduleFile
+from debubble.plans.simulated import Simulated
 
 if TYPE_CHECKING:
-    from debubble import Report, Timeline
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Simulated:
-    """A schedule with its stages' costs, which is lowered and simulated once.
-
-    Attributes:
-        schedule: The order of operations.
-        costs: What they take.
-        timeline: The simulated step, if that was worked out already; dropped if it is of other operations or costs.
-    """
-
-    schedule: Schedule
-    costs: StageCosts
-    timeline: Timeline | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        program = None if self.timeline is None else self.timeline.program
-        if program is not None and (program.schedule is not self.schedule or program.costs is not self.costs):
-            object.__setattr__(self, "timeline", None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "timeline": None}
-
-    def simulate(self) -> Timeline:
-        """The predicted timeline, worked out once; raises OutOfMemoryError if the step does not fit."""
-        if self.timeline is None:
-            # The simulator stands above the IR; this method is a convenience at the top of the package.
-            import debubble
-
-            object.__setattr__(self, "timeline", debubble.simulate(self.schedule, self.costs))
-            assert self.timeline is not None
-        return self.timeline
+    from debubble import Report
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from debubble.ir import InputError, Origin, Placement, Plan, PlannedUnit, Schedule, StageCosts, WhatIf
+from debubble.ir import InputError, Origin, Placement, PlannedUnit, Schedule, StageCosts, WhatIf
+from debubble.plans import Plan
 
 
 @pytest.fixture
