@@ -177,7 +177,7 @@ PLAN: Mapping[str, Plan] = {
 
 DESCRIPTIONS = {
     "planner", "lower_bound", "bound_argument", "solve_seconds", "candidates", "cluster", "profile", "model",
-    "degree_search", "target", "origin", "what_ifs",
+    "timeline", "degree_search", "target", "origin", "what_ifs",
 }  # fmt: skip
 """What says how a plan was found, not how it runs; the model itself is the user's to bring."""
 
