@@ -47,7 +47,7 @@ from debubble.ir import Schedule, StageCosts
 from debubble.models import ModelConfig
 from debubble.planners import FixedStages, Problem
 from debubble.planners.plan_model import solve
-from debubble.plans import Plan
+from debubble.plans import ModelOnCluster, Plan
 from debubble.runtime.memory.activations import Ledger, value
 from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import build_stage
@@ -134,7 +134,8 @@ def plan_of(schedule: Schedule) -> Plan:
     partition = tuple(units[a:b] for a, b in itertools.pairwise(bounds))
     costs = StageCosts.of(stages=schedule.stages)
     return Plan(
-        planner="benchmark", schedule=schedule, costs=costs, lower_bound=0, partition=partition, model=CONFIG,
+        planner="benchmark", schedule=schedule, costs=costs, lower_bound=0, partition=partition,
+        model_on_cluster=ModelOnCluster(ModelConfig.from_hf(CONFIG), db.Cluster.parse(f"{RANKS}xCPU")),
         options=db.ir.RunOptions(dtype="fp32", sequence_length=LENGTH),
     )  # fmt: skip
 

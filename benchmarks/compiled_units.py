@@ -23,7 +23,7 @@ from provenance import measured_by
 import debubble as db
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import ModelConfig
-from debubble.plans import Plan
+from debubble.plans import ModelOnCluster, Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 
@@ -58,7 +58,8 @@ def plan_of(dtype: str, recompute: str) -> Plan:
         schedule = db.Schedule(**{**vars(schedule), "fused_recompute": frozenset({0})})
     return Plan(
         planner="benchmark", schedule=schedule, costs=db.StageCosts.of(stages=1), lower_bound=0, partition=(units,),
-        model=MODEL, options=RunOptions(dtype=dtype),
+        model_on_cluster=ModelOnCluster(ModelConfig.from_hf(MODEL), db.Cluster.parse("1xCPU")),
+        options=RunOptions(dtype=dtype),
     )  # fmt: skip
 
 

@@ -32,10 +32,11 @@ from torch.overrides import TorchFunctionMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import debubble as db
+from debubble.costs import Cluster
 from debubble.errors import DebubbleError
 from debubble.ir import RunOptions, StageCosts
 from debubble.models import ModelConfig
-from debubble.plans import Plan
+from debubble.plans import ModelOnCluster, Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 
@@ -168,7 +169,8 @@ def plan_of(name: str, strategy: str, config: Mapping[str, Any]) -> Plan:
     units = [replace(unit, strategy=strategy) for unit in ModelConfig.from_hf(config).units]
     bounds = [round(stage * len(units) / stages) for stage in range(stages + 1)]
     return Plan(
-        planner="even", schedule=schedule, costs=StageCosts.of(stages=stages), lower_bound=0, model=config,
+        planner="even", schedule=schedule, costs=StageCosts.of(stages=stages), lower_bound=0,
+        model_on_cluster=ModelOnCluster(ModelConfig.from_hf(config), Cluster.parse("2xCPU")),
         partition=tuple(tuple(units[a:b]) for a, b in pairwise(bounds)),
         options=RunOptions(dtype="fp64"),
     )  # fmt: skip

@@ -25,6 +25,7 @@ from debubble.costs.step import parameter_bytes
 from debubble.costs.units import Partition, Units
 from debubble.ir import PlannedUnit, RunOptions
 from debubble.models import ModelConfig, named_model
+from debubble.plans import ModelOnCluster
 from debubble.processes import available_cores
 from debubble.profiler.profile import message_time, units_of_layers
 from debubble.profiler.units import Measurements, ModelSlice, costs_of, merge
@@ -93,7 +94,8 @@ def _pipeline(config: Config, schedule: str, chunks: int, strategy: str) -> Pipe
     recomputed = frozenset(s for s, held in enumerate(partition) if any(u.strategy != "none" for u in held))
     plan = db.Plan(
         planner="benchmark", schedule=replace(built, fused_recompute=recomputed), costs=db.StageCosts.of(stages=stages),
-        lower_bound=0, partition=partition, model=config, options=RUN,
+        lower_bound=0, partition=partition, options=RUN,
+        model_on_cluster=ModelOnCluster(ModelConfig.from_hf(config), db.Cluster.parse(f"{RANKS}xCPU")),
     )  # fmt: skip
     pipeline = Pipeline(None, plan, optimizer=optimizer_maker("adamw", weight_decay=0.0))
     pipeline.measured.every_step = True

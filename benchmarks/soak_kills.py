@@ -17,6 +17,7 @@ from pathlib import Path
 
 import debubble as db
 from debubble.ir import PlannedUnit, RunOptions
+from debubble.plans import ModelOnCluster
 
 TRAIN = [sys.executable, "-P", "-m", "debubble", "train"]
 PATIENCE = 180
@@ -47,7 +48,8 @@ class Layout:
         ends = [round(stage * len(units) / schedule.stages) for stage in range(schedule.stages + 1)]
         costs = db.StageCosts.of(stages=schedule.stages, static=2, gathered=1 if self.options.zero == 3 else 0)
         db.Plan(
-            planner="soak", schedule=schedule, costs=costs, lower_bound=0, model=model,
+            planner="soak", schedule=schedule, costs=costs, lower_bound=0,
+            model_on_cluster=ModelOnCluster(db.Model.from_hf(model), db.Cluster.parse(f"{self.devices}xCPU")),
             partition=tuple(tuple(units[a:b]) for a, b in pairwise(ends)),
             options=replace(self.options, sequence_length=32, dtype="fp32"),
         ).save(path)  # fmt: skip

@@ -171,7 +171,7 @@ def ours(kind: str, modules: Sequence[nn.Module], tokens: Tensor, settings: Sett
     schedule: Schedule = db.schedules[kind](devices=1, micro_batches=MICRO_BATCHES, chunks=len(modules))
     plan = Plan(
         planner="benchmark", schedule=schedule, costs=StageCosts.of(stages=len(modules)), lower_bound=0,
-        partition=tuple((PlannedUnit("module", s),) for s in range(len(modules))), model=None,
+        partition=tuple((PlannedUnit("module", s),) for s in range(len(modules))),
         options=RunOptions(dtype=settings.dtype, sequence_length=length),
     )  # fmt: skip
     model = nn.Sequential(*(module.float() for module in modules))  # the masters

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 
+from debubble.costs import Cluster
 from debubble.ir import Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import ModelConfig
-from debubble.plans import Plan
+from debubble.plans import ModelOnCluster, Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
 from on_gpu.figures import Figures
+from on_gpu.machine import compared_hardware
 from on_gpu.settings import Settings
 
 STAGES = 4
@@ -57,16 +59,15 @@ def plan_of(way: str, settings: Settings) -> Plan:
     strategy = "none"
     if way == "recomputed":
         schedule, strategy = replace(schedule, fused_recompute=frozenset(stages)), "full"
-    units = [
-        replace(u, strategy=strategy if u.layer is not None else "none")
-        for u in ModelConfig.from_hf(settings.large).units
-    ]
+    model, cluster = ModelConfig.from_hf(settings.large), Cluster.parse(f"1x{compared_hardware(settings).name}")
+    units = [replace(u, strategy=strategy if u.layer is not None else "none") for u in model.units]
     bounds = [round(len(units) * s / STAGES) for s in range(STAGES + 1)]
     costs = StageCosts.of(stages=STAGES, activation=3, offload=1)
     if way == "offloaded":
         costs = costs.with_limit(6)  # two stages of four at a time
     return Plan(
-        planner="benchmark", schedule=schedule, costs=costs, lower_bound=0, model=settings.large,
+        planner="benchmark", schedule=schedule, costs=costs, lower_bound=0,
+        model_on_cluster=ModelOnCluster(model, cluster),
         partition=tuple(tuple(units[a:b]) for a, b in itertools.pairwise(bounds)),
         options=RunOptions(
             dtype=settings.dtype, sequence_length=settings.large_length, micro_batch_size=settings.large_rows

@@ -176,8 +176,8 @@ PLAN: Mapping[str, Plan] = {
 """Field of a plan -> a plan that differs in it."""
 
 DESCRIPTIONS = {
-    "planner", "lower_bound", "bound_argument", "solve_seconds", "candidates", "cluster", "profile", "model",
-    "timeline", "degree_search", "target", "origin", "what_ifs",
+    "planner", "lower_bound", "bound_argument", "solve_seconds", "candidates", "timeline", "profile",
+    "model_on_cluster", "degree_search", "target", "origin", "what_ifs",
 }  # fmt: skip
 """What says how a plan was found, not how it runs; the model itself is the user's to bring."""
 

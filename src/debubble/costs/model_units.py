@@ -33,17 +33,9 @@ from debubble.models.architecture import Architecture, Experts, Layer, VisionTow
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 from debubble.models.quantization import FORMATS, NF4_BLOCK, NF4_DQ
-from debubble.plans import Plan
 
 MOST_TOKENS = 10**9
 """Most tokens of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""
-
-
-def model_on_cluster(plan: Plan) -> tuple[ModelConfig, Cluster] | None:
-    """The model and the cluster that a plan was made for; None for a plan of abstract costs."""
-    if plan.model is None or plan.cluster is None:
-        return None
-    return ModelConfig.from_hf(plan.model), Cluster.from_dict(plan.cluster)
 
 
 def model_units(

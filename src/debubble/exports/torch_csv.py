@@ -45,7 +45,7 @@ def torch(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
         said = ", ".join(f"{name} {value}" for name, value in unlike.items())
         losses.append(f"The CSV says nothing of the run beside the pipeline: set up {said} in your script.")
     try:
-        names = hf_names(plan.model or {}, stage_layers(plan, target="a list of modules"))
+        names = hf_names(plan.model, stage_layers(plan, target="a list of modules"))
         files["modules.json"] = json.dumps(names, indent=1) + "\n"
     except ExportError:
         losses.append("There is no list of each stage's modules, which debubble has of whole decoder layers alone.")

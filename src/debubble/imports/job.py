@@ -17,7 +17,7 @@ from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 from debubble.planners.bounds import lower_bound
 from debubble.planners.model_problem import half_layers, problem_of
-from debubble.plans import Plan
+from debubble.plans import ModelOnCluster, Plan
 from debubble.schedules import schedules
 from debubble.targets.levers import LAYERS
 from debubble.targets.offload import ModuleOffload
@@ -139,8 +139,7 @@ class ImportedJob:
             costs=units.stage_costs(partition, schedule.placement),
             lower_bound=problem.step_bound(lower_bound(problem)),
             partition=units.planned(partition),
-            model=self.model.config,
-            cluster=cluster.to_dict(),
+            model_on_cluster=ModelOnCluster(self.model, cluster),
             options=self.options,
             target=self.target,
         )

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from debubble.costs import Cluster, StepTail
-from debubble.costs.model_units import model_on_cluster
 from debubble.formatting import cores_words
 from debubble.ir import InputError, Kind, Number, Program, RunOptions, Trace
 from debubble.ir.ops import BACKWARDS, SCHEDULED
@@ -223,7 +222,7 @@ def configuration_scene(
 
 def subject(plan: Plan) -> str:
     """The model and its cluster."""
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     return f"Given costs on {plan.devices} devices" if described is None else model_title(*described)
 
 
