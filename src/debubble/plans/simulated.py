@@ -33,7 +33,8 @@ class Simulated:
 
     def simulate(self) -> Timeline:
         """The predicted timeline, worked out once; raises OutOfMemoryError if the step does not fit."""
-        if self.timeline is None:
-            object.__setattr__(self, "timeline", simulate(self.schedule, self.costs))
-            assert self.timeline is not None
-        return self.timeline
+        timeline = self.timeline
+        if timeline is None:
+            timeline = simulate(self.schedule, self.costs)
+            object.__setattr__(self, "timeline", timeline)
+        return timeline
