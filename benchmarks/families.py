@@ -32,8 +32,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import debubble as db
 from debubble.errors import DebubbleError
-from debubble.ir import Plan, RunOptions, StageCosts
+from debubble.ir import RunOptions, StageCosts
 from debubble.models import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 

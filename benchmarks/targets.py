@@ -20,9 +20,10 @@ from benchmark import ROOT, Benchmark, Row, table
 
 import debubble as db
 from debubble.exports import exports
-from debubble.ir import DebubbleError, ExportError, InputError, Plan
+from debubble.ir import DebubbleError, ExportError, InputError
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.targets import targets
 
 sys.path.append(str(ROOT))

@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from even_plan import even_plan
 
-from debubble.ir import Kind, Op, Placement, Plan, RunOptions, Schedule, StageCosts
+from debubble.costs import Cluster
+from debubble.ir import Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
 from on_gpu.figures import Figures
+from on_gpu.machine import compared_hardware
 from on_gpu.settings import Settings
 
 STAGES = 4
@@ -58,12 +61,13 @@ def plan_of(way: str, settings: Settings) -> Plan:
         for u in ModelConfig.from_hf(settings.large).units
     ]
     costs = StageCosts.of(stages=STAGES, activation=3, offload=1)
+    cluster = Cluster.parse(f"1x{compared_hardware(settings).name}")
     if way == "offloaded":
         costs = costs.with_limit(6)  # two stages of four at a time
     options = RunOptions(
         dtype=settings.dtype, sequence_length=settings.large_length, micro_batch_size=settings.large_rows
     )
-    return even_plan(schedule, units, options, model=settings.large, costs=costs)
+    return even_plan(schedule, units, options, model=settings.large, costs=costs, cluster=cluster)
 
 
 def train(way: str, settings: Settings) -> dict[str, Any]:

@@ -19,9 +19,10 @@ import torch
 import debubble as db
 from debubble.costs import Cluster
 from debubble.costs.files import units_from_dict
-from debubble.ir import Kind, Lane, Op, OutOfMemoryError, Plan, RunOptions, Schedule, Trace, lower
+from debubble.ir import Kind, Lane, Op, OutOfMemoryError, RunOptions, Schedule, Trace, lower
 from debubble.ir.trace import TraceStep
 from debubble.models import Model
+from debubble.plans import ModelOnCluster, Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.single_rank import SingleRankTransport
 from debubble.views import Scene, views
@@ -87,9 +88,8 @@ class Many:
         whole = self.plan(db.schedules["1f1b"](devices=self.devices, micro_batches=self.micro_batches))
         states = sum(float(unit.static) for unit in units_from_dict(self.profile).units) / self.devices
         limit = 1.2 * states + 0.6 * float(max(whole.simulate().peak_memory))
-        cluster = Cluster.parse(f"{self.devices}x{compared_hardware(self.settings).name}")
         plan = db.plan(
-            Model.from_hf(self.config), cluster, micro_batches=self.micro_batches,
+            *self.model_on_cluster, micro_batches=self.micro_batches,
             memory_limit=limit, effort=2, profile=self.profile, dtype=self.settings.dtype, sequence_length=self.length,
         )  # fmt: skip
         busy = [sum(float(o.duration) for o in operations_of(plan, d, Lane.COMPUTE)) for d in range(plan.devices)]
@@ -97,13 +97,20 @@ class Many:
         ((found, _),) = run_device({"auto": plan}, device, self.settings, trains=True).values()
         self.figures.add(self.name, "auto", figures={"planner": plan.planner, "device": device, **found})
 
+    @property
+    def model_on_cluster(self) -> ModelOnCluster:
+        """The model, and the pipeline's devices."""
+        cluster = Cluster.parse(f"{self.devices}x{compared_hardware(self.settings).name}")
+        return ModelOnCluster(Model.from_hf(self.config), cluster)
+
     def plan(self, schedule: Schedule) -> Plan:
         """The schedule with as many layers on every stage."""
         layers = self.config["num_hidden_layers"]
         bounds = [0, *(1 + 2 * round(layers * s / schedule.stages) for s in range(1, schedule.stages)), 2 + 2 * layers]
         partition = [[(i, "none") for i in range(a, b)] for a, b in itertools.pairwise(bounds)]
         return Plan(
-            planner="benchmark", schedule=schedule, lower_bound=0, model=self.config, options=self.options,
+            planner="benchmark", schedule=schedule, lower_bound=0, options=self.options,
+            model_on_cluster=self.model_on_cluster,
             costs=self.units.stage_costs(partition, schedule.placement), partition=self.units.planned(partition),
         )  # fmt: skip
 
@@ -173,16 +180,14 @@ def run_device(
     Where it `trains`, AdamW steps the parameters after every step, or inside it where the plan says so.
     """
     first = next(iter(plans.values()))
-    length, config = first.options.sequence_length, first.model
-    assert config is not None
-    supply = supply_of(settings, config["hidden_size"], length)
+    length, model = first.options.sequence_length, first.model
+    assert model is not None
+    supply = supply_of(settings, model.hidden, length)
     transport = SingleRankTransport(lower(first.schedule, first.costs), device, supply)
     optimizer = partial(torch.optim.AdamW, lr=1e-5, fused=True) if trains else None
     pipeline = Pipeline(None, first, transport=transport, device=torch.device(settings.device), optimizer=optimizer)
     pipeline.measured.every_step = True
-    tokens = torch.randint(
-        config["vocab_size"], (first.micro_batches, length + 1), generator=torch.Generator().manual_seed(0)
-    )
+    tokens = torch.randint(model.vocab, (first.micro_batches, length + 1), generator=torch.Generator().manual_seed(0))
     found = {}
     for name, plan in plans.items():
         arrivals = {o.op: float(o.end) for o in operations_of(plan, device, Lane.RECV)}

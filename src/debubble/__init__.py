@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         Op,
         OutOfMemoryError,
         Placement,
-        Plan,
         PluginError,
         Program,
         Schedule,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from debubble.models import Model, models
     from debubble.planners import Problem, planners
     from debubble.planners.plan_model import plan
+    from debubble.plans import Plan
     from debubble.runtime import Pipeline
     from debubble.schedules import schedules
     from debubble.simulator import Timeline, simulate
@@ -43,11 +43,12 @@ _NAMES_IN = {
     "costs": ("Cluster", "hardware"),
     "ir": (
         "DeadlockError", "DebubbleError", "InfeasibleError", "InputError", "Op", "OutOfMemoryError", "Placement",
-        "Plan", "PluginError", "Program", "Schedule", "ScheduleError", "SolverError", "StageCosts", "Trace", "lower",
+        "PluginError", "Program", "Schedule", "ScheduleError", "SolverError", "StageCosts", "Trace", "lower",
     ),
     "models": ("Model", "models"),
     "planners": ("Problem", "planners"),
     "planners.plan_model": ("plan",),
+    "plans": ("Plan",),
     "runtime": ("Pipeline",),
     "schedules": ("schedules",),
     "simulator": ("Timeline", "simulate"),

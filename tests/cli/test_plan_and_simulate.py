@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from debubble.ir import Plan, Program, Schedule, StageCosts
+from debubble.ir import Program, Schedule, StageCosts
 from debubble.ir.lowering.lower import lower
+from debubble.plans import Plan
 
 
 def test_simulate_prints_the_closed_form_of_1f1b(run: Any) -> None:

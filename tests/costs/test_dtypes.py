@@ -58,4 +58,4 @@ def test_a_dtype_that_a_device_has_not_is_refused(cluster: str, dtype: str, sent
 
 
 def test_the_runtime_says_that_it_has_no_fp8() -> None:
-    assert "not in 'fp8'" in str(beyond_runtime(RunOptions(dtype="fp8"), LLAMA.config))
+    assert "not in 'fp8'" in str(beyond_runtime(RunOptions(dtype="fp8"), LLAMA))

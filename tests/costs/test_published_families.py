@@ -108,7 +108,7 @@ def test_chunked_attention_reaches_half_a_chunk_on_average() -> None:
     ],
 )
 def test_what_the_runtime_does_not_run_is_said(name: str, sentence: str | None) -> None:
-    said = beyond_runtime(RunOptions(), models[name].config)
+    said = beyond_runtime(RunOptions(), models[name])
 
     assert said is None if sentence is None else sentence in str(said)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from tests.support.cuda_cases import assert_same
 from tests.support.gloo_ranks import spawn

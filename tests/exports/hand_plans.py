@@ -9,9 +9,10 @@ from typing import Any
 import debubble as db
 from debubble.costs import Cluster, model_units
 from debubble.costs.units import Partition, partition_named
-from debubble.ir import Op, Plan, PlannedUnit, RunOptions, Schedule, StageCosts
+from debubble.ir import Op, PlannedUnit, RunOptions, Schedule, StageCosts
 from debubble.models import Model
 from debubble.planners.model_problem import half_layers
+from debubble.plans import ModelOnCluster, Plan
 from debubble.targets.offload import ModuleOffload
 
 LLAMA = {
@@ -101,17 +102,15 @@ def priced(
         costs=costs.with_limit(memory_limit),
         lower_bound=0,
         partition=all_units.planned(partition),
-        model=model.config,
-        cluster=cluster.to_dict(),
+        model_on_cluster=ModelOnCluster(model, cluster),
         options=run,
     )
 
 
 def moving(plan: Plan, setting: ModuleOffload) -> Plan:
     """The priced plan with modules offloaded."""
-    assert plan.model is not None
-    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
-    halves = half_layers(model, cluster, plan.options, pipeline=plan.devices, target="megatron")
+    assert plan.model_on_cluster is not None
+    halves = half_layers(*plan.model_on_cluster, plan.options, pipeline=plan.devices, target="megatron")
     partition = partition_named(plan.partition, halves)
     schedule = setting.schedule(plan.schedule, halves, partition)
     return replace(

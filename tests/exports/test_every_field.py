@@ -10,8 +10,9 @@ import pytest
 
 import debubble as db
 from debubble.exports import exports
-from debubble.ir import ExportError, Kind, Plan, PlannedUnit, RunOptions, Schedule
+from debubble.ir import ExportError, Kind, PlannedUnit, RunOptions, Schedule
 from debubble.ir.ops import SCHEDULED
+from debubble.plans import Plan
 from tests.exports.hand_plans import MIXTRAL, full, priced, with_operations
 
 ONE_F_ONE_B = db.schedules["1f1b"](devices=2, micro_batches=8)
@@ -175,8 +176,8 @@ PLAN: Mapping[str, Plan] = {
 """Field of a plan -> a plan that differs in it."""
 
 DESCRIPTIONS = {
-    "planner", "lower_bound", "bound_argument", "solve_seconds", "candidates", "cluster", "profile", "model",
-    "degree_search", "target", "origin", "what_ifs", "timeline",
+    "planner", "lower_bound", "bound_argument", "solve_seconds", "candidates", "timeline", "profile",
+    "model_on_cluster", "degree_search", "target", "origin", "what_ifs",
 }  # fmt: skip
 """What says how a plan was found, not how it runs; the model itself is the user's to bring."""
 

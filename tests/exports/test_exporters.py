@@ -16,8 +16,9 @@ import debubble as db
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
 from debubble.exports.megatron import layout
-from debubble.ir import CandidateSummary, ExportError, Kind, Op, Plan, PlannedUnit, Schedule
+from debubble.ir import CandidateSummary, ExportError, Kind, Op, PlannedUnit, Schedule
 from debubble.models import Model
+from debubble.plans import Plan
 from tests.exports.hand_plans import (
     LLAMA,
     MIXTRAL,
@@ -29,6 +30,7 @@ from tests.exports.hand_plans import (
     priced,
     with_operations,
 )
+from tests.support.model_cases import on_cpus
 
 LINEAR = db.Placement.linear(2)
 SPLIT = Schedule.of(
@@ -406,7 +408,9 @@ class TestTorchHosts:
         with torch.device("meta"):
             config = type(transformers.AutoConfig.for_model(family))(num_hidden_layers=2)
             model = transformers.AutoModelForCausalLM.from_config(config)
-        units = replace(one_f_one_b([1, 1]), model={**config.to_dict(), "tie_word_embeddings": False})
+        units = replace(
+            one_f_one_b([1, 1]), model_on_cluster=on_cpus({**config.to_dict(), "tie_word_embeddings": False})
+        )
         parts = json.loads(exports["torch"](units).files["modules.json"])
         named = [parameter for part in parts for name in part for parameter in model.get_submodule(name).parameters()]
 
@@ -428,14 +432,14 @@ class TestTorchHosts:
     )
     def test_automodel_refuses_models_that_its_stages_would_compute_otherwise(self, entries: dict[str, object]) -> None:
         with pytest.raises(ExportError, match="would train another model over a pipeline"):
-            exports["automodel"](replace(one_f_one_b([1, 1]), model={**LLAMA, **entries}))
+            exports["automodel"](replace(one_f_one_b([1, 1]), model_on_cluster=on_cpus({**LLAMA, **entries})))
 
     @pytest.mark.parametrize(
         "model", [{**LLAMA, "tie_word_embeddings": True}, {"model_type": "cohere", "hidden_size": 8,
         "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 8}],
     )  # fmt: skip
     def test_tied_embeddings_are_refused(self, model: dict[str, object]) -> None:
-        tied = replace(one_f_one_b([1, 1]), model=model)
+        tied = replace(one_f_one_b([1, 1]), model_on_cluster=on_cpus(model))
 
         with pytest.raises(ExportError, match="does not train tied embeddings over a pipeline"):
             exports["torchtitan"](tied)
@@ -548,7 +552,7 @@ def test_a_stage_that_ends_within_a_layer_is_refused() -> None:
 
 
 def test_the_refusal_of_half_a_layer_says_how_to_plan_whole_ones() -> None:
-    of_a_model = replace(halved(()), model=LLAMA)
+    of_a_model = replace(halved(()), model_on_cluster=on_cpus(LLAMA))
 
     with pytest.raises(ExportError, match=r"half of layer 0, .*: plan again with --for megatron, which searches"):
         exports["megatron"](of_a_model)
@@ -596,7 +600,7 @@ REFUSED: dict[str, tuple[Plan, str]] = {
         priced(schedule=db.schedules["hanayo"](devices=2, micro_batches=8, chunks=4), layers=(1,) * 8), "torchtitan",
     ),
     "ZeRO": (tight(priced(data=2, zero=2)), "deepspeed"),
-    "half": (replace(halved(), model=LLAMA), "primus"),
+    "half": (replace(halved(), model_on_cluster=on_cpus(LLAMA)), "primus"),
 }  # fmt: skip
 
 

@@ -18,7 +18,8 @@ import debubble as db
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
 from debubble.exports.megatron import layout
-from debubble.ir import Kind, Plan
+from debubble.ir import Kind
+from debubble.plans import Plan
 from debubble.targets.offload import ModuleOffload
 from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, one_f_one_b, priced
 

@@ -11,7 +11,7 @@ import yaml
 
 import debubble as db
 from debubble.exports import exports
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.targets.offload import ModuleOffload
 from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, priced
 

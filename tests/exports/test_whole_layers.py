@@ -8,8 +8,9 @@ import debubble as db
 from debubble.costs import Cluster, model_units
 from debubble.exports import exports
 from debubble.exports.prices import to_whole_layers
-from debubble.ir import ExportError, Plan, RunOptions
+from debubble.ir import ExportError, RunOptions
 from debubble.models import Model
+from debubble.plans import ModelOnCluster, Plan
 
 CONFIG = {
     "model_type": "llama",
@@ -25,7 +26,8 @@ CLUSTER = "2xA100-80GB"
 def plan(first_stage: int, *, memory_limit: float | None = None) -> Plan:
     """Two devices under 1F1B; the first holds that many of the ten units (embedding, eight half-layers, head)."""
     cluster = Cluster.parse(CLUSTER)
-    units = model_units(Model.from_hf(CONFIG), cluster, RunOptions(), pipeline=2)
+    model = Model.from_hf(CONFIG)
+    units = model_units(model, cluster, RunOptions(), pipeline=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
     partition = [[(i, "none") for i in range(first_stage)], [(i, "none") for i in range(first_stage, 10)]]
     return Plan(
@@ -34,8 +36,7 @@ def plan(first_stage: int, *, memory_limit: float | None = None) -> Plan:
         costs=units.stage_costs(partition, schedule.placement).with_limit(memory_limit),
         lower_bound=0,
         partition=units.planned(partition),
-        model=CONFIG,
-        cluster=cluster.to_dict(),
+        model_on_cluster=ModelOnCluster(model, cluster),
     )
 
 

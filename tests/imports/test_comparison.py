@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from debubble.imports.megatron import conflicts
-from debubble.ir import Plan
+from debubble.plans import Plan
 from tests.imports.test_megatron import SCRIPT
 
 ROOT = Path(__file__).parents[2]

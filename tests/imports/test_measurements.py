@@ -11,10 +11,10 @@ import pytest
 
 from debubble.costs import Cluster
 from debubble.imports.measurements import fit_units, read_measurements
-from debubble.ir import InputError, Kind, Plan
-from debubble.models import Model
+from debubble.ir import InputError, Kind
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import ModelUnits
+from debubble.plans import Plan
 from tests.exports.hand_plans import full, priced
 
 
@@ -129,7 +129,7 @@ def test_the_command_writes_a_profile_that_plan_takes(tmp_path: Path, run: Any, 
     plan = priced()
     plan.save(tmp_path / "plan.json")
     assert plan.model is not None
-    (tmp_path / "config.json").write_text(json.dumps(dict(plan.model)))
+    (tmp_path / "config.json").write_text(json.dumps(dict(plan.model.config)))
     paths = trace(plan, tmp_path, lambda kind, stage: 2.0)
     traces = [word for path in paths for word in ("--from-trace", str(path))]
     profile = str(tmp_path / "costs.json")
@@ -148,6 +148,6 @@ def test_the_command_writes_a_profile_that_plan_takes(tmp_path: Path, run: Any, 
 def units_of(plan: Plan) -> Any:
     assert plan.model is not None
     cluster = Cluster.parse("2xA100-80GB")
-    problem = problem_of(Model.from_hf(plan.model), cluster, plan.options, micro_batches=8, pipeline=2)
+    problem = problem_of(plan.model, cluster, plan.options, micro_batches=8, pipeline=2)
     assert isinstance(problem.workload, ModelUnits)
     return problem.workload.units.units

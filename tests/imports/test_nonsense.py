@@ -13,7 +13,6 @@ from debubble.exports import exports
 from debubble.imports import imports
 from debubble.imports.registry import UserFacts
 from debubble.ir import InputError
-from debubble.models import Model
 from tests.exports.hand_plans import full, priced
 
 NONSENSE: tuple[Any, ...] = (
@@ -47,7 +46,7 @@ def test_a_job_is_read_or_refused_in_a_sentence(target: str, plan: str, tmp_path
     importer, file = imports[target], tmp_path / imports[target].file
     settings = importer.settings(file)
     cluster = db.Cluster.parse(f"{exported.devices * exported.options.data}xA100-80GB")
-    given = UserFacts(cluster=cluster, model=Model.from_hf(exported.model or {}), sequence_length=4096)
+    given = UserFacts(cluster=cluster, model=exported.model, sequence_length=4096)
 
     jobs = 0
     for name, usual in settings.items():

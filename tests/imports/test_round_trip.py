@@ -12,8 +12,8 @@ from debubble.exports import exports
 from debubble.imports import imports
 from debubble.imports.job import ImportedJob
 from debubble.imports.registry import UserFacts
-from debubble.ir import Plan
 from debubble.models import Model
+from debubble.plans import Plan
 
 JOBS: dict[str, dict[str, Any]] = {
     "whole": {"memory_limit": "30GiB", "planner": "merak"},
@@ -52,10 +52,11 @@ def read(plan: Plan, target: str, folder: Path) -> ImportedJob:
         (folder / name).write_text(content)
     importer = imports[target]
     file = folder / importer.file
-    assert plan.model is not None
+    assert plan.model_on_cluster is not None
+    model, cluster = plan.model_on_cluster
     given = UserFacts(
-        cluster=db.Cluster.from_dict(plan.cluster),
-        model=Model.from_hf(plan.model),
+        cluster=cluster,
+        model=model,
         sequence_length=plan.options.sequence_length,
     )
     return importer.job(importer.settings(file), file, given)
@@ -95,7 +96,8 @@ def test_an_exported_plan_is_read_back(target: str, name: str, tmp_path: Path) -
     plan = planned(target, name)
 
     job = read(plan, target, tmp_path)
-    again = job.plan(db.Cluster.from_dict(plan.cluster))
+    assert plan.cluster is not None
+    again = job.plan(plan.cluster)
 
     assert job.unread == UNSAID.get((target, plan.devices), ())
     assert again.options == plan.options

@@ -15,10 +15,11 @@ import pytest
 from rich.console import Group
 
 import debubble as db
-from debubble.ir import CutOffError, InputError, Plan, RunOptions, StageCosts
+from debubble.ir import CutOffError, InputError, RunOptions, StageCosts
 from debubble.planners import FixedStages, Problem, planners
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_model import solve
+from debubble.plans import Plan
 from debubble.search.effort import Effort, price_of_move
 from debubble.views.plan_table import render
 from debubble.views.scene import Scene

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from debubble.ir import Plan, StageCosts
+from debubble.ir import StageCosts
 from debubble.planners import FixedStages, Problem, planners
 from debubble.planners.bounds import lower_bound
+from debubble.plans import Plan
 
 
 def problem(objective: str, *, limit: int) -> Problem:

@@ -9,7 +9,8 @@ import torch
 
 import debubble as db
 from debubble.costs.units import Partition
-from debubble.ir import Kind, Lane, Placement, Plan
+from debubble.ir import Kind, Lane, Placement
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
 from debubble.runtime.parameters.post_validation import StepResult

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.ir import Kind, Plan
+from debubble.ir import Kind
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from tests.runtime.test_pipeline import ADAMW, host_stepped, reference_losses, schedule_1f1b

@@ -46,7 +46,7 @@ def test_plans_say_beforehand_which_families_do_not_train() -> None:
     priced = {name for name in refused if " needs." not in ROWS[name]["why"]}
     assert priced == UNDIVIDED.keys()
     for family in priced:
-        refusal = beyond_runtime(RunOptions(), families.tiny_config(family))
+        refusal = beyond_runtime(RunOptions(), ModelConfig.from_hf(families.tiny_config(family)))
         assert refusal == f"The runtime cannot run this plan, because {UNDIVIDED[family]}"
 
 

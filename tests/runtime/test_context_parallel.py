@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 import debubble as db
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import (
@@ -157,7 +159,7 @@ def test_a_length_that_cannot_be_divided_is_refused() -> None:
 )
 def test_what_cannot_be_divided_is_said_when_it_is_planned(config: Any, options: Any, reason: str) -> None:
     run = db.ir.RunOptions(**{"sequence_length": 16, "context": 2, **options})
-    refusal = beyond_runtime(run, config)
+    refusal = beyond_runtime(run, ModelConfig.from_hf(config))
     assert refusal == f"The runtime cannot run this plan, because {reason}: make the plan with context 1 to train it."
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import debubble as db
-from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
+from debubble.ir import InputError, PlannedUnit, RunOptions
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads, Transport
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import debubble as db
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.plans import Plan
 from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.transport import Threads
 from tests.support import gloo_ranks
@@ -223,4 +225,4 @@ def test_what_cannot_be_divided_is_refused(config: Any, options: Any, message: s
 
 
 def test_a_plan_that_divides_experts_is_not_refused() -> None:
-    assert beyond_runtime(plan_for().options, FOUR) is None
+    assert beyond_runtime(plan_for().options, ModelConfig.from_hf(FOUR)) is None

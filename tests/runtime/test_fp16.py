@@ -7,6 +7,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError
+from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime.parameters.optimizers import LossScale
 from tests.runtime.test_pipeline import ADAMW, host_stepped
@@ -83,5 +84,7 @@ def test_what_cannot_skip_a_step_is_refused() -> None:
         run_threads(plan_for("fp16"), lambda _: None)
     with pytest.raises(InputError, match="cannot update before the norm is known"):
         run_threads(plan_for("fp16"), lambda p: p.post_validated_step(tokens_of(LLAMA_TIED, rows=4)), optimizer=ADAMW)
-    refusal = beyond_runtime(db.ir.RunOptions(dtype="fp16"), {**MIXTRAL, "output_router_logits": True})
+    refusal = beyond_runtime(
+        db.ir.RunOptions(dtype="fp16"), ModelConfig.from_hf({**MIXTRAL, "output_router_logits": True})
+    )
     assert "the routers' auxiliary loss has no scale" in str(refusal)

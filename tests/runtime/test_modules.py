@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import debubble as db
-from debubble.ir import InputError, Plan, PlannedUnit, RunOptions, StageCosts
+from debubble.ir import InputError, PlannedUnit, RunOptions, StageCosts
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.memory.activations import Ledger

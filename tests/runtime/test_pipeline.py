@@ -9,6 +9,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule
+from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import read_batch
@@ -394,7 +395,7 @@ def test_plans_that_cannot_run_are_refused() -> None:
     with pytest.raises(InputError, match=r"needs 2 ranks .* but 3 were started"):
         run_threads(plan, lambda _: None, ranks=3)
     with pytest.raises(InputError, match="or make the plan for a model"):
-        run_threads(replace(plan, model=None), lambda _: None)
+        run_threads(replace(plan, model_on_cluster=None), lambda _: None)
     with pytest.raises(InputError, match="computes in fp32, bf16, fp16, fp64, not in 'fp8'"):
         run_threads(plan_of(schedule_1f1b(), LLAMA, dtype="fp8"), lambda _: None)
     with pytest.raises(InputError, match="make the plan with expert 1"):
@@ -447,7 +448,9 @@ def test_a_state_goes_from_one_partition_to_another() -> None:
 
 
 def test_quantised_weights_are_refused() -> None:
-    refusal = beyond_runtime(RunOptions(lora=4), {**LLAMA, "quantization_config": {"load_in_4bit": True}})
+    refusal = beyond_runtime(
+        RunOptions(lora=4), ModelConfig.from_hf({**LLAMA, "quantization_config": {"load_in_4bit": True}})
+    )
     assert "it reads no quantised weights: make the plan from the unquantised model" in str(refusal)
     model = hf_model(LLAMA)
     layer = model.model.layers[0].mlp.down_proj

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.costs import model_units
 from debubble.costs.units import Partition, Units
-from debubble.ir import Plan, RunOptions
+from debubble.ir import RunOptions
 from debubble.models import ModelConfig
+from debubble.plans import Plan
+from tests.support.model_cases import on_cpus
 from tests.support.runtime_cases import GEMMA2, GEMMA3, GPT2, LLAMA, MIXTRAL, QWEN3, QWEN3_MOE, run_threads, tokens_of
 from tests.support.schedule_cases import explicit, fused
 
@@ -56,7 +58,7 @@ def plans(draw: Any, config: Any) -> Any:
     schedule = draw(st.sampled_from([fused, explicit]))(schedule)
     return Plan(
         planner="test", schedule=schedule, costs=units.stage_costs(partition, schedule.placement), lower_bound=0,
-        partition=units.planned(partition), model=config, options=RUN,
+        partition=units.planned(partition), model_on_cluster=on_cpus(config), options=RUN,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.ir import InputError, RunOptions
+from debubble.models.config import ModelConfig
 from debubble.models.quantization import FORMATS, NF4_BLOCK, quantized_bytes
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime.models.nf4 import NUMBERS, dequantized, dynamic_numbers, quantized
@@ -241,11 +242,11 @@ def test_units_with_quantised_weights_move(format: str) -> None:
 
 def test_what_cannot_be_quantised_is_refused() -> None:
     def refusal(config: Any = LLAMA, **options: Any) -> str:
-        return str(beyond_runtime(RunOptions(**{"lora": 4, "quantize": "nf4", **options}), config))
+        return str(beyond_runtime(RunOptions(**{"lora": 4, "quantize": "nf4", **options}), ModelConfig.from_hf(config)))
 
     assert "make the plan with nf4 in place of nf4-dq" in refusal(WIDE["llama"], quantize="nf4-dq", tensor=2)
     assert "are no whole blocks of 64 quantised weights" in refusal(tensor=2)
-    assert beyond_runtime(RunOptions(lora=4, quantize="nf4", tensor=2), WIDE["llama"]) is None
+    assert beyond_runtime(RunOptions(lora=4, quantize="nf4", tensor=2), ModelConfig.from_hf(WIDE["llama"])) is None
     assert "are no whole blocks of 64 quantised weights" in refusal(WIDE["llama"], tensor=4)
     assert "ZeRO-3 divides no quantised weights" in refusal(zero=3)
     assert "it has no LoRA for 'olmo2'" in refusal(GENERIC["olmo2"])

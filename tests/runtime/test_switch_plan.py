@@ -11,6 +11,7 @@ import debubble as db
 from debubble.ir import InputError, Kind, Op, OutOfMemoryError, Schedule, StageCosts
 from tests.support import runtime_cases
 from tests.support.generic_cases import GENERIC
+from tests.support.model_cases import on_cpus
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of, with_layers
 
 LLAMA, LLAMA_TIED, GPT2 = (with_layers(runtime_cases.FAMILIES[family], 2) for family in ("llama", "llama-tied", "gpt2"))
@@ -138,7 +139,7 @@ def test_memory_is_counted_against_the_new_order() -> None:
     "changed",
     [
         lambda plan: replace(plan, schedule=db.schedules["gpipe"](devices=2, micro_batches=8)),
-        lambda plan: replace(plan, model=LLAMA_TIED),
+        lambda plan: replace(plan, model_on_cluster=on_cpus(LLAMA_TIED)),
     ],
     ids=["micro-batches", "model"],
 )

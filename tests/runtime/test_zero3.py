@@ -207,7 +207,7 @@ def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
 def names_of(plan: Any, device: int) -> list[str]:
     """Parameters of a device: Adam counts the steps of each in four bytes."""
     stages = plan.schedule.placement.stages_of[device]
-    units = [unit for s in stages for unit in build_stage(plan.model, plan.partition[s], seed=0)]
+    units = [unit for s in stages for unit in build_stage(plan.model.config, plan.partition[s], seed=0)]
     return [name for unit in units for name in unit.hf_parameters()]
 
 

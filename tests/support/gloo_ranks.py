@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from tests.support.forked import START_METHOD
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import debubble as db
-from debubble.ir import Plan, StageCosts
+from debubble.ir import StageCosts
 from debubble.ir.trace import TraceEvent, TraceStep
+from debubble.plans import Plan
 from debubble.training.online.controller import Controller, Policy
 from debubble.training.online.journal import Journal
 from debubble.training.online.scheduler import BetterOrder, better_orders

@@ -16,6 +16,7 @@ from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import Keeping, Stage
 from debubble.runtime.models.units import MicroBatch
 from tests.support import gloo_ranks
+from tests.support.model_cases import on_cpus
 from tests.support.runtime_cases import assert_gradients, gradients_of, reference_gradients, run_threads, tokens_of
 
 LENGTH = 32
@@ -119,7 +120,7 @@ def plan_for(
         devices=devices, micro_batches=micro_batches, workload=ModelUnits(limited), chunks=chunks, effort=effort
     )
     made = RunOptions(**{"sequence_length": LENGTH, "dtype": "fp64", **options})
-    return solve(problem, planner=planner, model=config, options=made)
+    return solve(problem, planner=planner, model_on_cluster=on_cpus(config), options=made)
 
 
 def peak_of(plan: Any) -> Any:

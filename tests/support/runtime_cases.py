@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from debubble.ir import Plan, RunOptions, StageCosts
+from debubble.ir import RunOptions, StageCosts
 from debubble.models import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.batch import BatchFormat, read_batch
 from debubble.runtime.distributed.transport import Threads
+from tests.support.model_cases import entries_of, on_cpus
 from tests.support.reference_model import ReferenceModel
 from tests.support.schedule_cases import recomputing
 
@@ -110,13 +112,15 @@ def plan_of(
         ),
         lower_bound=0,
         partition=tuple(tuple(units[a:b]) for a, b in itertools.pairwise(bounds)),
-        model=config,
+        model_on_cluster=on_cpus(config),
         options=RunOptions(dtype=dtype, **options),
     )
 
 
 def tokens_of(config: Any, *, rows: Any, length: int = 12, seed: int = 0) -> Any:
-    return torch.randint(0, config["vocab_size"], (rows, length + 1), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, entries_of(config)["vocab_size"], (rows, length + 1), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def run_threads(plan: Any, work: Any, *, model: Any = None, ranks: Any = None, **arguments: Any) -> Any:
@@ -148,7 +152,7 @@ def reference_gradients(
     config: Any, tokens: Any, *, micro_batches: Any, dtype: Any = torch.float64, device: Any = CPU
 ) -> Any:
     """The same of the whole model in one process: plain autograd, micro-batch by micro-batch."""
-    model = ReferenceModel(config, dtype=dtype).to(device)
+    model = ReferenceModel(entries_of(config), dtype=dtype).to(device)
     batch = read_batch(
         tokens, micro_batches=micro_batches, device=device, accepted=BatchFormat(has_positions=True, has_masks=True)
     )

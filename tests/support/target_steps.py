@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from debubble.costs import Cluster
 from debubble.costs.units import partition_named
-from debubble.ir import OutOfMemoryError, Plan
-from debubble.models import Model
+from debubble.ir import OutOfMemoryError
 from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 
 
 def step_in(plan: Plan, target: str) -> float | None:
     """Seconds of a plan's step in a target that runs it as it is, with the target's memory; None if it does not fit."""
-    assert plan.model is not None
-    assert plan.cluster is not None
-    model, cluster = Model.from_hf(plan.model), Cluster.from_dict(plan.cluster)
+    assert plan.model_on_cluster is not None
     units = half_layers(
-        model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile, target=target
+        *plan.model_on_cluster, plan.options, pipeline=plan.devices, profile=plan.profile, target=target
     )  # fmt: skip
     linked = units.offloading_modules() if plan.schedule.offloaded and units.offload_bandwidth is None else units
     costs = linked.stage_costs(

@@ -12,9 +12,10 @@ from benchmark import DOCS, between
 import debubble as db
 import targets as benchmark
 from debubble.exports import exports
-from debubble.ir import DebubbleError, Plan
+from debubble.ir import DebubbleError
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.targets import targets
 from tests.support.target_steps import step_in
 

@@ -10,9 +10,10 @@ import pytest
 
 import debubble as db
 from debubble.exports import exports
-from debubble.ir import ExportError, InputError, Plan, RunOptions
+from debubble.ir import ExportError, InputError, RunOptions
 from debubble.models import Model
 from debubble.planners.analysis.nearest_plans import plan_runs_in
+from debubble.plans import Plan
 from debubble.targets import targets
 from tests.exports.hand_plans import LLAMA, MIXTRAL, Strategy, full, plain, priced
 
@@ -178,7 +179,7 @@ def test_a_plan_without_a_pipeline_may_divide_everything(target: str) -> None:
     plan = priced(layers=(4,), data=2, zero=3)
 
     assert plan.model is not None
-    assert targets[target].runs(plan.schedule, plan.partition, plan.options, Model.from_hf(plan.model))
+    assert targets[target].runs(plan.schedule, plan.partition, plan.options, plan.model)
     assert not any("ZeRO" in loss for loss in exports[target](plan).losses)
 
 

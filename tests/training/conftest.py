@@ -8,6 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import PlannedUnit, RunOptions
+from tests.support.model_cases import on_cpus
 
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
 
@@ -46,7 +47,7 @@ def plan_file(tmp_path: Path) -> Callable[[int], Path]:
     """Writes a 1F1B plan of a tiny Llama for that many devices."""
 
     def write(devices: int) -> Path:
-        costs = db.StageCosts.of(stages=devices, static=1, activation=2, memory_limit=100)
+        costs = db.StageCosts.of(stages=devices, static=1, activation=2, memory_limit=2**30)
         halves = [PlannedUnit(kind, layer) for layer in range(2) for kind in ("attention", "mlp")]
         units = [PlannedUnit("embedding", None), *halves, PlannedUnit("head", None)]
         size = len(units) // devices
@@ -56,7 +57,7 @@ def plan_file(tmp_path: Path) -> Callable[[int], Path]:
             costs=costs,
             lower_bound=0,
             partition=tuple(tuple(units[s * size : (s + 1) * size]) for s in range(devices)),
-            model=TINY_LLAMA,
+            model_on_cluster=on_cpus(TINY_LLAMA),
             options=RunOptions(sequence_length=32, dtype="fp32"),
         )
         plan.save(tmp_path / f"plan-{devices}.json")

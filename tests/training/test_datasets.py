@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.plans import Plan
 from debubble.training.checks import check
 from debubble.training.data.datasets import DatasetSamples
 from debubble.training.options import TrainOptions

@@ -13,7 +13,8 @@ import torch
 
 import debubble as db
 from debubble.costs.host_memory import offloaded_peaks
-from debubble.ir import InputError, Placement, Plan, Schedule, lower
+from debubble.ir import InputError, Placement, Schedule, lower
+from debubble.plans import Plan
 from debubble.runtime.failures import DeviceMemoryError
 from debubble.training.memory_check import check_host_memory, explain_shortage, predicted_at
 from tests.support import forked

@@ -10,7 +10,7 @@ import pytest
 
 import debubble as db
 from debubble.costs.flops import Utilization, flops_per_token
-from debubble.ir import InputError
+from debubble.ir import InputError, RunOptions
 from debubble.ir.trace import TraceEvent
 from debubble.training.checks import check
 from debubble.training.metrics import DeviceWork, bubble_fraction
@@ -43,12 +43,10 @@ def test_a_tokens_operations_are_six_per_matrix_parameter_and_attention_to_half_
 
 
 def test_utilization_is_of_all_devices_peak_in_the_runs_dtype() -> None:
-    options: dict[str, Any] = {"micro_batches": 4, "sequence_length": 512, "planner": "merak"}
-    plan = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), **options)
-    utilization = Utilization.of(plan)
-    assert utilization is not None
+    model, cluster = db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB")
+    utilization = Utilization.of(model, cluster, RunOptions(sequence_length=512), devices=2)
     assert utilization.peak == 2 * 312e12
-    assert utilization.mfu(1e6) == pytest.approx(1e6 * flops_per_token(db.models["llama-tiny"], 512) / (2 * 312e12))
+    assert utilization.mfu(1e6) == pytest.approx(1e6 * flops_per_token(model, 512) / (2 * 312e12))
 
 
 def test_the_line_of_a_step_has_norm_speed_utilization_bubble_and_memory() -> None:

@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 import debubble as db
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.plans import Plan
 from debubble.training.checks import check
 from debubble.training.optimizer import check_optimizer, learning_rate, set_learning_rate
 from debubble.training.options import TrainOptions, maker_of

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import InputError, Kind, Op, Plan
+from debubble.ir import InputError, Kind, Op
+from debubble.plans import Plan
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checks import validates_after
 from debubble.training.options import TrainOptions

@@ -7,19 +7,20 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.sharding import TensorShard
 from debubble.runtime.distributed.transport import Threads
 from debubble.training.checkpoint.state import state_of
 from debubble.training.optimizer import optimizer_maker
+from tests.support.model_cases import on_cpus
 from tests.support.runtime_cases import GPT2, MIXTRAL, plan_of, run_threads
 
 
 def names(plan: db.Plan, *, tied: bool) -> list[set[str]]:
     """What each rank has to save."""
     assert plan.model is not None
-    plan = Plan(**{**vars(plan), "model": {**plan.model, "tie_word_embeddings": tied}})
+    plan = Plan(**{**vars(plan), "model_on_cluster": on_cpus({**plan.model.config, "tie_word_embeddings": tied})})
 
     def of(transport: Threads) -> set[str]:
         return set(

@@ -15,7 +15,8 @@ import torch
 
 import debubble as db
 from debubble.cli.answers import ANSWERS
-from debubble.ir import InputError, Plan, RunOptions, Trace
+from debubble.ir import InputError, RunOptions, Trace
+from debubble.plans import Plan
 from debubble.runtime.failures import RunError
 from debubble.runtime.launcher import encode_options, launch
 from debubble.runtime.rank_reports import RankFailedError
@@ -23,6 +24,7 @@ from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checks import check
 from debubble.training.memory_check import check_host_memory
 from debubble.training.options import TrainOptions, frozen_remark, rate_remark, with_settings
+from tests.support.model_cases import on_cpus
 from tests.support.training_cases import train_alone
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
@@ -135,7 +137,7 @@ def test_a_plan_for_gpus_that_runs_on_the_cpu_is_told_so(cluster: str, said: Any
 
 
 def test_a_plan_of_abstract_costs_is_refused(options: Any, tmp_path: Path) -> None:
-    abstract = replace(Plan.load(options.plan), model=None)
+    abstract = replace(Plan.load(options.plan), model_on_cluster=None)
     abstract.save(tmp_path / "abstract.json")
     with pytest.raises(InputError, match="has no model to run"):
         check(changed(options, plan=tmp_path / "abstract.json"))
@@ -388,7 +390,7 @@ def test_divided_experts_train_like_whole_ones_and_can_be_joined(options: Any, l
     )
     assert plan.model is not None
     mixture = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
-    plan = replace(plan, model={**plan.model, **mixture})
+    plan = replace(plan, model_on_cluster=on_cpus({**plan.model.config, **mixture}))
     replace(plan, options=replace(plan.options, data=2, expert=2)).save(divided)
     # One rank takes all 8 sequences of a step.
     replace(plan, options=replace(plan.options, micro_batch_size=2)).save(alone)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.plans import Plan
 from debubble.runtime.models.units import MicroBatch
 from debubble.training.checks import check
 from debubble.training.data.datasets import DatasetSamples, TextSamples, ValidationSet
@@ -53,7 +54,7 @@ def test_the_validation_loss_is_that_of_one_process_on_every_window(options: Tra
     report = train_alone(replace(options, steps=1, learning_rate=0.0, weight_decay=0.0)).reports[0]
     plan = Plan.load(options.plan)
     assert plan.model is not None
-    model = ReferenceModel(plan.model, dtype=torch.float32)
+    model = ReferenceModel(plan.model.config, dtype=torch.float32)
     sequences = Sequences(tokens=load_tokens(Path(options.validation or "")), sequence_length=32)
     tokens = torch.from_numpy(sequences.windows(np.arange(sequences.per_epoch)))
     targets = tokens[:, 1:].contiguous()

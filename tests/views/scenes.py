@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import debubble as db
-from debubble.ir import MemorySample, Plan, PlannedUnit, StageCosts, Trace, TraceEvent, TraceStep
+from debubble.ir import MemorySample, PlannedUnit, StageCosts, Trace, TraceEvent, TraceStep
 from debubble.ir.trace import TracePhase
+from debubble.plans import Plan
 
 
 def small_plan(*, schedule: str = "1f1b", devices: int = 2, chunks: int = 1, **costs: object) -> Plan:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from debubble.ir import Plan, Trace
+from debubble.ir import Trace
+from debubble.plans import Plan
 from debubble.views import Scene
 from debubble.views.comparison import Comparison, as_dict, compare, pair, render
 from tests.views.scenes import small_plan, surrounded, trace_of

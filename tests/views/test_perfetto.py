@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.views import Scene, views
 from tests.strategies import random_schedules, stage_costs
 from tests.views.scenes import small_plan, surrounded, trace_of

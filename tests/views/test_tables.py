@@ -8,8 +8,9 @@ from rich.console import Console, RenderableType
 
 import debubble as db
 from debubble.formatting import listed, size_words, time_words
-from debubble.ir import CandidateSummary, Kind, Plan, PlannedUnit
+from debubble.ir import CandidateSummary, Kind, PlannedUnit
 from debubble.papers.chronospipe.offload import offload_states
+from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
 from debubble.views.plan_table import render as render_plan

@@ -20,7 +20,8 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare a plan with what was measured, operation by operation."""
-    from debubble.ir import Plan, Trace
+    from debubble.ir import Trace
+    from debubble.plans import Plan
     from debubble.views import comparison
 
     result = comparison.compare(Plan.load(plan), Trace.load(trace))

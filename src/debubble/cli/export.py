@@ -33,7 +33,7 @@ def export(
     """Write a plan for another framework, and report what that cannot express."""
     from debubble.exports import exports
     from debubble.files import write_whole
-    from debubble.ir import Plan
+    from debubble.plans import Plan
 
     made = exports[to](Plan.load(plan))
     folder = output or plan.with_name(f"{plan.stem}-{to}")

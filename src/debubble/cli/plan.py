@@ -19,7 +19,8 @@ from debubble.cli.output import console, log, print_answer, print_line
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
 from debubble.files import user_cache, write_whole
-from debubble.ir import CutOffError, InfeasibleError, Origin, Plan, UnsupportedError, WhatIf
+from debubble.ir import CutOffError, InfeasibleError, Origin, UnsupportedError, WhatIf
+from debubble.plans import Plan
 
 if TYPE_CHECKING:
     from rich.status import Status

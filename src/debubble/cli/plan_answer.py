@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from debubble.costs.accuracy import MEMORY, STEP
-from debubble.ir import Plan, WhatIf
+from debubble.ir import WhatIf
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
+from debubble.plans import Plan
 from debubble.views import Scene
 
 

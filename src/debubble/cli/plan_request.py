@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 from debubble.cli import options as o
 from debubble.cli.output import SearchProgress
 from debubble.cli.plan_options import GivenCosts, Question
-from debubble.ir import Plan, RunOptions
+from debubble.ir import RunOptions
+from debubble.plans import Plan
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -79,7 +79,7 @@ def _from_trace(plan: Path, traces: list[Path], output: Path, *, json: bool) -> 
     from debubble.costs.files import units_to_dict
     from debubble.files import write_whole
     from debubble.imports.measurements import fit_units, read_measurements
-    from debubble.ir import Plan
+    from debubble.plans import Plan
 
     fit = fit_units(Plan.load(plan), read_measurements(traces))
     content = units_to_dict(fit.units)

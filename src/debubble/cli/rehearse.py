@@ -25,7 +25,8 @@ def rehearse(
     """Run a plan with sleeping compute: checks processes, messages and order before they cost GPU hours."""
     require_torch()
     from debubble.files import check_writable
-    from debubble.ir import InputError, Plan
+    from debubble.ir import InputError
+    from debubble.plans import Plan
     from debubble.runtime.launcher import encode_options, start
     from debubble.training.rehearsal import RehearsalOptions
 

@@ -11,7 +11,8 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.names import name_option, size_names, theme_names
 from debubble.cli.output import Json, console, log, print_answer, with_delayed_message
-from debubble.ir import InfeasibleError, InputError, Plan
+from debubble.ir import InfeasibleError, InputError
+from debubble.plans import Plan
 
 if TYPE_CHECKING:
     from debubble.views import Scene

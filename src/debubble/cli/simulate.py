@@ -13,7 +13,8 @@ from debubble.cli.app import app
 from debubble.cli.names import schedule_names
 from debubble.cli.options import option
 from debubble.cli.output import Json, console, print_answer, with_delayed_message
-from debubble.ir import InputError, Plan, Schedule, StageCosts
+from debubble.ir import InputError, Schedule, StageCosts
+from debubble.plans import Plan
 
 if TYPE_CHECKING:
     from debubble.views.scene import Scene

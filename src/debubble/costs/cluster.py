@@ -157,7 +157,7 @@ class Cluster(PickledFields):
         return Cluster(types=types, memory_limits=limits, file=msgspec.to_builtins(file))
 
     def to_dict(self) -> dict[str, Any]:
-        """The cluster file's content, for Plan.cluster."""
+        """The cluster file's content."""
         return dict(self.file)
 
     def with_limit(self, memory_limit: int | float | str) -> Cluster:

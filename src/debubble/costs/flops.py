@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from debubble.costs.cluster import Cluster
-from debubble.costs.model_units import model_on_cluster
 from debubble.costs.speed import Speed
-from debubble.ir import Plan, RunOptions
+from debubble.ir import RunOptions
 from debubble.models.config import ModelConfig
 
 
@@ -33,20 +32,14 @@ def flops_per_token(model: ModelConfig, length: int, *, lora: int = 0) -> float:
 
 @dataclass(frozen=True)
 class Utilization:
-    """MFU of a plan's run, by its tokens per second."""
+    """MFU of a run, by its tokens per second."""
 
     flops_per_token: float
     peak: float
-    """The peak of all devices together, in the run's dtype, by the plan's cluster."""
+    """The peak of all devices together, in the run's dtype, by the cluster."""
 
     @staticmethod
-    def of(plan: Plan) -> Utilization | None:
-        """The utilization of a plan; None if the plan does not say what its devices are."""
-        described = model_on_cluster(plan)
-        return None if described is None else Utilization.of_run(*described, plan.options, devices=plan.ranks)
-
-    @staticmethod
-    def of_run(model: ModelConfig, cluster: Cluster, options: RunOptions, *, devices: int) -> Utilization:
+    def of(model: ModelConfig, cluster: Cluster, options: RunOptions, *, devices: int) -> Utilization:
         """A run on that many devices of the cluster."""
         peaks = {type_.name: Speed.of(type_, options.dtype).product_peak for type_ in cluster.types}
         return Utilization(

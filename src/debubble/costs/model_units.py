@@ -28,7 +28,7 @@ from debubble.costs.parallel_layout import Layout
 from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
 from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units, added, fastest_units
-from debubble.ir import InputError, Plan, PlannedUnit, RunOptions
+from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
@@ -36,13 +36,6 @@ from debubble.models.quantization import FORMATS, NF4_BLOCK, NF4_DQ
 
 MOST_TOKENS = 10**9
 """Most tokens of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""
-
-
-def model_on_cluster(plan: Plan) -> tuple[ModelConfig, Cluster] | None:
-    """The model and the cluster that a plan was made for; None for a plan of abstract costs."""
-    if plan.model is None or plan.cluster is None:
-        return None
-    return ModelConfig.from_hf(plan.model), Cluster.from_dict(plan.cluster)
 
 
 def model_units(

@@ -13,7 +13,7 @@ from debubble.exports.reduction import Alternative, fastest
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import accumulation, expert_degree, fsdp, placing_schedule, whole_backwards
-from debubble.ir import Plan
+from debubble.plans import Plan
 
 _TARGET = "NeMo Automodel"
 
@@ -106,7 +106,7 @@ def automodel(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
         pipeline = {
             "distributed.pipeline.pp_schedule": placing_schedule(plan, target=_TARGET),
             "distributed.pipeline.pp_schedule_csv": "schedule.csv",
-            "distributed.pipeline.module_fqns_per_model_part": hf_names(plan.model or {}, stages),
+            "distributed.pipeline.module_fqns_per_model_part": hf_names(plan.model, stages),
         }
     plan, recomputing, losses = fastest(plan, _ladders(stages), target=_TARGET)
     plan, split = whole_backwards(plan)

@@ -25,8 +25,7 @@ from debubble.exports.options import (
 )
 from debubble.exports.reduction import recomputed_layers, require_order, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
-from debubble.ir import Plan
-from debubble.models import Model
+from debubble.plans import Plan
 from debubble.targets import targets
 
 _MODULE = '''"""A plan of debubble for DeepSpeed: use PlannedPipeline in place of PipelineModule."""
@@ -88,9 +87,9 @@ def _length(plan: Plan) -> Decision:
 def _zero(plan: Plan) -> Decision:
     """ZeRO-3 keeps two layers gathered at a time, as the plan's memory counts, where DeepSpeed's default keeps more."""
     stage = {"zero_optimization.stage": plan.options.zero}
-    if plan.options.zero < 3 or plan.model is None:
+    model = plan.model
+    if plan.options.zero < 3 or model is None:
         return stage
-    model = Model.from_hf(plan.model)
     layer = max(model.layer_parameters(layer) for layer in range(model.layers))
     return {
         **stage,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from debubble.ir import ExportError, Plan, PlannedUnit
+from debubble.ir import ExportError, PlannedUnit
+from debubble.models.config import ModelConfig
 from debubble.models.module_bases import OTHER_BASES, UNNAMED
+from debubble.plans import Plan
 from debubble.targets import targets
 from debubble.targets.limits import FURTHER_TOKENS
 
@@ -106,15 +107,15 @@ def replanning_advice(plan: Plan, target: str) -> str:
     return f"plan again with --for {next(names, 'TARGET')}, which searches what it can run"
 
 
-def hf_names(model: Mapping[str, Any], stages: Sequence[StageLayers]) -> list[list[str]]:
+def hf_names(model: ModelConfig | None, stages: Sequence[StageLayers]) -> list[list[str]]:
     """Names in a Hugging Face causal language model; rotary embeddings, which have no weights, are in every stage."""
     if any(stage.mtp for stage in stages):
         raise ExportError("debubble does not know the names of the modules of multi-token-prediction layers.")
-    if model.get("model_type") == "gpt2":
+    family = "" if model is None else str(model.config.get("model_type"))
+    if family == "gpt2":
         return _names(
             stages, ["transformer.wte", "transformer.wpe"], "transformer.h.{}", ["transformer.ln_f", "lm_head"]
         )
-    family = str(model.get("model_type"))
     if family in UNNAMED:
         raise ExportError(f"debubble does not know the names of the modules of '{family}'; export to megatron.")
     base, embedding, layers, last = OTHER_BASES.get(family, ("model", "embed_tokens", "layers", "norm"))

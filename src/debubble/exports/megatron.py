@@ -22,8 +22,7 @@ from debubble.exports.options import UNSETTABLE, Decision, OptionTable, by_value
 from debubble.exports.prices import module_offload
 from debubble.exports.reduction import Alternative, LayerStrategies, fastest, require_order
 from debubble.exports.registry import ExportDraft, exporter
-from debubble.ir import Plan
-from debubble.models import Model
+from debubble.plans import Plan
 from debubble.targets import Target, targets
 from debubble.targets.frameworks import MEGATRON_MODULES, OVERLAPPED_MODULES
 from debubble.targets.target import sparse_layers
@@ -256,7 +255,7 @@ def _block(stages: Sequence[StageLayers], count: int) -> _Choice:
 
 def _selective(plan: Plan, layers: Sequence[PlannedLayer]) -> Iterator[_Choice]:
     """Choices that recompute the same modules in every layer."""
-    sparse = frozenset() if plan.model is None else sparse_layers(Model.from_hf(plan.model))
+    sparse = frozenset() if plan.model is None else sparse_layers(plan.model)
     known: list[LayerStrategies] = []
     for name, setting in (OVERLAPPED_MODULES if plan.options.expert_overlap else MEGATRON_MODULES).items():
         ways = {layer.index: setting.sparse if layer.index in sparse else setting.dense for layer in layers}

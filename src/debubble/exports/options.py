@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from debubble.ir import Plan, RunOptions
+from debubble.ir import RunOptions
+from debubble.plans import Plan
 from debubble.simulator import Timeline
 
 

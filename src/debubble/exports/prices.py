@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from debubble.costs import Partition, Units, model_units, with_profile
-from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import partition_named
-from debubble.ir import OutOfMemoryError, Plan, PlannedUnit, RunOptions
-from debubble.models import Model
+from debubble.ir import OutOfMemoryError, PlannedUnit, RunOptions
 from debubble.planners.model_problem import framework_of_plan
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.simulator import simulate
 from debubble.targets import Target
 from debubble.targets.offload import ModuleOffload
@@ -72,13 +71,12 @@ def slowdown(changed: Plan, plan: Plan) -> str:
 
 
 def _units(plan: Plan, options: RunOptions) -> Units | None:
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     if described is None:
         return None
-    model, cluster = described
-    units = model_units(model, cluster, options, pipeline=plan.devices, framework=framework_of_plan(plan))
+    units = model_units(*described, options, pipeline=plan.devices, framework=framework_of_plan(plan))
     if plan.profile is not None:
-        units = with_profile(units, plan.profile, model=model, options=options)
+        units = with_profile(units, plan.profile, model=described.model, options=options)
     return units if len(units.units) == sum(map(len, plan.partition)) else None
 
 
@@ -122,9 +120,9 @@ def _with_whole_layers(partition: Partition, split: Sequence[int], *, earlier: b
 def module_offload(plan: Plan, target: Target) -> ModuleOffload | None:
     """The target's setting that moves what a plan moves; None: it moves nothing, or the target cannot move that."""
     units, levers = units_of(plan), target.levers_of(plan.options)
-    if units is None or levers is None or plan.model is None or not plan.schedule.offloaded:
+    model = plan.model
+    if units is None or levers is None or model is None or not plan.schedule.offloaded:
         return None
-    model = Model.from_hf(plan.model)
     if not levers.expresses(plan.partition, sparse_layers(model)):
         return None
     halves = levers.half_layers(units, model, plan.options)

@@ -23,7 +23,7 @@ from debubble.exports.megatron import (
 )
 from debubble.exports.reduction import fastest, recomputed_layers, require_order, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.targets import targets
 
 _TARGET = "AMD Primus"

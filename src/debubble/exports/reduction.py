@@ -10,9 +10,10 @@ from debubble.costs import Units
 from debubble.costs.units import partition_named
 from debubble.exports.layers import ENDS, PlannedLayer, replanning_advice, stage_layers
 from debubble.exports.prices import fits, slowdown, units_of, with_options, with_partition
-from debubble.ir import ExportError, Kind, OutOfMemoryError, Plan
+from debubble.ir import ExportError, Kind, OutOfMemoryError
 from debubble.ir.schedule import all_shares
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.targets import Target
 from debubble.targets.orders import OwnOrders, own_order, without_transfers
 

@@ -11,9 +11,9 @@ from debubble.exports.layers import ENDS, require_layers
 from debubble.exports.options import OptionTable, settings_of
 from debubble.exports.prices import fits, module_offload, to_whole_layers
 from debubble.exports.reduction import compute_only, with_kept_ends
-from debubble.ir import ExportError, Plan
-from debubble.models import Model
+from debubble.ir import ExportError
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.registry import Registry
 from debubble.targets import Target, targets
 
@@ -91,7 +91,7 @@ def _check(target: Target, plan: Plan) -> None:
     """Raise ExportError for run options that the target refuses."""
     if plan.model is None:
         return
-    why = target.refusal(plan.options, Model.from_hf(plan.model), pipeline=plan.devices)
+    why = target.refusal(plan.options, plan.model, pipeline=plan.devices)
     if why is not None:
         raise ExportError(why)
 

@@ -18,7 +18,8 @@ from debubble.exports.layers import hf_names, stage_layers
 from debubble.exports.options import OptionTable, one_setting
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_hosts import whole_backwards
-from debubble.ir import ExportError, InputError, Op, Placement, Plan, RunOptions, Schedule, check
+from debubble.ir import ExportError, InputError, Op, Placement, RunOptions, Schedule, check
+from debubble.plans import Plan
 
 OPTIONS: OptionTable = {field.name: one_setting(field.name, field.name) for field in fields(RunOptions)}
 """The script that loads the CSV sets up the rest of the run itself: all options are named to the user."""
@@ -44,7 +45,7 @@ def torch(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
         said = ", ".join(f"{name} {value}" for name, value in unlike.items())
         losses.append(f"The CSV says nothing of the run beside the pipeline: set up {said} in your script.")
     try:
-        names = hf_names(plan.model or {}, stage_layers(plan, target="a list of modules"))
+        names = hf_names(plan.model, stage_layers(plan, target="a list of modules"))
         files["modules.json"] = json.dumps(names, indent=1) + "\n"
     except ExportError:
         losses.append("There is no list of each stage's modules, which debubble has of whole decoder layers alone.")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from debubble.exports.layers import replanning_advice
 from debubble.exports.options import Decision, Lost
 from debubble.exports.prices import slowdown
-from debubble.ir import ExportError, Plan
-from debubble.models import Model
+from debubble.ir import ExportError
+from debubble.plans import Plan
 from debubble.targets import orders
 from debubble.targets.orders import placement_kind
 
@@ -50,7 +50,7 @@ def expert_degree(plan: Plan, *, name: str) -> Decision:
 
     Every rank has whole experts in these targets, whatever the plan; the shards of an expert count as ranks.
     """
-    if plan.model is None or Model.from_hf(plan.model).experts is None:
+    if plan.model is None or plan.model.experts is None:
         return {}
     return {name: plan.options.expert * plan.options.expert_shards}
 

@@ -17,7 +17,7 @@ from debubble.exports.reduction import recomputed_layers, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.exports.torch_csv import to_csv
 from debubble.exports.torch_hosts import accumulation, expert_degree, fsdp, placing_schedule, whole_backwards
-from debubble.ir import Plan
+from debubble.plans import Plan
 
 _RECIPE = '''\
 """A plan of debubble for torchtitan: `apply` changes a Trainer.Config{beside}."""

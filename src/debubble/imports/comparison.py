@@ -11,8 +11,9 @@ from typing import Any
 from debubble.exports import exports
 from debubble.formatting import size_words, time_words
 from debubble.imports.registry import Importer, Settings
-from debubble.ir import DebubbleError, OutOfMemoryError, Plan
+from debubble.ir import DebubbleError, OutOfMemoryError
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.simulator import simulate
 
 

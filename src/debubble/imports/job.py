@@ -13,10 +13,11 @@ from debubble.costs import Cluster
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Partition, Units
 from debubble.imports.unread import Unread
-from debubble.ir import InputError, Plan, RunOptions, Schedule
+from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 from debubble.planners.bounds import lower_bound
 from debubble.planners.model_problem import half_layers, problem_of
+from debubble.plans import ModelOnCluster, Plan
 from debubble.schedules import schedules
 from debubble.targets.levers import LAYERS
 from debubble.targets.offload import ModuleOffload
@@ -138,8 +139,7 @@ class ImportedJob:
             costs=units.stage_costs(partition, schedule.placement),
             lower_bound=problem.step_bound(lower_bound(problem)),
             partition=units.planned(partition),
-            model=self.model.config,
-            cluster=cluster.to_dict(),
+            model_on_cluster=ModelOnCluster(self.model, cluster),
             options=self.options,
             target=self.target,
         )

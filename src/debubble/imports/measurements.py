@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import Unit, Units, partition_named
 from debubble.files import parse, read_file
-from debubble.ir import InputError, Kind, Plan
+from debubble.ir import InputError, Kind
 from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 
 _OPERATION = re.compile(r"PP:(\d+)([FBIW])\d+")
 _OLD_OPERATION = re.compile(r"(?:Forward|Backward) \d+")
@@ -119,7 +119,7 @@ def fit_units(plan: Plan, measured: MeasuredStep) -> Fit:
     Raises:
         InputError: if the plan is of no model, or a stage of it was not measured.
     """
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     if described is None:
         raise InputError("Only a MODEL's plan can be fitted to a trace; this one is of abstract costs.")
     factors = tuple(_factors(plan, measured))

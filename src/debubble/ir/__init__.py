@@ -1,4 +1,4 @@
-"""The intermediate representation: what a schedule, a plan and a program are.  Imports nothing else of debubble."""
+"""The intermediate representation: what a schedule and a program are.  Imports nothing else of debubble."""
 
 from debubble.errors import (
     CutOffError,
@@ -16,7 +16,6 @@ from debubble.errors import (
 from debubble.ir.lowering.lower import lower, lower_forwards
 from debubble.ir.ops import Kind, Lane, Op
 from debubble.ir.placement import Placement
-from debubble.ir.plan import Plan, Simulated
 from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, Robustness, RunOptions, WhatIf
 from debubble.ir.program import Instruction, Moment, Program, Queue
 from debubble.ir.schedule import Schedule, check
@@ -41,7 +40,6 @@ __all__ = [
     "Origin",
     "OutOfMemoryError",
     "Placement",
-    "Plan",
     "PlannedUnit",
     "PluginError",
     "Program",
@@ -49,7 +47,6 @@ __all__ = [
     "Robustness",
     "RunOptions",
     "Schedule",
-    "Simulated",
     "ScheduleError",
     "SolverError",
     "StageCosts",

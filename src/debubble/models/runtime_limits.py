@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from debubble.ir import InputError
 from debubble.ir.plan_entries import RunOptions
 from debubble.models.architecture import Experts
@@ -22,12 +19,11 @@ UNDIVIDED = {
 """Families with costs whose modules in transformers cannot be divided between layers, and why."""
 
 
-def beyond_runtime(options: RunOptions, model: Mapping[str, Any] | None) -> str | None:
+def beyond_runtime(options: RunOptions, config: ModelConfig | None) -> str | None:
     """Say in one sentence why the runtime cannot run a plan with these options; None if it can.
 
-    `model` is the model's Hugging Face config, None for abstract costs.
+    `config` is the model's, None for abstract costs.
     """
-    config = None if model is None else ModelConfig.from_hf(model)
     reason = (
         _missing_degrees(options, config)
         or _missing_numbers(options, config)

@@ -9,10 +9,11 @@ from typing import Any
 from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, model_units, with_profile
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Partition, Units
-from debubble.ir import InputError, Placement, Plan, RunOptions, Schedule, StageCosts
+from debubble.ir import InputError, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import ModelUnits, Problem
+from debubble.plans import Plan
 from debubble.schedules import schedules
 from debubble.schedules.registry import ScheduleEntry
 from debubble.search.problem import Objective

@@ -10,8 +10,7 @@ from typing import Any
 
 from debubble.costs import Cluster, read_profile
 from debubble.costs.lengths import checked_lengths, read_lengths, typical_step
-from debubble.costs.model_units import model_on_cluster
-from debubble.ir import InputError, Plan, RunOptions
+from debubble.ir import InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, as_model
 from debubble.planners.degrees import Job, search_degrees
@@ -20,6 +19,7 @@ from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.problem import Problem, Swap
 from debubble.planners.progress import Listener, progress_listener, tell
 from debubble.planners.registry import Result, planners
+from debubble.plans import ModelOnCluster, Plan
 from debubble.registry import unknown_name
 from debubble.targets import targets
 
@@ -116,14 +116,15 @@ def plan(
         problem = with_lengths(problem, _micro_batch_sizes(lengths, run, problem.micro_batches))
     with progress_listener(progress):
         result = planners[planner](problem)
-    return replace(_model_plan(result, problem, model, cluster, run, measured), profile=measured)
+    return replace(_model_plan(result, problem, ModelOnCluster(model, cluster), run, measured), profile=measured)
 
 
 def _plan_of_job(job: Job, planner: str, progress: Listener | None) -> Plan:
     """The plan of a job whose degrees are searched."""
     with progress_listener(progress):
         best = search_degrees(job, planner=planner, progress=tell)
-    made = _model_plan(best.result, best.problem, job.model, job.cluster, job.run_options(best.degrees))
+    described = ModelOnCluster(job.model, job.cluster)
+    made = _model_plan(best.result, best.problem, described, job.run_options(best.degrees))
     return replace(made, degree_search=best.search)
 
 
@@ -177,20 +178,17 @@ DEGREES = frozenset(field.name for field in fields(Degrees))
 def _model_plan(
     result: Result,
     problem: Problem,
-    model: Model,
-    cluster: Cluster,
+    described: ModelOnCluster,
     options: RunOptions,
     profile: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of a model, in the half-layers that its whole layers stand for."""
-    plan = replace(_plan_of(result, problem, options), model=model.config, cluster=cluster.to_dict())
+    plan = replace(_plan_of(result, options), model_on_cluster=described)
     solution, levers = result.solution, problem.levers
     if levers is None:
         return replace(plan, target=problem.target)
     assert solution.partition is not None
-    units = half_layers(
-        model, cluster, options, pipeline=problem.devices, profile=profile, target=problem.target
-    )  # fmt: skip
+    units = half_layers(*described, options, pipeline=problem.devices, profile=profile, target=problem.target)
     partition = levers.halves(units, problem.units, solution.partition)
     linked = units.offloading_modules() if solution.schedule.offloaded else units
     return replace(
@@ -213,36 +211,36 @@ def plan_again(plan_: Plan, *, degrees: bool = False, **search: Any) -> Plan:
         InputError: if the plan was made from abstract costs.
         InfeasibleError: if nothing fits.
     """
-    described = model_on_cluster(plan_)
+    described = plan_.model_on_cluster
     if described is None:
         raise InputError("A plan of abstract costs names no model to plan again.")
-    (model, cluster), options = described, vars(plan_.options)
+    options = vars(plan_.options)
     batch: dict[str, Any]
     if degrees:
         batch = {"global_batch": plan_.degrees.global_batch}
         kept = {name: value for name, value in options.items() if name not in DEGREES}
     else:
         batch, kept = {"micro_batches": plan_.micro_batches, "pipeline": plan_.devices}, options
-    return plan(model, cluster, target=plan_.target, **batch, **kept, **search)
+    return plan(described.model, described.cluster, target=plan_.target, **batch, **kept, **search)
 
 
 def solve(
     problem: Problem,
     *,
     planner: str = "auto",
-    model: Mapping[str, Any] | None = None,
+    model_on_cluster: ModelOnCluster | None = None,
     options: RunOptions | None = None,
 ) -> Plan:
     """Let a planner solve a problem.
 
-    The plan names the model by its config, None for abstract costs, and the options of its run.  Raises InfeasibleError
+    The plan has the model and its cluster, None for abstract costs, and the options of its run.  Raises InfeasibleError
     if the planner finds nothing that fits.
     """
-    plan = _plan_of(planners[planner](problem), problem, options or RunOptions())
-    return replace(plan, model=model)
+    plan = _plan_of(planners[planner](problem), options or RunOptions())
+    return replace(plan, model_on_cluster=model_on_cluster)
 
 
-def _plan_of(result: Result, problem: Problem, options: RunOptions) -> Plan:
+def _plan_of(result: Result, options: RunOptions) -> Plan:
     return Plan(
         planner=result.planner,
         schedule=result.solution.schedule,

@@ -6,11 +6,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 from debubble.costs import Partition, model_units
-from debubble.costs.model_units import model_on_cluster
 from debubble.costs.speed import element_bytes
 from debubble.costs.step import moment_bytes
-from debubble.ir import InputError, Number, Plan, RunOptions
+from debubble.ir import InputError, Number, RunOptions
 from debubble.planners.model_problem import objective_of, tail_seconds
+from debubble.plans import Plan
 from debubble.simulator import Timeline
 
 
@@ -29,7 +29,7 @@ def pipeline_time(timeline: Timeline, options: RunOptions) -> Number:
 
 def tail_of(plan: Plan) -> float:
     """Seconds that a model's step takes after its pipeline, for gradients and optimizer; 0 for abstract costs."""
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     return 0.0 if described is None else tail_seconds(plan, *described)
 
 
@@ -38,7 +38,7 @@ def undo_bytes(plan: Plan) -> list[Number]:
 
     Raises InputError for a plan of abstract costs.
     """
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     if described is None:
         raise InputError("A plan of abstract costs does not say what copies of its parameters take.")
     static = []

@@ -17,9 +17,9 @@ from debubble.ir import (
     Number,
     Placement,
     RunOptions,
-    Simulated,
     StageCosts,
 )
+from debubble.plans import Simulated
 from debubble.search.effort import Effort
 from debubble.search.problem import Objective
 from debubble.simulator import Price, Timeline

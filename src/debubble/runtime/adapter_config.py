@@ -102,15 +102,15 @@ def with_family(config: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str
     return {**config, "auto_mapping": of_model}
 
 
-def check_model(folder: Path, names: Iterable[str], model: Mapping[str, Any]) -> None:
+def check_model(folder: Path, names: Iterable[str], own: ModelConfig) -> None:
     """Raise InputError if the adapters in a folder are not for the model.
 
     Args:
         folder: Folder that peft wrote.
         names: The parameters in its file.
-        model: Hugging Face config of the plan's model.
+        own: The plan's model.
     """
-    config, own = AdapterConfig.load(folder), ModelConfig.from_hf(model)
+    config = AdapterConfig.load(folder)
     family = config.family
     if family is not None and _module(family) != _module(own.family):
         raise InputError(

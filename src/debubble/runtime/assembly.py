@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from debubble.ir import InputError, Kind, Plan, RunOptions
+from debubble.ir import InputError, Kind, RunOptions
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.plans import Plan
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.cuts import Division, Divisions
 from debubble.runtime.distributed.data_parallel import Replicas
@@ -68,9 +69,9 @@ def check_runnable(plan: Plan, ranks: int) -> None:
         )
     if options.zero > 2 and options.data * options.context > 1 and not plan.costs.gathers:
         raise InputError("The plan's costs say nothing of gathering the parameters that ZeRO-3 divides: plan again.")
-    if plan.model is None:
+    config = plan.model
+    if config is None:
         return
-    config = ModelConfig.from_hf(plan.model)
     planned = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
     if planned != [(unit.type, unit.layer) for unit in config.units]:
         raise InputError("The plan's partition does not list the units of its model in order: make the plan again.")
@@ -84,7 +85,7 @@ def check_runnable(plan: Plan, ranks: int) -> None:
     if options.tensor > 1 and not config.whole_layers:
         _check_divisible(config, options)
     elif options.tensor > 1:
-        check_division(plan.model, options.tensor)
+        check_division(config.config, options.tensor)
 
 
 def _check_experts(config: ModelConfig, options: RunOptions) -> None:
@@ -130,7 +131,7 @@ def check_follows(plan: Plan, before: Plan, *, moves_units: bool) -> None:
                 " where Pipeline builds them (no `model` is given) and makes their `optimizer`."
             )
         check_runnable(plan, plan.ranks)
-    whole = plan.model is None or ModelConfig.from_hf(plan.model).whole_layers
+    whole = plan.model is None or plan.model.whole_layers
     odd = {name for stage in plan.partition for unit in stage for name in unit.strategies} - {"none", "full"}
     if whole and odd:
         raise InputError(f"Modules that are called whole recompute in full or not at all, not '{min(odd)}'.")
@@ -147,18 +148,19 @@ def build_part(
     groups: DeviceGroups,
     compiler: Compiler | None,
     float8: Float8Products | None,
+    source: ModelConfig | Modules,
     model: nn.Module | None = None,
-    modules: Modules | None = None,
 ) -> DevicePart:
     """The stages of one device, or what this rank of its `groups` has of them, on the torch device `on`.
 
-    They are `modules`, if these are given; `compiler` compiles them, and `float8` multiplies in 8 bits.
+    They are built from the plan's model, with the parameters of `model` if it is given, or are the user's own modules;
+    `compiler` compiles them, and `float8` multiplies in 8 bits.
     """
     numbers, dtype = plan.schedule.placement.stages_of[device], DTYPES[plan.options.dtype]
-    if modules is not None:
-        built, adapters = {stage: modules.stage(stage) for stage in numbers}, None
+    if isinstance(source, Modules):
+        built, adapters = {stage: source.stage(stage) for stage in numbers}, None
     else:
-        built, adapters = _hf_stages(plan, numbers, model, seed)
+        built, adapters = _hf_stages(plan, source, numbers, model, seed)
     last = plan.schedule.stages - 1
     if built.get(last):
         built[last][-1].loss = loss
@@ -212,23 +214,23 @@ def _stage(units: Sequence[UnitModule], plan: Plan, number: int, ledger: Ledger,
 
 def balance_of(plan: Plan) -> Balance | None:
     """The auxiliary loss of the model's routers, if it has one."""
-    if plan.model is None or (config := ModelConfig.from_hf(plan.model)).whole_layers:
+    config = plan.model
+    if config is None or config.whole_layers:
         return None
     micro_batches = plan.micro_batches * plan.options.data
     return Balance.of(config, micro_batches=micro_batches, dtype=DTYPES[plan.options.dtype])
 
 
 def _hf_stages(
-    plan: Plan, numbers: Sequence[int], model: nn.Module | None, seed: int
+    plan: Plan, config: ModelConfig, numbers: Sequence[int], model: nn.Module | None, seed: int
 ) -> tuple[dict[int, list[UnitModule]], Adapters | None]:
     """The stages of a plan's Hugging Face model, with the parameters of `model` if it is given."""
-    assert plan.model is not None
     wide = torch.float64 if plan.options.dtype == "fp64" else torch.float32
-    built = {s: build_stage(plan.model, plan.partition[s], seed=seed, dtype=wide) for s in numbers}
+    built = {s: build_stage(config.config, plan.partition[s], seed=seed, dtype=wide) for s in numbers}
     everything = [unit for units in built.values() for unit in units]
-    adapters = _adapters(plan, everything, model)
+    adapters = _adapters(plan, config, everything, model)
     if adapters is not None:
-        add_adapters(everything, adapters, ModelConfig.from_hf(plan.model), seed=seed, dtype=wide)
+        add_adapters(everything, adapters, config, seed=seed, dtype=wide)
     if model is not None:
         take_over(everything, model)
     named = {name: p for unit in everything for name, p in unit.hf_parameters().items()}
@@ -238,11 +240,11 @@ def _hf_stages(
     return built, adapters
 
 
-def _adapters(plan: Plan, units: Sequence[UnitModule], model: nn.Module | None) -> Adapters | None:
+def _adapters(plan: Plan, config: ModelConfig, units: Sequence[UnitModule], model: nn.Module | None) -> Adapters | None:
     """The adapters of the plan, if it has some.  Raises InputError if the model has others."""
     rank = plan.options.lora
     if model is None:
-        return new_adapters(units, ModelConfig.from_hf(plan.model or {}).family, rank=rank) if rank else None
+        return new_adapters(units, config.family, rank=rank) if rank else None
     adapters = given_adapters(model)
     of_model = 0 if adapters is None else max((adapter.rank for adapter in adapters.of.values()), default=0)
     if rank != of_model:
@@ -285,7 +287,7 @@ def share(units: Iterable[UnitModule], parameter: nn.Parameter, instead: nn.Para
 
 def tied_tables(plan: Plan) -> tuple[str, str] | None:
     """The names of the embedding's and the head's table, if they are one."""
-    return None if plan.model is None else tied_names(plan.model)
+    return None if plan.model is None else tied_names(plan.model.config)
 
 
 def tied_devices(plan: Plan) -> tuple[int, ...]:

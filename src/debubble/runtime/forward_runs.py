@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from debubble.ir import InputError, Kind, Plan, lower_forwards
-from debubble.models.config import ModelConfig
+from debubble.ir import InputError, Kind, lower_forwards
+from debubble.plans import Plan
 from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.batch import Batch, StepBatch, TokenRows
 from debubble.runtime.distributed.cuts import Cut
@@ -61,7 +61,8 @@ class ForwardRuns:
 
     def generate(self, prompts: Tensor, *, new_tokens: int, temperature: float, seed: int) -> Tensor:
         """Prompts [rows, length] with what follows them.  Raises InputError if they have another shape."""
-        if self._plan.model is None:
+        config = self._plan.model
+        if config is None:
             raise InputError("The plan has no language model that could generate tokens.")
         if self._ranks.context.size > 1:
             raise InputError("Context parallelism divides whole sequences alone: generate with a plan of context 1.")
@@ -72,7 +73,7 @@ class ForwardRuns:
         tokens = prompts.to(self._lanes.device)[torch.arange(-(-rows // each) * each) % rows]
         random = torch.Generator(device=self._lanes.device).manual_seed(seed)
         self._status.enter("generates", local=False)
-        kept = _last_logits(self._plan, self._stages, self._ranks.device, self._ranks.tensor)
+        kept = _last_logits(self._plan, config.vocab, self._stages, self._ranks.device, self._ranks.tensor)
         with self._evaluation_mode(), kept as logits:
             for _ in range(new_tokens):
                 batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0, counted=1)
@@ -112,7 +113,7 @@ def _choose_tokens(logits: Tensor, temperature: float, random: torch.Generator) 
 
 @contextmanager
 def _last_logits(
-    plan: Plan, stages: Mapping[int, Stage], device: int, group: TensorGroup
+    plan: Plan, vocabulary: int, stages: Mapping[int, Stage], device: int, group: TensorGroup
 ) -> Iterator[dict[int, Tensor]]:
     """Let the last unit, in place of its loss, leave the last position's logits [rows, vocabulary] by micro-batch.
 
@@ -126,7 +127,7 @@ def _last_logits(
     unit = stages[last].units[-1]
     forwards = (op for op in plan.schedule.orders[device] if op.kind is Kind.F and op.stage == last)
     order = itertools.cycle([op.micro_batch for op in forwards])
-    cut = Cut(1, ModelConfig.from_hf(plan.model or {}).vocab)
+    cut = Cut(1, vocabulary)
 
     def keep(logits: Tensor, targets: Tensor) -> Tensor:
         own = logits[:, -1]

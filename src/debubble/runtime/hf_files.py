@@ -15,7 +15,9 @@ import msgspec
 from torch import Tensor
 
 from debubble.files import decode_json, write_whole
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.models.config import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime.adapter_config import check_adapters, check_model, with_family
 from debubble.runtime.models.hf.model import tied_names
 from debubble.runtime.models.hf.names import HEAD_TABLE, joined, sources, stored
@@ -28,24 +30,24 @@ from debubble.runtime.weights_folder import Place, check_dtype, check_tables, we
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def load_pretrained(part: DevicePart, model: Mapping[str, Any] | None, folder: str | Path) -> None:
+def load_pretrained(part: DevicePart, model: ModelConfig | None, folder: str | Path) -> None:
     """Give this rank's parameters the values of a Hugging Face checkpoint, or its adapters those of peft's.
 
     It reads these alone, one at a time.  Raises InputError if the folder has no safetensors checkpoint, or it lacks a
     parameter, has it in another shape or has others, or its config or its adapters are for another model.
     """
-    config, folder = _require_config(model), Path(folder)
+    model, folder = _require_model(model), Path(folder)
     files = checkpoint_files(folder)
     if (folder / CONFIG).is_file():
-        _load_adapters(part, config, folder, files)
+        _load_adapters(part, model, folder, files)
     else:
-        _load_weights(part, config, folder, files)
+        _load_weights(part, model.config, folder, files)
 
 
-def _load_adapters(part: DevicePart, config: Mapping[str, Any], folder: Path, files: Mapping[str, str]) -> None:
+def _load_adapters(part: DevicePart, model: ModelConfig, folder: Path, files: Mapping[str, str]) -> None:
     if part.adapters is None:
         raise InputError(f"{folder} has adapters, but the plan trains whole parameters: make the plan with `--lora`.")
-    check_model(folder, files, config)
+    check_model(folder, files, model)
     check_adapters(folder, files, part.adapters)
     for name in _names(part, adapters=True):
         if PREFIX + name not in files:
@@ -87,7 +89,7 @@ def save_pretrained(part: DevicePart, plan: Plan, ranks: Ranks, folder: str | Pa
 
     Parameters are written as the optimizer has them (fp32).
     """
-    config, folder = _require_config(plan.model), Path(folder)
+    config, folder = _require_model(plan.model).config, Path(folder)
     if part.adapters is not None:
         _save_adapters(part, with_family(part.adapters.config, config), ranks, folder)
         return
@@ -113,7 +115,7 @@ def save_pretrained(part: DevicePart, plan: Plan, ranks: Ranks, folder: str | Pa
     ranks.transport.gather(None)
 
 
-def _require_config(model: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _require_model(model: ModelConfig | None) -> ModelConfig:
     if model is None:
         raise InputError("Modules of your own are no Hugging Face model: save and load `pipeline.state_dict()`.")
     return model

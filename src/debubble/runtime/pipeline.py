@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from debubble.ir import InputError, Plan, lower
+from debubble.ir import InputError, lower
+from debubble.plans import Plan
 from debubble.runtime.assembly import build_part, check_follows, check_runnable
 from debubble.runtime.batch import Batch
 from debubble.runtime.batch_agreement import BatchAgreement
@@ -114,17 +115,18 @@ class Pipeline:
         self.moves_units = plan.model is not None and model is None and optimizer is not None
         """Whether `switch_plan` takes plans with other units in their stages."""
 
-        modules = sequence_of(model, plan) if plan.model is None else None
+        source = sequence_of(model, plan) if plan.model is None else plan.model
         program, on = lower(plan.schedule, plan.costs), self._lanes.device
         self.ranks.open(program, seed=seed, own_model=model is None)
         self._build = partial(
-            build_part, device=self.device, loss=loss, seed=seed, on=on, ledger=self.measured.activations,
-            groups=self.ranks.groups, compiler=compiler, float8=float8_of(fp8, plan, on),
+            build_part, device=self.device, source=source, loss=loss, seed=seed, on=on,
+            ledger=self.measured.activations, groups=self.ranks.groups, compiler=compiler,
+            float8=float8_of(fp8, plan, on),
         )  # fmt: skip
         self._optimize = partial(
             DeviceOptimizers, make=optimizer, shares_table=self.ranks.shares_table, ema_decay=ema_decay
         )
-        self.part = self._build(plan, model=model, modules=modules)
+        self.part = self._build(plan, model=model)
         """This device's stages and their parameters."""
         self._optimizers = self._optimize(plan, self.part)
         self._check_optimizers(made=optimizer is not None)
@@ -134,7 +136,7 @@ class Pipeline:
             plan=plan,
             seed=seed,
             ranks=self.ranks,
-            inputs=StepInputs(plan, modules, loss=loss, context=self.ranks.context, on=on),
+            inputs=StepInputs(plan, source, loss=loss, context=self.ranks.context, on=on),
             batches=BatchAgreement(self.ranks),
             status=self.status,
             measured=self.measured,

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.plans import Plan
 from debubble.runtime.distributed.sharding import inner_tensors, local_tensor, viewed_like
 from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.parameters.device_part import DevicePart

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from debubble.ir import Plan
 from debubble.models.config import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime.assembly import DTYPES, balance_of
 from debubble.runtime.batch import Batch, BatchFormat, StepBatch, read_batch
 from debubble.runtime.distributed.context_parallel import ContextGroup
@@ -23,19 +23,18 @@ class StepInputs:
 
     Args:
         plan: What runs.
-        modules: The user's own modules, if the plan has no model.
+        source: The plan's model, or the user's own modules.
         loss: What may ask for further entries of the batch.
         context: The ranks that divide this one's sequences.
         on: The torch device that computes.
     """
 
     def __init__(
-        self, plan: Plan, modules: Modules | None, *, loss: Loss, context: ContextGroup, on: torch.device
+        self, plan: Plan, source: ModelConfig | Modules, *, loss: Loss, context: ContextGroup, on: torch.device
     ) -> None:
-        self._modules, self._context, self._dtype = modules, context, DTYPES[plan.options.dtype]
+        self._source, self._context, self._dtype = source, context, DTYPES[plan.options.dtype]
         self._balance = balance_of(plan)
-        config = None if plan.model is None else ModelConfig.from_hf(plan.model)
-        self._hidden = 0 if config is None else config.hidden
+        config = None if isinstance(source, Modules) else source
         own_units = config is not None and not config.whole_layers
         # An auxiliary loss of routers would count hidden tokens.
         accepted = BatchFormat(
@@ -82,8 +81,8 @@ class StepInputs:
 
     def _boundary(self, tokens: Tensor) -> tuple[int, ...]:
         """The shape of what stages hand on for such an input."""
-        if self._modules is not None:
-            return self._modules.boundary(tokens)
+        if isinstance(self._source, Modules):
+            return self._source.boundary(tokens)
         if self._balance is not None:
             return self._balance.message(tokens.shape)
-        return (*tokens.shape, self._hidden)
+        return (*tokens.shape, self._source.hidden)

@@ -14,8 +14,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from debubble.ir import InputError, Kind, Lane, Plan, Program
+from debubble.ir import InputError, Kind, Lane, Program
 from debubble.ir.ops import UNSHARDS
+from debubble.plans import Plan
 from debubble.runtime.assembly import DeviceGroups, tied_devices
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.data_parallel import Replicas

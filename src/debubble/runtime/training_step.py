@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from debubble.ir import Plan, Program
+from debubble.ir import Program
+from debubble.plans import Plan
 from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.batch import Batch, StepBatch
 from debubble.runtime.batch_agreement import BatchAgreement

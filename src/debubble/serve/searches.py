@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.plans import Plan
 from debubble.processes import PYTHON
 from debubble.serve import cleaner
 

@@ -135,4 +135,4 @@ def plain_model(title: str, options: RunOptions, model: Model) -> str | None:
 
 def runtime(title: str, options: RunOptions, model: Model) -> str | None:
     """Refuse what debubble's own runtime does not run."""
-    return beyond_runtime(options, model.config)
+    return beyond_runtime(options, model)

@@ -10,15 +10,16 @@ from pathlib import Path
 
 from debubble.errors import readable
 from debubble.files import check_folder
-from debubble.ir import InputError, Kind, Number, Plan
-from debubble.models.config import ModelConfig
+from debubble.ir import InputError, Kind, Number
 from debubble.planners.plan_step import average_bytes, undo_bytes
+from debubble.plans import Plan
 from debubble.training.checkpoint.folder import checkpoints, progress_of
 from debubble.training.data.text import tokens_of
 from debubble.training.online.scheduler import check_searchable
 from debubble.training.options import (
     TrainOptions,
     maker_of,
+    model_of,
     runnable,
     separator_of,
     sequences_of,
@@ -89,8 +90,8 @@ def _check_checkpoint(folder: Path, plan: Plan) -> None:
     from debubble.runtime.models.lora import CONFIG
 
     files = checkpoint_files(folder)
-    if plan.model is not None and plan.options.lora and (folder / CONFIG).is_file():
-        check_model(folder, files, plan.model)
+    if plan.options.lora and (folder / CONFIG).is_file():
+        check_model(folder, files, model_of(plan))
 
 
 def _check_average(options: TrainOptions, plan: Plan) -> None:
@@ -152,7 +153,7 @@ def validates_after(wanted: bool | None, plan: Plan) -> bool:
 
 def _check_room(what: str, bytes_of: Callable[[Plan], Sequence[Number]], plan: Plan, *, remedy: str) -> None:
     """Raise InputError if something that the plan does not count breaks its memory limit on a device."""
-    if plan.model is None or plan.cluster is None or plan.costs.memory_limit is None:
+    if plan.model is None or plan.costs.memory_limit is None:
         return
     for device, (peak, more) in enumerate(zip(plan.simulate().peak_memory, bytes_of(plan), strict=True)):
         limit = plan.costs.limit_of(device)
@@ -186,13 +187,12 @@ def _check_data(options: TrainOptions, plan: Plan) -> None:
 
 def _check_prompt(options: TrainOptions, prompt: str, plan: Plan) -> None:
     """Refuse a prompt that the model cannot continue."""
-    assert plan.model is not None
     if options.dataset is not None:
         raise InputError("--prompt is text, as --data is: it does not go with --dataset.")
     if plan.options.context > 1:
         raise InputError("--prompt needs whole sequences, which the plan divides: plan with --context 1.")
     length = len(tokens_of(prompt, tokenizer_of(options, plan)))
-    positions = ModelConfig.from_hf(plan.model).positions
+    positions = model_of(plan).positions
     if not length:
         raise InputError("--prompt is empty: give some text.")
     if positions and length + options.sample_tokens > positions:
@@ -210,7 +210,7 @@ def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
             raise InputError(f"{folder} holds checkpoints already: add --resume, or give another folder.")
         return
     progress = progress_of(newest)
-    if progress.model != plan.model:
+    if progress.model != model_of(plan).config:
         raise InputError(f"{newest} is a checkpoint of another model than the plan's.")
     if progress.step >= options.steps:
         raise InputError(f"{newest} has done all of the {options.steps} steps: give more with --steps.")

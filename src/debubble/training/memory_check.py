@@ -8,10 +8,10 @@ from dataclasses import asdict
 import torch
 
 from debubble.costs.host_memory import offloaded_peaks
-from debubble.costs.model_units import model_on_cluster
 from debubble.errors import readable
-from debubble.ir import DebubbleError, InfeasibleError, InputError, Plan
+from debubble.ir import DebubbleError, InfeasibleError, InputError
 from debubble.planners.plan_model import plan as make_plan
+from debubble.plans import Plan
 from debubble.runtime.failures import DeviceMemoryError
 
 
@@ -44,7 +44,7 @@ def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | Non
             f" {readable(memory)} of memory: train it where its devices are, or try its messages here with"
             " `debubble rehearse`."
         )
-    meant = str((plan.cluster or {}).get("devices", "CPU"))
+    meant = "CPU" if plan.cluster is None else str(plan.cluster.file["devices"])
     if "CPU" in meant:
         return None
     return f"The {plan.ranks} ranks were planned for {meant}, but run on this machine's CPU: it has {gpus} GPUs."
@@ -84,7 +84,7 @@ def predicted_at(error: DeviceMemoryError, plan: Plan) -> float:
 
 def _advice(plan: Plan, *, beyond: float) -> str:
     """A plan that takes a tenth less, and as much less as this one took too much."""
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     if described is None:
         return "Plan again with a lower memory limit."
     timeline = plan.simulate()

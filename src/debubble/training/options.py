@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.plans import Plan
 from debubble.training.checkpoint.folder import (
     DamagedError,
     RunProgress,
@@ -167,6 +168,13 @@ def runnable(path: Path) -> Plan:
     return plan
 
 
+def model_of(plan: Plan) -> ModelConfig:
+    """The model that a plan trains.  Raises InputError if it was made from abstract costs."""
+    if plan.model is None:
+        raise InputError("The plan was made from abstract costs and has no model to run: plan a MODEL instead.")
+    return plan.model
+
+
 def maker_of(options: TrainOptions, plan: Plan) -> MakeOptimizer:
     """Make the function that makes the run's optimizers: that of the options, or else the plan's.
 
@@ -202,8 +210,9 @@ def journal_of(options: TrainOptions) -> Journal:
 
 def tokenizer_of(options: TrainOptions, plan: Plan) -> HfTokenizer | None:
     """The tokenizer of the options; None: tokens are bytes."""
-    assert plan.model is not None
-    return None if options.tokenizer is None else HfTokenizer(options.tokenizer, end=_end_of_text(plan.model))
+    if options.tokenizer is None:
+        return None
+    return HfTokenizer(options.tokenizer, end=_end_of_text(model_of(plan)))
 
 
 def separator_of(options: TrainOptions, plan: Plan) -> int | None:
@@ -211,12 +220,11 @@ def separator_of(options: TrainOptions, plan: Plan) -> int | None:
 
     Raises InputError if the model's units take no positions, or there is no such token.
     """
-    assert plan.model is not None
     if not options.separate_texts:
         return None
     if options.dataset is not None:
         raise InputError("--separate-texts is for --data: give the items of a --dataset 'position_ids'.")
-    if ModelConfig.from_hf(plan.model).whole_layers:
+    if model_of(plan).whole_layers:
         raise InputError("--separate-texts needs positions, which transformers' modules count by themselves.")
     tokenizer = tokenizer_of(options, plan)
     separator = 0 if tokenizer is None else tokenizer.separator
@@ -227,8 +235,7 @@ def separator_of(options: TrainOptions, plan: Plan) -> int | None:
 
 def sequences_of(options: TrainOptions, plan: Plan, data: Path | None) -> Sequences:
     """A text as samples of the run.  Raises InputError if the data or the model's vocabulary does not do."""
-    assert plan.model is not None
-    vocabulary, tokenizer = int(plan.model.get("vocab_size", VOCABULARY)), tokenizer_of(options, plan)
+    vocabulary, tokenizer = model_of(plan).vocab, tokenizer_of(options, plan)
     if tokenizer is None:
         needed, kind = VOCABULARY, "text as bytes"
     else:
@@ -239,7 +246,7 @@ def sequences_of(options: TrainOptions, plan: Plan, data: Path | None) -> Sequen
     return Sequences(tokens=tokens, sequence_length=plan.options.sequence_length, seed=options.seed)
 
 
-def _end_of_text(model: Mapping[str, Any]) -> int | None:
+def _end_of_text(model: ModelConfig) -> int | None:
     """The token that ends a text, by the model's config; of several the first."""
-    found = model.get("eos_token_id")
+    found = model.config.get("eos_token_id")
     return found[0] if isinstance(found, list) else found

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from debubble.ir import Instruction, Kind, Number, Op, Plan, Program, StageCosts, Trace, lower
+from debubble.ir import Instruction, Kind, Number, Op, Program, StageCosts, Trace, lower
 from debubble.ir.trace import TraceStep
-from debubble.models.config import ModelConfig
+from debubble.plans import Plan
 from debubble.runtime.assembly import DTYPES
 from debubble.runtime.distributed.transport import Distributed, Transport
 from debubble.runtime.execution.interpreter import Interpreter
@@ -73,9 +73,7 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
 def messages(plan: Plan) -> StepState:
     """Messages of the real size; a number each where the plan has no model."""
     o = plan.options
-    shape = (
-        (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, ModelConfig.from_hf(plan.model).hidden)
-    )
+    shape = (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, plan.model.hidden)
     return StepState(
         tokens=[],
         micro_batches=[],

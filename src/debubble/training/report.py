@@ -14,7 +14,8 @@ from rich.text import Text
 
 from debubble.files import write_whole
 from debubble.formatting import ANSWER_VERSION
-from debubble.ir import Plan, Trace
+from debubble.ir import Trace
+from debubble.plans import Plan
 from debubble.training.online.journal import JournalEntry
 from debubble.training.progress import StepReport
 from debubble.views import Scene, views

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.training.data.datasets import DatasetSamples, SampleSource, TextSamples, ValidationSet
 from debubble.training.options import TrainOptions, separator_of, sequences_of
 from debubble.training.user_code import Dataset, current_folder_last, named_dataset

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from rich.console import Console
 
 from debubble.costs.flops import Utilization
-from debubble.ir import InputError, Plan, Trace
+from debubble.ir import InputError, Trace
+from debubble.plans import Plan
 from debubble.processes import available_cores, own_cores
 from debubble.runtime import Batch
 from debubble.runtime.failures import DeviceMemoryError, RunError
@@ -39,6 +40,7 @@ from debubble.training.options import (
     TrainOptions,
     journal_of,
     maker_of,
+    model_of,
     plan_of,
     tokenizer_of,
     with_checkpoint_settings,
@@ -233,7 +235,8 @@ class TrainingRun:
         """Reports of steps whose results are not known yet."""
         self._peaks: tuple[float, ...] = ()
         self._bubble: float | None = None
-        self._utilization = Utilization.of(plan)
+        run = plan.model_on_cluster
+        self._utilization = None if run is None else Utilization.of(*run, plan.options, devices=plan.ranks)
         self.saver = None if options.checkpoint is None else Saver(options.checkpoint, keep=options.keep)
         synchronous = self._update is synchronous_step
         self._end_request = None if self.saver is None else EndRequest(wait=synchronous)
@@ -376,13 +379,12 @@ class TrainingRun:
         return self.step % interval == 0 or self.step == self.options.steps
 
     def _progress(self) -> RunProgress:
-        assert self.plan.model is not None
         scale = self.pipeline.loss_scale
         return RunProgress(
             step=self.step,
             samples=self.samples,
             seed=self.options.seed,
-            model=self.plan.model,
+            model=model_of(self.plan).config,
             recipe=self.options.recipe,
             loss_scale=None if scale is None else (scale.value, scale.steps_since),
         )

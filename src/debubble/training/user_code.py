@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.plans import Plan
 
 
 class Dataset(Protocol):

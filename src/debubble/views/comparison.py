@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from debubble.formatting import cores_words, size_words, time_words
-from debubble.ir import Kind, Lane, Number, Plan, Trace
+from debubble.ir import Kind, Lane, Number, Trace
+from debubble.plans import Plan
 from debubble.simulator import TimedOperation
 from debubble.simulator.timeline import WORK
 from debubble.views.palette import KIND_WORDS

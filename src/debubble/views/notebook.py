@@ -9,7 +9,8 @@ from pathlib import Path
 
 from debubble.files import write_whole
 from debubble.formatting import size_words
-from debubble.ir import Kind, Lane, Plan, Schedule, StageCosts
+from debubble.ir import Kind, Lane, Schedule, StageCosts
+from debubble.plans import Plan
 from debubble.simulator import Timeline, simulate
 from debubble.views.html import html
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, LIGHT, ink_on, shade

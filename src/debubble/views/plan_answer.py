@@ -13,10 +13,11 @@ from rich.text import Text
 
 from debubble.costs.accuracy import STEP
 from debubble.formatting import time_words
-from debubble.ir import Kind, Number, Plan
+from debubble.ir import Kind, Number
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import gains, helpful
+from debubble.plans import Plan
 from debubble.targets.target import targets
 from debubble.views.scene import Scene, subject
 

@@ -10,11 +10,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from debubble.formatting import time_words
-from debubble.ir import Kind, Plan
+from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
 from debubble.planners.analysis.what_if import what_if_lines
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
+from debubble.plans import Plan
 from debubble.targets.target import targets
 from debubble.views.memory_table import memory_table, memory_words
 from debubble.views.plan_answer import plan_answer

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from debubble.formatting import percent, size_words, time_words
-from debubble.ir import CandidateSummary, Plan, PlannedUnit, RunOptions
+from debubble.ir import CandidateSummary, PlannedUnit, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan
+from debubble.plans import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

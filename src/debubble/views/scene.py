@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from debubble.costs import Cluster, StepTail
-from debubble.costs.model_units import model_on_cluster
 from debubble.formatting import cores_words
-from debubble.ir import InputError, Kind, Number, Plan, Program, RunOptions, Trace
+from debubble.ir import InputError, Kind, Number, Program, RunOptions, Trace
 from debubble.ir.ops import BACKWARDS, SCHEDULED
 from debubble.ir.program import Moment
 from debubble.ir.trace import TracePhase
@@ -18,6 +17,7 @@ from debubble.models import Model, models
 from debubble.planners.analysis.explanation import Explanation, explanation, model_remarks, plan_remarks
 from debubble.planners.model_problem import fixed_configuration
 from debubble.planners.plan_step import tail_of
+from debubble.plans import Plan
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
 from debubble.simulator.shared_cores import run_shared
 
@@ -222,7 +222,7 @@ def configuration_scene(
 
 def subject(plan: Plan) -> str:
     """The model and its cluster."""
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     return f"Given costs on {plan.devices} devices" if described is None else model_title(*described)
 
 

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from debubble.formatting import listed, percent, time_words
-from debubble.ir import Kind, Lane, Number, Plan
+from debubble.ir import Kind, Lane, Number
 from debubble.planners.analysis.explanation import Explanation
+from debubble.plans import Plan
 from debubble.simulator import Cause, by_cause
 from debubble.simulator.timeline import WORK
 from debubble.targets import targets

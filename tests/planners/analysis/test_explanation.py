@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
 from debubble.planners.analysis.explanation import Explanation, explanation
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import ModelOnCluster, Plan
 
 
 def explained(planner: str = "dapple", cluster: str = "4xA100-80GB", **more: Any) -> Explanation:
@@ -47,8 +48,10 @@ def test_causes_sum_to_the_step_and_parts_to_the_peak(planner: str, options: dic
 
 def test_a_plan_of_another_models_units_is_refused() -> None:
     why = explained()
-    config = {**(why.plan.model or {}), "model_type": "unknown"}
-    plan = replace(why.plan, model=config)
+    assert why.plan.model_on_cluster is not None
+    model, cluster = why.plan.model_on_cluster
+    unknown = db.Model.from_hf({**model.config, "model_type": "unknown"})
+    plan = replace(why.plan, model_on_cluster=ModelOnCluster(unknown, cluster))
     found = explanation(plan, why.timeline, why.step_time)
     assert found is not None
     with pytest.raises(InputError, match="does not list the units of its model: make the plan again"):

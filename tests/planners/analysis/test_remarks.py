@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import CandidateSummary, Plan, RunOptions
+from debubble.ir import CandidateSummary, RunOptions
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.analysis.explanation import plan_remarks, timeline_remarks
+from debubble.plans import Plan
 from debubble.views import Scene, views
 from debubble.views.summary import as_dict
 
@@ -53,7 +54,7 @@ def test_a_remark_says_that_the_runtime_cannot_run_a_plan(options: dict[str, Any
 
 
 def test_experts_on_ranks_of_their_own_are_beyond_the_runtime() -> None:
-    assert beyond_runtime(RunOptions(data=2), db.models["mixtral-8x7b"].config) is None
+    assert beyond_runtime(RunOptions(data=2), db.models["mixtral-8x7b"]) is None
     assert "experts of its own units alone" in str(beyond_runtime(RunOptions(data=2, expert=2), None))
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import Plan, WhatIf
+from debubble.ir import WhatIf
 from debubble.planners.analysis.what_if import quick_what_ifs, what_if_lines, what_ifs
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 
 
 def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:

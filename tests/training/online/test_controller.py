@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import Plan, StageCosts
+from debubble.ir import StageCosts
 from debubble.ir.trace import MemorySample
+from debubble.plans import Plan
 from debubble.training.online.scheduler import BetterOrder
 from tests.support.online_cases import (
     UNIT,

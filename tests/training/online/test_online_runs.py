@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import Plan, RunOptions, StageCosts
+from debubble.ir import RunOptions, StageCosts
+from debubble.plans import Plan
 from debubble.training.online.partition import repartitioned
 from debubble.training.options import TrainOptions, plan_of
+from tests.support.model_cases import on_cpus
 from tests.support.online_cases import ordered
 from tests.support.processes import wait_for_end
 from tests.support.runtime_cases import LLAMA
@@ -120,6 +122,6 @@ def test_a_resumed_run_goes_on_with_the_order_that_was_adopted(plan: Any, tmp_pa
 
 
 def test_what_another_plan_had_adopted_is_not_gone_on_with(plan: Any, tmp_path: Path) -> None:
-    other = replace(ordered(Plan.load(plan), "1f1b"), model=LLAMA)
+    other = replace(ordered(Plan.load(plan), "1f1b"), model_on_cluster=on_cpus(LLAMA))
     other.save(tmp_path / "plan.online.json")
     assert plan_of(TrainOptions(plan=plan, online=True), resuming=True).schedule.name == "gpipe"

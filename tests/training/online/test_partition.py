@@ -11,7 +11,7 @@ import torch
 from torch.optim import AdamW
 
 import debubble as db
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.training.online.controller import OnlineScheduler, Policy
 from debubble.training.online.partition import better_partition, move_seconds, units_of
 from debubble.training.online.scheduler import better_orders
@@ -97,7 +97,8 @@ def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
     assert other is not None
     moved = units.units[other.lengths[0] : plan.lengths[0]]
     size = sum(float(unit.states.weights + unit.states.optimizer) for unit in moved if unit.states is not None)
-    hardware = db.Cluster.from_dict(plan.cluster).slowest
+    assert plan.cluster is not None
+    hardware = plan.cluster.slowest
     expected = hardware.link_latency + size / (hardware.link_bandwidth * hardware.efficiency.link)
     assert move_seconds(plan, other) == pytest.approx(expected)
     slower = replace(other, costs=other.costs.replace(communication=[2 * c for c in other.costs.communication]))
@@ -105,8 +106,8 @@ def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
     assert move_seconds(plan, plan) == 0
 
 
-def test_plans_without_a_cluster_keep_their_partition() -> None:
-    assert better_partition(replace(slowed(even_plan(2), 0), cluster=None), seconds) is None
+def test_plans_of_abstract_costs_keep_their_partition() -> None:
+    assert better_partition(replace(slowed(even_plan(2), 0), model_on_cluster=None), seconds) is None
 
 
 def test_orders_of_other_partitions_have_to_pay_for_the_move() -> None:

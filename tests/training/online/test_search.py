@@ -68,7 +68,7 @@ def test_closing_the_search_leaves_neither_process_nor_files(plan: Any) -> None:
 def test_the_search_ends_and_cleans_up_when_its_parent_is_killed(plan: Any, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     program = (
-        "import signal, sys\nfrom debubble.ir import Plan\n"
+        "import signal, sys\nfrom debubble.plans import Plan\n"
         "from debubble.training.online.search_process import SearchProcess\n"
         "search = SearchProcess(Plan.load(sys.argv[1]), effort=300.0, core=None)\n"
         "print(search.pid, search.folder, flush=True)\nsignal.pause()\n"

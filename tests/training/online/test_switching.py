@@ -29,7 +29,7 @@ controlled = partial(online_cases.controlled, policy=QUICK)
 def bad_plan(config: Any, dtype: Any, *, costs: Any = COSTS, **options: Any) -> Any:
     """GPipe, under a limit that more than 1F1B's memory fits."""
     schedule = db.schedules["gpipe"](devices=costs.stages, micro_batches=4)
-    return plan_of(schedule, config, costs=costs, dtype=dtype, **options)
+    return plan_of(schedule, config, costs=costs, dtype=dtype, sequence_length=12, **options)
 
 
 def losses_and_parameters(

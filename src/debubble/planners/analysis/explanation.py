@@ -7,14 +7,14 @@ from functools import cached_property
 
 from debubble.costs import Cluster, model_units
 from debubble.costs.flops import Utilization
-from debubble.costs.model_units import model_on_cluster
 from debubble.costs.units import Partition, Units
-from debubble.ir import InputError, Kind, Plan, RunOptions
+from debubble.ir import InputError, Kind, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.planners.model_problem import framework_of_plan, tail_seconds
+from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, by_cause
 
 SECONDS_PER_DAY = 86400
@@ -83,7 +83,7 @@ class Explanation:
     @property
     def mfu(self) -> float:
         """Model FLOPs utilization, a fraction."""
-        run = Utilization.of_run(self.model, self.cluster, self.plan.options, devices=self.plan.ranks)
+        run = Utilization.of(self.model, self.cluster, self.plan.options, devices=self.plan.ranks)
         return run.mfu(self.tokens_per_second)
 
     def days(self, tokens: float) -> float:
@@ -267,7 +267,7 @@ _TRANSFERS = {
 
 def explanation(plan: Plan, timeline: Timeline, step_time: float) -> Explanation | None:
     """The explanation of a model's plan; None for a plan of abstract costs."""
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     return None if described is None else Explanation(plan, timeline, step_time, *described)
 
 
@@ -287,7 +287,7 @@ def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
         for each in plan.candidates
         if each.status == "failed"
     )
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     if described is None:
         return (*failed, *timeline_remarks(timeline))
     model, cluster = described
@@ -299,7 +299,7 @@ def model_remarks(
     timeline: Timeline, options: RunOptions, *, model: Model, cluster: Cluster, profiled: bool = False
 ) -> tuple[str, ...]:
     """The remarks on a model's step on a cluster; `profiled`: its units were measured, not computed."""
-    remarks = [None if profiled else model.remark, *cluster.remarks, beyond_runtime(options, model.config)]
+    remarks = [None if profiled else model.remark, *cluster.remarks, beyond_runtime(options, model)]
     return (*(remark for remark in remarks if remark is not None), *timeline_remarks(timeline))
 
 

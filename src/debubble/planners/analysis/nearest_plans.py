@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from debubble.costs import Cluster
-from debubble.costs.model_units import model_on_cluster
-from debubble.ir import DebubbleError, Plan
-from debubble.models import Model
+from debubble.ir import DebubbleError
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import LARGE
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
 from debubble.targets.target import runs_in, targets
 
 
@@ -30,13 +28,13 @@ class NearestPlan:
 
 def plan_runs_in(plan: Plan) -> tuple[str, ...]:
     """Names of the targets that run a plan as it is; none for a plan of abstract costs."""
-    if plan.model is None:
+    described = plan.model_on_cluster
+    if described is None:
         return ()
-    model, units = Model.from_hf(plan.model), None
-    if plan.schedule.offloaded and plan.cluster is not None:
-        cluster = Cluster.from_dict(plan.cluster)
-        units = half_layers(model, cluster, plan.options, pipeline=plan.devices, profile=plan.profile)
-    return runs_in(plan.schedule, plan.partition, plan.options, model, units=units)
+    units = None
+    if plan.schedule.offloaded:
+        units = half_layers(*described, plan.options, pipeline=plan.devices, profile=plan.profile)
+    return runs_in(plan.schedule, plan.partition, plan.options, described.model, units=units)
 
 
 def quick_nearest(plan: Plan) -> Mapping[str, float]:
@@ -45,7 +43,7 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
     Only of targets that have a quick plan; nothing for abstract costs, with a profile, or for large pipelines.
     """
     large = plan.devices * plan.micro_batches >= LARGE
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     if described is None or plan.profile is not None or large:
         return {}
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from debubble.costs import Cluster
-from debubble.costs.model_units import model_on_cluster
-from debubble.ir import DebubbleError, InputError, Kind, Plan, WhatIf
+from debubble.ir import DebubbleError, InputError, Kind, WhatIf
 from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.degrees.estimate import quick_step
@@ -25,6 +24,7 @@ from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.registry import planners, verify
+from debubble.plans import Plan
 
 AGAIN = "the same job again"
 """The plan's own problem, planned again as the changes are."""
@@ -39,7 +39,7 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
     `effort` is what planning it was given, in seconds of the reference machine.  The deadline, by default the effort's,
     is one on the clock for every change.  Raises InputError for a plan of abstract costs, or with a profile.
     """
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     if described is None or plan.profile is not None:
         raise InputError("What would help is planned for a MODEL on a --cluster, without a profile.")
     found = _changes(plan, *described, effort=THOROUGH * effort, deadline=deadline)
@@ -64,7 +64,7 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits.
     """
     large = plan.devices * plan.micro_batches >= LARGE
-    described = model_on_cluster(plan)
+    described = plan.model_on_cluster
     if described is None or plan.profile is not None or large:
         return ()
     found: list[WhatIf] = []

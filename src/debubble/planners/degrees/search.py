@@ -450,7 +450,7 @@ class _DegreesSearch:
             degrees=replace(degrees, chunks=schedule.placement.chunks),
             step_time=step,
             tokens_per_second_per_device=pace / degrees.devices,
-            mfu=Utilization.of_run(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
+            mfu=Utilization.of(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
             peak_memory=fullest.total,
             memory=fullest,
             planner=result.planner,

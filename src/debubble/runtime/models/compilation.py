@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from debubble.ir import InputError, Kind, Plan
-from debubble.models.config import ModelConfig
+from debubble.ir import InputError, Kind
+from debubble.plans import Plan
 from debubble.runtime.torch_internals import saved_tensor_hooks
 
 Function = Callable[..., Any]
@@ -57,7 +57,7 @@ def compiler_of(wanted: bool | str, plan: Plan) -> Compiler | None:
     backend = "inductor" if wanted is True else wanted
     if backend not in torch.compiler.list_backends(exclude_tags=()):
         raise InputError(f"torch.compile has no backend '{backend}': see torch.compiler.list_backends().")
-    if plan.model is None or ModelConfig.from_hf(plan.model).whole_layers:
+    if plan.model is None or plan.model.whole_layers:
         _check_whole_modules(plan)
     return Compiler(backend)
 

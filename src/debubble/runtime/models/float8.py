@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from debubble.ir import InputError, Plan
-from debubble.models.config import ModelConfig
+from debubble.ir import InputError
+from debubble.plans import Plan
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import Products, add_gradient
 
@@ -80,7 +80,7 @@ def float8_of(wanted: bool | Literal["emulated"], plan: Plan, on: torch.device) 
     """
     if wanted is False:
         return None
-    if plan.model is None or ModelConfig.from_hf(plan.model).whole_layers:
+    if plan.model is None or plan.model.whole_layers:
         raise InputError(
             "fp8 is for units of debubble's own: convert modules of yours by torchao's convert_to_float8_training, and"
             " give them to Pipeline then, or train in bf16."

@@ -14,7 +14,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.plans import Plan
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.operators import call, look_up, widen
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from debubble.ir import InputError, Plan
+from debubble.ir import InputError
+from debubble.plans import Plan
 from debubble.runtime.memory.recomputation import Operators, PutBack
 from debubble.runtime.models.compilation import Compiler, untraced_hooks
 from debubble.runtime.models.module_state import ModuleMemory, ModuleState, seeded

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from debubble.ir import InputError, Kind, Plan
+from debubble.ir import InputError, Kind
+from debubble.plans import Plan
 from debubble.runtime.distributed.gradient_norm import PartialSums, sum_of_squares
 from debubble.runtime.distributed.sharding import inner_tensors, local_bytes, local_tensor
 from debubble.runtime.models.hf.names import HEAD_TABLE

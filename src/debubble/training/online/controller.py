@@ -18,9 +18,10 @@ from typing import Protocol
 import msgspec
 
 from debubble.errors import readable
-from debubble.ir import InputError, Plan, StageCosts
-from debubble.ir.plan_file import PlanFile
+from debubble.ir import InputError, StageCosts
 from debubble.ir.trace import TraceStep
+from debubble.plans import Plan
+from debubble.plans.plan_file import PlanFile
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.online.journal import Journal, JournalEntry
 from debubble.training.online.measurement import (

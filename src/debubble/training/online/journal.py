@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from debubble.formatting import time_words
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.training.online.measurement import SwitchEffect
 
 

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from debubble.costs.units import Partition, Units, partition_named
-from debubble.ir import Number, Plan, StageCosts
+from debubble.ir import Number, StageCosts
+from debubble.plans import Plan
 from debubble.training.online.partition import units_of
 
 FULL, NONE = "full", "none"

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from debubble.costs import Cluster
-from debubble.costs.model_units import model_on_cluster
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed
 from debubble.costs.units import Partition, Units, partition_named
-from debubble.ir import Number, Plan, StageCosts
+from debubble.ir import Number, StageCosts
 from debubble.ir.stage_costs import PER_STAGE
 from debubble.planners.model_problem import half_layers
 from debubble.planners.partitioning.local_search import unit_moves
+from debubble.plans import Plan
 
 Price = Callable[[Plan], tuple[float, float]]
 """Bytes by which a plan exceeds its memory limit, and the seconds of its step."""
@@ -28,8 +27,8 @@ LEAST_GAIN = 1e-3
 
 
 def units_of(plan: Plan) -> Units | None:
-    """The units of a plan's model; None if the plan does not say what model or cluster it is for."""
-    described = model_on_cluster(plan)
+    """The units of a plan's model; None for a plan of abstract costs, or if its units are not the model's."""
+    described = plan.model_on_cluster
     if described is None:
         return None
     units = half_layers(*described, plan.options, pipeline=plan.devices, profile=plan.profile)
@@ -65,10 +64,9 @@ def move_seconds(before: Plan, after: Plan) -> float:
 
     Weights and optimizer states go over the cluster's links, which are as slow as measured messages were.
     """
-    units = units_of(after)
-    if units is None or before.lengths == after.lengths:
+    units, cluster, options = units_of(after), after.cluster, after.options
+    if units is None or cluster is None or before.lengths == after.lengths:
         return 0.0
-    cluster, options = Cluster.from_dict(after.cluster or {}), after.options
     layout, speed = Layout.of(cluster, options, after.devices), Speed.of(cluster.slowest, options.dtype)
     size = sum(
         float(unit.static if unit.states is None else unit.states.weights + unit.states.optimizer)

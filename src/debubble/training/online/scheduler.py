@@ -27,10 +27,10 @@ import msgspec
 
 from debubble.errors import InfeasibleError, InputError, OutOfMemoryError
 from debubble.files import write_whole
-from debubble.ir import Kind, Plan, Schedule
+from debubble.ir import Kind, Schedule
 from debubble.ir.ops import HOST_STEP
-from debubble.ir.plan_file import PlanFile
-from debubble.models import Model
+from debubble.plans import Plan
+from debubble.plans.plan_file import PlanFile
 from debubble.simulator import simulate
 
 if TYPE_CHECKING:
@@ -45,12 +45,8 @@ def summation(plan: Plan, schedule: Schedule) -> dict[str, Terms]:
     A unit's linear operators add their gradients in its stage's B or W, all others in its B or I; a tied table on one
     device gets both from two stages; the last stage adds losses.
     """
-    assert plan.model is not None
-    first, last = 0, schedule.stages - 1
-    tied = (
-        Model.from_hf(dict(plan.model)).tied
-        and plan.schedule.placement.device_of[first] == plan.schedule.placement.device_of[last]
-    )
+    first, last, device_of = 0, schedule.stages - 1, plan.schedule.placement.device_of
+    tied = plan.model is not None and plan.model.tied and device_of[first] == device_of[last]
     sums: dict[str, Terms] = {}
     ends = [0, *accumulate(plan.lengths)]
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from debubble.ir import Plan
+from debubble.plans import Plan
 from debubble.processes import PYTHON
 from debubble.training.online.scheduler import FOUND, PLAN, BetterOrder, load_order
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from debubble.formatting import percent, size_words, time_words
-from debubble.ir import Kind, Plan
+from debubble.ir import Kind
 from debubble.planners.analysis.explanation import ADVICE, FILLING, MUCH, Explanation
 from debubble.planners.analysis.what_if import gains, helpful
+from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
 from debubble.views.palette import KIND_COLORS

@@ -7,7 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from debubble.formatting import size_words
-from debubble.ir import Kind, Plan
+from debubble.ir import Kind
+from debubble.plans import Plan
 from debubble.views.palette import KIND_COLORS, PART_COLORS, ink_on, recompute_colors
 from debubble.views.rows import Rows, unit_runs
 from debubble.views.scene import Scene

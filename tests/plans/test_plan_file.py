@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from debubble.ir import InputError, Origin, Placement, Plan, PlannedUnit, Schedule, StageCosts, WhatIf
+import debubble as db
+from debubble.ir import InputError, Origin, Placement, PlannedUnit, Schedule, StageCosts, WhatIf
+from debubble.plans import Plan
 
 
 @pytest.fixture
@@ -68,6 +70,10 @@ def test_a_wrong_schedule_is_refused_with_a_sentence(
         ({"costs": {"link_groups": 3}}, "'link_groups' must be a list of lists of devices"),
         ({"costs": {"link_groups": [[0, 9]]}}, "'link_groups' names device 9, but there are 2 devices"),
         ({"lower_bound": -1}, "Expected `float` >= 0.0 - at `$.lower_bound`"),
+        ({"model": {"model_type": "llama"}}, "The plan has a model without a cluster"),
+        ({"cluster": {"devices": "2xCPU"}}, "The plan has a model without a cluster, or a cluster without a model"),
+        ({"model": {"model_type": "llama"}, "cluster": {"devices": "2xCPU"}}, "The config has no"),
+        ({"model": dict(db.models["llama-tiny"].config), "cluster": {"devices": 2}}, "The cluster file is wrong"),
     ],
 )
 def test_a_wrong_entry_is_refused_with_a_sentence(
@@ -87,3 +93,27 @@ def test_what_is_no_plan_file_is_refused_with_a_sentence(tmp_path: Path, text: s
 
     with pytest.raises(InputError, match="is not a whole plan file: "):
         Plan.load(tmp_path / "plan.json")
+
+
+MODELS_PLAN = Path(__file__).parent / "llama_tiny.json"
+"""A plan of db.models["llama-tiny"] on two devices that the cluster describes itself, as version 0.1.0 saved it."""
+
+
+def test_a_plan_of_a_model_is_saved_as_it_was_read(tmp_path: Path) -> None:
+    Plan.load(MODELS_PLAN).save(tmp_path / "again.json")
+
+    assert (tmp_path / "again.json").read_bytes() == MODELS_PLAN.read_bytes()
+
+
+def test_a_plan_of_a_model_has_the_model_and_its_cluster() -> None:
+    plan = Plan.load(MODELS_PLAN)
+
+    assert plan.model == db.models["llama-tiny"]
+    assert plan.cluster is not None
+    assert [device.flops for device in plan.cluster.types] == [3e14, 3e14]
+    assert plan.cluster.memory_limits == (60 * 2**30,) * 2
+
+
+def test_a_plan_of_abstract_costs_has_no_model(content: dict[str, Any], tmp_path: Path) -> None:
+    assert {"model", "cluster"}.isdisjoint(content)
+    assert Plan.load(tmp_path / "valid.json").model_on_cluster is None

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from debubble.errors import InputError
+from debubble.costs import Cluster
 from debubble.files import decode_versioned, read_file, write_whole
+from debubble.ir import InputError, Kind, Number, StageCosts
 from debubble.ir.degrees import Degrees, DegreeSearch
-from debubble.ir.ops import Kind
 from debubble.ir.plan_entries import (
     INTERRUPTED,
     CandidateSummary,
@@ -27,45 +27,19 @@ from debubble.ir.plan_entries import (
     WhatIf,
     recomputation_of,
 )
-from debubble.ir.plan_file import VERSION, PlanFile, ScheduleFile
-from debubble.ir.schedule import Schedule
-from debubble.ir.stage_costs import Number, StageCosts
+from debubble.models import ModelConfig
+from debubble.plans.plan_file import VERSION, PlanFile, ScheduleFile
+from debubble.plans.simulated import Simulated
 
 if TYPE_CHECKING:
-    from debubble import Report, Timeline
+    from debubble import Report
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Simulated:
-    """A schedule with its stages' costs, which is lowered and simulated once.
+class ModelOnCluster(NamedTuple):
+    """A model, and the devices that it is to run on."""
 
-    Attributes:
-        schedule: The order of operations.
-        costs: What they take.
-        timeline: The simulated step, if that was worked out already; dropped if it is of other operations or costs.
-    """
-
-    schedule: Schedule
-    costs: StageCosts
-    timeline: Timeline | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        program = None if self.timeline is None else self.timeline.program
-        if program is not None and (program.schedule is not self.schedule or program.costs is not self.costs):
-            object.__setattr__(self, "timeline", None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "timeline": None}
-
-    def simulate(self) -> Timeline:
-        """The predicted timeline, worked out once; raises OutOfMemoryError if the step does not fit."""
-        if self.timeline is None:
-            # The simulator stands above the IR; this method is a convenience at the top of the package.
-            import debubble
-
-            object.__setattr__(self, "timeline", debubble.simulate(self.schedule, self.costs))
-            assert self.timeline is not None
-        return self.timeline
+    model: ModelConfig
+    cluster: Cluster
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -87,10 +61,8 @@ class Plan(Simulated):
     partition: tuple[tuple[PlannedUnit, ...], ...]
     """Per stage, its units; a stage that was given by its costs alone is one unit of type `stage`."""
     candidates: tuple[CandidateSummary, ...] = ()
-    model: Mapping[str, Any] | None = None
-    """The model's Hugging Face config, as in `config.json`."""
-    cluster: Mapping[str, Any] | None = None
-    """The cluster, as in a cluster file."""
+    model_on_cluster: ModelOnCluster | None = None
+    """The model and the cluster that it was made for; None: it was made from abstract costs."""
     profile: Mapping[str, Any] | None = None
     """The units file with measured costs that the plan was made with, if any."""
     options: RunOptions = field(default_factory=RunOptions)
@@ -102,6 +74,16 @@ class Plan(Simulated):
     """The call that made it; None if that was no command."""
     target: str | None = None
     """The framework for which it was made, by the name of its target; None: for none in particular."""
+
+    @property
+    def model(self) -> ModelConfig | None:
+        """The model; None for a plan of abstract costs."""
+        return None if self.model_on_cluster is None else self.model_on_cluster.model
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The devices; None for a plan of abstract costs."""
+        return None if self.model_on_cluster is None else self.model_on_cluster.cluster
 
     @property
     def robustness(self) -> Robustness | None:
@@ -166,7 +148,7 @@ class Plan(Simulated):
             s = plan.schedule
             extra = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
             units = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
-            return plan.model, plan.options, units, s.placement, s.micro_batches, s.peers, extra
+            return plan.model and plan.model.config, plan.options, units, s.placement, s.micro_batches, s.peers, extra
 
         return stays(self) == stays(other)
 
@@ -200,9 +182,11 @@ class Plan(Simulated):
     def to_file(self) -> PlanFile:
         """The content of its file."""
         entries = {name: getattr(self, name) for name in _AS_IN_FILE}
-        for name in ("model", "cluster", "profile"):
-            entries[name] = entries[name] and dict(entries[name])
+        entries["profile"] = self.profile and dict(self.profile)
         entries["candidates"] = tuple(replace(candidate, partition=()) for candidate in self.candidates)
+        if self.model_on_cluster is not None:
+            model, cluster = self.model_on_cluster
+            entries |= {"model": dict(model.config), "cluster": cluster.to_dict()}
         return PlanFile(
             **entries,
             debubble_plan=VERSION,
@@ -220,8 +204,28 @@ class Plan(Simulated):
         costs = StageCosts.from_dict(file.costs, stages=schedule.stages)
         costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
         entries = {name: getattr(file, name) for name in _AS_IN_FILE}
-        return Plan(**entries, schedule=schedule, costs=costs, lower_bound=file.lower_bound)
+        return Plan(
+            **entries,
+            schedule=schedule,
+            costs=costs,
+            lower_bound=file.lower_bound,
+            model_on_cluster=_model_on_cluster(file),
+        )
 
 
-_AS_IN_FILE = [f.name for f in fields(Plan) if f.name not in ("schedule", "costs", "lower_bound", "timeline")]
+def _model_on_cluster(file: PlanFile) -> ModelOnCluster | None:
+    match file.model, file.cluster:
+        case None, None:
+            return None
+        case dict(model), dict(cluster):
+            return ModelOnCluster(ModelConfig.from_hf(model), Cluster.from_dict(cluster))
+        case _:
+            raise InputError(
+                "The plan has a model without a cluster, or a cluster without a model: make the plan again with"
+                " `debubble plan`."
+            )
+
+
+_OWN_FORM = {"schedule", "costs", "lower_bound", "timeline", "model_on_cluster"}
+_AS_IN_FILE = [f.name for f in fields(Plan) if f.name not in _OWN_FORM]
 """The entries that a plan and its file have alike."""
