@@ -11,6 +11,7 @@ from rich.text import Text
 from debubble.formatting import size_words
 from debubble.ir.degrees import MemoryParts
 from debubble.planners.degrees import Footprint
+from debubble.planners.degrees.remedies import option_words
 from debubble.views.scene import Scene
 from debubble.views.terminal import titled_table
 
@@ -51,18 +52,35 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
         totals = _in_unit(each.kept.total, unit), _in_unit(each.recomputed.total, unit)
         fits = Text(SHORT.get(each.fits, each.fits), style=STYLES[each.fits])
         table.add_row(degrees, str(each.degrees.zero), *sizes, *totals, fits)
-    fitting = sum(each.fits != "no" for each in footprints)
     gathering = max((each.degrees.chunks or 1 for each in footprints if each.degrees.zero == 3), default=1)
     chunks = max((each.degrees.chunks or 1 for each in footprints if each.degrees.zero < 3), default=gathering)
     order = f"interleaved 1F1B of {chunks} chunks" if chunks > 1 else "1F1B"
     sharded = f" (with ZeRO-3 up to {gathering} chunks, two of them gathered)" if gathering > chunks else ""
     words = (
-        f"Degrees are {' x '.join(names)}.  {fitting} of {len(footprints)} fit with {order} on even stages"
+        f"Degrees are {' x '.join(names)}, with {order} on even stages"
         f"{sharded}: `yes` as they are, `full` if they recompute everything; offload and host optimizers, which `plan`"
         " knows too, are not counted."
     )
     more = f"  {left_out} choices with context or expert ranks, or tensor ranks over several nodes, are in --json."
-    return Group(table, Text(words + more * bool(left_out)))
+    return Group(Text(_verdict(footprints), style="bold"), table, Text(words + more * bool(left_out)))
+
+
+def _verdict(footprints: Sequence[Footprint]) -> str:
+    """Whether any choice fits, and which of those that fit needs the least memory."""
+    fitting = [each for each in footprints if each.fits != "no"]
+    if not fitting:
+        return "No choice fits by recomputation alone; `debubble plan` also tries offload and CPU optimizers."
+    as_it_is = [each for each in fitting if each.fits == "yes"]
+
+    def bytes_of(each: Footprint) -> float:
+        return float((each.kept if as_it_is else each.recomputed).total)
+
+    least = min(as_it_is or fitting, key=bytes_of)
+    recomputing = "" if as_it_is else ", with full recomputation"
+    return (
+        f"Yes: {len(fitting)} of {len(footprints)} choices fit{recomputing}; the least memory is"
+        f" {size_words(bytes_of(least))} with {option_words(least.degrees)}."
+    )
 
 
 def memory_table(scene: Scene) -> Table:

@@ -73,10 +73,11 @@ def plan_answer(
     ]
     lines = [Text(_title(plan), style="bold"), *_speed(scene, why, tokens), Text()]
     lines += [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
-    lines += [Text(), *_memory(scene, why, width), *_time(why, width), Text()]
+    lines += [Text(), *_memory(scene, why, width), *_time(why, width)]
     lines += _row("Limited by", [*_limits(why)], width)
     lines += _row("Bound", [_bound(plan, scene)], width)
     lines += _row("Would help", [*_changes(plan, scene)], width)
+    lines += _row("Not tried", [*_not_tried(plan)], width)
     return [*lines, *_row("Next", [_next(plan)], width)]
 
 
@@ -261,6 +262,18 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
         yield "nothing that was tried"
     elif told[0].what_if.quick:
         yield "by quick plans"
+
+
+def _not_tried(plan: Plan) -> Iterator[str]:
+    """What the search left out, and the option that includes it."""
+    if plan.degree_search is None:
+        yield f"other degrees (--global-batch {plan.degrees.global_batch})"
+    elif left := plan.degree_search.unplanned:
+        yield f"{left} choices of degrees, for lack of time"
+    if plan.planner == "auto" and plan.degree_search is None and plan.target is None:
+        yield "the papers' planners (--compare)"
+    elif plan.planner != "auto":
+        yield "other planners (--planner auto)"
 
 
 def _next(plan: Plan) -> str:

@@ -9,7 +9,9 @@ import pytest
 
 import debubble as db
 from debubble.ir import WhatIf
-from debubble.planners.analysis.what_if import quick_what_ifs, what_if_lines, what_ifs
+from debubble.planners.analysis.what_if import gains, quick_what_ifs, what_if_lines, what_ifs
+from debubble.planners.bounds import proven_step_bound
+from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
 
@@ -117,3 +119,15 @@ def test_more_devices_are_told_last_and_what_hardly_helps_not_at_all() -> None:
     )  # fmt: skip
     [line] = what_if_lines(replace(plan, what_ifs=changes), 1.0)
     assert line.endswith(": 10% more memory: 10.0% faster; twice the devices: 50.0% faster.")
+
+
+def test_quick_advice_promises_no_more_than_the_bounds_of_the_changes_allow() -> None:
+    plan = db.plan("llama3-8b", "4xL40S-48GB", micro_batches=16, sequence_length=2048, planner="adapipe")
+    step = seconds_per_step(plan)
+    told = {gain.what_if.change: gain.share for gain in gains(plan, step, quick_what_ifs(plan))}
+    described = plan.model_on_cluster
+    assert described is not None
+    model, cluster = described
+    roomy = cluster.with_limit(1.1 * min(cluster.memory_limits))
+    bound = proven_step_bound(problem_of(model, roomy, plan.options, micro_batches=16)).time
+    assert (told["10% more memory"] or 0.0) >= float(bound) / step - 1 - 1e-3

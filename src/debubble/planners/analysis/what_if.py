@@ -18,9 +18,11 @@ from debubble.costs import Cluster
 from debubble.ir import DebubbleError, InputError, Kind, WhatIf
 from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
+from debubble.planners.bounds import proven_step_bound
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
 from debubble.planners.model_problem import problem_of
+from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.registry import planners, verify
@@ -68,12 +70,17 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     if described is None or plan.profile is not None or large:
         return ()
     found: list[WhatIf] = []
+    planned = seconds_per_step(plan) / plan.degrees.global_batch
     for change in _changes(plan, *described, effort=0.0, deadline=None):
         if not change.lever:
             try:
                 seconds = quick_step(change.problem)[0]
             except DebubbleError:
                 seconds = float("inf")
+            if found:
+                # No plan gains more than the bound of the changed problem leaves below the plan itself.
+                bound = float(proven_step_bound(change.problem).time) / change.batch
+                seconds = max(seconds, (found[0].seconds_per_sequence or 0.0) * bound / planned * change.batch)
             found.append(replace(change.with_step(seconds), quick=True))
             if found[0].step_time is None:
                 return ()
