@@ -30,6 +30,8 @@ from debubble.plans import Plan
 
 AGAIN = "the same job again"
 """The plan's own problem, planned again as the changes are."""
+REPRESENTATIVE = 1.2
+"""Times the plan's step up to which the quick plan of its own problem stands for it."""
 MORE_MEMORY = 1.1
 FASTER_LINKS = 2
 """Factors of the memory limit, and of the bandwidth of all links, in two of the changes."""
@@ -63,7 +65,8 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
 def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     """Changes that would help, by quick plans of the changes and of the plan's own problem alike, which comes first.
 
-    None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits.
+    None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits or comes
+    near the plan.
     """
     large = plan.devices * plan.micro_batches >= LARGE
     described = plan.model_on_cluster
@@ -82,7 +85,8 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
                 bound = float(proven_step_bound(change.problem).time) / change.batch
                 seconds = max(seconds, (found[0].seconds_per_sequence or 0.0) * bound / planned * change.batch)
             found.append(replace(change.with_step(seconds), quick=True))
-            if found[0].step_time is None:
+            # Quick plans that are far from the plan itself say nothing about its changes.
+            if (found[0].seconds_per_sequence or float("inf")) > REPRESENTATIVE * planned:
                 return ()
     return tuple(found)
 
