@@ -65,8 +65,8 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
 def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     """Changes that would help, by quick plans of the changes and of the plan's own problem alike, which comes first.
 
-    None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits or comes
-    near the plan.
+    None where there is no quick plan: for abstract costs, with a profile, for large pipelines, or where none fits or
+    comes near the plan.
     """
     large = plan.devices * plan.micro_batches >= LARGE
     described = plan.model_on_cluster
