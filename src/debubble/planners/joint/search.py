@@ -147,7 +147,8 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     chains = sorted(chains, key=lambda chain: chain.least)
     best: Number = math.inf
     with suppress(InfeasibleError):
-        best, solution = _simulated(problem, chains, effort, plans=1)[0]
+        # One simulation, to have a plan at once, is not counted.
+        best, solution = _simulated(problem, chains, Effort(math.inf, deadline=effort.deadline), plans=1)[0]
         yield solution
     for part, divisor, warm in ROUNDS:
         left = chains[: max(count // divisor, MIN_CHAINS)]
