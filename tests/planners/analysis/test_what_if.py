@@ -24,6 +24,7 @@ def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:
     return plan, seconds_per_step(plan, timeline)
 
 
+@pytest.mark.slow
 def test_every_change_is_planned_and_none_that_keeps_the_plan_is_slower() -> None:
     plan, step = planned(memory_limit="17GiB")
     changes = {change.change: change for change in what_ifs(plan, step, effort=0.5)}

@@ -174,6 +174,7 @@ def test_a_choice_that_no_quick_plan_fits_is_planned_where_it_promises_much_more
     assert best.search.too_large + best.search.planned + best.search.slower <= best.search.legal
 
 
+@pytest.mark.slow
 def test_where_optimizers_must_be_on_hosts_no_fixed_choice_is_faster() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "4GiB"})
     tight = Job(
