@@ -424,6 +424,18 @@ def test_a_plan_without_an_output_file_is_kept_in_the_cache(
     assert f"The plan is in {kept}" in err
 
 
+def test_a_stream_and_one_object_are_not_given_together(run: Any) -> None:
+    code, out, _ = run("plan", "llama-tiny", "--cluster", "2xCPU", "--json", "--json-stream")
+    assert code == 2
+    assert json.loads(out)["kind"] == "InputError"
+
+
+def test_an_error_of_a_stream_is_a_json_object(run: Any) -> None:
+    code, out, _ = run("plan", "no-such-model", "--cluster", "2xCPU", "--json-stream")
+    assert code == 2
+    assert json.loads(out)["kind"] == "InputError"
+
+
 def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> None:
     words = ("plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "2", "--planner", "adapipe")
     _, out, _ = run(*words, "--json-stream")

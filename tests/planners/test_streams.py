@@ -9,6 +9,7 @@ import pytest
 import debubble as db
 from debubble.ir import InfeasibleError
 from debubble.planners import FixedStages, Problem
+from debubble.planners.analysis.explanation import plan_remarks
 from debubble.planners.auto import fastest_of
 from debubble.planners.problem import Solution
 from debubble.planners.progress import Improvement, Progress, progress_listener
@@ -82,6 +83,17 @@ def test_a_planner_that_fails_after_a_plan_keeps_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("debubble.planners.joint.search.last_search", lambda problem, _: failing(problem))
     *_, best = fastest_of(PROBLEM, ["dapple", "joint"])
     assert best.schedule.name == "zb-h1"
+    plan = solution_plan(best)
+    (said,) = (remark for remark in plan_remarks(plan, plan.simulate()) if "failed" in remark)
+    assert "'joint'" in said
+    assert "ZeroDivisionError" in said
+
+
+def solution_plan(solution: Solution) -> db.Plan:
+    return db.Plan(
+        planner="auto", schedule=solution.schedule, costs=solution.costs, lower_bound=0, partition=((), ()),
+        candidates=solution.candidates,
+    )  # fmt: skip
 
 
 def test_a_planner_without_a_plan_that_fits_says_why() -> None:

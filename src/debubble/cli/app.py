@@ -99,7 +99,7 @@ def main() -> None:
         finally:
             _flush()
     except DebubbleError as error:
-        if any(len(word) > 2 and "--json".startswith(word) for word in sys.argv):
+        if any(len(word) > 2 and "--json-stream".startswith(word) for word in sys.argv):
             json.dump({"error": str(error), "kind": type(error).__name__}, sys.stdout)
             sys.stdout.write("\n")
         sys.stderr.write(f"debubble: {error}\n")

@@ -97,6 +97,8 @@ def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Gi
         raise InputError("Give a MODEL with --cluster, or --costs FILE, or --units FILE with --devices P.")
     if output.tokens is not None and not 0 < output.tokens < math.inf:
         raise InputError(f"--tokens must be a positive number, not {output.tokens:g}.")
+    if output.json and output.json_stream:
+        raise InputError("Give --json for one object, or --json-stream for a line per plan, not both.")
     check_writable(output.output, output.html)
     if model is None:
         _refuse_what_only_a_model_has(asked, given, output)

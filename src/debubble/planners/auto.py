@@ -118,6 +118,8 @@ class _Answers:
         self._problem, self._names = problem, names
         self._deadline = problem.begun().deadline
         self._found: dict[str, Result | DebubbleError] = {}
+        self._failures: dict[str, DebubbleError] = {}
+        """Errors in the programs of planners that already had a plan."""
 
     def __getitem__(self, name: str) -> Result | DebubbleError:
         return self._found[name]
@@ -145,7 +147,7 @@ class _Answers:
         except DebubbleError as error:
             self._found.setdefault(name, error)
         except Exception as error:  # others may have an answer: the plan says that this one failed
-            self._found.setdefault(name, failure(error))
+            self._fail(name, failure(error))
         else:
             yield from self._keep(name, answer)
         best = next(iter(self.results), None)
@@ -168,9 +170,14 @@ class _Answers:
             except DebubbleError as error:
                 self._found.setdefault(name, error)
             except Exception as error:  # as above
-                self._found.setdefault(name, failure(error))
+                self._fail(name, failure(error))
             else:
                 yield from self._keep(name, answer)
+
+    def _fail(self, name: str, error: DebubbleError) -> None:
+        """Note an error in a planner's program; a plan that it had stays."""
+        if isinstance(self._found.setdefault(name, error), Result):
+            self._failures[name] = error
 
     def _keep(self, name: str, answer: Result) -> Iterator[Solution]:
         known = self._found.get(name)
@@ -210,7 +217,7 @@ class _Answers:
             lower_bound=max(result.pipeline_bound for result in results),
             candidates=tuple(
                 sorted(
-                    (_summary(name, answer) for name, answer in self._found.items()),
+                    (_summary(name, answer, self._failures.get(name)) for name, answer in self._found.items()),
                     key=lambda c: (c.step_time is None, c.robustness.expected if c.robustness else c.step_time),
                 )
             ),
@@ -267,9 +274,10 @@ def _verify(name: str, problem: Problem, future: Future[Answer]) -> Result:
     return verify(name, problem, solution, seconds)
 
 
-def _summary(name: str, answer: Result | DebubbleError) -> CandidateSummary:
+def _summary(name: str, answer: Result | DebubbleError, failed: DebubbleError | None) -> CandidateSummary:
+    """A planner's row; with an error in its program that came after its plan."""
     if isinstance(answer, Result):
-        return answer.summary
+        return answer.summary if failed is None else replace(answer.summary, rejected=str(failed))
     status: Status = "rejected"
     if isinstance(answer, CutOffError):
         status = "cut off"

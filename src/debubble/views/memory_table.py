@@ -40,7 +40,7 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
         left_out: How many choices are not shown.
     """
     limit = size_words(min(each.limit for each in footprints))
-    unit = _unit(each.kept.total for each in footprints)
+    unit = unit_of(each.kept.total for each in footprints)
     names = [name for name in DEGREES if name in MAIN or any(getattr(f.degrees, name) > 1 for f in footprints)]
     title = f"{unit} on the fullest device, of {limit} beside a reserve of {size_words(reserve)}"
     columns = ("x".join(name[0] for name in names), "ZeRO", *PARTS, "total", "recomputed", "fits")
@@ -85,7 +85,7 @@ def _verdict(footprints: Sequence[Footprint]) -> str:
 
 def memory_table(scene: Scene) -> Table:
     """The memory of every device of a model's plan at its peak, by part."""
-    columns, unit = ("device", *PARTS, "peak", "limit"), _unit(map(float, scene.peak_memory))
+    columns, unit = ("device", *PARTS, "peak", "limit"), unit_of(map(float, scene.peak_memory))
     table = titled_table(f"{unit} at the peak, per device", [HEADERS.get(name, name) for name in columns], no_wrap=True)
     for device, each in enumerate(scene.parts_at_the_peak):
         limit = scene.limits[device]
@@ -95,7 +95,7 @@ def memory_table(scene: Scene) -> Table:
     return table
 
 
-def _unit(sizes: Iterable[float]) -> str:
+def unit_of(sizes: Iterable[float]) -> str:
     """GiB if the largest size has one, else MiB."""
     return "GiB" if max(sizes) >= UNITS["GiB"] else "MiB"
 
@@ -107,6 +107,6 @@ def _in_unit(size: float, unit: str) -> str:
 
 def memory_words(parts: MemoryParts, *, reserve: float | None = None) -> str:
     """The parts of one device's memory in one line."""
-    unit = _unit([parts.total])
+    unit = unit_of([parts.total])
     words = ", ".join(f"{part} {_in_unit(getattr(parts, part), unit)}" for part in PARTS)
     return f"{words} {unit}" if reserve is None else f"{words} {unit}, beside a reserve of {size_words(reserve)}"

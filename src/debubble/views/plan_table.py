@@ -18,7 +18,7 @@ from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.plans import Plan
 from debubble.targets.target import targets
 from debubble.views.memory_table import memory_table, memory_words
-from debubble.views.plan_answer import plan_answer
+from debubble.views.plan_screen import plan_screen
 from debubble.views.rows import (
     cause_rows,
     configuration_rows,
@@ -63,7 +63,7 @@ def render(
         parts = [Text(_title(plan), style="bold"), Text(f"{headline(scene)}\n{_partition_words(plan)}")]
         parts += [Text("\n".join([bound_words(plan, scene, argument=details), *_judgement(plan, scene)]))]
     else:
-        parts = [*plan_answer(plan, scene, scene.why, width=width, tokens=tokens, elsewhere=elsewhere)]
+        parts = [*plan_screen(plan, scene, scene.why, width=width, tokens=tokens, elsewhere=elsewhere)]
         parts += [Text(line) for line in _judgement(plan, scene)]
         if plan.what_ifs and not plan.what_ifs[0].quick:
             parts += [Text(line) for line in what_if_lines(plan, float(scene.step_time))]

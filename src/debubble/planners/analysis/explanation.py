@@ -285,7 +285,7 @@ def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
     failed = tuple(
         f"The planner '{each.planner}' failed, which is an error in its program: {each.rejected}"
         for each in plan.candidates
-        if each.status == "failed"
+        if each.status == "failed" or (each.step_time is not None and each.rejected is not None)
     )
     described = plan.model_on_cluster
     if described is None:

@@ -18,7 +18,10 @@ from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
+from debubble.simulator import Cause
 from debubble.targets.target import targets
+from debubble.views.memory_table import PARTS, UNITS, unit_of
+from debubble.views.palette import KIND_COLORS, LIGHT
 from debubble.views.scene import Scene, subject
 
 LABEL = 13
@@ -34,21 +37,19 @@ BARS = 4
 """Devices up to which each has a bar; of more, the fullest and the emptiest have one."""
 COLUMNS = 2
 """Bars of memory next to each other."""
-UNITS = (("GiB", 2**30), ("MiB", 2**20))
-"""Units of bytes: the first if the largest peak has one."""
 
-PARTS = (
-    ("compute", "█", "#4f7fd0", ("compute",)),
-    ("recompute", "▓", "#dd7a24", ("recomputation",)),
-    ("bubble", "░", "#8a94a3", ("warm-up", "cool-down", "dependency", "imbalance", "overhead")),
-    ("messages", "▒", "#4cb07c", ("messages", "collectives", "transfer", "gradients")),
-    ("host transfers", "▚", "#8e6bb0", ("host transfers",)),
-    ("optimizer", "▞", "#6e4a3c", ("optimizer", "optimizer on the host")),
+STEP_PARTS = (
+    ("compute", "█", KIND_COLORS[Kind.F], ("compute",)),
+    ("recompute", "▓", KIND_COLORS[Kind.R], ("recomputation",)),
+    ("bubble", "░", LIGHT.causes[Cause.COOL_DOWN], ("warm-up", "cool-down", "dependency", "imbalance", "overhead")),
+    ("messages", "▒", KIND_COLORS[Kind.SEND_F], ("messages", "collectives", "transfer", "gradients")),
+    ("host transfers", "▚", KIND_COLORS[Kind.O], ("host transfers",)),
+    ("optimizer", "▞", KIND_COLORS[Kind.S], ("optimizer", "optimizer on the host")),
 )  # fmt: skip
 """Parts of the bar of a step: words, cell, colour, and the causes that count to it."""
 
 
-def plan_answer(
+def plan_screen(
     plan: Plan, scene: Scene, why: Explanation, *, width: int, tokens: float | None, elsewhere: Mapping[str, float]
 ) -> list[Text]:
     """The answer, a line each.
@@ -62,7 +63,7 @@ def plan_answer(
         elsewhere: How many times as long quick plans take in the targets that do not run the plan.
 
     Returns:
-        The lines, at most 22 on 80 characters for an ordinary plan.
+        The lines, at most 24 of 80 characters for an ordinary plan.
     """
     rows: list[tuple[str, Sequence[str]]] = [
         ("Parallelism", [*_parallelism(plan)]),
@@ -100,7 +101,9 @@ def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
 def _title(plan: Plan) -> str:
     """The answer to the first question, with the schedule and who planned it."""
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
-    return f"{subject(plan)} fits: {plan.schedule.name} by {_planner(plan)}{target}"
+    planner = _planner(plan)
+    found = f"planned by {planner}" if plan.schedule.name == planner else f"{plan.schedule.name} by {planner}"
+    return f"{subject(plan)} fits: {found}{target}"
 
 
 def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Text]:
@@ -138,9 +141,8 @@ def _unit_words(plan: Plan) -> str:
 
 def _planner(plan: Plan) -> str:
     """The planner whose answer it is."""
-    timed = [c for c in plan.candidates if c.step_time is not None]
-    best = min(timed, key=lambda c: c.step_time or 0.0, default=None)
-    return plan.planner if best is None else best.planner
+    # The fastest answer is the first, by the step under disturbances if that was asked for.
+    return plan.candidates[0].planner if plan.candidates else plan.planner
 
 
 def _recomputation(plan: Plan) -> Iterator[str]:
@@ -191,9 +193,9 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     """A bar of memory per device against its limit, and the parts of the fullest one."""
     parts = why.memory[why.fullest]
     peaks = [float(peak) for peak in scene.peak_memory]
-    unit, size = next(each for each in (*UNITS, UNITS[-1]) if max(peaks) >= each[1] or each == UNITS[-1])
-    names = ("weights", "gradients", "optimizer", "activations", "workspace")
-    sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in names if getattr(parts, name) >= size / 20]
+    unit = unit_of(peaks)
+    size = UNITS[unit]
+    sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
     first = f"GPU {why.fullest}, the fullest, in {unit}: {sizes[0]}"
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]
@@ -219,7 +221,8 @@ def _time(why: Explanation, width: int) -> Iterator[Text]:
     """The step as one bar, and the share of each part."""
     seconds = {each.cause: each.seconds for each in why.causes}
     parts = [
-        (words, cell, colour, sum(seconds.get(cause, 0.0) for cause in causes)) for words, cell, colour, causes in PARTS
+        (words, cell, colour, sum(seconds.get(cause, 0.0) for cause in causes))
+        for words, cell, colour, causes in STEP_PARTS
     ]
     parts = [part for part in parts if part[3] >= 0.001 * why.step_time]
     cells, ends, total = width - LABEL, [0], 0.0
@@ -234,7 +237,7 @@ def _time(why: Explanation, width: int) -> Iterator[Text]:
 
 
 def _limits(why: Explanation) -> Iterator[str]:
-    """What takes most of the step next to computing, what would shorten it."""
+    """What takes most of the step next to computing, and what would shorten it."""
     if why.advice is None:
         yield "computing"
     else:
