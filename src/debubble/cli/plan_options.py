@@ -74,7 +74,7 @@ class GivenCosts(o.OptionGroup):
 class Output(o.OptionGroup):
     """Files and figures to put out."""
 
-    section: ClassVar[str] = "Output"
+    section: ClassVar[str] = o.OUTPUT
 
     output: Path | None = option("Write the plan file here.", "--output", "-o")
     html: Path | None = option("Write the report here: one page with everything.")

@@ -33,27 +33,6 @@ class Rows:
     caption: str = ""
 
 
-def folded_planner_rows(plan: Plan, *, seconds: bool) -> Rows:
-    """The planners' answers, equal ones in one row, fastest first."""
-    planners: dict[tuple[str, tuple[str, ...], str, str], list[str]] = {}
-    for c in _answers(plan):
-        judged = _robustness_entries(plan, c, seconds=seconds)
-        row = time_words(_step(c), seconds=seconds), judged, c.schedule or "", ", ".join(c.runs_in)
-        planners.setdefault(row, []).append(c.planner)
-    rejected = [c.planner for c in plan.candidates if c.rejected]
-    where = _runs_in(plan)
-    return Rows(
-        title="Planners",
-        columns=("step", *_robustness_columns(plan), "schedule", "planners", *where),
-        rows=[
-            (step, *judged, schedule, ", ".join(names), *[runs_in] * len(where))
-            for (step, judged, schedule, runs_in), names in planners.items()
-        ],
-        texts=frozenset({"schedule", "planners", *where}),
-        caption=f"These have no answer: {', '.join(rejected)}." if rejected else "",
-    )
-
-
 def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
     """Every planner's answer, fastest first."""
     where = _runs_in(plan)
