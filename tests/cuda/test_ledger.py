@@ -73,6 +73,7 @@ def test_offload_gives_back_its_bytes_and_reload_takes_them_again(gpu: Any, shar
         y = stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, device=gpu), MicroBatch())
         kept, whole = ledger.bytes, counted()[0]
         buffer = stage.offload(0, share, take)
+        stage.release(0)
         assert whole - counted()[0] == len(buffer) == round(share * kept)
         stage.reload(0, buffer)
         assert counted()[0] == whole

@@ -33,12 +33,19 @@ def offload(lanes: Any, stage: Any, ledger: Any, share: Any) -> None:
         lanes.wait(forward, for_memory=False)
         lag(lanes.device)
         buffer = stage.offload(0, share, lanes.host.take)
+        lanes.catch_up()
+        with lanes.compute_stream():
+            stage.release(0)
         left = lanes.mark()
     scratch = [torch.full((1 << n,), float("nan"), device=lanes.device) for n in range(8, 18) for _ in range(4)]
     del scratch
     with lanes.lane(Lane.H2D, None):
         lanes.wait(left, for_memory=False)
         lag(lanes.device)
+        with lanes.compute_stream():
+            stage.allocate_reload(0)
+            allocated = lanes.mark()
+        lanes.wait(allocated, for_memory=False)
         stage.reload(0, buffer)
         lanes.host.give_back(buffer)
         back = lanes.mark()

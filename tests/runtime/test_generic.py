@@ -163,6 +163,7 @@ def test_offload_leaves_what_all_micro_batches_share() -> None:
         y = stage.forward(j, torch.randn(1, 9, 32), MicroBatch())  # longer than the window: a mask is needed
 
     buffer = stage.offload(0, 1.0, lambda size: torch.empty(size, dtype=torch.uint8))
+    stage.release(0)
     kept = stage.backward(1, torch.ones_like(y), split=False)
     stage.reload(0, buffer)
     reloaded = stage.backward(0, torch.ones_like(y), split=False)

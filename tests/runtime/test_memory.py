@@ -111,6 +111,7 @@ def test_offload_frees_its_share_to_the_byte(share: float) -> None:
     stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch())
     kept = ledger.bytes
     buffer = stage.offload(0, share, lambda size: torch.empty(size, dtype=torch.uint8))
+    stage.release(0)
     assert ledger.elsewhere == len(buffer) == round(share * kept)
     assert ledger.bytes == kept - len(buffer)
     stage.reload(0, buffer)
@@ -123,6 +124,7 @@ def test_an_offloaded_micro_batch_has_the_same_gradients() -> None:
     y = plain.forward(0, x, MicroBatch())
     moved.forward(0, x, MicroBatch())
     buffer = moved.offload(0, 0.7, lambda size: torch.empty(size, dtype=torch.uint8))
+    moved.release(0)
     moved.reload(0, buffer)
     assert torch.equal(plain.backward(0, y, split=False), moved.backward(0, y, split=False))
     for one, other in zip(plain.units, moved.units, strict=True):

@@ -55,6 +55,7 @@ def test_an_offload_waits_for_every_unit_before_its_copies_and_for_none_that_sta
     stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=waits)
     assert waits.marked == len(UNITS)
     stage.offload(0, 0.25, in_memory)
+    stage.release(0)
     waited += waits.waited
     assert waited == [*range(len(waited))]
     assert 0 < len(waited) < len(UNITS)
@@ -64,6 +65,7 @@ def test_a_reload_brings_the_last_units_back_first() -> None:
     stage, forwards, brought = new_stage(), Waits(), []
     stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=forwards)
     buffer = stage.offload(0, 1.0, in_memory)
+    stage.release(0)
     moved = [[saved for saved, _ in unit] for unit in stage._states[0].moved.values()]
     assert not any(saved.on_device for unit in moved for saved in unit)
 
@@ -80,6 +82,7 @@ def test_a_reload_for_a_recomputation_brings_the_first_units_back_first() -> Non
     stage, brought = new_stage(), []
     stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
     buffer = stage.offload(0, 1.0, in_memory)
+    stage.release(0)
     moved = [[saved for saved, _ in unit] for unit in stage._states[0].moved.values()]
 
     def unit_done() -> Callable[[], None]:
@@ -105,6 +108,7 @@ def test_a_backward_runs_beside_its_reload_and_waits_for_one_unit_at_a_time() ->
     moved.units[-1] = watched  # type: ignore[call-overload]
     moved.forward(0, x, MicroBatch(), unit_done=Waits())
     buffer = moved.offload(0, 1.0, in_memory)
+    moved.release(0)
 
     def unit_done() -> Callable[[], None]:
         if first_is_back.is_set():
@@ -125,6 +129,7 @@ def test_a_backward_learns_that_its_reload_has_failed() -> None:
     stage = new_stage()
     y = stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
     buffer = stage.offload(0, 1.0, in_memory)
+    stage.release(0)
 
     def unit_done() -> Callable[[], None]:
         raise RuntimeError("the link is gone")

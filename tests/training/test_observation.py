@@ -2,16 +2,20 @@
 
 import math
 import sys
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from rich.console import Console
 
 import debubble as db
 from debubble.costs.flops import Utilization, flops_per_token
 from debubble.ir import InputError, RunOptions
 from debubble.ir.trace import TraceEvent
+from debubble.runtime.measurements import AllocatorPeaks
 from debubble.training.checks import check
 from debubble.training.metrics import DeviceWork, bubble_fraction
 from debubble.training.options import TrainOptions
@@ -62,6 +66,17 @@ def outcome(seconds: list[float]) -> TrainingSummary:
 def test_a_run_that_has_become_slower_says_by_how_much() -> None:
     assert outcome([9.0] * 3 + [1.0] * 4 + [1.5] * 4).slowdown == 1.5
     assert outcome([9.0] * 3 + [1.0] * 3).slowdown is None
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_run_says_what_was_planned_allocated_and_reserved(plan_file: Any) -> None:
+    summary = train_alone(TrainOptions(plan=plan_file(1), steps=2))
+    assert summary.allocator is None
+    on_gpu = replace(summary, allocator=[AllocatorPeaks(allocated=3 << 30, reserved=4 << 30)])
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(on_gpu.render())
+    assert " planned, 3.00 GiB allocated, 4.00 GiB reserved." in console.export_text()
+    assert on_gpu.as_dict()["allocator"] == [{"allocated": 3 << 30, "reserved": 4 << 30}]
 
 
 def test_tensorboard_is_refused_before_any_rank_starts_where_it_is_not_installed(

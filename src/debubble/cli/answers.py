@@ -205,6 +205,13 @@ class CompareAnswer(Comparison, frozen=True, forbid_unknown_fields=True, kw_only
     schema: Literal[2]
 
 
+class AllocatorBytes(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What torch's allocator gave out and took from a device, at most."""
+
+    allocated: Bytes
+    reserved: Bytes
+
+
 class TrainAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     """`debubble train --json`."""
 
@@ -220,6 +227,9 @@ class TrainAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
         float | None, Meta(description="The last steps' time over the first ones'; null: too few steps.")
     ]
     peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
+    allocator: Annotated[
+        list[AllocatorBytes] | None, Meta(description="What torch's allocator had at most, per device; null: on CPUs.")
+    ]
     checkpoint: Annotated[str | None, Meta(description="The newest checkpoint's folder.")]
     switches: Annotated[list[dict[str, Any]], Meta(description="With --online: other orders that were tried.")]
     comparison: Comparison

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
 
 from debubble.ir.trace import MemorySample, Trace, TracePhase, TraceStep
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
@@ -11,6 +14,13 @@ from debubble.runtime.execution.synchronization import ExecutedInstruction, trac
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.parameters.optimizers import DeviceOptimizers
 from debubble.runtime.topology import Ranks
+
+
+class AllocatorPeaks(NamedTuple):
+    """What torch's allocator gave out, and took from the device, at most: bytes of one device."""
+
+    allocated: int
+    reserved: int
 
 
 class Measurements:
@@ -97,6 +107,14 @@ class Measurements:
     def current_memory(self) -> int:
         """Bytes of parameters, states and saved activations that are on the device now."""
         return self.static_bytes + self.activations.bytes
+
+    def gather_allocator_peaks(self) -> list[AllocatorPeaks] | None:
+        """The peaks of torch's allocator on every device since the process began; None on CPUs.  All ranks call it."""
+        device = self._lanes.device
+        if device.type != "cuda":
+            return None
+        peaks = AllocatorPeaks(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+        return self._ranks.first_per_device(self._ranks.transport.gather(peaks))
 
     @property
     def in_flight_bytes(self) -> int:

@@ -136,6 +136,9 @@ class SleepingOperations(Operations):
             beside = self.program.schedule.backward_of(stage, j)
         return self.program.instructions[self.program.index[beside]].lead
 
+    def allocate_reload(self, reload: Op) -> None:
+        """Do nothing: reloads bring nothing."""
+
     def set_aside(self, op: Op) -> None:
         """Do nothing: there are no gradients."""
 

@@ -12,10 +12,12 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from debubble.errors import readable
 from debubble.files import write_whole
 from debubble.formatting import ANSWER_VERSION
 from debubble.ir import Trace
 from debubble.plans import Plan
+from debubble.runtime.measurements import AllocatorPeaks
 from debubble.training.online.journal import JournalEntry
 from debubble.training.progress import StepReport
 from debubble.views import Scene, views
@@ -36,6 +38,8 @@ class TrainingSummary:
     checkpoint: Path | None
     switches: Sequence[JournalEntry] = ()
     """Switches of the schedule in an online run."""
+    allocator: Sequence[AllocatorPeaks] | None = None
+    """What torch's allocator had on each device at most; None on CPUs."""
 
     def render(self) -> RenderableType:
         """Render the report for people."""
@@ -50,7 +54,18 @@ class TrainingSummary:
         if slower is not None and abs(slower - 1) > NOTICED:
             trained += f"  Its last steps took {slower:.2f} times as long as its first."
         saved = [Text(f"Checkpoint: {self.checkpoint}")] if self.checkpoint else []
-        return Group(Text(trained, style="bold"), *saved, Text(), render(self.comparison))
+        memory = [Text(self._allocator_sentence(self.allocator))] if self.allocator else []
+        return Group(Text(trained, style="bold"), *saved, *memory, Text(), render(self.comparison))
+
+    def _allocator_sentence(self, peaks: Sequence[AllocatorPeaks]) -> str:
+        """Planned, allocated and reserved bytes of the device that reserves the most."""
+        fullest = max(range(len(peaks)), key=lambda device: peaks[device].reserved)
+        planned = self.comparison.peak_memory[fullest].predicted
+        allocated, reserved = peaks[fullest]
+        return (
+            f"Memory of device {fullest}: {readable(planned)} planned, {readable(allocated)} allocated,"
+            f" {readable(reserved)} reserved."
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The report as `--json` prints it."""
@@ -66,6 +81,7 @@ class TrainingSummary:
             "bubble_fraction": self.reports[-1].bubble_fraction,
             "slowdown": self.slowdown,
             "peak_memory": list(self.reports[-1].peak_memory),
+            "allocator": None if self.allocator is None else [peaks._asdict() for peaks in self.allocator],
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "switches": [entry.as_dict() for entry in self.switches],
             "comparison": as_dict(self.comparison),

@@ -184,6 +184,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
     cores = available_cores() if run.device.type == "cpu" else None
     steps = tuple(step for part in run.traces for step in part.steps)
     trace = Trace(devices=run.plan.devices, steps=steps, cores=cores)
+    allocator = run.pipeline.measured.gather_allocator_peaks()
     if not leader:
         return None
     if options.trace is not None:
@@ -193,6 +194,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
         reports=reports,
         comparison=comparison,
         checkpoint=run.saver.newest if run.saver else None,
+        allocator=allocator,
         switches=run.online.entries if run.online else (),
     )
 

@@ -23,6 +23,7 @@ from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import (
     ExecutedInstruction,
     LaneInstruction,
+    ReloadAllocation,
     StepSynchronizer,
 )
 from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
@@ -92,6 +93,7 @@ class Interpreter:
         with self.lanes.lane(queue.lane, queue.peer), on_lane(queue.lane):
             for item in instructions:
                 step.wait(item)
+                self._allocate_reloads(item, Moment.START, step)
                 start = step.begin(item)
                 try:
                     item.execute(state, step.unit_done(item))
@@ -101,14 +103,22 @@ class Interpreter:
                     raise
                 for op in item.completes:
                     self.operations.set_aside(op)
+                self._allocate_reloads(item, Moment.END, step)
                 step.end(item, start)
                 for send in item.posts:
                     start = self.lanes.mark()
                     self.operations.post(send, state)
                     step.posted(send, start)
 
+    def _allocate_reloads(self, item: LaneInstruction, moment: Moment, step: StepSynchronizer) -> None:
+        """Allocate, before the moment's mark, what reloads fill that wait for the mark."""
+        for allocation in item.reloads:
+            if allocation.moment is moment and all(map(step.has_happened, allocation.offloads)):
+                self.operations.allocate_reload(allocation.reload)
+
     def _lane_instructions(self, queue: Queue, posts: Mapping[int, Sequence[int]]) -> list[LaneInstruction]:
         instructions, completed = self.program.instructions, self._gradients_by_last_backward()
+        reloads = self._reload_allocations() if queue.lane is Lane.COMPUTE else {}
         items, same_lane = [], set(queue.instructions)
         for index in queue.instructions:
             waits = [
@@ -124,9 +134,22 @@ class Interpreter:
                     tuple(waits),
                     tuple(completed.get(index, ())),
                     tuple(instructions[send] for send in posts.get(index, ())),
+                    reloads.get(index, ()),
                 )
             )
         return items
+
+    def _reload_allocations(self) -> Mapping[int, tuple[ReloadAllocation, ...]]:
+        """Per compute instruction, the reloads of this device that wait for it last, each with its moment."""
+        instructions = self.program.instructions
+        allocations: defaultdict[int, tuple[ReloadAllocation, ...]] = defaultdict(tuple)
+        for reload in instructions:
+            if reload.op.kind is Kind.L and reload.device == self.operations.device:
+                computes = [w for w in reload.waits if instructions[w.instruction].lane is Lane.COMPUTE]
+                offloads = [w for w in reload.waits if instructions[w.instruction].lane is Lane.D2H]
+                index, moment = max(computes, key=lambda w: (w.instruction, w.moment is Moment.END))
+                allocations[index] += (ReloadAllocation(reload.op, moment, tuple(offloads)),)
+        return allocations
 
     def _is_here(self, index: int) -> bool:
         return self.program.instructions[index].device == self.operations.device

@@ -21,6 +21,7 @@ import torch
 
 from debubble.ir import Lane
 from debubble.runtime.memory.host import Files, HostMemory, Pinned
+from debubble.runtime.memory.messages import MessageBuffers, ReusedBuffers
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class CpuLanes:
     def __init__(self, host: HostMemory | None = None) -> None:
         self.host = host or HostMemory()
         """The memory that takes offloaded activations."""
+        self.messages = MessageBuffers()
+        """The memory that takes messages."""
 
     def start_step(self) -> None:
         """Do nothing: the lanes share the host's clock."""
@@ -56,6 +59,11 @@ class CpuLanes:
     @contextmanager
     def service_stream(self, work: Hashable) -> Iterator[None]:
         """Enter the context of work that belongs to no lane, which changes nothing on the CPU."""
+        yield
+
+    @contextmanager
+    def compute_stream(self) -> Iterator[None]:
+        """Enter the context in which a lane's thread allocates what compute uses, which changes nothing on the CPU."""
         yield
 
     def mark(self) -> Mark:
@@ -82,11 +90,14 @@ class CudaLanes:
         # A device without an index is the current one, of which every thread has its own.
         self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
         self.host = host or Pinned()
+        self.messages: MessageBuffers = ReusedBuffers(self.device)
         self._streams: dict[Hashable, torch.cuda.Stream] = {}
+        self._compute = torch.cuda.current_stream(self.device)
         self._origin = Mark(0.0)
 
     def start_step(self) -> None:
         """Tie the device's clock to the host's; what the caller's stream was given is done, for every lane."""
+        self._compute = torch.cuda.current_stream(self.device)
         event = self.mark().event
         event.synchronize()
         self._origin = Mark(perf_counter(), event)
@@ -105,6 +116,15 @@ class CudaLanes:
     def service_stream(self, work: Hashable) -> Iterator[None]:
         """Enter the context of work that belongs to no lane: it gets a stream of its own, which no lane waits for."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream(work)):
+            yield
+
+    @contextmanager
+    def compute_stream(self) -> Iterator[None]:
+        """Enter the context in which a lane's thread allocates what compute uses, in the compute lane's pool.
+
+        What the compute lane was given before may still use that memory: `mark` here says until when.
+        """
+        with torch.cuda.stream(self._compute):
             yield
 
     def _stream(self, key: Hashable) -> torch.cuda.Stream:

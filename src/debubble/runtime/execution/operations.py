@@ -23,7 +23,6 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.stage import Keeping, Stage, UnitDone
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import StageWeights
-from debubble.runtime.streams import used_here
 
 PostedSend = tuple[int, Callable[[], None]]
 """Bytes of a message, and what waits until it is through: Gloo does not tell otherwise."""
@@ -97,6 +96,10 @@ class Operations(ABC):
         """What an instruction does that is no message."""
 
     @abstractmethod
+    def allocate_reload(self, reload: Op) -> None:
+        """Allocate what a reload will fill, on the compute lane."""
+
+    @abstractmethod
     def set_aside(self, op: Op) -> None:
         """Keep the gradients up to here for a G or D, which begins later."""
 
@@ -108,8 +111,7 @@ class Operations(ABC):
         """The tensor that is there for a forward or backward."""
         tensor = state.inputs.pop(op)
         self.messages.count(-tensor.nbytes)
-        used_here(tensor)
-        return tensor
+        return self.lanes.messages.own(tensor)
 
     def recipient(self, op: Op) -> Op:
         """The operation that takes the result of a forward or backward: the next stage's, or a send."""
@@ -156,8 +158,9 @@ class Operations(ABC):
 
         def send(state: StepState, unit_done: UnitDone | None) -> None:
             tensor = state.inputs[op]
-            used_here(tensor)
             self.transport.send(tensor, to, Channel.MESSAGE)
+            # The compute lane has made the tensor, and uses its memory again once it is gone.
+            self.lanes.catch_up()
             del state.inputs[op]
             self.messages.count(-tensor.nbytes)
 
@@ -171,8 +174,10 @@ class Operations(ABC):
         def receive(state: StepState, unit_done: UnitDone | None) -> None:
             # On a device that enqueues them, all receives of a step would have their buffers at once.
             self.lanes.catch_up()
-            buffer = torch.empty(state.boundary[j], dtype=state.dtype, device=self.lanes.device)
+            buffer = self.lanes.messages.take(state.boundary[j], state.dtype)
             tensor = self.transport.receive(buffer, source, Channel.MESSAGE)
+            if tensor is not buffer:
+                self.lanes.messages.give_back(buffer)
             self.messages.count(tensor.nbytes)
             state.inputs[consumer] = tensor
 
@@ -296,12 +301,25 @@ class TensorOperations(Operations):
         to_peer = self.peer_offload.host is not None
         allocate = self.peer_offload.buffer if to_peer else self.lanes.host.take
         buffer = self.stages[op.stage].offload(op.micro_batch, share, allocate)
+        # The compute lane has made the storages, and uses their memory again once they are gone.
+        self.lanes.catch_up()
+        with self.lanes.compute_stream():
+            self.stages[op.stage].release(op.micro_batch)
         if to_peer:
             self.peer_offload.send(op, buffer)
         else:
             state.buffers[op.stage, op.micro_batch] = buffer
 
+    def allocate_reload(self, reload: Op) -> None:
+        """Allocate what a reload will fill, on the compute lane."""
+        self.stages[reload.stage].allocate_reload(reload.micro_batch)
+
     def _reload(self, op: Op, state: StepState, unit_done: UnitDone | None) -> None:
+        if not self.stages[op.stage].has_reload_buffer(op.micro_batch):
+            with self.lanes.compute_stream():
+                self.allocate_reload(op)
+                mark = self.lanes.mark()
+            self.lanes.wait(mark, for_memory=False)
         if self.peer_offload.host is not None:
             self.stages[op.stage].reload(op.micro_batch, self.peer_offload.fetch(op))
             return

@@ -39,6 +39,18 @@ InstructionEvent = tuple[int, Moment]
 """A moment of an instruction, by its index: a STREAM is here when the first of its units is done."""
 
 
+class ReloadAllocation(NamedTuple):
+    """The buffer of a reload on the device, which the compute lane allocates at a moment of an instruction.
+
+    Its memory is thus that of the compute lane's own pool, and free at that moment on the device as well.
+    """
+
+    reload: Op
+    moment: Moment
+    offloads: tuple[InstructionEvent, ...]
+    """Those that have to end first: where one is late, the reload's lane allocates the buffer."""
+
+
 class LaneInstruction(NamedTuple):
     """An instruction as its lane's thread runs it."""
 
@@ -51,6 +63,8 @@ class LaneInstruction(NamedTuple):
     """Each G and D whose gradients are complete after it."""
     posts: tuple[Instruction, ...]
     """Sends that its lane begins after it."""
+    reloads: tuple[ReloadAllocation, ...] = ()
+    """The reloads whose buffers the compute lane allocates at one of its moments."""
 
 
 class StepSynchronizer:
@@ -69,6 +83,10 @@ class StepSynchronizer:
         self._error: BaseException | None = None
         self.executed: list[ExecutedInstruction] = []
         """Instructions that have run so far, on all lanes."""
+
+    def has_happened(self, event: InstructionEvent) -> bool:
+        """Tell whether an event that instructions of other lanes wait for has happened."""
+        return self._events[event].is_set()
 
     def wait(self, item: LaneInstruction) -> None:
         """Return when all that it waits for on this device has happened."""

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from debubble.ir import InputError
-from debubble.runtime.streams import used_here
 
 
 class Ledger:
@@ -158,8 +157,6 @@ class SavedStorage:
     """The original's version when it was saved: autograd leaves it to hooks to see what changed in place since."""
     transient = False
     """True if recomputation makes it for the operators after it alone: as in a forward, it is not counted."""
-    roams = False
-    """True if another stream than the one that uses it has made its storage."""
     arrival: Future[Wait] | None = None
     """While it is on its way back: the wait for it, once the copy is under way.  None: nobody has to wait."""
     _storage: torch.UntypedStorage | None = None
@@ -167,6 +164,7 @@ class SavedStorage:
     _geometry: Geometry | None = None
     _moved = 0, 0
     _rest: Tensor | None = None
+    _reload_buffer: Tensor | None = None
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -226,38 +224,47 @@ class SavedStorage:
         storage = self.storage
         tensor = torch.empty(0, dtype=dtype, device=storage.device)
         tensor.set_(storage, offset, size, stride)
-        if self.roams:
-            used_here(tensor)
         return tensor
 
-    def offload(self, elsewhere: Tensor) -> None:
-        """Copy the first bytes to `elsewhere` (as many as it has), keep the rest, and let the storage go."""
+    def copy_to(self, elsewhere: Tensor) -> None:
+        """Copy the first bytes to `elsewhere`: as many as it has."""
+        elsewhere.copy_(as_bytes(self.storage)[: len(elsewhere)], non_blocking=True)
+
+    def leave(self, moved: int) -> None:
+        """Let the storage go, whose first bytes were moved, and keep the rest in a tensor of the current stream."""
         content = as_bytes(self.storage)
-        used_here(content)
-        elsewhere.copy_(content[: len(elsewhere)], non_blocking=True)
-        rest = content[len(elsewhere) :].clone() if len(elsewhere) < len(content) else None
-        self._moved = len(elsewhere), len(content)
+        rest = content[moved:].clone() if moved < len(content) else None
+        self._moved = moved, len(content)
         self.drop()
         if rest is not None:
             self._rest = rest
             self._ledger.count(rest.nbytes)
-        self._ledger.count_elsewhere(len(elsewhere))
+        self._ledger.count_elsewhere(moved)
+
+    @property
+    def has_reload_buffer(self) -> bool:
+        """True if what `reload` fills is there."""
+        return self._reload_buffer is not None
+
+    def allocate_reload(self) -> Tensor:
+        """What `reload` fills, with the rest in its place: allocated in the current stream, unless it is there."""
+        if self._reload_buffer is None:
+            moved, size = self._moved
+            self._reload_buffer = torch.empty(size, dtype=torch.uint8, device=self._ledger.device)
+            if self._rest is not None:
+                self._reload_buffer[moved:].copy_(self._rest)
+        return self._reload_buffer
 
     def reload(self, elsewhere: Tensor) -> int:
-        """Bring the storage back, its first bytes from `elsewhere`; returns how many those were."""
-        moved, size = self._moved
-        device = self._ledger.device
-        content = torch.empty(size, dtype=torch.uint8, device=device)
-        content[:moved].copy_(elsewhere[:moved], non_blocking=True)
-        if self._rest is not None:
-            content[moved:].copy_(self._rest)
-            used_here(self._rest)  # the stream that offloads has made it
-        self._leave()
-        self.roams = content.is_cuda
-        self.hold(content.untyped_storage(), address(content))
+        """Bring the storage back, its first bytes from `elsewhere`, into its buffer; returns how many those were."""
+        moved, buffer = self._moved[0], self.allocate_reload()
+        buffer[:moved].copy_(elsewhere[:moved], non_blocking=True)
+        self._return()
+        self._reload_buffer = None
+        self.hold(buffer.untyped_storage(), address(buffer))
         return moved
 
-    def _leave(self) -> None:
+    def _return(self) -> None:
         """Stop counting the bytes that were moved elsewhere and those that stayed as the rest."""
         self._ledger.count_elsewhere(-self._moved[0])
         if self._rest is not None:
@@ -272,7 +279,7 @@ class SavedStorage:
         if self._storage is not None:
             self._count_out()
         if self._moved[1]:
-            self._leave()
+            self._return()
 
 
 def address(tensor: Tensor) -> int:

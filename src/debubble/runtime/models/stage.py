@@ -219,7 +219,7 @@ class Stage:
         self._states.clear()
 
     def offload(self, j: int, share: float, allocate: Callable[[int], Tensor]) -> Tensor:
-        """O: move that share of what is kept, the first units', into one buffer of `allocate(bytes)`, and free it here.
+        """O: copy that share of what is kept, the first units', into one buffer of `allocate(bytes)`.
 
         Every unit's copies wait for its forward alone.  How many bytes are kept is known once the forward has returned.
         """
@@ -240,12 +240,30 @@ class Stage:
                 wait()
                 waited = number
             state.moved.setdefault(number, []).append((saved, offset))
-            saved.offload(buffer[offset : offset + size])
+            saved.copy_to(buffer[offset : offset + size])
             offset += size
+        state.copied = parts
         return buffer
 
+    def release(self, j: int) -> None:
+        """Let go of what O has copied, once its copies are over; the current stream keeps the rest of it."""
+        copied = self._states[j].copied
+        while copied:
+            saved, size = copied.pop()
+            saved.leave(size)
+
+    def allocate_reload(self, j: int) -> None:
+        """Allocate, in the current stream, what `reload` will fill, unless it is there already."""
+        for unit in self._states[j].moved.values():
+            for saved, _ in unit:
+                saved.allocate_reload()
+
+    def has_reload_buffer(self, j: int) -> bool:
+        """Tell whether what `reload` will fill is there."""
+        return all(saved.has_reload_buffer for unit in self._states[j].moved.values() for saved, _ in unit)
+
     def reload(self, j: int, buffer: Tensor, *, to_recompute: bool = False, unit_done: UnitDone | None = None) -> None:
-        """L: bring back what O moved, the last units first, or `to_recompute` (for an R) the first.
+        """L: fill the buffers with what O moved, the last units first, or `to_recompute` (for an R) the first.
 
         With `unit_done` a backward may begin meanwhile: it is called after every unit, and what uses a unit's storage
         waits for it.
@@ -287,6 +305,8 @@ class _MicroBatchState:
     units: list[_UnitSaves] = field(default_factory=list)
     forwarded: Future[None] = field(default_factory=Future)
     """Done when the forward has returned."""
+    copied: list[tuple[SavedStorage, int]] = field(default_factory=list)
+    """Storages that O has copied, and how many bytes of each."""
     moved: dict[int, list[tuple[SavedStorage, int]]] = field(default_factory=dict)
     """Per unit, in their order, the storages that O moved, and the place in its buffer at which each begins."""
 

@@ -1,0 +1,103 @@
+"""What reloads fill is allocated by the compute lane, and messages lie in buffers that are used again."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.ir import Kind, Lane, Program
+from debubble.ir.lowering.lower import lower
+from debubble.runtime.distributed.transport import Alone
+from debubble.runtime.execution.interpreter import Interpreter
+from debubble.runtime.execution.lanes import CpuLanes
+from debubble.runtime.execution.operations import Operations, StepState
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.memory.messages import MessageBuffers, ReusedBuffers
+from tests.support.schedule_cases import offloading
+
+SHAPE, DTYPE = (2, 3), torch.float32
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Noted(Operations):
+    """Notes what is asked of a device, and does nothing."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def prepare_local(self, instruction: Any) -> Any:
+        return lambda state, unit_done: self.seen.append(instruction.op.name)
+
+    def allocate_reload(self, reload: Any) -> None:
+        self.seen.append(f"buffer of {reload.name}")
+
+    def set_aside(self, op: Any) -> None:
+        pass
+
+
+def one_device(memory_limit: float | None) -> Program:
+    schedule = offloading(db.schedules["gpipe"](devices=1, micro_batches=3))
+    costs = db.StageCosts.of(stages=1, offload=0.5)
+    return lower(schedule, costs.replace(memory_limit=memory_limit))
+
+
+def run(program: Program) -> list[str]:
+    operations = Noted(program, 0, Alone(), {0: 0}, CpuLanes(), Ledger(CPU))
+    state = StepState([], [], [SHAPE] * 3, DTYPE, lambda stage: None)
+    Interpreter(operations).run(state)
+    return operations.seen
+
+
+@pytest.mark.parametrize("memory_limit", [None, 2, 3])
+def test_the_compute_lane_allocates_before_a_reload_begins(memory_limit: float | None) -> None:
+    program = one_device(memory_limit)
+    reloads = [i.op.name for i in program.instructions if i.op.kind is Kind.L]
+    assert reloads
+    seen = run(program)
+    for name in (name for name in reloads if f"buffer of {name}" in seen):
+        assert seen.index(f"buffer of {name}") < seen.index(name)
+
+
+def test_a_buffer_is_allocated_when_what_the_reload_waits_for_is() -> None:
+    program = one_device(None)
+    [compute] = [q.instructions for q in program.queues if q.lane is Lane.COMPUTE]
+    names = [program.instructions[i].op.name for i in compute]
+    seen = [name for name in run(program) if name in names or name.startswith("buffer")]
+    assert [name for name in seen if name in names] == names
+    for reload in (i for i in program.instructions if i.op.kind is Kind.L):
+        waits = [w.instruction for w in reload.waits if w.instruction in compute]
+        buffer = f"buffer of {reload.op.name}"
+        if buffer in seen:
+            assert seen.index(buffer) < seen.index(program.instructions[max(waits)].op.name)
+
+
+def test_a_buffer_takes_the_next_message_once_the_first_is_owned() -> None:
+    buffers = ReusedBuffers(CPU)
+    buffer = buffers.take(SHAPE, DTYPE)
+    buffer.fill_(1)
+    owned = buffers.own(buffer)
+    again = buffers.take(SHAPE, DTYPE)
+    assert again.data_ptr() == buffer.data_ptr()
+    again.fill_(2)
+    assert owned.eq(1).all()
+
+
+def test_two_messages_that_wait_have_two_buffers() -> None:
+    buffers = ReusedBuffers(CPU)
+    one, other = (buffers.take(SHAPE, DTYPE) for _ in range(2))
+    assert one.data_ptr() != other.data_ptr()
+
+
+def test_an_unused_buffer_is_given_back() -> None:
+    buffers = ReusedBuffers(CPU)
+    buffer = buffers.take(SHAPE, DTYPE)
+    buffers.give_back(buffer)
+    assert buffers.take(SHAPE, DTYPE).data_ptr() == buffer.data_ptr()
+
+
+@pytest.mark.parametrize("buffers", [MessageBuffers(), ReusedBuffers(CPU)], ids=["threads", "streams"])
+def test_what_no_buffer_has_is_not_copied(buffers: MessageBuffers) -> None:
+    tensor = torch.ones(SHAPE)
+    assert buffers.own(tensor) is tensor
