@@ -73,8 +73,10 @@ class Schedule(PickledFields):
     Attributes:
         name: The name of the schedule, such as `1f1b`.
         placement: The device of every stage.
-        micro_batches: The number of micro-batches.
+        micro_batches: The number of micro-batches; where sequences are cut into slices, the number of all slices.
         orders: Per device, its operations in the order in which they start.
+        slices: Slices of every sequence (Seq1F1B): operations of micro-batch j are those of slice j % slices of the
+            sequences j // slices, whose slices go forwards in their order and backwards in the opposite one.
         fused_recompute: Stages whose backward recomputes first.
         recompute_fraction: Stage -> share of what it could recompute that it does (absent: all); or a tuple of them,
             one for each micro-batch.
@@ -93,6 +95,7 @@ class Schedule(PickledFields):
     placement: Placement
     micro_batches: int
     orders: tuple[tuple[Op, ...], ...]
+    slices: int = 1
     fused_recompute: frozenset[int] = frozenset()
     recompute_fraction: Shares = field(default_factory=dict, hash=False)
     offload_fraction: Shares = field(default_factory=dict, hash=False)
@@ -183,12 +186,16 @@ class Schedule(PickledFields):
         return result
 
     def recompute_time(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
-        """Time that the recomputation of a stage takes for a micro-batch, before `micro_batch_scale`."""
+        """Time that the recomputation of a stage takes for a micro-batch."""
         times = costs.recompute
         if self.recomputes_deeper(stage, micro_batch):
             assert costs.recompute_deeper is not None
             times = costs.recompute_deeper
-        return times[stage] * share_of(self.recompute_fraction, stage, micro_batch)
+        share, scale = share_of(self.recompute_fraction, stage, micro_batch), costs.scale_of(micro_batch)
+        time = times[stage] * scale
+        if costs.attention_scale is not None:
+            time += costs.attention_recompute[stage] * (costs.attention_scale_of(micro_batch) - scale)
+        return time * share
 
     def kept_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
         """Bytes that F of this stage and micro-batch leaves, before `micro_batch_scale`."""
@@ -285,6 +292,7 @@ def check(schedule: Schedule) -> None:
         raise ScheduleError(f"The schedule has {len(schedule.orders)} orders for {p.devices} devices.")
     _check_stages(schedule)
     _check_peers(schedule)
+    _check_slices(schedule)
     if not _is_one_step(schedule):
         _check_in_turn(schedule)
 
@@ -325,6 +333,31 @@ def _check_peers(schedule: Schedule) -> None:
                 raise ScheduleError(f"'peers' names device {named}, but the schedule has {schedule.devices} devices.")
         if device == peer:
             raise ScheduleError(f"'peers' lets device {device} offload to itself.")
+
+
+def _check_slices(schedule: Schedule) -> None:
+    """The slices of a sequence go forwards in their order, and backwards in the opposite one, on every stage."""
+    slices = schedule.slices
+    if slices < 1 or schedule.micro_batches % slices:
+        raise ScheduleError(f"{schedule.micro_batches} micro-batches are not whole sequences of {slices} slices.")
+    if slices == 1:
+        return
+    for order in schedule.orders:
+        before: dict[tuple[bool, int, int], Op] = {}
+        for op in order:
+            forward = op.kind is Kind.F
+            if forward or op.kind in BACKWARDS:
+                sequence, at = divmod(op.micro_batch, slices)
+                last = before.get((forward, op.stage, sequence))
+                expected = (0 if forward else slices - 1) if last is None else last.micro_batch % slices + (
+                    1 if forward else -1
+                )
+                if at != expected:
+                    raise ScheduleError(
+                        f"{op.name} is slice {at} of its sequence, where slice {expected} comes next: slices go forwards"
+                        " in their order, and backwards in the opposite one."
+                    )
+                before[forward, op.stage, sequence] = op
 
 
 def _is_one_step(schedule: Schedule) -> bool:

@@ -93,6 +93,16 @@ class StageCosts:
     memory_limit: PerStage | None = None
     micro_batch_scale: tuple[Number, ...] | None = None
     """Relative length of each micro-batch; scales times and activations."""
+    attention_scale: tuple[Number, ...] | None = None
+    """Per slice of a sequence, the time of attention to all tokens up to it, over that to its own; None: no slices."""
+    attention_forward: PerStage = (0,)
+    """The part of F that grows with the tokens before a slice."""
+    attention_backward: PerStage = (0,)
+    """That of the backward for inputs."""
+    attention_recompute: PerStage = (0,)
+    """That of the recomputation."""
+    key_value_gradient: PerStage = (0,)
+    """Bytes of the gradients of a slice's keys and values, from the last slice's backward to its own."""
     optimizer_step: PerStage = (0,)
     """Time of S on the device."""
     host_step: PerStage = (0,)
@@ -157,6 +167,11 @@ class StageCosts:
         static: Number | Sequence[Number] = 0,
         memory_limit: Number | Sequence[Number] | None = None,
         micro_batch_scale: Sequence[Number] | None = None,
+        attention_scale: Sequence[Number] | None = None,
+        attention_forward: Number | Sequence[Number] = 0,
+        attention_backward: Number | Sequence[Number] = 0,
+        attention_recompute: Number | Sequence[Number] = 0,
+        key_value_gradient: Number | Sequence[Number] = 0,
         optimizer_step: Number | Sequence[Number] = 0,
         host_step: Number | Sequence[Number] = 0,
         gradient_offload: Number | Sequence[Number] = 0,
@@ -204,6 +219,7 @@ class StageCosts:
             static=_numbers("static", static),
             memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit),
             micro_batch_scale=None if micro_batch_scale is None else _numbers("micro_batch_scale", micro_batch_scale),
+            attention_scale=None if attention_scale is None else _numbers("attention_scale", attention_scale),
         )
 
     @staticmethod
@@ -272,6 +288,11 @@ class StageCosts:
         """The factor on times and activations of a micro-batch."""
         return 1 if self.micro_batch_scale is None else self.micro_batch_scale[micro_batch]
 
+    def attention_scale_of(self, micro_batch: int) -> Number:
+        """The factor on the part of times that grows with the tokens before a slice."""
+        pattern = self.attention_scale
+        return self.scale_of(micro_batch) * (1 if pattern is None else pattern[micro_batch % len(pattern)])
+
     def backward(self, stage: int) -> Number:
         """Time of the fused backward B, without recomputation."""
         return self.backward_input[stage] + self.backward_weight[stage]
@@ -285,12 +306,14 @@ class StageCosts:
         return self.activation[stage] - self.activation_recomputed[stage]
 
 
+SLICED = ("attention_forward", "attention_backward", "attention_recompute", "key_value_gradient")
+"""Entries per stage that slices of sequences add."""
 PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
     "activation_recomputed", "recompute_deeper", "activation_deeper", "recompute_workspace",
     "recompute_workspace_input", "communication",
     "offload", "reload", "offload_overlap", "reload_overlap", "recompute_overlap", "optimizer_step", "host_step",
-    "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered",
+    "gradient_offload", "parameter_load", "gradient_reduce", "parameter_gather", "gathered", *SLICED,
 )  # fmt: skip
 """Entries that have a number for each stage."""
 OVERLAPS = ("offload_overlap", "reload_overlap", "recompute_overlap")

@@ -119,8 +119,8 @@ class Plan(Simulated):
 
     @property
     def micro_batches(self) -> int:
-        """The number of micro-batches per step."""
-        return self.schedule.micro_batches
+        """The number of micro-batches per step, whose sequences are whole."""
+        return self.schedule.micro_batches // self.schedule.slices
 
     @property
     def recompute(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class Plan(Simulated):
             s = plan.schedule
             extra = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
             units = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
-            return plan.model and plan.model.config, plan.options, units, s.placement, s.micro_batches, s.peers, extra
+            return plan.model and plan.model.config, plan.options, units, s.placement, s.micro_batches, s.slices, s.peers, extra
 
         return stays(self) == stays(other)
 

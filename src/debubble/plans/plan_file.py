@@ -32,6 +32,8 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
     deeper: list[tuple[int, int]] = []
     peers: dict[int, int] = {}
     asynchronous: list[int] = []
+    slices: int | msgspec.UnsetType = msgspec.UNSET
+    """Slices of every sequence; absent: sequences are whole."""
 
     @staticmethod
     def of(schedule: Schedule) -> ScheduleFile:
@@ -48,6 +50,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             deeper=sorted(s.deeper),
             peers=dict(s.peers),
             asynchronous=sorted(s.asynchronous),
+            slices=s.slices if s.slices > 1 else msgspec.UNSET,
         )
 
     def schedule(self) -> Schedule:
@@ -63,6 +66,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             deeper=frozenset(self.deeper),
             peers=self.peers,
             asynchronous=frozenset(self.asynchronous),
+            slices=1 if self.slices is msgspec.UNSET else self.slices,
         )
         check(schedule)
         return schedule

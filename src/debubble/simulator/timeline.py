@@ -129,7 +129,7 @@ class Timeline:
             total: Number = 0
             chosen = lane[recomputes[lane]]
             for stage, j in zip(program.stage[chosen].tolist(), program.micro_batch[chosen].tolist(), strict=True):
-                total += schedule.recompute_time(costs, stage, j) * costs.scale_of(j)
+                total += schedule.recompute_time(costs, stage, j)
             spent.append(total)
         return tuple(spent)
 

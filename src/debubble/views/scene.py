@@ -191,7 +191,7 @@ class Scene:
             return 0.0
         program = self.timeline.program
         _, stage, j = operation.op
-        time = program.schedule.recompute_time(program.costs, stage, j) * program.costs.scale_of(j)
+        time = program.schedule.recompute_time(program.costs, stage, j)
         return float(time / program.instructions[program.index[operation.op]].duration) if time else 0.0
 
 

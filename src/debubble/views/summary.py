@@ -102,7 +102,7 @@ def stage_figures(scene: Scene) -> list[StageFigures]:
         if kind in (Kind.SEND_F, Kind.SEND_B):
             sending[stage] += o.duration
         elif o.lane is Lane.COMPUTE and kind in WORK:
-            again = schedule.recompute_time(costs, stage, j) * costs.scale_of(j) if scene.recomputes(o) else 0
+            again = schedule.recompute_time(costs, stage, j) if scene.recomputes(o) else 0
             recompute[stage] += again
             work[stage] += o.duration - again
     idle = _idle_by_stage(scene)

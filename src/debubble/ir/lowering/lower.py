@@ -75,6 +75,7 @@ def lower_forwards(schedule: Schedule, costs: StageCosts) -> Program:
         micro_batches=schedule.micro_batches,
         orders=tuple(tuple(op for op in order if op.kind is Kind.F) for order in schedule.orders),
         asynchronous=schedule.asynchronous,
+        slices=schedule.slices,
     )
     return _Lowering(forwards, costs.replace(memory_limit=None)).program()
 
@@ -397,6 +398,11 @@ def check_costs(schedule: Schedule, costs: StageCosts) -> None:
     if costs.stages != schedule.stages:
         raise InputError(f"The costs are for {costs.stages} stages, but the schedule has {schedule.stages}.")
     costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
+    if costs.attention_scale is not None and len(costs.attention_scale) != schedule.slices:
+        raise InputError(
+            f"The costs are for {len(costs.attention_scale)} slices of a sequence, but the schedule"
+            f" '{schedule.name}' has {schedule.slices}."
+        )
     for device, stages in enumerate(schedule.placement.stages_of):
         room = costs.gathered_room(stages)
         if room > costs.static_of(device):

@@ -19,7 +19,8 @@ from debubble.ir.stage_costs import Number, PerStage, StageCosts
 
 
 class Tables(NamedTuple):
-    """Costs by [R in list, kind, stage, micro-batch]; the last axis has one entry if all micro-batches are alike.
+    """Costs by [R in list, kind, stage, micro-batch]; the last axis has one entry if all micro-batches are alike, or one
+    for each slice of a sequence if all sequences are.
 
     `R in list` is 1 for the operations of a stage and micro-batch that an R recomputes, and 2 where that is deeper.
     """
@@ -35,7 +36,7 @@ class Tables(NamedTuple):
     def at(self, level: Ints, kind: Ints, stage: Ints, micro_batch: Ints) -> Ints:
         """Return the places of operations in the raveled tables."""
         _, kinds, stages, scales = self.time.shape
-        column = micro_batch if scales > 1 else 0
+        column = micro_batch % scales
         where: Ints = ((level * kinds + kind) * stages + stage) * scales + column
         return where
 
@@ -99,7 +100,7 @@ class OpCosts:
         return self.tables()
 
     def _entry(self, table: Numbers, op: Op, explicit: bool) -> Number:
-        column = op.micro_batch if table.shape[-1] > 1 else 0
+        column = op.micro_batch % table.shape[-1]
         level = int(explicit) * (2 if op[1:] in self.deeper else 1)
         number: Number = table[level, CODE[op.kind], op.stage, column]
         return number
@@ -149,6 +150,13 @@ class _TableBuilder:
     def __init__(self, op_costs: OpCosts, dtype: Any, *, level: int) -> None:
         self.op_costs, self.costs, self.dtype, self.explicit = op_costs, op_costs.costs, dtype, level > 0
         self.scale = np.array([self.costs.micro_batch_scale or (1,)], dtype=dtype)
+        self.slices = len(self.costs.attention_scale or (1,))
+        if self.costs.attention_scale is not None:
+            shares = (*all_shares(op_costs.recompute_fraction), *all_shares(op_costs.offload_fraction))
+            count = max(self.slices, self.scale.shape[1], *(len(each) for _, each in shares))
+            pattern = np.array([self.costs.attention_scale * (count // self.slices)], dtype=dtype)
+            self.longer = (pattern - 1) * self.scale
+            """Times that attention to the tokens before a slice takes, over attention to its own."""
         self.recomputed_fraction = self._fractions(op_costs.recompute_fraction)
         self.fused = self._mask(() if self.explicit else op_costs.fused_recompute)
         self.whole = self._column(self.costs.activation)
@@ -198,22 +206,32 @@ class _TableBuilder:
         restored_by_input = self._workspace_bytes(costs.recompute_workspace_input or costs.recompute_workspace)
         before_input = before_backward + restored_by_input
         gathered = self._column(costs.gathered)
+        summed, taken = self._key_value_gradients()
         allocated = {
             Kind.F: kept,
             Kind.R: whole - kept,
             Kind.L: moved,
-            Kind.B: restored,
-            Kind.I: restored_by_input + np.maximum(after - before_input, 0),
+            Kind.B: restored + summed,
+            Kind.I: restored_by_input + np.maximum(after - before_input, 0) + summed,
             **dict.fromkeys(UNSHARDS, gathered),
         }
         freed = {
             Kind.O: moved,
-            Kind.B: before_backward + restored,
-            Kind.I: np.maximum(before_input - after, 0),
+            Kind.B: before_backward + restored + taken,
+            Kind.I: np.maximum(before_input - after, 0) + taken,
             Kind.W: after,
             **dict.fromkeys(RESHARDS, gathered),
         }
         return allocated, freed
+
+    def _key_value_gradients(self) -> tuple[Number | Numbers, Number | Numbers]:
+        """Bytes of the gradients of keys and values: the last slice's backward allocates the others', which free theirs."""
+        if self.slices == 1:
+            return 0, 0
+        last = np.arange(self.longer.shape[1]) % self.slices == self.slices - 1
+        own = self._column(self.costs.key_value_gradient) * np.broadcast_to(self.scale, self.longer.shape)
+        of_sequence = own.reshape(len(own), -1, self.slices).sum(axis=2).repeat(self.slices, axis=1)
+        return np.where(last, of_sequence - own, 0), np.where(last, 0, own)
 
     def _workspace_bytes(self, workspace: PerStage | None) -> Numbers:
         """Bytes that a fused recomputation brings back at a time."""
@@ -225,16 +243,18 @@ class _TableBuilder:
     def _times(self) -> dict[Kind, Numbers]:
         """Times of the kinds."""
         costs, scale, column = self.costs, self.scale, self._column
-        recompute = self.recompute
+        recompute = self._sliced(self.recompute * scale, costs.attention_recompute, self.recomputed_fraction)
         backward_input, backward_weight = column(costs.backward_input), column(costs.backward_weight)
-        backward, communication = backward_input + backward_weight, column(costs.communication)
+        communication = column(costs.communication)
+        by_input = self._sliced(backward_input * scale, costs.attention_backward)
+        backward = by_input + backward_weight * scale
         host_steps = self._mask(self.op_costs.host_steps)
         time = {
-            Kind.F: column(costs.forward) * scale,
-            Kind.B: np.where(self.fused, backward + recompute, backward) * scale,
-            Kind.I: np.where(self.fused, backward_input + recompute, backward_input) * scale,
+            Kind.F: self._sliced(column(costs.forward) * scale, costs.attention_forward),
+            Kind.B: np.where(self.fused, backward + recompute, backward),
+            Kind.I: np.where(self.fused, by_input + recompute, by_input),
             Kind.W: backward_weight * scale,
-            Kind.R: recompute * scale,
+            Kind.R: recompute,
             Kind.SEND_F: communication * scale,
             Kind.SEND_B: communication[np.arange(costs.stages) - 1] * scale,
             Kind.S: np.where(host_steps, column(costs.host_step), column(costs.optimizer_step)),
@@ -247,6 +267,11 @@ class _TableBuilder:
             share = self._moved_share()
             time |= {Kind.O: column(costs.offload) * share * scale, Kind.L: column(costs.reload) * share * scale}
         return time
+
+    def _sliced(self, time: Numbers, attention: PerStage, share: Number | Numbers = 1) -> Numbers:
+        """The times of slices, of which attention's part grows with the tokens before them."""
+        result: Numbers = time if self.slices == 1 else time + self._column(attention) * share * self.longer
+        return result
 
     def _moved_share(self) -> Numbers:
         """Share of a whole activation's offload time that its offload takes."""
