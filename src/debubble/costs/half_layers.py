@@ -44,7 +44,11 @@ def _grouped_attention(shapes: Shapes, attention: Attention) -> Iterator[Operato
     n = shapes.tokens
     q, kv = m.attention_width / o.tensor, m.kv_width / o.tensor
     projected = (1 + attention.gated) * q + 2 * kv
-    yield matmul(shapes, "projections", tokens=n, local=projected, saved=e * n * projected, layers=m.qkv_layers)
+    # Keys and values of a slice are there for the slices after it, whatever is recomputed.
+    shared = e * n * 2 * kv if o.slices > 1 else 0
+    saved = e * n * projected - shared
+    qkv = matmul(shapes, "projections", tokens=n, local=projected, saved=saved, layers=m.qkv_layers)
+    yield replace(qkv, always=shared)
     if m.qk_norm:
         size = n * (q + kv)
         # The norms of queries and keys are recomputed with them.
@@ -116,7 +120,12 @@ def fused_core(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
     n, q, kv = shapes.tokens, m.attention_width / o.tensor, m.kv_width / o.tensor
     keys = attention.keys_per_token(o.sequence_length)
     plain = m.attention_cap is None and keys == o.sequence_length / 2
-    yield _attention_core(
+    whole = o.sequence_length * o.slices
+    within_window = attention.keys_per_token(whole)
+    grows = o.slices > 1 and within_window == whole / 2
+    if o.slices > 1 and not grows:
+        keys = within_window  # as many as in the whole sequence on average, in every slice
+    core = _attention_core(
         shapes,
         flops=4 * n * keys * q,
         heads=m.heads / o.tensor,
@@ -124,6 +133,7 @@ def fused_core(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
         exchanged=2 * kv,
         ring=plain,
     )
+    yield replace(core, grows=grows)
 
 
 def _attention_core(

@@ -65,6 +65,9 @@ def model_units(
         framework = replace(framework, fused_activation=False)
     if options.expert_overlap:
         framework = replace(framework, dispatch_overlap=True)
+    if options.slices > 1:
+        check_slices(model, options)
+        options = replace(options, sequence_length=options.sequence_length // options.slices)
     speed = Speed.of(cluster.slowest, options.dtype)
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     paces = layout.slowest_ranks
@@ -84,7 +87,24 @@ def model_units(
         memory_limit=layout.memory_limit,
         stage_entries=builder.parameters.per_stage(),
         divides_gradients=options.zero >= 2,
+        attention_scale=None if options.slices == 1 else tuple(2 * i + 1 for i in range(options.slices)),
     )
+
+
+def check_slices(model: Architecture, options: RunOptions) -> None:
+    """Refuse slices of sequences where they cannot be computed one after the other; raises InputError."""
+    slices, length = options.slices, options.sequence_length
+    if slices < 1 or length % slices:
+        raise InputError(f"A sequence of {length} tokens cannot be cut into {slices} equal slices.")
+    if options.context > 1:
+        raise InputError("Slices of sequences are not planned together with context-parallel ranks: use one of them.")
+    if model.vision is not None:
+        raise InputError(f"Sequences of '{model.family}' are not cut into slices: its vision tower sees whole images.")
+    if any(not isinstance(layer.attention, Attention) for layer in model.per_layer):
+        raise InputError(
+            f"Sequences of '{model.family}' are not cut into slices: only layers of causal attention with keys and"
+            " values of their own hand them on."
+        )
 
 
 def _vision_units(language: _Builder, vision: VisionTower) -> Iterator[Unit]:
@@ -111,12 +131,16 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
     hosts = [half.on_host for half in halves if half.on_host is not None]
     full = [half.strategies["full"] for half in halves]
     return Unit(
-        **{name: sum(getattr(half, name) for half in halves) for name in (*_TIMES, *_OF_PARAMETERS)},
+        **{name: sum(getattr(half, name) for half in halves) for name in (*_TIMES, *_OF_TOKENS, *_OF_PARAMETERS)},
         type=kind,
         layer=layer,
         strategies={
             "none": Strategy(sum(half.activation for half in halves)),
-            "full": Strategy(full[0].activation, sum(strategy.recompute for strategy in full)),
+            "full": Strategy(
+                full[0].activation,
+                sum(strategy.recompute for strategy in full),
+                attention=sum(strategy.attention for strategy in full),
+            ),
         },
         activation_after_input=sum(half.activation_after_input or 0 for half in halves),
         workspace=max(half.workspace for half in halves),
@@ -126,7 +150,8 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
     )
 
 
-_TIMES = ("forward", "backward_input", "backward_weight")
+_TIMES = ("forward", "backward_input", "backward_weight", "attention_forward", "attention_backward")
+_OF_TOKENS = ("key_value_gradient",)
 _OF_PARAMETERS = ("static", "gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
 """The entries of a unit that its parameters cost."""
 
@@ -324,7 +349,13 @@ class _Builder:
         parameters = self.shapes.model.attention_parameters(layer)
         adapters = self.shapes.model.attention_adapters(self.shapes.options.lora)
         counts = Counts(parameters, adapters=adapters, matrices=self.shapes.model.attention_matrices(layer))
-        return self._half("attention", layer, lambda shapes: attention(shapes, layer), counts)
+        unit = self._half("attention", layer, lambda shapes: attention(shapes, layer), counts)
+        return unit if self.shapes.options.slices == 1 else replace(unit, key_value_gradient=self._key_value_gradient())
+
+    def _key_value_gradient(self) -> float:
+        """Bytes of the gradients of a slice's keys and values, which are summed in fp32 at least."""
+        s = self.shapes
+        return max(4, s.element) * s.tokens * 2 * s.model.kv_width / s.options.tensor
 
     def mlp(self, layer: int) -> Unit:
         model = self.shapes.model
@@ -387,6 +418,8 @@ class _Builder:
             strategies=strategies(operators, boundary=self.boundary, framework=self.shapes.framework),
             activation_after_input=sum(op.after_input for op in operators),
             workspace=workspace,
+            attention_forward=sum(op.forward for op in operators if op.grows),
+            attention_backward=sum(op.backward_input for op in operators if op.grows),
         )
         return self.parameters.with_parameters(unit, counts, matrices=kind != "head")
 

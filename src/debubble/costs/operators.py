@@ -62,6 +62,8 @@ class Operator:
     """Bytes that stay between its backward for inputs and its backward for weights."""
     always: float = 0.0
     """Bytes that it leaves whatever is recomputed."""
+    grows: bool = False
+    """Whether its time grows with the tokens before a slice of a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,9 +210,11 @@ def strategies(operators: Sequence[Operator], *, boundary: float, framework: Fra
         chosen = _operators_in(text)
         dropped = [op for op in operators if op.name in chosen]
         result[name] = Strategy(
-            total - sum(op.saved for op in dropped), sum(op.forward for op in dropped), _named(text, operators)
-        )
-    result["full"] = Strategy(least, sum(op.forward for op in operators))
+            total - sum(op.saved for op in dropped), sum(op.forward for op in dropped), _named(text, operators),
+            attention=sum(op.forward for op in dropped if op.grows),
+        )  # fmt: skip
+    growing = sum(op.forward for op in operators if op.grows)
+    result["full"] = Strategy(least, sum(op.forward for op in operators), attention=growing)
     return result
 
 

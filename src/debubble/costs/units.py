@@ -31,6 +31,8 @@ class Strategy:
     after_full: Number | None = None
     """Bytes kept where the unit before it, of the same layer, is in its stage and recomputes in full: a framework that
     recomputes whole layers keeps one input for both.  None: as elsewhere."""
+    attention: Number = 0
+    """The part of `recompute` that grows with the tokens before a slice."""
 
 
 Costs = TypeVar("Costs", "StateBytes", "HostStates")
@@ -100,6 +102,12 @@ class Unit:
     """Bytes of its whole parameters, once they are gathered."""
     undivided: Number = 0
     """Bytes that its gradients have beyond this rank's part (ZeRO-2), where they stay whole until they are summed."""
+    attention_forward: Number = 0
+    """The part of `forward` that grows with the tokens before a slice."""
+    attention_backward: Number = 0
+    """That of `backward_input`."""
+    key_value_gradient: Number = 0
+    """Bytes of the gradients of a slice's keys and values, while slices after it add to them."""
 
     @property
     def activation(self) -> Number:
@@ -211,6 +219,8 @@ class Units(PickledFields):
     static: Number = 0
     """Bytes on every device next to its units' own."""
     micro_batch_scale: tuple[Number, ...] | None = None
+    attention_scale: tuple[Number, ...] | None = None
+    """As of StageCosts: the units are those of a slice.  None: sequences are whole."""
     stage_entries: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of StageCosts that every stage has, next to what its units add up to."""
     on_devices: tuple[tuple[Unit, ...], ...] = ()
@@ -283,8 +293,23 @@ class Units(PickledFields):
             micro_batch_scale=self.micro_batch_scale,
         )
         others = {name: value for name, value in self.stage_entries.items() if name not in _ADDED}
-        entries = {**others, **(self._host_entries(partition, on_host) if on_host else {})}
+        sliced = {} if self.attention_scale is None else self._sliced_entries(partition, placement)
+        entries = {**others, **(self._host_entries(partition, on_host) if on_host else {}), **sliced}
         return costs.replace(**entries) if entries else costs
+
+    def _sliced_entries(
+        self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement
+    ) -> Mapping[str, Sequence[Number]]:
+        """What slices of sequences add to the stages' costs."""
+        tables = [self.on(device) for device in placement.device_of]
+        stages = [[(table[i], s) for i, s in stage] for table, stage in zip(tables, partition, strict=True)]
+        return {
+            "attention_scale": self.attention_scale or (),
+            "attention_forward": [sum(unit.attention_forward for unit, _ in stage) for stage in stages],
+            "attention_backward": [sum(unit.attention_backward for unit, _ in stage) for stage in stages],
+            "attention_recompute": [sum(unit.strategies[s].attention for unit, s in stage) for stage in stages],
+            "key_value_gradient": [sum(unit.key_value_gradient for unit, _ in stage) for stage in stages],
+        }
 
     def offloading_modules(self) -> Units:
         """The units with a link for the inputs of their modules."""

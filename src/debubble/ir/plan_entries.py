@@ -62,6 +62,7 @@ class RunOptions:
         post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
         host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
         expert_overlap: Tokens travel to experts and back next to another micro-batch's computing.
+        slices: Equal slices of every sequence, which pass the pipeline one after the other (Seq1F1B).
     """
 
     micro_batch_size: int = 1
@@ -79,6 +80,7 @@ class RunOptions:
     post_validation: bool = False
     host_optimizer: float = 0.0
     expert_overlap: bool = False
+    slices: int = 1
 
     @property
     def expert_shards(self) -> int:

@@ -349,8 +349,10 @@ def _check_slices(schedule: Schedule) -> None:
             if forward or op.kind in BACKWARDS:
                 sequence, at = divmod(op.micro_batch, slices)
                 last = before.get((forward, op.stage, sequence))
-                expected = (0 if forward else slices - 1) if last is None else last.micro_batch % slices + (
-                    1 if forward else -1
+                expected = (
+                    (0 if forward else slices - 1)
+                    if last is None
+                    else last.micro_batch % slices + (1 if forward else -1)
                 )
                 if at != expected:
                     raise ScheduleError(

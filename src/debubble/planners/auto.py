@@ -35,7 +35,7 @@ FIRST, CLOSE = 0.1, 1.02
 theirs may take for them to have the whole."""
 
 
-@planner("auto", paper="debubble's own", searches=True)
+@planner("auto", paper="debubble's own", searches=True, slices=True)
 def auto(problem: Problem) -> Iterator[Solution]:
     """Ask joint, portfolio, adapipe and registered plug-ins, and keep the fastest plan that fits."""
     yield from fastest_of(problem, planners_for(problem))
@@ -43,10 +43,13 @@ def auto(problem: Problem) -> Iterator[Solution]:
 
 def planners_for(problem: Problem) -> list[str]:
     """The planners that `auto` asks; for a target with orders of its own, those alone that plan such orders."""
+    if problem.slices > 1:
+        return [name for name in planners if planners[name].slices and name != "auto"]
     usual: tuple[str, ...] = ASKED if isinstance(problem.workload, ModelUnits) else ASKED_OF_STAGES
     if problem.levers is not None:
         usual = ASKED_FOR_TARGETS
-    asked = [name for name in planners if name != "auto" and (problem.compare or name in usual or _is_plugin(name))]
+    whole = [name for name in planners if not planners[name].slices]
+    asked = [name for name in whole if problem.compare or name in usual or _is_plugin(name)]
     own = problem.levers is not None and isinstance(problem.levers.orders, OwnOrders)
     return [name for name in asked if name in OF_OWN_ORDERS] if own else asked
 

@@ -49,7 +49,7 @@ def problem_of(
     if levers is not None:
         units = levers.layers(units, sparse_layers(model))
     return Problem(
-        devices=devices, micro_batches=micro_batches, workload=ModelUnits(units), chunks=chunks, effort=effort,
+        devices=devices, micro_batches=micro_batches * options.slices, workload=ModelUnits(units), chunks=chunks, effort=effort,
         seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
         tail=StepTail(
             model=model, cluster=cluster, options=options, pipeline=devices, framework=framework_of(target)
@@ -90,6 +90,8 @@ def half_layers(
     if units.on_devices and (profile is not None or levers is not None):
         raise InputError("Pipelines on devices of several types are planned without a profile and without --for.")
     if profile is not None:
+        if options.slices > 1:
+            raise InputError("A profile says nothing of slices of sequences: plan without the profile or the slices.")
         units = with_profile(units, profile, model=model, options=options)
     return units if levers is None else levers.half_layers(units, model, options)
 
@@ -159,6 +161,10 @@ def fixed_configuration(
         raise InputError(f"--recompute is '{recompute}'; it must be one of: {', '.join(known)}.")
     entry = schedules[schedule]
     given = {**entry.accepted_options(objective=objective_of(run)), **(schedule_options or {})}
+    if run.slices > 1:
+        if "slices" not in entry.options:
+            raise InputError(f"The schedule '{schedule}' does not cut sequences into slices; seq1f1b does.")
+        given["slices"] = run.slices
     chunks = chunks or entry.default_chunks
     counts = even_counts(units, devices * chunks)
     can_choose = bool(_STAGES_THAT_RECOMPUTE & entry.options)

@@ -54,7 +54,7 @@ class Problem:
     Attributes:
         workload: What a micro-batch computes: fixed stages, or model units to partition.
         devices: Pipeline devices.
-        micro_batches: Micro-batches per step.
+        micro_batches: Micro-batches per step; where sequences are cut, their slices.
         chunks: Stages per device; None: one for fixed stages, the planner's choice for units.
         effort: Work that a planner may do, in seconds of the reference machine (see `search.effort`).
         deadline: Seconds on the clock after which a planner stops with what it has; None: ten times the effort and a
@@ -112,6 +112,8 @@ class Problem:
                 raise InputError(
                     f"{len(units.units)} model units cannot fill {stages} stages; use fewer pipeline devices or chunks."
                 )
+        if self.micro_batches % self.slices:
+            raise InputError(f"{self.micro_batches} micro-batches are not whole sequences of {self.slices} slices.")
         self.entries.check_for(devices=self.devices, micro_batches=self.micro_batches)
 
     @property
@@ -199,6 +201,11 @@ class Problem:
     def equally_long(self) -> bool:
         """True if all micro-batches cost the same."""
         return self.entries.micro_batch_scale is None
+
+    @property
+    def slices(self) -> int:
+        """Slices of every sequence: `micro_batches` counts all of them."""
+        return len(self.entries.attention_scale or (1,))
 
     @property
     def whole_micro_batches(self) -> Number:

@@ -26,6 +26,9 @@ from debubble.schedules.registry import check_size
 from debubble.simulator import Timeline
 from debubble.targets.target import runs_in
 
+SLICED = "seq1f1b"
+"""The planner of sequences that are cut into slices."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -110,6 +113,7 @@ class PlannerEntry:
     paper: str
     searches: bool
     peers: bool = False
+    slices: bool = False
 
     @property
     def summary(self) -> str:
@@ -148,6 +152,8 @@ class PlannerEntry:
         if problem.peers and not self.peers:
             able = " and ".join(sorted(name for name in planners if planners[name].peers))
             raise InputError(f"The planner '{self.name}' cannot swap to peers; {able} can.")
+        if problem.slices > 1 and not self.slices:
+            raise InputError(f"The planner '{self.name}' does not cut sequences into slices; {SLICED} and auto do.")
         check_size(problem.devices * (problem.chunks or 1), problem.micro_batches)
         check_states(problem)
         with guarding_plugins(self.function, what=f"The planner '{self.name}'"):
@@ -230,7 +236,7 @@ def _runs_in(problem: Problem, solution: Solution, partition: Sequence[Sequence[
 
 ORDER = (
     "chronos", "joint", "auto", "adapipe", "scope", "dapple", "dapple+", "ohp-cmb", "megatron-kwai", "megatron-even",
-    "merak", "pipedream", "bpipe", "pipeoffload", "adaoffload", "optpipe", "milp", "obscura", "portfolio",
+    "merak", "pipedream", "bpipe", "pipeoffload", "adaoffload", "optpipe", "milp", "obscura", "portfolio", "seq1f1b",
 )  # fmt: skip
 """The order in which planners are listed and asked; of equally fast answers `auto` takes the first."""
 
@@ -240,7 +246,7 @@ planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner",
 
 
 def planner(
-    name: str, *, paper: str, searches: bool = False, peers: bool = False
+    name: str, *, paper: str, searches: bool = False, peers: bool = False, slices: bool = False
 ) -> Callable[[Callable[[Problem], FoundT]], Callable[[Problem], FoundT]]:
     """Register a planner.
 
@@ -250,10 +256,11 @@ def planner(
         searches: Whether it uses the problem's effort; such planners run in processes of their own under `auto`, if
             the effort is worth a process.
         peers: Whether it can keep activations on other devices.
+        slices: Whether it plans sequences that are cut into slices.
     """
 
     def register(find: Callable[[Problem], FoundT]) -> Callable[[Problem], FoundT]:
-        planners.add(name, PlannerEntry(name, find, paper, searches, peers))
+        planners.add(name, PlannerEntry(name, find, paper, searches, peers, slices))
         return find
 
     return register

@@ -148,7 +148,16 @@ class Plan(Simulated):
             s = plan.schedule
             extra = {op for op in s.operations if op.kind in (Kind.G, Kind.D, Kind.S, Kind.P)}
             units = [(unit.type, unit.layer) for stage in plan.partition for unit in stage]
-            return plan.model and plan.model.config, plan.options, units, s.placement, s.micro_batches, s.slices, s.peers, extra
+            return (
+                plan.model and plan.model.config,
+                plan.options,
+                units,
+                s.placement,
+                s.micro_batches,
+                s.slices,
+                s.peers,
+                extra,
+            )
 
         return stays(self) == stays(other)
 

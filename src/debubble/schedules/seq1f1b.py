@@ -116,9 +116,7 @@ def _in_slices(
     sequences = -(-devices // slices) if chunks > 1 else micro_batches
     sizes = group_sizes(micro_batches, sequences)
     groups = [range(begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
-    forwards = [
-        (c, j * slices + i) for group in groups for c in range(chunks) for j in group for i in range(slices)
-    ]
+    forwards = [(c, j * slices + i) for group in groups for c in range(chunks) for j in group for i in range(slices)]
     backwards = [
         (c, j * slices + i)
         for group in groups for c in reversed(range(chunks)) for j in group for i in reversed(range(slices))

@@ -138,7 +138,7 @@ def _orders(problem: Problem) -> list[Order]:
         Order(name, _placement_of(name, p, chunks), to_limit, searches)
         for name, entry in schedules.items()
         for chunks in problem.chunk_choices
-        if "chunks" in entry.options or entry.default_chunks == chunks
+        if "slices" not in entry.options and ("chunks" in entry.options or entry.default_chunks == chunks)
         for to_limit in ((False, True) if "memory_limit" in entry.options else (False,))
         for searches in ((False, True) if to_limit and entry.searches else (False,))
     ]
