@@ -35,9 +35,9 @@ ROWS, LENGTH, MICRO_BATCHES = 4, 32, 4
 RUN = RunOptions(dtype="fp32", sequence_length=LENGTH, micro_batch_size=ROWS)
 
 
-def activations_of(config: Any) -> Units:
+def activations_of(config: Any, run: RunOptions = RUN) -> Units:
     """The model's units without what is not counted with activations."""
-    units = model_units(ModelConfig.from_hf(config), db.Cluster.parse("2xCPU"), RUN)
+    units = model_units(ModelConfig.from_hf(config), db.Cluster.parse("2xCPU"), run)
     bare = tuple(replace(unit, workspace=0, static=0) for unit in units.units)
     return replace(units, units=bare, memory_limit=None)
 
@@ -78,3 +78,27 @@ def test_the_counted_peak_of_activations_is_the_predicted_one(family: str) -> No
         assert run_threads(plan, peak) == pytest.approx(predicted, rel=0.01)
 
     check()
+
+
+@pytest.mark.parametrize("strategy", ["none", "core", "projections", "full"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("slices", [2, 4])
+def test_slices_keep_at_most_what_is_predicted(family: str, strategy: str, slices: int) -> None:
+    """The gradients of keys and values are counted for a whole stage, and come layer by layer."""
+    config, run = FAMILIES[family], replace(RUN, slices=slices)
+    units = activations_of(config, run)
+    schedule = db.schedules["seq1f1b"](devices=2, micro_batches=MICRO_BATCHES, slices=slices)
+    ways = [*enumerate(strategy if strategy in unit.strategies else "none" for unit in units.units)]
+    partition = Partition([ways[: len(ways) // 2], ways[len(ways) // 2 :]])
+    plan = Plan(
+        planner="test", schedule=fused(schedule), costs=units.stage_costs(partition, schedule.placement), lower_bound=0,
+        partition=units.planned(partition), model_on_cluster=on_cpus(config), options=run,
+    )  # fmt: skip
+
+    def peak(pipeline: Any) -> Any:
+        pipeline.step(tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
+        return pipeline.measured.peak_activation
+
+    gradients = (slices - 1) * max(plan.costs.key_value_gradient)
+    for measured, predicted in zip(run_threads(plan, peak), plan.simulate().peak_memory, strict=True):
+        assert 0.99 * (predicted - gradients) <= measured <= 1.01 * predicted

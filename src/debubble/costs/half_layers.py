@@ -120,12 +120,10 @@ def fused_core(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
     n, q, kv = shapes.tokens, m.attention_width / o.tensor, m.kv_width / o.tensor
     keys = attention.keys_per_token(o.sequence_length)
     plain = m.attention_cap is None and keys == o.sequence_length / 2
-    whole = o.sequence_length * o.slices
-    within_window = attention.keys_per_token(whole)
-    grows = o.slices > 1 and within_window == whole / 2
-    if o.slices > 1 and not grows:
-        keys = within_window  # as many as in the whole sequence on average, in every slice
-    core = _attention_core(
+    if o.slices > 1:
+        yield _sliced_core(shapes, attention)
+        return
+    yield _attention_core(
         shapes,
         flops=4 * n * keys * q,
         heads=m.heads / o.tensor,
@@ -133,7 +131,27 @@ def fused_core(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
         exchanged=2 * kv,
         ring=plain,
     )
-    yield replace(core, grows=grows)
+
+
+def _sliced_core(shapes: Shapes, attention: Attention) -> Operator:
+    """Flash attention of the first slice of a sequence, and what it takes more for every slice before one.
+
+    A window has as many keys in every slice as in the whole sequence on average.
+    """
+    o, slices = shapes.options, shapes.options.slices
+    sequence = replace(shapes, options=replace(o, sequence_length=o.sequence_length * slices, slices=1))
+    (whole,) = fused_core(sequence, attention)
+    if attention.keys_per_token(o.sequence_length * slices) < o.sequence_length * slices / 2:
+        times = {name: getattr(whole, name) / slices for name in ("forward", "backward_input", "saved", "after_input")}
+        return replace(whole, **times)
+    (first,) = fused_core(replace(shapes, options=replace(o, slices=1)), attention)
+    # The slices have 1, 3, 5 and so on halves of a slice before the middle of their own.
+    halves = slices * (slices - 1)
+    return replace(
+        first,
+        longer_forward=max(0.0, whole.forward - slices * first.forward) / halves,
+        longer_backward=max(0.0, whole.backward_input - slices * first.backward_input) / halves,
+    )
 
 
 def _attention_core(

@@ -151,7 +151,7 @@ def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
 
 
 _TIMES = ("forward", "backward_input", "backward_weight", "attention_forward", "attention_backward")
-_OF_TOKENS = ("key_value_gradient",)
+_OF_TOKENS = ("keys_and_values", "key_value_gradient")
 _OF_PARAMETERS = ("static", "gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
 """The entries of a unit that its parameters cost."""
 
@@ -350,12 +350,12 @@ class _Builder:
         adapters = self.shapes.model.attention_adapters(self.shapes.options.lora)
         counts = Counts(parameters, adapters=adapters, matrices=self.shapes.model.attention_matrices(layer))
         unit = self._half("attention", layer, lambda shapes: attention(shapes, layer), counts)
-        return unit if self.shapes.options.slices == 1 else replace(unit, key_value_gradient=self._key_value_gradient())
-
-    def _key_value_gradient(self) -> float:
-        """Bytes of the gradients of a slice's keys and values, which are summed in fp32 at least."""
         s = self.shapes
-        return max(4, s.element) * s.tokens * 2 * s.model.kv_width / s.options.tensor
+        if s.options.slices == 1:
+            return unit
+        numbers = s.tokens * 2 * s.model.kv_width / s.options.tensor
+        # Gradients are summed in fp32 at least.
+        return replace(unit, keys_and_values=s.element * numbers, key_value_gradient=max(4, s.element) * numbers)
 
     def mlp(self, layer: int) -> Unit:
         model = self.shapes.model
@@ -418,8 +418,8 @@ class _Builder:
             strategies=strategies(operators, boundary=self.boundary, framework=self.shapes.framework),
             activation_after_input=sum(op.after_input for op in operators),
             workspace=workspace,
-            attention_forward=sum(op.forward for op in operators if op.grows),
-            attention_backward=sum(op.backward_input for op in operators if op.grows),
+            attention_forward=sum(op.longer_forward for op in operators),
+            attention_backward=sum(op.longer_backward for op in operators),
         )
         return self.parameters.with_parameters(unit, counts, matrices=kind != "head")
 

@@ -62,8 +62,10 @@ class Operator:
     """Bytes that stay between its backward for inputs and its backward for weights."""
     always: float = 0.0
     """Bytes that it leaves whatever is recomputed."""
-    grows: bool = False
-    """Whether its time grows with the tokens before a slice of a sequence."""
+    longer_forward: float = 0.0
+    """Seconds that its forward takes more where half a slice of tokens more is before a slice of a sequence."""
+    longer_backward: float = 0.0
+    """The same of its backward for inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +213,10 @@ def strategies(operators: Sequence[Operator], *, boundary: float, framework: Fra
         dropped = [op for op in operators if op.name in chosen]
         result[name] = Strategy(
             total - sum(op.saved for op in dropped), sum(op.forward for op in dropped), _named(text, operators),
-            attention=sum(op.forward for op in dropped if op.grows),
+            attention=sum(op.longer_forward for op in dropped),
         )  # fmt: skip
-    growing = sum(op.forward for op in operators if op.grows)
-    result["full"] = Strategy(least, sum(op.forward for op in operators), attention=growing)
+    longer = sum(op.longer_forward for op in operators)
+    result["full"] = Strategy(least, sum(op.forward for op in operators), attention=longer)
     return result
 
 

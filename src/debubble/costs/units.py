@@ -32,7 +32,7 @@ class Strategy:
     """Bytes kept where the unit before it, of the same layer, is in its stage and recomputes in full: a framework that
     recomputes whole layers keeps one input for both.  None: as elsewhere."""
     attention: Number = 0
-    """The part of `recompute` that grows with the tokens before a slice."""
+    """Time that it takes more where half a slice of tokens more is before a slice of a sequence."""
 
 
 Costs = TypeVar("Costs", "StateBytes", "HostStates")
@@ -103,9 +103,11 @@ class Unit:
     undivided: Number = 0
     """Bytes that its gradients have beyond this rank's part (ZeRO-2), where they stay whole until they are summed."""
     attention_forward: Number = 0
-    """The part of `forward` that grows with the tokens before a slice."""
+    """Time that its forward takes more where half a slice of tokens more is before a slice of a sequence."""
     attention_backward: Number = 0
-    """That of `backward_input`."""
+    """The same of its backward for inputs."""
+    keys_and_values: Number = 0
+    """Bytes of a slice's keys and values, which stay on the device from its forward to its backward."""
     key_value_gradient: Number = 0
     """Bytes of the gradients of a slice's keys and values, while slices after it add to them."""
 
@@ -308,6 +310,7 @@ class Units(PickledFields):
             "attention_forward": [sum(unit.attention_forward for unit, _ in stage) for stage in stages],
             "attention_backward": [sum(unit.attention_backward for unit, _ in stage) for stage in stages],
             "attention_recompute": [sum(unit.strategies[s].attention for unit, s in stage) for stage in stages],
+            "keys_and_values": [sum(unit.keys_and_values for unit, _ in stage) for stage in stages],
             "key_value_gradient": [sum(unit.key_value_gradient for unit, _ in stage) for stage in stages],
         }
 

@@ -210,12 +210,31 @@ class Schedule(PickledFields):
 
     def moved_bytes(self, costs: StageCosts, stage: int, micro_batch: int) -> Number:
         """Bytes that O of this stage and micro-batch moves, before `micro_batch_scale`."""
-        return self.kept_bytes(costs, stage, micro_batch) * share_of(self.offload_fraction, stage, micro_batch)
+        kept = self.kept_bytes(costs, stage, micro_batch)
+        if costs.attention_scale is not None:
+            kept -= costs.keys_and_values[stage]
+        return kept * share_of(self.offload_fraction, stage, micro_batch)
 
     def backward_of(self, stage: int, micro_batch: int) -> Op:
         """The operation that consumes the gradient: I if the backward is split, else B."""
         kind = Kind.I if (stage, micro_batch) in self.split_backward else Kind.B
         return Op(kind, stage, micro_batch)
+
+    def with_whole_sequences(self) -> Schedule:
+        """The schedule's forwards alone, of whole sequences in place of their first slices."""
+        if self.slices == 1:
+            return self
+        orders = tuple(
+            tuple(
+                op._replace(micro_batch=op.micro_batch // self.slices)
+                for op in order
+                if op.kind is Kind.F and op.micro_batch % self.slices == 0
+            )
+            for order in self.orders
+        )
+        return Schedule(
+            name=self.name, placement=self.placement, micro_batches=self.micro_batches // self.slices, orders=orders
+        )
 
     def with_split_backwards(self) -> Schedule:
         """The schedule with I and W, in parallel, in the place of every B."""
@@ -356,8 +375,8 @@ def _check_slices(schedule: Schedule) -> None:
                 )
                 if at != expected:
                     raise ScheduleError(
-                        f"{op.name} is slice {at} of its sequence, where slice {expected} comes next: slices go forwards"
-                        " in their order, and backwards in the opposite one."
+                        f"{op.name} is slice {at} of its sequence, where slice {expected} comes next: slices go"
+                        " forwards in their order, and backwards in the opposite one."
                     )
                 before[forward, op.stage, sequence] = op
 

@@ -94,13 +94,16 @@ class StageCosts:
     micro_batch_scale: tuple[Number, ...] | None = None
     """Relative length of each micro-batch; scales times and activations."""
     attention_scale: tuple[Number, ...] | None = None
-    """Per slice of a sequence, the time of attention to all tokens up to it, over that to its own; None: no slices."""
+    """Per slice of a sequence, the tokens up to the middle of it, over those to the middle of the first; None: no
+    slices.  Equal ones have 1, 3, 5 and so on."""
     attention_forward: PerStage = (0,)
-    """The part of F that grows with the tokens before a slice."""
+    """What F takes more for each such measure of tokens more."""
     attention_backward: PerStage = (0,)
-    """That of the backward for inputs."""
+    """What the backward for inputs takes more."""
     attention_recompute: PerStage = (0,)
-    """That of the recomputation."""
+    """What the recomputation takes more."""
+    keys_and_values: PerStage = (0,)
+    """Bytes of a slice's keys and values, a part of every `activation` that is neither dropped nor offloaded."""
     key_value_gradient: PerStage = (0,)
     """Bytes of the gradients of a slice's keys and values, from the last slice's backward to its own."""
     optimizer_step: PerStage = (0,)
@@ -171,6 +174,7 @@ class StageCosts:
         attention_forward: Number | Sequence[Number] = 0,
         attention_backward: Number | Sequence[Number] = 0,
         attention_recompute: Number | Sequence[Number] = 0,
+        keys_and_values: Number | Sequence[Number] = 0,
         key_value_gradient: Number | Sequence[Number] = 0,
         optimizer_step: Number | Sequence[Number] = 0,
         host_step: Number | Sequence[Number] = 0,
@@ -306,7 +310,9 @@ class StageCosts:
         return self.activation[stage] - self.activation_recomputed[stage]
 
 
-SLICED = ("attention_forward", "attention_backward", "attention_recompute", "key_value_gradient")
+SLICED = (
+    "attention_forward", "attention_backward", "attention_recompute", "keys_and_values", "key_value_gradient",
+)  # fmt: skip
 """Entries per stage that slices of sequences add."""
 PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",

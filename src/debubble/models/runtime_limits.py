@@ -28,6 +28,7 @@ def beyond_runtime(options: RunOptions, config: ModelConfig | None) -> str | Non
         _missing_degrees(options, config)
         or _missing_numbers(options, config)
         or _missing_overlap(options)
+        or _missing_slices(options, config)
         or (None if config is None else _missing_in_units(config))
     )
     return None if reason is None else f"The runtime cannot run this plan, because {reason}"
@@ -98,6 +99,21 @@ def _missing_overlap(options: RunOptions) -> str | None:
         return "it steps on hosts what a plan's operations say: make the plan without --host-optimizer to train it."
     if options.expert_overlap:
         return "it waits for what ranks of experts exchange: make the plan without --expert-overlap to train it."
+    return None
+
+
+def _missing_slices(options: RunOptions, config: ModelConfig | None) -> str | None:
+    """Say why sequences cannot be computed slice after slice; None if they can."""
+    if options.slices == 1:
+        return None
+    if config is None or config.whole_layers:
+        of_others = "" if config is None else f", and '{config.family}' runs with {_modules(config)}"
+        return f"it cuts the sequences of its own units alone into slices{of_others}: make the plan without --slices."
+    if config.router_balance:
+        return (
+            "the routers' auxiliary loss is one over whole sequences: set output_router_logits to false, or make the"
+            " plan without --slices."
+        )
     return None
 
 

@@ -49,7 +49,8 @@ def problem_of(
     if levers is not None:
         units = levers.layers(units, sparse_layers(model))
     return Problem(
-        devices=devices, micro_batches=micro_batches * options.slices, workload=ModelUnits(units), chunks=chunks, effort=effort,
+        devices=devices, micro_batches=micro_batches * options.slices, workload=ModelUnits(units), chunks=chunks,
+        effort=effort,
         seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
         tail=StepTail(
             model=model, cluster=cluster, options=options, pipeline=devices, framework=framework_of(target)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InputError, Placement, Schedule
@@ -59,7 +60,7 @@ def _orders(problem: Problem) -> Iterator[Schedule]:
     for chunks in problem.chunk_choices:
         names = ("seq1f1b", "seq1f1b-zb") if chunks == 1 else ("seq1f1b-interleaved",)
         for name in names:
-            given = {} if chunks == 1 else {"chunks": chunks}
+            given: dict[str, Any] = {} if chunks == 1 else {"chunks": chunks}
             with suppress(InputError):  # too many pairs of stage and micro-batch with these chunks
                 yield schedules[name](devices=problem.devices, micro_batches=whole, slices=problem.slices, **given)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from debubble.ir import InputError
 from debubble.runtime.distributed.context_parallel import ContextGroup
+from debubble.runtime.models.slices import SequenceSlice, SlicedSequence
 from debubble.runtime.models.units import MicroBatch
 
 IGNORED = -100
@@ -113,12 +115,25 @@ class StepBatch:
                 )
         return StepBatch([_own(part, group) for part in self.parts], self.checksum, self.counted)
 
-    def micro_batches(self, *, scale: float, seed: int) -> tuple[list[Tensor], list[MicroBatch]]:
-        """Inputs and what goes with them; every loss is scaled by `scale`, every dropout mask follows from `seed`."""
-        seeds = (zlib.crc32(f"{seed} {j}".encode()) for j in range(len(self.parts)))
-        return [part.tokens for part in self.parts], [
-            MicroBatch(part.targets, scale, s, None, part.positions, part.documents, part.loss_inputs)
-            for part, s in zip(self.parts, seeds, strict=True)
+    def micro_batches(
+        self, *, scale: float, seed: int, slices: int = 1, counted: bool = True
+    ) -> tuple[list[Tensor], list[MicroBatch]]:
+        """Inputs and what goes with them, or of as many slices of each.
+
+        Args:
+            scale: Factor of every loss.
+            seed: Every dropout mask follows from it.
+            slices: Of every sequence, as equal as they can be.
+            counted: Whether ledgers count what slices leave for each other.
+
+        Raises:
+            InputError: If there are fewer tokens than slices.
+        """
+        parts = [piece for part in self.parts for piece in _sliced(part, slices, counted)]
+        seeds = (zlib.crc32(f"{seed} {j}".encode()) for j in range(len(parts)))
+        return [rows.tokens for rows, _ in parts], [
+            MicroBatch(rows.targets, scale, s, None, rows.positions, rows.documents, rows.loss_inputs, place)
+            for (rows, place), s in zip(parts, seeds, strict=True)
         ]
 
 
@@ -172,6 +187,22 @@ def read_batch(
             checksum = checksum if tensor is None else _checksum(tensor, checksum)
     counted = sum(rows.counted for rows in read)
     return StepBatch([rows.each(lambda tensor: tensor.to(device)) for rows in cut], checksum, counted)
+
+
+def _sliced(rows: TokenRows, slices: int, counted: bool) -> Iterator[tuple[TokenRows, SequenceSlice | None]]:
+    """The slices of sequences, with the documents of the whole; whole sequences where there is one slice."""
+    if slices == 1:
+        yield rows, None
+        return
+    length = rows.tokens.shape[1]
+    if length < slices:
+        raise InputError(f"Sequences of {length} tokens cannot be cut into the plan's {slices} slices.")
+    bounds = [length * i // slices for i in range(slices + 1)]
+    sequence = SlicedSequence(tuple(end - begin for begin, end in pairwise(bounds)), counted)
+    for index, (begin, end) in enumerate(pairwise(bounds)):
+        tokens, targets = (tensor[:, begin:end].clone() for tensor in (rows.tokens, rows.targets))
+        positions = None if rows.positions is None else rows.positions[:, begin:end].clone()
+        yield replace(rows, tokens=tokens, targets=targets, positions=positions), sequence.slice(index)
 
 
 def check_entries(names: Iterable[str], owner: str, more: Sequence[str] = ()) -> None:

@@ -10,8 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from debubble.ir import InputError, Kind, lower_forwards
-from debubble.plans import Plan
+from debubble.ir import InputError, Kind, Schedule, lower_forwards
 from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.batch import Batch, StepBatch, TokenRows
 from debubble.runtime.distributed.cuts import Cut
@@ -34,7 +33,11 @@ class ForwardRuns:
         self._status, self._lanes = runner.status, runner.operations.lanes
         self._activations = runner.measured.activations
         self._stages, self._weights = runner.operations.stages, runner.operations.weights
-        program = lower_forwards(self._plan.schedule, self._plan.costs)
+        self._schedule = self._plan.schedule.with_whole_sequences()
+        costs = self._plan.costs
+        program = lower_forwards(
+            self._schedule, costs.replace(attention_scale=None) if costs.attention_scale else costs
+        )
         messages = Ledger(self._lanes.device)
         operations = replace(runner.operations, program=program, messages=messages, evaluating=True)
         self._interpreter = Interpreter(operations, self._status)
@@ -73,7 +76,7 @@ class ForwardRuns:
         tokens = prompts.to(self._lanes.device)[torch.arange(-(-rows // each) * each) % rows]
         random = torch.Generator(device=self._lanes.device).manual_seed(seed)
         self._status.enter("generates", local=False)
-        kept = _last_logits(self._plan, config.vocab, self._stages, self._ranks.device, self._ranks.tensor)
+        kept = _last_logits(self._schedule, config.vocab, self._stages, self._ranks.device, self._ranks.tensor)
         with self._evaluation_mode(), kept as logits:
             for _ in range(new_tokens):
                 batch = StepBatch(TokenRows(tokens, torch.zeros_like(tokens)).cut(each), checksum=0, counted=1)
@@ -113,19 +116,19 @@ def _choose_tokens(logits: Tensor, temperature: float, random: torch.Generator) 
 
 @contextmanager
 def _last_logits(
-    plan: Plan, vocabulary: int, stages: Mapping[int, Stage], device: int, group: TensorGroup
+    schedule: Schedule, vocabulary: int, stages: Mapping[int, Stage], device: int, group: TensorGroup
 ) -> Iterator[dict[int, Tensor]]:
     """Let the last unit, in place of its loss, leave the last position's logits [rows, vocabulary] by micro-batch.
 
     They stay empty where the last stage is not.
     """
     logits_of: dict[int, Tensor] = {}
-    last = plan.schedule.stages - 1
+    last = schedule.stages - 1
     if last not in stages:
         yield logits_of
         return
     unit = stages[last].units[-1]
-    forwards = (op for op in plan.schedule.orders[device] if op.kind is Kind.F and op.stage == last)
+    forwards = (op for op in schedule.orders[device] if op.kind is Kind.F and op.stage == last)
     order = itertools.cycle([op.micro_batch for op in forwards])
     cut = Cut(1, vocabulary)
 

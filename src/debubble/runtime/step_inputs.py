@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from debubble.ir import InputError
 from debubble.models.config import ModelConfig
 from debubble.plans import Plan
 from debubble.runtime.assembly import DTYPES, balance_of
@@ -34,13 +35,19 @@ class StepInputs:
     ) -> None:
         self._source, self._context, self._dtype = source, context, DTYPES[plan.options.dtype]
         self._balance = balance_of(plan)
+        entries = loss_entries(loss)
+        if plan.schedule.slices > 1 and entries:
+            raise InputError(
+                f"The loss asks for '{entries[0]}', which is of whole sequences, but the plan cuts them into slices:"
+                " plan without --slices."
+            )
         config = None if isinstance(source, Modules) else source
         own_units = config is not None and not config.whole_layers
         # An auxiliary loss of routers would count hidden tokens.
         accepted = BatchFormat(
             has_positions=own_units,
             has_masks=own_units and self._balance is None,
-            loss_entries=loss_entries(loss),
+            loss_entries=entries,
             vocabulary=None if config is None else config.vocab,
             positions=None if config is None else config.positions or None,
         )
@@ -58,6 +65,7 @@ class StepInputs:
         scale: float = 1.0,
         step_stage: Callable[[int], None] = lambda stage: None,
         counts_memory: bool = False,
+        slices: int = 1,
     ) -> StepState:
         """The in-flight tensors of a step at its start.
 
@@ -68,8 +76,11 @@ class StepInputs:
             scale: Factor of the losses.
             step_stage: S.
             counts_memory: Whether ledgers count what forwards keep.
+            slices: Of every sequence.
         """
-        tokens, micro_batches = batch.divided(self._context).micro_batches(scale=scale / targets, seed=seed)
+        tokens, micro_batches = batch.divided(self._context).micro_batches(
+            scale=scale / targets, seed=seed, slices=slices, counted=counts_memory
+        )
         return StepState(
             tokens=tokens,
             micro_batches=micro_batches,

@@ -131,7 +131,8 @@ def _parallelism(plan: Plan) -> Iterator[str]:
             yield f"{name} {degree}"
     if o.zero:
         yield f"ZeRO-{o.zero}{' (FSDP)' if o.zero == 3 else ''}"
-    yield f"{plan.micro_batches} micro-batches of {o.micro_batch_size}"
+    slices = f" in {o.slices} slices" if o.slices > 1 else ""
+    yield f"{plan.micro_batches} micro-batches of {o.micro_batch_size}{slices}"
 
 
 def _unit_words(plan: Plan) -> str:

@@ -19,9 +19,10 @@ from debubble.ir.stage_costs import Number, PerStage, StageCosts
 
 
 class Tables(NamedTuple):
-    """Costs by [R in list, kind, stage, micro-batch]; the last axis has one entry if all micro-batches are alike, or one
-    for each slice of a sequence if all sequences are.
+    """Costs by [R in list, kind, stage, micro-batch].
 
+    The last axis has one entry if all micro-batches are alike, or one for each slice of a sequence if all sequences
+    are.
     `R in list` is 1 for the operations of a stage and micro-batch that an R recomputes, and 2 where that is deeper.
     """
 
@@ -169,6 +170,10 @@ class _TableBuilder:
         dropped = (self.whole - self._column(left)) * self.recomputed_fraction
         self.remaining = np.where(self.fused | self.explicit, self.whole - dropped, self.whole)
         """Bytes that F leaves."""
+        self.movable = self.remaining
+        """Bytes of them that may be offloaded."""
+        if self.slices > 1:
+            self.movable = self.remaining - self._column(self.costs.keys_and_values)
 
     def tables(self) -> Tables:
         """Times, bytes allocated and freed, and leads of all operations."""
@@ -199,7 +204,7 @@ class _TableBuilder:
         """Bytes that the kinds allocate and free."""
         costs, scale = self.costs, self.scale
         kept, whole = self.remaining * scale, self.whole * scale
-        moved = self.remaining * self._fractions(self.op_costs.offload_fraction) * scale
+        moved = self.movable * self._fractions(self.op_costs.offload_fraction) * scale
         after = self._column(costs.activation_after_input) * scale
         before_backward = whole if self.explicit else kept
         restored = self._workspace_bytes(costs.recompute_workspace)
@@ -225,7 +230,7 @@ class _TableBuilder:
         return allocated, freed
 
     def _key_value_gradients(self) -> tuple[Number | Numbers, Number | Numbers]:
-        """Bytes of the gradients of keys and values: the last slice's backward allocates the others', which free theirs."""
+        """Bytes that backwards allocate and free for gradients of keys and values: the last slice's has the others'."""
         if self.slices == 1:
             return 0, 0
         last = np.arange(self.longer.shape[1]) % self.slices == self.slices - 1
@@ -279,8 +284,8 @@ class _TableBuilder:
 
     def _share_of_whole(self, share: Numbers) -> Numbers:
         """The share of a whole activation that a share of what F leaves is."""
-        partly = (self.remaining != self.whole) & (self.whole != 0)
-        result: Numbers = np.where(partly, share * self.remaining / np.where(partly, self.whole, 1), share)
+        partly = (self.movable != self.whole) & (self.whole != 0)
+        result: Numbers = np.where(partly, share * self.movable / np.where(partly, self.whole, 1), share)
         return result
 
     def _column(self, values: Iterable[Number]) -> Numbers:

@@ -17,6 +17,8 @@ from debubble.runtime.distributed.context_parallel import WHOLE, ContextGroup
 from debubble.runtime.models.attention_blocks import Scores
 from debubble.runtime.models.masked_attention import masked_attention
 from debubble.runtime.models.ring_attention import ring_attention
+from debubble.runtime.models.sliced_attention import sliced_attention
+from debubble.runtime.models.slices import LayerSlice
 from debubble.runtime.operators import call
 
 
@@ -82,24 +84,30 @@ def attention(
     seed: int = 0,
     first_head: int = 0,
     context: ContextGroup = WHOLE,
+    layer: LayerSlice | None = None,
 ) -> Tensor:
     """Causal attention over [batch, heads, length, head_dim]; k and v may have fewer heads.
 
     The heads' results lie in parallel: [batch, length, heads x head_dim].  Attention stays within `documents`
     [batch, whole length], if they are given, and within `window` tokens.  `dropout` on the attention weights follows
     from `seed`.  `first_head`: how many heads of the layer lie before these, on other ranks.  `context`: the ranks that
-    divide the sequence.  Under `torch.autocast` it computes in that dtype, as torch's own attention does.
+    divide the sequence.  `layer`: the slice of a sequence that these are; None: it is whole.  Under `torch.autocast` it
+    computes in that dtype, as torch's own attention does.
     """
     device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device):
         q, k, v = (t.to(torch.get_autocast_dtype(device)) for t in (q, k, v))
-    whole_window = window is None or window >= k.shape[-2] * context.size
+    before = 0 if layer is None else layer.start
+    whole_window = window is None or window >= before + k.shape[-2] * context.size
     if dropout or cap is not None or documents is not None or not whole_window:
         drop = partial(_drop, p=dropout, seed=seed, first_head=first_head) if dropout else None
         scores = Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, cap=cap, drop=drop)
         result = masked_attention(
-            q, k, v, scores, window=None if whole_window else window, documents=documents, context=context
-        )
+            q, k, v, scores, window=None if whole_window else window, documents=documents, context=context,
+            layer=layer,
+        )  # fmt: skip
+    elif layer is not None:
+        result = sliced_attention(q, k, v, scale=scale, layer=layer)
     elif context.size > 1:
         result = ring_attention(q, k, v, scale=scale, context=context)
     else:

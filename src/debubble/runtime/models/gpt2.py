@@ -11,6 +11,7 @@ from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention
 from debubble.runtime.models.loss import embed
+from debubble.runtime.models.slices import LayerSlice, own_storage
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm, residual
 from debubble.runtime.operators import Linear, activation, look_up
 
@@ -29,13 +30,15 @@ class Gpt2Embedding(UnitModule):
 
     def forward(self, tokens: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map tokens [rows, length] to hidden states [rows, length, hidden]."""
-        y: Tensor = op("embedding", partial(self._embed, positions=micro_batch.positions), tokens)
+        y: Tensor = op(
+            "embedding", partial(self._embed, positions=micro_batch.positions, first=micro_batch.first_position), tokens
+        )
         return self.drop(y, self.p, micro_batch, op, 0)
 
-    def _embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+    def _embed(self, tokens: Tensor, positions: Tensor | None, first: int) -> Tensor:
         of_tokens = embed(tokens, self.wte, self.group)
         if positions is None:
-            return of_tokens + self.wpe.weight[: tokens.shape[-1]]
+            return of_tokens + self.wpe.weight[first : first + tokens.shape[-1]]
         return of_tokens + look_up(positions, self.wpe.weight)
 
 
@@ -64,19 +67,20 @@ class Gpt2Attention(UnitModule):
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
         h = op("norm", self.ln_1, x)
-        q, k, v = op("projections", self._project, h)
+        layer = self.slice_of(micro_batch)
+        q, k, v = op("projections", partial(self._project, layer=layer), h)
         p = self.config.attention_dropout if self.training else 0.0
         core = partial(
             attention, documents=micro_batch.documents, dropout=p, seed=self.seed(micro_batch, 0),
-            first_head=self.group.part * q.shape[1], context=self.context,
+            first_head=self.group.part * q.shape[1], context=self.context, layer=layer,
         )  # fmt: skip
         y = op("output", partial(self.group.rows, layer=self.attn.c_proj), op("core", core, q, k, v))
         return residual(x, self.drop(y, self.config.residual_dropout, micro_batch, op, 1), op)
 
-    def _project(self, h: Tensor) -> tuple[Tensor, ...]:
+    def _project(self, h: Tensor, layer: LayerSlice | None) -> tuple[Tensor, ...]:
         (qkv,) = self.group.columns(h, [self.attn.c_attn])
         q, k, v = qkv.view(*qkv.shape[:-1], 3, -1, self.config.head_dim).transpose(1, 3).unbind(2)
-        return q, k, v
+        return (q, k, v) if layer is None else (own_storage(q), *layer.keep(k, v))
 
 
 class _Gpt2Mlp(nn.Module):

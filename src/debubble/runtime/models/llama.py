@@ -14,6 +14,7 @@ from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.attention import attention, rotary_table, rotate
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.loss import embed
+from debubble.runtime.models.slices import LayerSlice
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm, residual
 from debubble.runtime.operators import GatedProduct, Linear, RMSNorm, activation, gated
 
@@ -76,28 +77,33 @@ class LlamaAttention(UnitModule):
 
     def forward(self, x: Tensor, micro_batch: MicroBatch, op: Operators) -> Tensor:
         """Map hidden states [rows, length, hidden] to hidden states of the same shape."""
-        project = partial(self._project, positions=micro_batch.positions)
+        layer = self.slice_of(micro_batch)
+        project = partial(self._project, positions=micro_batch.positions, first=micro_batch.first_position, layer=layer)
         q, k, v = op("projections", project, op("norm", self.input_layernorm, x))
         config = self.config
         core = partial(
             attention, scale=config.attention_scale, window=self.layer.window, documents=micro_batch.documents,
             cap=config.attention_cap,
             dropout=config.attention_dropout if self.training else 0.0, seed=self.seed(micro_batch, 0),
-            first_head=self.group.part * q.shape[1], context=self.context,
+            first_head=self.group.part * q.shape[1], context=self.context, layer=layer,
         )  # fmt: skip
         y = op("output", partial(self.group.rows, layer=self.self_attn.o_proj), op("core", core, q, k, v))
         if self.post_attention_layernorm is not None:
             y = op("output", self.post_attention_layernorm, y)
         return residual(x, y, op)
 
-    def _project(self, h: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, h: Tensor, positions: Tensor | None, first: int, layer: LayerSlice | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         attn, size = self.self_attn, self.config.head_dim
         flat = self.group.columns(h, [attn.q_proj, attn.k_proj, attn.v_proj])
         q, k, v = (t.view(*t.shape[:-1], -1, size) for t in flat)
         if self.config.qk_norm:
             q, k = (norm(t, self.group.enter(norm.weight)) for norm, t in ((attn.q_norm, q), (attn.k_norm, k)))
-        table = self._rotary(h, positions)
-        return self.rotate(q.transpose(1, 2), *table), self.rotate(k.transpose(1, 2), *table), v.transpose(1, 2)
+        table = self._rotary(h, positions, first)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        q, k = (self.rotate(t, *table) for t in (q, k))
+        return q, *((k, v) if layer is None else layer.keep(k, v))
 
     def compile_functions(self, compiled: Compiler) -> None:
         """Compile norms and rotations."""
@@ -105,16 +111,16 @@ class LlamaAttention(UnitModule):
         self.rotate = compiled(rotate)
 
     @torch.no_grad()
-    def _rotary(self, h: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the positions; those of 0, 1, 2 and so on are kept, up to the greatest length so far."""
+    def _rotary(self, h: Tensor, positions: Tensor | None, first: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of the positions, which count from the `first` on unless they are given; such are kept."""
         assert self.layer.rope is not None
         if positions is not None:
             return rotary_table(self.layer.rope, self.config.head_dim, positions[:, None], h)
-        table, length = self._table, h.shape[1]
+        table, length = self._table, first + h.shape[1]
         if table is None or len(table[0]) < length or table[0].dtype != h.dtype or table[0].device != h.device:
             usual = torch.arange(length, device=h.device)
             self._table = table = rotary_table(self.layer.rope, self.config.head_dim, usual, h)
-        return table[0][:length], table[1][:length]
+        return table[0][first:length], table[1][first:length]
 
 
 class _Gated(nn.Module):

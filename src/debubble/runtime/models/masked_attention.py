@@ -3,6 +3,7 @@
 A kernel computes the scores that a mask hides, too: so queries within a window are attended as many at a time as it has
 tokens.  Ranks that divide a sequence gather its keys and values, and again for the backward, so that none keeps what
 the others have.  No mask is kept, and no scores: the result, and one number per query and head, give the gradients.
+A slice of a sequence attends to the earlier slices that its window reaches (see `slices`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.autograd import Function
 
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.models.attention_blocks import Attended, Scores, attend_to_block, block_gradients
+from debubble.runtime.models.slices import LayerSlice
 from debubble.runtime.operators import call, widen
 
 
@@ -29,12 +31,14 @@ def masked_attention(
     window: int | None,
     documents: Tensor | None,
     context: ContextGroup,
+    layer: LayerSlice | None = None,
 ) -> Tensor:
     """Causal attention of this rank's queries to the whole sequence, [batch, heads, own length, head_dim].
 
-    k and v are this rank's, and may have fewer heads.  `scores`: what is done to all scores alike.
+    k and v are this rank's, and may have fewer heads.  `scores`: what is done to all scores alike.  `layer`: the slice
+    of a sequence that these are.
     """
-    return call(_MaskedAttention, q, k, v, _Masks(scores, window, documents, context))
+    return call(_MaskedAttention, q, k, v, _Masks(scores, window, documents, context, layer))
 
 
 @dataclass(frozen=True)
@@ -60,30 +64,45 @@ class _Masks:
     window: int | None
     documents: Tensor | None
     context: ContextGroup
+    layer: LayerSlice | None
 
     def whole(self, k: Tensor, v: Tensor) -> Tensor:
-        """Keys and values of the whole sequence, [2, ...]."""
+        """Keys and values of the whole sequence, as far as the queries may see them, [2, ...]."""
+        if self.layer is not None:
+            return torch.cat([*(pair for _, pair in self.layer.before(self.window)), self.layer.own], -2)
         pair = torch.stack((k, v))
         return pair if self.context.size == 1 else self.context.gather(pair, -2)
 
     def own(self, pair: Tensor) -> Tensor:
-        """This rank's part of what all ranks have for the whole sequence's keys and values."""
-        return pair if self.context.size == 1 else self.context.reduce(pair, -2)
+        """This rank's part of what all ranks have for the whole sequence's keys and values, or this slice's."""
+        if self.layer is None:
+            return pair if self.context.size == 1 else self.context.reduce(pair, -2)
+        before = [(index, earlier.shape[-2]) for index, earlier in self.layer.before(self.window)]
+        *parts, own = pair.split([*(length for _, length in before), self.layer.own.shape[-2]], -2)
+        for (index, _), part in zip(before, parts, strict=True):
+            self.layer.give(index, part)
+        return self.layer.take_gradients(own)
 
     def blocks(self, q: Tensor) -> Iterator[_Block]:
         """The blocks of this rank's queries."""
+        first_key = 0
+        if self.layer is not None:
+            first_key = self.layer.start - sum(pair.shape[-2] for _, pair in self.layer.before(self.window))
         for own, first in self._runs(q.shape[-2]):
             step = self.window or own.stop - own.start
             for start in range(own.start, own.stop, step):
                 queries = slice(start, min(start + step, own.stop))
                 place, count = first + start - own.start, queries.stop - queries.start
-                keys = slice(0 if self.window is None else max(0, place - self.window + 1), place + count)
-                yield _Block(queries, keys, self._scores(place, count, keys, q.device))
+                keys = slice(
+                    first_key if self.window is None else max(first_key, place - self.window + 1), place + count
+                )
+                scores = self._scores(place, count, keys, q.device)
+                yield _Block(queries, slice(keys.start - first_key, keys.stop - first_key), scores)
 
     def _runs(self, length: int) -> Iterator[tuple[slice, int]]:
         """The runs of consecutive queries, and the first one's place in the whole sequence."""
         if self.context.size == 1:
-            yield slice(0, length), 0
+            yield slice(0, length), 0 if self.layer is None else self.layer.start
             return
         half = length // 2
         for start, chunk in zip((0, half), self.context.chunks, strict=True):
@@ -116,15 +135,16 @@ class _MaskedAttention(Function):
             found = attend_to_block(block.of_queries(q), block.of_keys(keys), block.of_keys(values), block.scores)
             block.of_queries(output).copy_(found.output)
             log_sums.append(found.log_sum)
-        ctx.save_for_backward(q, k, v, output, torch.cat(log_sums, -1))
+        kept = (q, k, v) if masks.layer is None else (q,)
+        ctx.save_for_backward(output, torch.cat(log_sums, -1), *kept)
         ctx.masks = masks
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, output, log_sum = ctx.saved_tensors
+        output, log_sum, q, *kept = ctx.saved_tensors
         masks: _Masks = ctx.masks
-        pair = masks.whole(k, v)
+        pair = masks.whole(*(kept or (q, q)))
         of_q, of_pair = torch.empty_like(q), torch.zeros_like(widen(pair))
         for block in masks.blocks(q):
             whole = Attended(block.of_queries(output), block.of_queries(log_sum))

@@ -26,6 +26,7 @@ from debubble.runtime.memory.recomputation import Operators
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.loss import Loss, cross_entropy, divided_cross_entropy, scaled_loss
 from debubble.runtime.models.routing import Routing
+from debubble.runtime.models.slices import LayerSlice, SequenceSlice
 from debubble.runtime.operators import Linear, RMSNorm, capped, drop, rms_norm
 
 
@@ -47,6 +48,13 @@ class MicroBatch:
     """
     loss_inputs: Mapping[str, Tensor] = field(default_factory=dict)
     """The rows of the entries that the loss asks for, by name."""
+    slice: SequenceSlice | None = None
+    """The slice of its sequences that it is; None: they are whole."""
+
+    @property
+    def first_position(self) -> int:
+        """The position of its first token, where there are no `positions`."""
+        return 0 if self.slice is None else self.slice.start
 
 
 class UnitModule(nn.Module):
@@ -72,6 +80,8 @@ class UnitModule(nn.Module):
     """The ranks that divide sequences among them."""
     expert_group = ALL_EXPERTS
     """The ranks that divide the experts among them, if the unit has some."""
+    ledger: Ledger | None = None
+    """The ledger of the device's activations."""
     loss: Loss | None = None
     """Loss that the output of the last unit goes into, if there are targets."""
 
@@ -136,7 +146,12 @@ class UnitModule(nn.Module):
 
     def attach_ledger(self, ledger: Ledger) -> None:
         """Tell the ledger of the unit's device what of it is no activation."""
+        self.ledger = ledger
         ledger.exclude((*self.parameters(), *self.buffers()))
+
+    def slice_of(self, micro_batch: MicroBatch) -> LayerSlice | None:
+        """The slice of a sequence that it is, in this unit; None: it is whole."""
+        return None if micro_batch.slice is None else micro_batch.slice.in_layer(self.salt, self.ledger)
 
     def linear_layers(self) -> list[Linear]:
         """The layers that may multiply in 8 bits; adapters are none of them."""

@@ -1,0 +1,158 @@
+"""Sequences in slices: losses and gradients are those of whole sequences in one process."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import debubble as db
+from debubble.ir import InputError, Schedule
+from debubble.plans import Plan
+from tests.support.generic_cases import GENERIC
+from tests.support.runtime_cases import (
+    FAMILIES,
+    LLAMA,
+    MIXTRAL,
+    assert_gradients,
+    plan_of,
+    reference_gradients,
+    run_threads,
+    tokens_of,
+)
+from tests.support.schedule_cases import explicit, offloading
+
+ORDERS: dict[str, dict[str, Any]] = {"seq1f1b": {}, "seq1f1b-zb": {}, "seq1f1b-interleaved": {"chunks": 2}}
+LENGTH = 13
+"""Tokens of a sequence, which no number of slices divides."""
+
+
+def sliced(name: str = "seq1f1b", *, slices: int, devices: int = 2, micro_batches: int = 2) -> Schedule:
+    return db.schedules[name](devices=devices, micro_batches=micro_batches, slices=slices, **ORDERS[name])
+
+
+def plan_for(schedule: Schedule, config: Any, *, strategy: str = "none", **options: Any) -> Plan:
+    return plan_of(schedule, config, strategy=strategy, sequence_length=LENGTH, slices=schedule.slices, **options)
+
+
+def batch_of(config: Any, *, rows: int = 2, packed: bool = False) -> dict[str, Tensor]:
+    tokens = tokens_of(config, rows=rows, length=LENGTH)
+    batch = {"input_ids": tokens[:, :-1], "targets": tokens[:, 1:].clone()}
+    batch["targets"][0, 3:9] = -100
+    if packed:
+        batch["position_ids"] = torch.cat((torch.arange(5), torch.arange(LENGTH - 5))).expand(rows, -1)
+    return batch
+
+
+def assert_trains_as_whole_sequences(plan: Plan, config: Any, *, packed: bool = False) -> None:
+    batch = batch_of(config, packed=packed)
+
+    def one(pipeline: Any) -> Any:
+        loss = pipeline.step(batch)
+        assert pipeline.measured.in_flight_bytes == 0
+        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+
+    answers = run_threads(plan, one)
+    loss, expected = reference_gradients(config, batch, micro_batches=plan.micro_batches)
+    torch.testing.assert_close(answers[0][0], loss, rtol=1e-12, atol=0)
+    assert_gradients({name: g for _, part in answers for name, g in part.items()}, expected, relative=1e-12)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", ORDERS)
+def test_gradients_are_those_of_whole_sequences(name: str, slices: int) -> None:
+    assert_trains_as_whole_sequences(plan_for(sliced(name, slices=slices), LLAMA), LLAMA)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["one document", "packed"])
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "mixtral"])
+def test_every_family_trains_in_slices(family: str, packed: bool) -> None:
+    config = FAMILIES[family]
+    assert_trains_as_whole_sequences(plan_for(sliced(slices=3), config), config, packed=packed)
+
+
+@pytest.mark.parametrize("strategy", ["full", "core", "projections", "norm+multiply"])
+@pytest.mark.parametrize("name", ORDERS)
+def test_what_recomputes_finds_the_keys_before_it(name: str, strategy: str) -> None:
+    assert_trains_as_whole_sequences(plan_for(sliced(name, slices=3), LLAMA, strategy=strategy), LLAMA)
+
+
+def test_explicit_recomputation_finds_them_too() -> None:
+    assert_trains_as_whole_sequences(plan_for(explicit(sliced(slices=3)), LLAMA, strategy="full"), LLAMA)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_slices_leave_for_the_host_without_their_keys(share: float) -> None:
+    schedule = offloading(sliced(slices=3))
+    moved = replace(schedule, offload_fraction=dict.fromkeys(range(schedule.stages), share))
+    assert_trains_as_whole_sequences(plan_for(moved, LLAMA), LLAMA)
+
+
+@pytest.mark.parametrize("options", [{"tensor": 2}, {"data": 2, "zero": 2}], ids=str)
+def test_slices_go_with_tensor_parallelism_and_zero(options: dict[str, Any]) -> None:
+    plan = plan_for(sliced(slices=3), LLAMA, **options)
+    batch = batch_of(LLAMA, rows=2 * plan.options.data)
+
+    def one(pipeline: Any) -> Any:
+        before = {name: value.clone() for name, value in pipeline.state_dict().items()}
+        mine = {name: entry.chunk(plan.options.data)[pipeline.ranks.replica] for name, entry in batch.items()}
+        loss = pipeline.step(mine)
+        pipeline.optimizer_step(float("inf"))
+        return loss, {name: before[name] - value for name, value in pipeline.state_dict().items()}
+
+    answers = run_threads(plan, one, optimizer=partial(torch.optim.SGD, lr=1.0))
+    loss, expected = reference_gradients(LLAMA, batch, micro_batches=2)
+    torch.testing.assert_close(answers[0][0], loss, rtol=1e-12, atol=0)
+    for name, change in ((name, change) for _, part in answers for name, change in part.items()):
+        assert (change - expected[name]).abs().max() <= 1e-11 * max(1.0, float(expected[name].abs().max())), name
+
+
+def test_bf16_slices_sum_the_gradients_of_keys_in_fp32() -> None:
+    batch = batch_of(LLAMA)
+    plan = plan_for(sliced(slices=3), LLAMA, dtype="bf16")
+    answers = run_threads(plan, lambda pipeline: pipeline.step(batch))
+    loss, _ = reference_gradients(LLAMA, batch, micro_batches=2)
+    torch.testing.assert_close(answers[0].double(), loss, rtol=2e-2, atol=0)
+
+
+def test_evaluation_and_generation_are_of_whole_sequences() -> None:
+    plan, whole = plan_for(sliced(slices=3), LLAMA), plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA)
+    batch, prompts = batch_of(LLAMA), tokens_of(LLAMA, rows=3, length=2)
+
+    def one(pipeline: Any) -> Any:
+        return pipeline.evaluate([batch]), pipeline.generate(prompts, new_tokens=3)
+
+    (loss, tokens), *_ = run_threads(plan, one)
+    (expected_loss, expected), *_ = run_threads(whole, one)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+    assert torch.equal(tokens, expected)
+
+
+def test_fewer_tokens_than_slices_are_refused() -> None:
+    plan = plan_for(sliced(slices=8), LLAMA)
+    batch = {name: entry[:, :5] for name, entry in batch_of(LLAMA).items()}
+    with pytest.raises(InputError, match="Sequences of 5 tokens cannot be cut into the plan's 8 slices"):
+        run_threads(plan, lambda pipeline: pipeline.step(batch))
+
+
+def test_a_loss_with_entries_of_its_own_is_refused() -> None:
+    def own_loss(logits: Tensor, targets: Tensor, *, weights: Tensor) -> Tensor:
+        return logits.square().sum()
+
+    with pytest.raises(InputError, match="The loss asks for 'weights', which is of whole sequences"):
+        run_threads(plan_for(sliced(slices=2), LLAMA), lambda pipeline: None, loss=own_loss)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({**MIXTRAL, "output_router_logits": True}, "auxiliary loss is one over whole sequences"),
+        (GENERIC["olmo2"], "cuts the sequences of its own units alone"),
+    ],
+    ids=["router", "transformers"],
+)
+def test_models_that_cannot_be_cut_are_refused(config: Any, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        run_threads(plan_for(sliced(slices=2), config), lambda pipeline: None)
