@@ -66,7 +66,7 @@ def parse_cluster(text: str | None) -> Cluster:
     return Cluster.parse(text)
 
 
-DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size")
+DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size", "slices")
 
 
 def refuse_without_model(name: str) -> NoReturn:
@@ -125,7 +125,7 @@ class ModelRun(OptionGroup):
     expert_tensor: int | None = option("Ranks that divide each expert (default: the tensor-parallel degree).")
     micro_batch_size: int | None = option("Sequences per micro-batch.")
     sequence_length: SequenceLength = RunOptions.sequence_length
-    slices: int = option("Equal slices of every sequence, which pass the pipeline one after the other.", default=1)
+    slices: int | None = option("Equal slices of every sequence, which pass the pipeline one after the other.")
     optimizer: str = option(
         "Whose states count as memory: adamw, adam, adamw-8bit, lion, muon, momentum or sgd.",
         names=optimizer_names,

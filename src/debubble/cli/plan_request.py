@@ -106,9 +106,11 @@ class GivenRequest:
             assert self.given.costs is not None
             costs = load_costs(self.given.costs, stages=devices * (asked.chunks or 1))
             workload = FixedStages(costs if limit is None else costs.with_limit(limit))
+        sliced = workload.units if isinstance(workload, ModelUnits) else workload.costs
+        count = MICRO_BATCHES if asked.micro_batches is None else asked.micro_batches
         problem = Problem(
             workload=workload, devices=devices, chunks=asked.chunks,
-            micro_batches=MICRO_BATCHES if asked.micro_batches is None else asked.micro_batches,
+            micro_batches=count * len(sliced.attention_scale or (1,)),
             objective="span" if self.run.post_validation else "makespan", **asdict(self.search),
         )  # fmt: skip
         return replace(problem.swapping(cast("Swap", asked.swap)), robust=asked.robust, compare=asked.compare)

@@ -78,6 +78,7 @@ class StrategyFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     recompute: int | float = 0
     operators: str | None = None
     after_full: int | float | None = None
+    attention: int | float = 0
 
 
 class HostFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,6 +108,10 @@ class UnitFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     parameter_gather: int | float = 0
     gathered: int | float = 0
     undivided: int | float = 0
+    attention_forward: int | float = 0
+    attention_backward: int | float = 0
+    keys_and_values: int | float = 0
+    key_value_gradient: int | float = 0
 
 
 class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -123,6 +128,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     memory_limit: int | float | list[int | float] | None = None
     static: int | float = 0
     micro_batch_scale: list[int | float] | None = None
+    attention_scale: list[int | float] | None = None
     optimizer_step: int | float = 0
     host_step: int | float = 0
     gradient_offload: int | float = 0
@@ -134,7 +140,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 _UNIT_NUMBERS = set(UnitFile.__struct_fields__) - {"type", "strategies", "count", "on_host"}
 _UNITS_NUMBERS = set(UnitsFile.__struct_fields__).difference(
-    _PER_STAGE_ENTRIES, ("units", "link_groups", "memory_limit", "micro_batch_scale")
+    _PER_STAGE_ENTRIES, ("units", "link_groups", "memory_limit", "micro_batch_scale", "attention_scale")
 )
 """Entries that a unit, and Units, have as their file has them; the others are built."""
 
@@ -205,8 +211,12 @@ def units_from_dict(entries: Any) -> Units:
     if file.host_step_bandwidth is not None and file.host_step_bandwidth < 1 / LARGEST:
         raise InputError("'host_step_bandwidth' must be positive; leave it out if it was not measured.")
     limit = file.memory_limit
-    if [] in (limit, file.micro_batch_scale):
-        name = "memory_limit" if limit == [] else "micro_batch_scale"
+    lists = {
+        "memory_limit": limit,
+        "micro_batch_scale": file.micro_batch_scale,
+        "attention_scale": file.attention_scale,
+    }
+    for name in (name for name, given in lists.items() if given == []):
         raise InputError(f"'{name}' must be a number or a list of numbers, not an empty list.")
     check_step_time((u.forward + u.backward_input + u.backward_weight for u in file.units), file.micro_batch_scale)
     return Units(
@@ -215,6 +225,7 @@ def units_from_dict(entries: Any) -> Units:
         link_groups=link_groups_of(file.link_groups),
         memory_limit=None if limit is None else tuple(limit) if isinstance(limit, list) else (limit,),
         micro_batch_scale=None if file.micro_batch_scale is None else tuple(file.micro_batch_scale),
+        attention_scale=None if file.attention_scale is None else tuple(file.attention_scale),
         stage_entries={name: value for name in _PER_STAGE_ENTRIES if (value := getattr(file, name))},
     )
 
@@ -239,6 +250,7 @@ def units_to_dict(units: Units) -> dict[str, Any]:
         link_groups=[list(group) for group in units.link_groups],
         memory_limit=None if units.memory_limit is None else [_plain(limit) for limit in units.memory_limit],
         micro_batch_scale=None if units.micro_batch_scale is None else [_plain(s) for s in units.micro_batch_scale],
+        attention_scale=None if units.attention_scale is None else [_plain(s) for s in units.attention_scale],
         **{name: _plain(value) for name, value in units.stage_entries.items()},
     )
     return dict(msgspec.to_builtins(file))

@@ -26,6 +26,8 @@ class Degrees:
     """Per pipeline and step."""
     chunks: int | None = None
     """Stages per pipeline device; None: what the planner chooses."""
+    slices: int = 1
+    """Slices of every sequence, which pass the pipeline one after the other."""
 
     @property
     def devices(self) -> int:
@@ -49,6 +51,8 @@ class Degrees:
         if self.zero:
             yield f"ZeRO-{self.zero}"
         yield f"{self.micro_batches} micro-batch{'es' * (self.micro_batches != 1)} of {self.micro_batch_size}"
+        if self.slices > 1:
+            yield f"{self.slices} slices"
         if self.chunks is not None and self.chunks > 1:
             yield f"{self.chunks} chunks" if self.pipeline > 1 else f"all {self.chunks} chunks on one device"
 

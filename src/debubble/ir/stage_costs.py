@@ -250,7 +250,7 @@ class StageCosts:
         result: dict[str, Any] = {"stages": self.stages}
         for f in fields(self):
             value = getattr(self, f.name)
-            if value != f.default:
+            if value != f.default and (f.name not in SLICED or any(value)):
                 result[f.name] = _plain(value)
         return result
 

@@ -109,7 +109,7 @@ class Plan(Simulated):
             pipeline=self.devices, tensor=o.tensor, data=o.data, context=o.context, expert=o.expert,
             expert_tensor=o.expert_tensor, zero=o.zero,
             micro_batch_size=o.micro_batch_size, micro_batches=self.micro_batches,
-            chunks=self.schedule.placement.chunks,
+            chunks=self.schedule.placement.chunks, slices=self.schedule.slices,
         )  # fmt: skip
 
     @property

@@ -79,7 +79,7 @@ class PipelineBounds:
         hop = float(self._units.communication) if p > 1 else 0.0
         through = _sums([seconds + hop for seconds in forward])
         back = _sums([seconds + hop for seconds in backward])
-        alive = first_forwards(p, problem.micro_batches, chunks)
+        alive = first_forwards(p, problem.micro_batches, chunks, slices=problem.slices)
         most = 0.0
         for d, limit in enumerate(problem.limits):
             indices = range(d, p * chunks, p)
@@ -166,18 +166,18 @@ class PipelineBounds:
 
 
 @lru_cache(maxsize=4096)
-def first_forwards(devices: int, micro_batches: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+def first_forwards(devices: int, micro_batches: int, chunks: int, *, slices: int = 1) -> tuple[tuple[int, ...], ...]:
     """The micro-batches that each device has on each of its stages, in order, when its first backward starts.
 
-    With one chunk these are 1F1B's, else those of interleaved 1F1B.
+    With one chunk these are 1F1B's, else those of interleaved 1F1B, or of both on slices of sequences.
     """
     if chunks == 1:
-        return tuple((min(micro_batches, devices - d),) for d in range(devices))
-    sizes = group_sizes(micro_batches, devices)
+        return tuple((min(micro_batches, devices - d + slices - 1),) for d in range(devices))
+    sizes = [size * slices for size in group_sizes(micro_batches // slices, -(-devices // slices))]
     order = turns(sizes, range(chunks))
     counts = []
     for d in range(devices):
-        ahead = Counter(chunk for chunk, _ in order[: 2 * (devices - d - 1) + (chunks - 1) * max(sizes) + 1])
+        ahead = Counter(chunk for chunk, _ in order[: 2 * (devices - d - 1) + (chunks - 1) * max(sizes) + slices])
         counts.append(tuple(ahead[chunk] for chunk in range(chunks)))
     return tuple(counts)
 

@@ -130,18 +130,25 @@ def _chunks(problem: Problem) -> list[int]:
 
 
 def _order(problem: Problem, chunks: int) -> str:
+    if problem.slices > 1:
+        return "seq1f1b" if chunks == 1 else "seq1f1b-interleaved"
     names = ("1f1b",) if chunks == 1 else INTERLEAVED
     return next(filter(problem.allows, names), names[0])
 
 
 def _fit(problem: Problem, chunks: int) -> PricedSchedule:
     units = problem.units
-    repricer = _repricer(_order(problem, chunks), problem.devices, problem.micro_batches, chunks)
+    repricer = _repricer(
+        _order(problem, chunks), problem.devices, problem.micro_batches // problem.slices, chunks, problem.slices
+    )
     return PartitionSearch(problem, units, repricer).fitted(balanced_counts(units, problem.devices * chunks))
 
 
 @lru_cache(maxsize=8)
-def _repricer(order: str, devices: int, micro_batches: int, chunks: int) -> Repricer:
+def _repricer(order: str, devices: int, micro_batches: int, chunks: int, slices: int) -> Repricer:
     """The order of a quick plan, ready to be priced; choices that follow each other often have the same."""
-    placed: dict[str, Any] = {"chunks": chunks} if chunks > 1 else {}
+    placed: dict[str, Any] = {
+        **({"chunks": chunks} if chunks > 1 else {}),
+        **({"slices": slices} if slices > 1 else {}),
+    }
     return Repricer(schedules[order](devices=devices, micro_batches=micro_batches, **placed))

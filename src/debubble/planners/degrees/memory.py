@@ -132,7 +132,7 @@ def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
     kept = costs.activation if strategy == "none" else costs.activation_recomputed
     restored = (0,) * placement.stages if strategy == "none" else costs.recompute_workspace or (0,) * placement.stages
     # A device holds most when its first backward starts, but for one chunk's activation where groups are unlike.
-    forwards = first_forwards(devices, problem.micro_batches, chunks)
+    forwards = first_forwards(devices, problem.micro_batches, chunks, slices=problem.slices)
     parts = []
     for device, (stages, alive) in enumerate(zip(placement.stages_of, forwards, strict=True)):
         states = _states(units, partition, stages)

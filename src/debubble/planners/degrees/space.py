@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import TypeVar, cast
 
 from debubble.costs import MEGATRON, Cluster
-from debubble.costs.model_units import check
+from debubble.costs.model_units import check, check_slices
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.step import parameter_bytes
 from debubble.ir import InputError, RunOptions
@@ -32,6 +32,10 @@ from debubble.targets.target import targets
 
 ZERO_LEVELS = (1, 2, 3)
 """Levels that are tried where there are ranks to divide over."""
+MOST_SLICES, MIN_SLICE_TOKENS = 64, 4096
+"""The most slices of a sequence that are tried, and the fewest tokens of each: shorter ones make products slower."""
+FEW = 4
+"""Micro-batches for each pipeline device from which there are no slices: the bubble is small."""
 MOST_SEQUENCES = 10**9
 """More than any step has; its divisors are found by trying."""
 
@@ -74,6 +78,7 @@ class Job:
         return replace(
             self.options, tensor=degrees.tensor, data=degrees.data, context=degrees.context, expert=degrees.expert,
             expert_tensor=degrees.expert_tensor, zero=degrees.zero, micro_batch_size=degrees.micro_batch_size,
+            slices=degrees.slices,
         )  # fmt: skip
 
     def problem(self, degrees: Degrees) -> Problem:
@@ -91,7 +96,7 @@ def ordinary_choices(job: Job) -> Iterator[Degrees]:
     For each number of tensor ranks and ZeRO level they come with few pipeline devices first.
     """
     node, count = job.cluster.slowest.devices_per_node, job.cluster.count
-    usual = {"context": 1, "micro_batch_size": 1, "expert_tensor": None}
+    usual = {"context": 1, "micro_batch_size": 1, "expert_tensor": None, "slices": 1}
     ranks = _choices(job, "tensor", [n for n in (1, 2, 4, 8) if n <= node and count % n == 0])
     listed: list[Degrees] = []
     for tensor in ranks:
@@ -169,9 +174,21 @@ def _choices_of_ranks(job: Job, degrees: Degrees) -> Iterator[Degrees]:
     for divided, zero, size in itertools.product(_expert_divisions(job, degrees), levels, sizes):
         (number,) = _choices(job, "micro_batches", (batch // size,))
         if number * size == batch:
-            yield replace(
+            whole = replace(
                 divided, zero=zero, micro_batch_size=size, micro_batches=number, chunks=job.fixed.get("chunks")
             )
+            for slices in _choices(job, "slices", _slices(job, whole)):
+                yield replace(whole, slices=slices)
+
+
+def _slices(job: Job, degrees: Degrees) -> tuple[int, ...]:
+    """The slices that sequences are cut into, where there are too few to fill a pipeline."""
+    few = degrees.pipeline > 1 and degrees.context == 1 and degrees.micro_batches < FEW * degrees.pipeline
+    if not few or job.target is not None:
+        return (1,)
+    length = job.options.sequence_length
+    most = min(MOST_SLICES, length // MIN_SLICE_TOKENS)
+    return (1, *(n for n in (2**i for i in range(1, MOST_SLICES.bit_length())) if n <= most and length % n == 0))
 
 
 def _zero_levels(job: Job, pipeline: int) -> tuple[int, ...]:
@@ -204,6 +221,8 @@ def _check(job: Job, degrees: Degrees) -> None:
     options = job.run_options(degrees)
     Layout.of(job.cluster, options, degrees.pipeline)
     check(job.model, options)
+    if degrees.slices > 1:
+        check_slices(job.model, options)
     if job.target is not None:
         targets[job.target].check(options, job.model, pipeline=degrees.pipeline)
     parameter_bytes(options, shards=1, gradient_bytes=MEGATRON.gradient_bytes)
