@@ -57,8 +57,11 @@ def described(docstring: str) -> str:
 
 
 def example(name: str) -> Scene:
-    """A schedule at p = 4, m = 8, with all times 1."""
+    """A schedule at p = 4, m = 8, with all times 1; two sequences of four slices where it cuts them."""
     entry = db.schedules[name]
+    if "slices" in entry.options:
+        costs = db.StageCosts.of(stages=4 * entry.default_chunks, activation=1 / entry.default_chunks)
+        return Scene(db.simulate(entry(devices=4, micro_batches=2, slices=4), costs), title=name)
     costs = db.StageCosts.of(stages=4 * entry.default_chunks, offload=0.5, activation=1 / entry.default_chunks)
     return Scene(db.simulate(entry(devices=4, micro_batches=8, costs=costs), costs), title=name)
 

@@ -42,6 +42,7 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "post_validation": ({}, True),
     "host_optimizer": ({"data": 2, "zero": 1}, 0.5),
     "expert_overlap": ({}, True),
+    "slices": ({}, 2),
 }
 """Option -> the options beside it, and a value that is not its default."""
 
@@ -141,6 +142,7 @@ SCHEDULE: Mapping[str, tuple[Plan, Plan]] = {
     "offload_fraction": (priced(), offloading(offload_fraction={0: 0.5})),
     "deeper": (recomputing_deeper(), recomputing_deeper({(0, 0)})),
     "peers": (offloading(), offloading(peers={0: 1})),
+    "slices": (priced(), priced(schedule=db.schedules["seq1f1b"](devices=2, micro_batches=4, slices=2), slices=2)),
     "asynchronous": (blocking(priced()), blocking(priced(schedule=replace(ONE_F_ONE_B, asynchronous=frozenset({0}))))),
 }
 """Field of a schedule -> two plans that differ in it."""

@@ -103,6 +103,7 @@ UNSETTABLE: OptionTable = {
     "post_validation": post_validation,
     "host_optimizer": one_value,
     "expert_overlap": one_value,
+    "slices": one_value,
 }
 """The rules of options that most targets have no setting for."""
 

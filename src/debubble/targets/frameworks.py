@@ -25,6 +25,7 @@ from debubble.targets.limits import (
     unset,
     untied,
     whole_experts,
+    whole_sequences,
 )
 from debubble.targets.offload import ModuleOffload
 from debubble.targets.orders import COMBINED, GivenOrders, OwnOrders
@@ -79,11 +80,12 @@ def _offload() -> tuple[ModuleOffload, ...]:
 OFFLOAD = _offload()
 
 LOOPS = frozenset({"linear", "looped", "v_shape"})
-PLAIN = (unset("host_optimizer"), unset("expert_overlap"))
+PLAIN = (whole_sequences, unset("host_optimizer"), unset("expert_overlap"))
 """Rules of the frameworks for which debubble writes neither optimizer states on hosts nor combined 1F1B."""
 FSDP = (one_of("dtype", ("bf16", "fp32")), next_token_alone, text_alone)
 """Rules of the frameworks on torch's FSDP, the last of theirs."""
 MEGATRON = (
+    whole_sequences,
     eight_bits_divided,
     optimizers_of_fsdp,
     adam_on_hosts,
@@ -103,6 +105,7 @@ _add(
     "torch",
     "torch",
     zero_alone=(0, 1, 2, 3),
+    rules=(whole_sequences,),
     levers=TargetLevers(GivenOrders(), EachLayer(WHOLE), keeps_until_weights=True),
 )
 _add(

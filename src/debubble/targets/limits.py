@@ -54,6 +54,13 @@ def unset(option: str) -> Refusal:
     )
 
 
+whole_sequences = Refusal(
+    lambda o, model: o.slices > 1,
+    "{title} passes whole sequences through its pipeline; plan again without --slices.",
+)
+"""Slices of sequences, which debubble's own runtime alone has."""
+
+
 def fused_attention(*dtypes: str) -> Refusal:
     """Dtypes in which attention keeps no scores."""
     return Refusal(

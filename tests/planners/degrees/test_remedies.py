@@ -30,8 +30,8 @@ def job(cluster: str = "8xH100-80GB", *, length: int = 4096, batch: int = 8, **f
 def test_a_pipeline_that_is_too_long_a_sequence_for_is_told_other_degrees_first() -> None:
     asked = job(length=131072, pipeline=8)
     first, *others = remedies(asked)
-    assert first.degrees.context > 1
-    assert first.change == f"--context {first.degrees.context} --zero 3"
+    assert first.degrees.slices > 1
+    assert first.change == f"--pipeline 4 --data 2 --zero 1 --slices {first.degrees.slices}"
     assert len(others) < MOST
     free = job(length=131072)
     assert first.step_time == quick_step(free.problem(first.degrees))[0]

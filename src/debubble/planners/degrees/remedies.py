@@ -119,7 +119,7 @@ def _states(job: Job) -> tuple[float, float]:
 
 def option_words(degrees: Degrees) -> str:
     """The degrees as options of `plan`."""
-    names = ("pipeline", "tensor", "data", "context", "expert", "zero", "micro_batch_size")
+    names = ("pipeline", "tensor", "data", "context", "expert", "zero", "micro_batch_size", "slices")
     values = vars(degrees)
     told = [(name, values[name]) for name in names if values[name] != getattr(Degrees(), name)]
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in told) or "--pipeline 1"
