@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmark import Benchmark, Row, table
 
 import debubble as db
-from debubble.ir import DebubbleError
+from debubble.ir import DebubbleError, RunOptions
 from debubble.planners.degrees.search import search_degrees
 from debubble.planners.degrees.space import Job
 
@@ -48,7 +48,7 @@ CASES = {
 
 def step(case: Case, **fixed: int) -> dict[str, object]:
     """The step and degrees of the best plan; why there is none."""
-    options = db.RunOptions(sequence_length=case.tokens)
+    options = RunOptions(sequence_length=case.tokens)
     cluster = db.Cluster.parse(case.cluster)
     job = Job(
         model=db.models["llama3-8b"], cluster=cluster, global_batch=case.batch, options=options, fixed=fixed,

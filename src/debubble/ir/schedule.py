@@ -165,6 +165,12 @@ class Schedule(PickledFields):
         chosen = self.arrays.kind == CODE[kind]
         return frozenset(zip(self.arrays.stage[chosen].tolist(), self.arrays.micro_batch[chosen].tolist(), strict=True))
 
+    def label(self, micro_batch: int) -> str:
+        """The micro-batch's number in pictures; with slices, its sequence's and its own in it: `0.3`."""
+        if self.slices == 1:
+            return str(micro_batch)
+        return f"{micro_batch // self.slices}.{micro_batch % self.slices}"
+
     def computes(self, op: Op) -> bool:
         """Tell whether an operation runs on the compute lane."""
         return op.kind in COMPUTE or (op.kind is Kind.S and op.stage not in self.host_steps)

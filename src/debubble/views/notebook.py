@@ -92,7 +92,7 @@ def _picture(scene: Scene) -> str:
     left, right = 60, 80
     scale = (WIDTH - left - right) / (last - first)
     height = ROW * scene.devices + 24
-    shapes = []
+    shapes, schedule = [], scene.timeline.program.schedule
     for device in range(scene.devices):
         y = device * ROW
         shapes.append(f'<text x="0" y="{y + 14}">device {device}</text>')
@@ -107,7 +107,7 @@ def _picture(scene: Scene) -> str:
         color = shade(KIND_COLORS[o.op.kind], scene.chunk_of(o.op.stage), chunks=chunks)
         at, wide, y = left + (float(o.start) - first) * scale, float(o.duration) * scale, o.device * ROW
         shapes.append(_bar(at, y, wide, color, o.name))
-        label = str(o.op.micro_batch)
+        label = schedule.label(o.op.micro_batch)
         if wide > 5 + 6.5 * len(label):
             shapes.append(
                 f'<text x="{at + wide / 2:.1f}" y="{y + 13}" text-anchor="middle" fill="{ink_on(color)}">{label}</text>'

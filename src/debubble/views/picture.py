@@ -132,7 +132,8 @@ def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size
     for cause in Cause:
         idle = [(float(b.start), float(b.duration)) for b in scene.bubbles[device] if b.cause is cause]
         axes.broken_barh(idle, compute, color=theme.causes[cause], linewidth=0)
-    chunks = scene.timeline.program.schedule.placement.chunks
+    schedule = scene.timeline.program.schedule
+    chunks = schedule.placement.chunks
     lines = _transfer_lines(scene)
     bars: dict[tuple[str, Lane], list[tuple[float, float]]] = {}
     recompute: dict[str, list[tuple[float, float]]] = {}
@@ -145,7 +146,7 @@ def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size
             if share := scene.recompute_share(o):
                 part = (start, share * duration)
                 recompute.setdefault(shade(KIND_COLORS[Kind.R], chunk, chunks=chunks), []).append(part)
-            label = str(o.op.micro_batch)
+            label = schedule.label(o.op.micro_batch)
             wide = duration * inches_per_time > (0.04 + 0.075 * len(label)) * size.number / 7.5
             if o.lane is Lane.COMPUTE and wide:
                 where = (start + duration / 2, device + COMPUTE[0] + COMPUTE[1] / 2)

@@ -49,6 +49,7 @@ def _scene(scene: Scene) -> dict[str, Any]:
         "highest": scene.highest,
         "stages": schedule.stages,
         "microBatches": schedule.micro_batches,
+        "slices": schedule.slices,
         "chunkOf": [scene.chunk_of(stage) for stage in range(schedule.stages)],
         "parts": [*(parts[0] if parts else ()), "activations" if parts else "memory"],
         "devices": [

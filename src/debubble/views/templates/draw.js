@@ -190,7 +190,7 @@
     for (let i = row.after(view.from); i < row.length && row.start[i] < view.to; i++) {
       const start = x(row.start[i]), width = x(row.end[i]) - start;
       if (width < NARROWEST) continue;
-      const text = String(row.microBatch[i]);
+      const text = row.label(i);
       if (width < 7 + 6.5 * text.length) continue;
       const here = view.pinned === null || row.microBatch[i] === view.pinned;
       const kind = row.recompute.length && row.recompute[i] > 0.5 ? RECOMPUTE : row.kind[i];

@@ -43,6 +43,10 @@
       return (this.kind[i] * this.scene.stages + this.stage[i]) * this.scene.microBatches + this.microBatch[i];
     }
 
+    label(i) {
+      const { slices } = this.scene, j = this.microBatch[i];
+      return slices > 1 ? `${Math.floor(j / slices)}.${j % slices}` : String(j);
+    }
     name(i) { return `${this.stage[i]}${data.kinds[this.kind[i]].letter}${this.microBatch[i]}`; }
   }
 
@@ -110,6 +114,6 @@
       return there && there[0].name(there[1]) === row.name(i)
         ? `\n${other.title}: ${lengthWords(there[0].end[there[1]] - there[0].start[there[1]], other)}` : "";
     });
-    return [row.name(i), `${words}${recomputing}\nstage ${row.stage[i]} (chunk ${chunk}), micro-batch ${row.microBatch[i]}\n`
+    return [row.name(i), `${words}${recomputing}\nstage ${row.stage[i]} (chunk ${chunk}), micro-batch ${row.label(i)}\n`
       + `device ${row.device}, ${row.lane} lane\n${span(scene, row.start[i], row.end[i])}${elsewhere.join("")}`];
   }
