@@ -1,12 +1,18 @@
 """Plans of sequences in slices."""
 
+from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ortools.sat.python import cp_model
 
 import debubble as db
 from debubble.costs import model_units
-from debubble.ir import InputError, RunOptions
+from debubble.ir import InputError, Kind, Op, RunOptions
+from debubble.ir.lowering.op_costs import OpCosts
+from debubble.planners import FixedStages, Problem, planners
 
 LONG = {"micro_batches": 1, "sequence_length": 131_072, "effort": 1.0}
 
@@ -65,3 +71,63 @@ def test_slices_take_about_as_long_together_as_the_sequence(slices: int) -> None
     forward = sum(unit.forward + (scale - 1) * unit.attention_forward for scale in pattern)
     assert forward == pytest.approx(whole.forward, rel=0.02)
     assert len(pattern) * unit.keys_and_values == 2 * 2 * 131_072 * 1024
+
+
+@st.composite
+def small_problems(draw: Any) -> Problem:
+    """Given stages and few slices, which take any times."""
+    p, m, n = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(2, 4))
+
+    def times(low: int, high: int) -> list[int]:
+        numbers: list[int] = draw(st.lists(st.integers(low, high), min_size=p, max_size=p))
+        return numbers
+
+    costs = db.StageCosts.of(
+        stages=p, forward=times(4, 8), backward_input=times(4, 9), backward_weight=times(3, 6),
+        communication=draw(st.integers(0, 2)), attention_scale=tuple(2 * i + 1 for i in range(n)),
+        attention_forward=times(0, 4), attention_backward=times(0, 8),
+    )  # fmt: skip
+    return Problem(workload=FixedStages(costs), devices=p, micro_batches=m * n, effort=20.0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(small_problems())
+def test_few_slices_are_planned_to_the_optimum(problem: Problem) -> None:
+    assert planners["seq1f1b"](problem).makespan == shortest_makespan(problem)
+
+
+def shortest_makespan(problem: Problem) -> int:
+    """The optimum of all orders, by a model of its own."""
+    assert isinstance(problem.entries, db.StageCosts)
+    model, op_costs = cp_model.CpModel(), OpCosts(costs=problem.entries)
+    p, items, n = problem.devices, problem.micro_batches, problem.slices
+    spans: dict[tuple[Kind, int, int], tuple[Any, Any]] = {}
+    horizon = 10_000
+    for stage in range(p):
+        lane = []
+        for kind, j in product((Kind.F, Kind.I, Kind.W), range(items)):
+            start, time = model.new_int_var(0, horizon, ""), int(op_costs.time(Op(kind, stage, j)))
+            spans[kind, stage, j] = start, start + time
+            lane.append(model.new_fixed_size_interval_var(start, time, ""))
+        model.add_no_overlap(lane)
+
+    def follows(after: tuple[Kind, int, int], before: tuple[Kind, int, int], delay: int = 0) -> None:
+        model.add(spans[after][0] >= spans[before][1] + delay)
+
+    message = int(problem.entries.communication[0])
+    for stage, j in product(range(p), range(items)):
+        follows((Kind.W, stage, j), (Kind.I, stage, j))
+        if stage:
+            follows((Kind.F, stage, j), (Kind.F, stage - 1, j), message)
+            follows((Kind.I, stage - 1, j), (Kind.I, stage, j), message)
+        if stage == p - 1:
+            follows((Kind.I, stage, j), (Kind.F, stage, j))
+        if j % n:
+            follows((Kind.F, stage, j), (Kind.F, stage, j - 1))
+            follows((Kind.I, stage, j - 1), (Kind.I, stage, j))
+    makespan = model.new_int_var(0, horizon, "")
+    model.add_max_equality(makespan, [end for _, end in spans.values()])
+    model.minimize(makespan)
+    solver = cp_model.CpSolver()
+    assert solver.solve(model) == cp_model.OPTIMAL
+    return round(solver.objective_value)

@@ -2,7 +2,8 @@
 
 Source: Ao Sun et al., Seq1F1B, NAACL 2025 (arXiv:2406.03488), whose orders are in `schedules/seq1f1b.py`.  The paper
 plans neither partition nor recomputation: here each order takes the least recomputation that fits, as `portfolio` does,
-and units are then moved between stages as long as that makes the step faster.  Nothing is offloaded.
+and units are then moved between stages as long as that makes the step faster.  Where slices take unlike times, list
+schedules of them are tried too, and few of them are ordered by the exact model.  Nothing is offloaded.
 """
 
 from __future__ import annotations
@@ -10,20 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate, product
 from typing import Any
 
 from debubble.costs.units import Units
-from debubble.ir import DebubbleError, InputError, Placement, Schedule
+from debubble.ir import DebubbleError, InputError, Kind, Placement, Schedule
 from debubble.planners.partitioning.balance import balanced_by_device, even_counts
 from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, priced_stages
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import SLICED, planner
 from debubble.schedules import schedules
+from debubble.search.constructive.slices import slice_list_schedule
 from debubble.search.effort import RESIMULATED, Effort
+from debubble.search.exact.cp_sat import solve
+from debubble.search.problem import Incumbent, OrderProblem
 from debubble.simulator import Repricer
 
 FINALISTS = 2
 """Points whose partition is searched."""
+LISTED, EXACT = 2048, 24
+"""Pairs of a stage and a slice up to which list schedules are tried, and the exact model is asked."""
 
 
 @planner(SLICED, paper="Seq1F1B, NAACL 2025", searches=True, slices=True)
@@ -51,6 +58,7 @@ def seq1f1b(problem: Problem) -> Iterator[Solution]:
         for rank, point in enumerate(finalists)
     ]
     best = min((*points, *improved), key=lambda point: _step_time(problem, point))
+    best = _reordered(problem, best, effort)
     yield replace(best.solution, cut_off=effort.cut_off)
 
 
@@ -63,6 +71,51 @@ def _orders(problem: Problem) -> Iterator[Schedule]:
             given: dict[str, Any] = {} if chunks == 1 else {"chunks": chunks}
             with suppress(InputError):  # too many pairs of stage and micro-batch with these chunks
                 yield schedules[name](devices=problem.devices, micro_batches=whole, slices=problem.slices, **given)
+
+
+def _reordered(problem: Problem, point: PricedSchedule, effort: Effort) -> PricedSchedule:
+    """The point with a faster order of its stages, if a list schedule or the exact model has one."""
+    schedule, costs = point.schedule, point.costs
+    orders = OrderProblem(
+        placement=schedule.placement, micro_batches=schedule.micro_batches, costs=costs,
+        objective=problem.objective, fused_recompute=schedule.fused_recompute,
+    )  # fmt: skip
+    starts = [schedule, *_list_schedules(problem, point)]
+    few = schedule.stages * schedule.micro_batches <= EXACT
+    if few:
+        starts += [start.with_split_backwards() for start in starts]
+    best: dict[bool, Incumbent] = {}
+    for start in starts:
+        with suppress(DebubbleError):
+            found = Incumbent(schedule=start, value=orders.value(start), bound=0, source="start")
+            split = bool(start.split_backward)
+            if split not in best or found.value < best[split].value:
+                best[split] = found
+    for split, known in [*best.items()] if few else ():
+        # The exact model leaves whole backwards whole.
+        for better in solve(replace(orders, split=split), known, effort=effort, seed=problem.seed):
+            best[split] = better
+    fastest = min(best.values(), key=lambda incumbent: incumbent.value)
+    return replace(point, schedule=fastest.schedule, time=float(fastest.value))
+
+
+def _list_schedules(problem: Problem, point: PricedSchedule) -> Iterator[Schedule]:
+    """List schedules of a point's stages with as many slices in flight as the point has, and more."""
+    schedule = point.schedule
+    if schedule.stages * schedule.micro_batches > LISTED:
+        return
+    kept = [
+        max(accumulate({Kind.F: 1, Kind.B: -1, Kind.I: -1}.get(op.kind, 0) for op in order))
+        for order in schedule.orders
+    ]
+    for more, forwards_first in product((0, 1, problem.slices, schedule.micro_batches), (False, True)):
+        listed = slice_list_schedule(
+            schedule.placement, schedule.micro_batches // problem.slices, point.costs,
+            in_flight=[most + more for most in kept], forwards_first=forwards_first,
+            fused_recompute=schedule.fused_recompute,
+        )  # fmt: skip
+        if listed is not None:
+            yield listed
 
 
 def _fitted(problem: Problem, schedule: Schedule, effort: Effort) -> PricedSchedule:

@@ -107,7 +107,13 @@ class OrderProblem:
     def alike(self) -> bool:
         """True if an operation takes the same time and memory for every micro-batch."""
         shares = (*self.recompute_fraction.values(), *self.offload_fraction.values())
-        return self.costs.micro_batch_scale is None and not any(isinstance(share, tuple) for share in shares)
+        equal = self.costs.micro_batch_scale is None and self.slices == 1
+        return equal and not any(isinstance(share, tuple) for share in shares)
+
+    @property
+    def slices(self) -> int:
+        """Slices of every sequence, all of which `micro_batches` counts."""
+        return len(self.costs.attention_scale or (1,))
 
     @cached_property
     def op_costs(self) -> OpCosts:
@@ -137,6 +143,7 @@ class OrderProblem:
             offload_fraction=self.offload_fraction,
             deeper=deeper,
             asynchronous=self.asynchronous,
+            slices=self.slices,
         )
 
     @property

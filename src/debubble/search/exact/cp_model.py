@@ -54,7 +54,10 @@ def build(
     costs = problem.costs
     if not problem.split:
         whole = [(s, j) for s in range(problem.stages) for j in range(problem.micro_batches)]
-    times = [_time(problem, Op(k, s, 0), r) for s in range(problem.stages) for k in Kind for r in (False, True)]
+    times = [
+        _time(problem, Op(k, s, j), r)
+        for s in range(problem.stages) for k in Kind for j in range(problem.slices) for r in (False, True)
+    ]  # fmt: skip
     leads = [problem.longest_lead(Op(k, s, 0)) for s in range(problem.stages) for k in LEADING]
     unit = grid([*times, *leads, *costs.communication], steps)
     model = ScheduleModel(
@@ -97,6 +100,8 @@ class ScheduleModel(Variables):
         self._messages()
         if ordered:
             self._keep_order()
+        if problem.slices > 1:
+            self._keep_slices()
         for intervals in self.lanes.values():
             self.cp.add_no_overlap(intervals)
         for device in range(problem.devices):
@@ -199,6 +204,15 @@ class ScheduleModel(Variables):
             for j, kind in itertools.product(range(self.problem.micro_batches - 1), kinds):
                 op, following = kind(stage, j), kind(stage, j + 1)
                 self.cp.add(self.starts[following] >= self.ends[op])
+
+    def _keep_slices(self) -> None:
+        """The slices of a sequence go forwards in their order, and backwards in the opposite one."""
+        for stage, j in itertools.product(range(self.problem.stages), range(self.problem.micro_batches)):
+            if j % self.problem.slices:
+                forwards = Op(Kind.F, stage, j - 1), Op(Kind.F, stage, j)
+                backwards = self.backward(stage, j), self.backward(stage, j - 1)
+                for before, after in (forwards, backwards):
+                    self.cp.add(self.starts[after] >= self.ends[before])
 
     def _objective(self) -> Any:
         value = self.cp.new_int_var(0, self.horizon, "objective")
