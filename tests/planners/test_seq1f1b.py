@@ -39,9 +39,9 @@ def test_other_planners_refuse_slices() -> None:
         planned(slices=8, planner="joint")
 
 
-def test_whole_sequences_have_other_planners() -> None:
-    with pytest.raises(InputError, match="say how many with --slices"):
-        planned(planner="seq1f1b")
+def test_whole_sequences_are_planned_as_one_slice() -> None:
+    plan = planned(planner="seq1f1b", sequence_length=8192, micro_batches=8)
+    assert (plan.schedule.slices, plan.schedule.micro_batches) == (1, 8)
 
 
 @pytest.mark.parametrize(

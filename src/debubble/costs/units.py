@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from debubble.ir import InputError, Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
-from debubble.ir.stage_costs import OVERLAPS, CommunicationModel, HostLink, check_counts
+from debubble.ir.stage_costs import OVERLAPS, SLICED, CommunicationModel, HostLink, check_counts
 from debubble.pickling import PickledFields
 
 
@@ -282,7 +282,7 @@ class Units(PickledFields):
         costs = StageCosts(
             **{name: sums[name] for name in _OF_STAGES},
             **{name: tuple(time + self.stage_entries.get(name, 0) for time in sums[name]) for name in _ADDED},
-            **dict.fromkeys(("host_step", "gradient_offload", "parameter_load"), (0,) * len(stages)),
+            **dict.fromkeys(("host_step", "gradient_offload", "parameter_load", *SLICED), (0,) * len(stages)),
             communication=(self.communication,) * len(stages),
             communication_model=self.communication_model,
             offload=transfer,

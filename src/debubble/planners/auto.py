@@ -48,8 +48,7 @@ def planners_for(problem: Problem) -> list[str]:
     usual: tuple[str, ...] = ASKED if isinstance(problem.workload, ModelUnits) else ASKED_OF_STAGES
     if problem.levers is not None:
         usual = ASKED_FOR_TARGETS
-    whole = [name for name in planners if not planners[name].slices]
-    asked = [name for name in whole if problem.compare or name in usual or _is_plugin(name)]
+    asked = [name for name in planners if name != "auto" and (problem.compare or name in usual or _is_plugin(name))]
     own = problem.levers is not None and isinstance(problem.levers.orders, OwnOrders)
     return [name for name in asked if name in OF_OWN_ORDERS] if own else asked
 

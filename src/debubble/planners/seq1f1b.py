@@ -36,8 +36,6 @@ LISTED, EXACT = 2048, 24
 @planner(SLICED, paper="Seq1F1B, NAACL 2025", searches=True, slices=True)
 def seq1f1b(problem: Problem) -> Iterator[Solution]:
     """1F1B, zero-bubble and interleaved 1F1B on slices of sequences, with the least recomputation that fits."""
-    if problem.slices == 1:
-        raise InputError("The planner 'seq1f1b' plans slices of sequences: say how many with --slices.")
     effort = problem.begun()
     points: list[PricedSchedule] = []
     reasons: list[DebubbleError] = []
