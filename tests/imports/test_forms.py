@@ -206,7 +206,7 @@ FORMS: dict[str, Form] = {
         {"pipeline": 4, "dtype": "bf16"},
     ),
     # What is refused.
-    "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="--hybrid-override-pattern describes"),
+    "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
     "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, whose model is no"),
     "a layout of too many stages": megatron(
         "--pipeline-model-parallel-layout 'Et|tt|tt|tt|tL'", refused="has 5 stages, which must be a multiple of the 4"
@@ -233,9 +233,7 @@ FORMS: dict[str, Form] = {
         "torchtitan", "run.toml", f"{TITAN}[parallelism]\n{SCHEDULE.replace('1F1B', 'InterleavedZeroBubble')}",
         refused="any order as a CSV",
     ),
-    "arguments for a YAML file": Form(
-        "automodel", "run.yaml", AUTOMODEL, args="1", refused="--args are a shell script's arguments"
-    ),
+    "a script without a training": script("python convert.py --save x", refused="has no arguments of a training"),
     "a family that nobody knows": Form(
         "deepspeed", "ds.json", '{"bf16": {"enabled": true}}',
         given={

@@ -33,6 +33,7 @@ _MODEL = """
     attention_softmax_in_fp32 mscale mscale_all_dim beta_fast beta_slow moe_aux_loss_coeff moe_z_loss_coeff
     moe_router_load_balancing_type moe_router_score_function moe_router_bias_update_rate moe_router_enable_expert_bias
     moe_router_pre_softmax moe_router_topk_scaling_factor moe_router_num_groups moe_router_group_topk
+    moe_router_force_load_balancing embed_layernorm
     moe_router_dtype moe_per_layer_logging moe_input_jitter_eps apply_layernorm_1p norm_init_weight
 """
 _FILES = """

@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from debubble.exports.megatron import FSDP
+from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import DEFAULTS
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.megatron_arguments import Arguments
@@ -16,6 +17,7 @@ from debubble.imports.megatron_model import model_of, takes_gpt2_words
 from debubble.imports.megatron_remarks import remarks_on
 from debubble.imports.megatron_stages import LAYOUT, SPLITS, stages_of
 from debubble.imports.registry import Settings, UserFacts, importer
+from debubble.imports.script_arguments import named_arguments
 from debubble.imports.settings import SettingsReader, read_arguments
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
@@ -26,18 +28,21 @@ from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers
 
 
-def read_job(path: Path, given: str | None = None) -> Settings:
+def read_job(path: Path, given: CommandLine | None = None) -> Settings:
     """The arguments of a file; YAML is Megatron-Bridge's.  Raises InputError if it has none.
 
     Args:
         path: The file.
-        given: The arguments of a script, as on its command line.
+        given: The command line that starts it.
     """
     if path.suffix not in (".yaml", ".yml"):
         return read_arguments(path, given)
-    if given is not None:
-        raise InputError(f"{path} is no shell script, whose arguments --args are: leave them out.")
-    return read_bridge(path)
+    return with_arguments(read_bridge(path, given or CommandLine({})), given)
+
+
+def with_arguments(settings: Settings, given: CommandLine | None) -> Settings:
+    """The arguments of a file, and those of the command line in their place."""
+    return settings if given is None else {**settings, **named_arguments(given.words)}
 
 
 def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
@@ -85,7 +90,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         data=data,
         context=context,
         expert=arguments.size("--expert-model-parallel-size", 1),
-        expert_tensor=_expert_tensor(arguments, tensor),
+        expert_tensor=_expert_tensor(arguments, tensor) if model.experts is not None else None,
         zero=zero if data * context > 1 else min(zero, 1),
         optimizer=_optimizer(arguments),
         dtype=_dtype(arguments),

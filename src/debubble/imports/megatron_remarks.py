@@ -77,6 +77,5 @@ _UNPRICED = {
     "--overlap-param-gather": "parameters are predicted to be gathered after the optimizer's step.",
     "--grad-reduce-in-bf16": "gradients are predicted to be summed in fp32.",
     "--no-flash-attn": "attention is predicted to keep no scores.",
-    "--moe-shared-expert-intermediate-size": "the shared expert is not in the model; give it with --model.",
 }
 """Arguments that change a step and are not predicted."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from debubble.imports.job import ImportedJob
-from debubble.imports.model import Sizes
+from debubble.imports.model import ExpertSizes, Sizes
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings
 from debubble.imports.unread import Unread
@@ -111,18 +111,23 @@ def _model(read: SettingsReader) -> Model:
             " with --model."
         )
     hidden, heads = read.size(f"{_MODEL}hidden_size"), _size(read, "num_heads")
-    experts = read.size("moe_config.expert_num", 1)
+    width = _size(read, "intermediate_size", _inner(read, hidden))
     return Sizes(
         layers=_size(read, "num_layers"),
         hidden=hidden,
         heads=heads,
         kv_heads=_size(read, "n_kv_heads", heads),
-        ffn=_size(read, "intermediate_size", _inner(read, hidden)),
+        ffn=width,
         vocab=read.size(f"{_MODEL}vocab_size"),
         qkv_bias=bool(read.get(f"{_MODEL}qkv_has_bias", False)),
-        experts=experts if experts > 1 else 0,
-        experts_per_token=read.size("moe_config.num_experts_chosen", 1),
+        experts=_experts(read, width) if read.size("moe_config.expert_num", 1) > 1 else None,
     ).model()
+
+
+def _experts(read: SettingsReader, width: int) -> ExpertSizes:
+    return ExpertSizes(
+        count=read.size("moe_config.expert_num"), per_token=read.size("moe_config.num_experts_chosen", 1), ffn=width
+    )
 
 
 def _inner(read: SettingsReader, hidden: int) -> int:

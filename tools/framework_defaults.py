@@ -1,0 +1,132 @@
+"""Writes what frameworks take for settings that a file leaves out, from their own files, as data of the importers.
+
+    python tools/framework_defaults.py PRIMUS TORCHTITAN > src/debubble/imports/framework_defaults.toml
+
+Both are git checkouts: AMD-AGI/Primus, and pytorch/torchtitan at the last commit with a JobConfig (early 2026).  Only
+settings that an importer asks for are kept, and nothing of the files is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+IMPORTS = Path(__file__).parents[1] / "src/debubble/imports"
+OFF: tuple[Any, ...] = (None, False, [], {}, "")
+NO_MODELS = ("diffusion", "base", "primus_megatron")
+LAYERS = re.compile(
+    r"--(.*hybrid.*|mamba-.*|window-.*|lfm-.*|index-.*|spec|qk-l2-norm|softmax-type|model-type|.*attention-variant)"
+)
+"""Arguments that describe layers, which importers ask for by patterns."""
+
+
+def asked(pattern: str) -> set[str]:
+    """The names of settings in the importers' source."""
+    return {name for path in IMPORTS.glob("*.py") for name in re.findall(pattern, path.read_text())}
+
+
+def merged(path: Path) -> dict[str, Any]:
+    """A YAML file of Primus with those that it extends."""
+    own = yaml.safe_load(path.read_text()) or {}
+    whole: dict[str, Any] = {}
+    for base in own.pop("extends", []):
+        whole |= merged(path.parent / base)
+    return whole | own
+
+
+def arguments(settings: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Settings as arguments of Megatron-LM, as far as importers ask for them."""
+    named = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
+    return {name: value for name, value in sorted(named.items()) if name in names or LAYERS.fullmatch(name)}
+
+
+def primus(folder: Path) -> Iterator[str]:
+    """Trainers, and models as they differ from the base that all language models extend."""
+    names, configs = asked(r'"(--[a-z0-9-]+)"'), folder / "primus/configs"
+    base = arguments(merged(configs / "models/megatron/language_model.yaml"), names)
+    yield f"language_model = {toml({key: value for key, value in base.items() if value not in OFF})}"
+    for name in ("pre_trainer", "sft_trainer"):
+        trainer = arguments(merged(configs / f"modules/megatron/{name}.yaml"), names)
+        yield f"[primus.trainers.{name}]"
+        yield from (f"{json.dumps(key)} = {toml(value)}" for key, value in trainer.items() if value not in OFF)
+    yield "[primus.models]"
+    for path in sorted((configs / "models/megatron").glob("*.yaml")):
+        if any(word in path.stem for word in NO_MODELS) or path.stem == "language_model":
+            continue
+        model = arguments(merged(path), names)
+        differ = {
+            key: value for key, value in model.items() if value != base.get(key) and not both_off(value, base.get(key))
+        }
+        yield f"{json.dumps(path.stem)} = {toml(differ)}"
+
+
+def both_off(first: Any, second: Any) -> bool:
+    """Tell whether two values are off alike."""
+    return first in OFF and second in OFF
+
+
+def torchtitan(folder: Path) -> Iterator[str]:
+    """The defaults of JobConfig's parts that are numbers, words or switches that are on."""
+    names = asked(r'"([a-z_0-9]+\.[a-z_0-9]+)"')
+    tree = ast.parse((folder / "torchtitan/config/job_config.py").read_text())
+    parts = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    yield "[torchtitan.values]"
+    for part, kind in constants_of(parts["JobConfig"], names=True).items():
+        for name, value in constants_of(parts.get(kind, parts["JobConfig"]), names=False).items():
+            if f"{part}.{name}" in names and value not in OFF:
+                yield f"{json.dumps(f'{part}.{name}')} = {toml(value)}"
+
+
+def constants_of(node: ast.ClassDef, *, names: bool) -> dict[str, Any]:
+    """A dataclass's fields -> their classes' names, or their constant defaults."""
+    fields = {
+        each.target.id: each
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    if names:
+        return {name: ast.unparse(each.annotation) for name, each in fields.items()}
+    return {name: ast.literal_eval(value) for name, each in fields.items() if (value := each.value) and plain(value)}
+
+
+def plain(node: ast.expr) -> bool:
+    """Tell whether an expression is a number, a word or a negative number."""
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant))
+
+
+def toml(value: Any) -> str:
+    """A value in TOML; null is off."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items()) + " }"
+    return "false" if value is None else json.dumps(value)
+
+
+def commit(folder: Path) -> str:
+    """The commit of a checkout."""
+    shown = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    return shown.stdout.strip()
+
+
+WRITERS = {"primus": primus, "torchtitan": torchtitan}
+
+
+def main() -> None:
+    """Print the file."""
+    folders = {"primus": Path(sys.argv[1]), "torchtitan": Path(sys.argv[2])}
+    print("# Written by tools/framework_defaults.py: facts of the frameworks' own files at these commits.")
+    for name, folder in folders.items():
+        print(f'[{name}]\ncommit = "{commit(folder)}"')
+        for line in WRITERS[name](folder):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
