@@ -83,6 +83,51 @@ def torchtitan(folder: Path) -> Iterator[str]:
         for name, value in constants_of(parts.get(kind, parts["JobConfig"]), names=False).items():
             if f"{part}.{name}" in names and value not in OFF:
                 yield f"{json.dumps(f'{part}.{name}')} = {toml(value)}"
+    yield from flavors(folder)
+
+
+SIZES = frozenset(
+    "dim n_layers n_heads n_kv_heads vocab_size multiple_of ffn_dim_multiplier hidden_dim head_dim qk_norm inter_dim"
+    " enable_weight_tying moe_inter_dim n_dense_layers q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim"
+    " v_head_dim moe_enabled num_experts num_shared_experts top_k".split()
+)
+"""The arguments of torchtitan's models that are sizes."""
+
+
+def flavors(folder: Path) -> Iterator[str]:
+    """The sizes of torchtitan's flavors of the models that are Llama-like, or DeepSeek's or gpt-oss."""
+    models = folder / "torchtitan/models"
+    mixture = constants_of(class_of(models / "moe/moe.py", "MoEArgs"), names=False)
+    yield "[torchtitan.flavors]"
+    for family in ("llama3", "qwen3", "deepseek_v3", "gpt_oss"):
+        common = constants_of(class_of(models / family / "model/args.py", "ModelArgs"), names=False)
+        for node in ast.parse((models / family / "__init__.py").read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+                for key, call in zip(node.value.keys, node.value.values, strict=True):
+                    sizes = (
+                        {**mixture, **common, **keywords(call)} if family != "llama3" else {**common, **keywords(call)}
+                    )
+                    kept = {name: value for name, value in sizes.items() if name in SIZES and value is not None}
+                    flavor = ast.literal_eval(key or call)
+                    if "attn" not in flavor and not flavor.endswith(("_flex", "_varlen")):
+                        yield f"{json.dumps(f'{family}-{flavor}')} = {toml(kept)}"
+
+
+def class_of(path: Path, end: str) -> ast.ClassDef:
+    """The last class of a file whose name ends so."""
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    return next(node for node in reversed(classes) if node.name.endswith(end))
+
+
+def keywords(call: ast.expr) -> dict[str, Any]:
+    """The constant arguments of a call, and of calls in it."""
+    found: dict[str, Any] = {}
+    for keyword in call.keywords if isinstance(call, ast.Call) else ():
+        if isinstance(keyword.value, ast.Call):
+            found |= keywords(keyword.value)
+        elif keyword.arg is not None and plain(keyword.value):
+            found[keyword.arg] = ast.literal_eval(keyword.value)
+    return found
 
 
 def constants_of(node: ast.ClassDef, *, names: bool) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     order = "1f1b" if pipeline == 1 else _order(read)
     parts = read.get("distributed.pipeline.module_fqns_per_model_part")
     layers = layers_of(parts) if parts else _split(read, model.layers, pipeline, order)
-    said = [name for name in _LENGTHS if read.get(name) is not None]
+    said = [name for name in _LENGTHS if read.get(name) not in (None, 0)]
     length = given.sequence_length or next(map(read.size, said), None)
     if length is None:
         raise InputError(f"{read.path} does not say how long its sequences are: give --sequence-length.")
@@ -81,6 +81,8 @@ _DTYPE_NAMES = (
 
 def _dtype(read: SettingsReader) -> str:
     said = [name for name in _DTYPE_NAMES if read.get(name) is not None]
+    if read.get("fp8.enabled", False) is True or read.get("model.backend.te_fp8.recipe") is not None:
+        return "fp8"
     return read.choice(said[0] if said else _DTYPE_NAMES[0], "bfloat16", _DTYPES)
 
 
@@ -159,7 +161,7 @@ def _model(read: SettingsReader) -> Model:
 
 
 def _torch_names(dtype: str) -> tuple[str, str]:
-    name = next(name for name, priced in _DTYPES.items() if priced == dtype)
+    name = next(name for name, priced in _DTYPES.items() if priced == dtype.replace("fp8", "bf16"))
     return name, f"torch.{name}"
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.deepspeed_partition import DEFAULT, partitioned_layers
+from debubble.imports.deepspeed_partition import DEFAULT, divided_states, partitioned_layers
 from debubble.imports.job import ImportedJob, batches_in, replicas
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
@@ -60,7 +60,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         micro_batch_size=size,
         sequence_length=given.sequence_length,
         data=data,
-        zero=zero if data > 1 else 0,
+        zero=divided_states(zero, dtype) if data > 1 else 0,
         optimizer=str(read.get("optimizer.type", "AdamW")).lower(),
         dtype=dtype,
     )

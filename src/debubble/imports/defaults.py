@@ -50,6 +50,8 @@ DEFAULTS: Mapping[str, Defaults] = {
     "megatron-bridge": Defaults(
         "Megatron-Bridge's recipes", {"--bf16": True, "--use-distributed-optimizer": True, "peft.dim": 32}
     ),
+    # slime's arguments.py: set_default_megatron_args.
+    "slime": Defaults("slime", {"--bf16": True, "--use-distributed-optimizer": True}),
     # primus/configs: the trainer and the model that an experiment names, which its importer adds.
     "primus": Defaults("Primus"),
     "torchtitan": Defaults(

@@ -14,7 +14,7 @@ from typing import Any
 _LAUNCHER = """
     nproc_per_node nnodes node_rank master_addr master_port rdzv_* local_rank local_ranks_filter rank world_size
     hostfile num_gpus num_nodes ntasks ntasks_per_node nodelist launcher job_name max_restarts tee redirects include
-    exclude role standalone mpi kill_on_bad_exit container_* mounts
+    exclude role standalone nodes export partition account gres mpi kill_on_bad_exit container_* mounts
 """
 _TRAINING = """
     lr lr_* min_lr max_lr *_lr *.lr *.min_lr *learning_rate* *warmup* *weight_decay* adam_* *betas *beta1 *beta2 eps
@@ -62,7 +62,9 @@ _MEGATRON = """
         use_mcore_models transformer_impl deepspeed framework use_cpu_initialization distributed_init_method
         dataset.* logger.* tokenizer.* profiling.* scheduler.* rng.* dist.* rerun.* validation.* straggler.*
         checkpoint.* peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method
-        deepspeed_config
+        deepspeed_config ddp_impl actor_num_* rollout_* *_checkpoint ref_load advantage_estimator apply_chat_template
+        balance_data colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type
+        n_samples_per_* sglang_* eval_* address runtime_env_json use_tis num_rollout num_steps_per_rollout
 """
 _OF_FRAMEWORKS: Mapping[str, str] = {
     "megatron": _MEGATRON,

@@ -109,6 +109,17 @@ class ImportedJob:
         kept = {fact: of for fact, of in self.unsaid.items() if fact not in given}
         return replace(self, options=replace(self.options, **given), unsaid=kept)
 
+    def with_whole_layers(self) -> ImportedJob:
+        """The job with a remark if it recomputes parts of layers that are priced whole."""
+        parts = {way for ways in self.strategies.values() for way in ways} - {"none", "full"}
+        if not (self.model.whole_layers and parts):
+            return self
+        remark = (
+            f"Layers of {self.model.family} are priced whole, and recompute wholly or not at all: the parts that are"
+            " recomputed are predicted to be kept."
+        )
+        return replace(self, rest=replace(self.rest, remarks=(*self.rest.remarks, remark)))
+
     def plan(self, cluster: Cluster) -> Plan:
         """The plan that the job runs, whether it fits or not.
 

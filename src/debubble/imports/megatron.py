@@ -10,6 +10,7 @@ from pathlib import Path
 from debubble.exports.megatron import FSDP
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import DEFAULTS
+from debubble.imports.deepspeed_partition import divided_states
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.megatron_arguments import Arguments
 from debubble.imports.megatron_bridge import read_bridge
@@ -18,7 +19,7 @@ from debubble.imports.megatron_remarks import remarks_on
 from debubble.imports.megatron_stages import LAYOUT, SPLITS, stages_of
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import SettingsReader, read_arguments
+from debubble.imports.settings import SOURCED, SettingsReader, read_arguments
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -56,10 +57,16 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 @importer("megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts, with_arguments=read_job)
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
-    defaults = DEFAULTS[str(read.get("framework", "megatron"))]
+    framework = "slime" if any(name in read.settings for name in _OF_SLIME) else "megatron"
+    defaults = DEFAULTS[str(read.get("framework", framework))]
     arguments = Arguments(read.settings, read.path, defaults)
-    arguments.get("framework")
+    for name in ("framework", SOURCED):
+        arguments.get(name)
     return job_of(arguments, given, target="megatron")
+
+
+_OF_SLIME = ("--actor-num-nodes", "--rollout-batch-size", "--rollout-num-gpus")
+"""Arguments by which slime is known, which sets a few of Megatron-LM's itself."""
 
 
 def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJob:
@@ -124,7 +131,8 @@ def _zero(arguments: Arguments) -> int:
     if "--use-megatron-fsdp" in arguments or "--use-custom-fsdp" in arguments:
         strategy = arguments.word("--data-parallel-sharding-strategy", FSDP[3])
         return next((level for level, name in FSDP.items() if name == strategy), 3)
-    return arguments.number("--zero-stage", int("--use-distributed-optimizer" in arguments))
+    stage = arguments.number("--zero-stage", int("--use-distributed-optimizer" in arguments))
+    return divided_states(stage, _dtype(arguments)) if "--deepspeed" in arguments else stage
 
 
 def _optimizer(arguments: Arguments) -> str:
@@ -213,7 +221,6 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     """The operators that every layer recomputes."""
     granularity = arguments.word("--recompute-granularity")
     if "--checkpoint-activations" in arguments:
-        arguments.get("--deepspeed-activation-checkpointing")
         return {layer: ("full", "full") for layer in range(model.layers)}
     numbers = arguments.numbers("--recompute-layer-ids")
     if numbers:
@@ -221,6 +228,9 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     if "--recompute-activations" in arguments:
         granularity = "selective"
     method, count = arguments.word("--recompute-method"), arguments.number("--recompute-num-layers", 1)
+    former = arguments.word("--activations-checkpoint-method")
+    if former is not None:
+        granularity, method, count = "full", former, arguments.number("--activations-checkpoint-num-layers", 1)
     modules = frozenset(arguments.words("--recompute-modules") or ("core_attn",))
     if granularity == "full":
         most = count if method == "block" else math.inf

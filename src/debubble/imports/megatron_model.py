@@ -13,7 +13,8 @@ from debubble.models import Model
 
 _OTHER_LAYERS = re.compile(
     r"--(hybrid-attention-ratio|hybrid-mlp-ratio|heterogeneous-layers.*|linear-attention-.*|encoder-num-layers|spec"
-    r"|experimental-attention-variant|qk-l2-norm|lfm-layer-types|index-.*)"
+    r"|experimental-attention-variant|qk-l2-norm|lfm-layer-types|index-.*|moe-latent-size|language-model-type"
+    r"|vision-model-type|disable-vision-class-token|patch-size|mrope-section|model-provider|task)"
 )
 """Arguments of layers that are not read here."""
 _READ_ELSEWHERE = re.compile(r"--(multi-latent-attention|hybrid-.*|is-hybrid-model|mamba-.*|window-.*|softmax-type)")
@@ -166,6 +167,9 @@ def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
             " here, only those with --squared-relu: give the model's config.json with --model."
         )
     hidden, heads = arguments.size("--hidden-size"), arguments.size("--num-attention-heads")
+    for name in (*_OF_THE_MODEL, *arguments.names):
+        if name in _OF_THE_MODEL or _READ_ELSEWHERE.fullmatch(name):
+            arguments.get(name)
     experts = _experts(arguments, len(kinds), arguments.number("--ffn-hidden-size", 4 * hidden))
     routed = {} if experts is None else {
         "n_routed_experts": experts.count, "num_experts_per_tok": experts.per_token,
@@ -191,8 +195,8 @@ def _check_layers(arguments: Arguments, pattern: str | None) -> None:
     script = arguments.word(SCRIPT)
     if script is not None and pattern is None:
         raise InputError(
-            f"{arguments.path} runs {script}, whose model is no GPT and is not read from arguments: give its"
-            " config.json with --model."
+            f"{arguments.path} runs {script}, which trains no GPT that is read from arguments: give its config.json"
+            " with --model."
         )
     if "--deepspeed" in arguments and _experts(arguments, 1, 1):
         raise InputError(
@@ -202,6 +206,8 @@ def _check_layers(arguments: Arguments, pattern: str | None) -> None:
     unlike = [name for name in arguments.names if _OTHER_LAYERS.fullmatch(name) and name in arguments]
     if arguments.word("--model-type", "gpt") != "gpt" and pattern is None:
         unlike.append("--model-type")
+    if (arguments.word("--tokenizer-type") or "").startswith("Bert"):
+        unlike.append("--tokenizer-type")
     if "--window-size" in arguments and not (_has_windows(arguments) and "--num-experts" in arguments):
         unlike.append("--window-size")
     if unlike:
@@ -283,8 +289,7 @@ def takes_gpt2_words(arguments: Arguments) -> bool:
 GPT2 = "GPT2BPETokenizer"
 _TOKENIZERS = {
     GPT2: 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256, "MixtralTokenizer": 32000,
-    "DeepSeekV2Tokenizer": 102400, "DeepSeekV3Tokenizer": 129280, "BertWordPieceLowerCase": 30522,
-    "Llama4Tokenizer": 202048, "MiniMax-M2.5": 200064, "MiniMax-M2": 200064,
-    "BertWordPieceCase": 28996, "t5-small": 32100, "mt5-base": 250100, "gpt2": 50257, "tokenizer": 250680,
+    "DeepSeekV2Tokenizer": 102400, "DeepSeekV3Tokenizer": 129280, "Llama4Tokenizer": 202048, "MiniMax-M2.5": 200064, "MiniMax-M2": 200064,
+    "t5-small": 32100, "mt5-base": 250100, "gpt2": 50257, "tokenizer": 250680,
 }  # fmt: skip
 """Tokenizers of one vocabulary each, by type or by their hub's name (`bigscience/tokenizer` is BLOOM's)."""

@@ -119,7 +119,9 @@ def _model(read: SettingsReader) -> Model:
         kv_heads=_size(read, "n_kv_heads", heads),
         ffn=width,
         vocab=read.size(f"{_MODEL}vocab_size"),
+        head_dim=read.size(f"{_MODEL}head_dim", hidden // heads),
         qkv_bias=bool(read.get(f"{_MODEL}qkv_has_bias", False)),
+        qk_norm=_norms_queries(read),
         experts=_experts(read, width) if read.size("moe_config.expert_num", 1) > 1 else None,
     ).model()
 
@@ -128,6 +130,12 @@ def _experts(read: SettingsReader, width: int) -> ExpertSizes:
     return ExpertSizes(
         count=read.size("moe_config.expert_num"), per_token=read.size("moe_config.num_experts_chosen", 1), ffn=width
     )
+
+
+def _norms_queries(read: SettingsReader) -> bool:
+    """Tell whether queries and keys are normed: Qwen3's are."""
+    named = [str(read.get(f"{_MODEL}{name}", "")) for name in ("model_type", "type", "architectures")]
+    return bool(read.get(f"{_MODEL}use_qk_norm", False)) or any("qwen3" in name.lower() for name in named)
 
 
 def _inner(read: SettingsReader, hidden: int) -> int:

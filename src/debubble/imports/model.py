@@ -93,6 +93,8 @@ class Sizes:
         Raises:
             InputError: if none has.
         """
+        if (self.activation, self.rms_norm, self.positions) == ("gelu", False, "learned") and self.experts is None:
+            return Model.from_hf(self._gpt2())
         family, more = self._latent() or self._sparse() or self._dense()
         if self.mtp_layers and family not in _FURTHER:
             raise InputError(
@@ -110,8 +112,15 @@ class Sizes:
             **({"num_nextn_predict_layers": self.mtp_layers} if self.mtp_layers else {}),
         }  # fmt: skip
 
+    def _gpt2(self) -> dict[str, Any]:
+        return {
+            "model_type": "gpt2", "n_layer": self.layers, "n_embd": self.hidden, "n_head": self.heads,
+            "n_inner": self.ffn, "vocab_size": self.vocab, "n_positions": self.length,
+            "tie_word_embeddings": self.tied,
+        }  # fmt: skip
+
     def _dense(self) -> tuple[str, Mapping[str, Any]]:
-        """A dense decoder: Llama-like, GPT-2, or one of the families between them."""
+        """A dense decoder: Llama-like, or with parts of GPT-2."""
         plain = self.activation, self.rms_norm, self.positions
         if plain == ("swiglu", True, "rotary"):
             if self.mtp_layers and not self.qk_norm:
@@ -119,11 +128,6 @@ class Sizes:
                 experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": self.layers}
                 return "glm4_moe", {"attention_bias": self.qkv_bias, **experts}
             return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama", {}
-        if plain == ("gelu", False, "learned"):
-            return "gpt2", {
-                "n_layer": self.layers, "n_embd": self.hidden, "n_head": self.heads, "n_inner": self.ffn,
-                "n_positions": self.length,
-            }  # fmt: skip
         norm = {} if self.rms_norm else {"layer_norm_eps": 1e-5}
         if self.positions == "alibi" and self.activation == "gelu":
             return "bloom", {**norm, "use_bias": True}
@@ -156,8 +160,10 @@ class Sizes:
             }  # fmt: skip
         if self.qk_norm or experts.dense:
             return "qwen3_moe", {**routed, **listed}
-        widths = {"num_local_experts": experts.count, "intermediate_size": experts.ffn}
-        return "mixtral", {**routed, **widths}
+        return "mixtral", {
+            "num_experts_per_tok": experts.per_token, "num_local_experts": experts.count,
+            "intermediate_size": experts.ffn,
+        }  # fmt: skip
 
     def _check_experts(self, experts: ExpertSizes) -> None:
         """Raise InputError if the layers with experts are not Llama-like."""

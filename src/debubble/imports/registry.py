@@ -113,7 +113,7 @@ class Importer:
                 f"debubble does not know the family '{read.model.family}', and a job of it is not predicted from"
                 " another's: plan it with its units (--units)."
             )
-        return read.with_given(given.options)
+        return read.with_given(given.options).with_whole_layers()
 
 
 imports: Registry[Importer] = Registry("debubble.imports", what="framework to import from")
