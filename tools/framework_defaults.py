@@ -87,10 +87,13 @@ def torchtitan(folder: Path) -> Iterator[str]:
 
 
 SIZES = frozenset(
-    "dim n_layers n_heads n_kv_heads vocab_size multiple_of ffn_dim_multiplier hidden_dim head_dim qk_norm inter_dim"
-    " enable_weight_tying moe_inter_dim n_dense_layers q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim"
-    " v_head_dim moe_enabled num_experts num_shared_experts top_k".split()
-)
+    (
+        "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier", "hidden_dim",
+        "head_dim", "qk_norm", "inter_dim", "enable_weight_tying", "moe_inter_dim", "n_dense_layers", "q_lora_rank",
+        "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "moe_enabled", "num_experts",
+        "num_shared_experts", "top_k",
+    )
+)  # fmt: skip
 """The arguments of torchtitan's models that are sizes."""
 
 

@@ -207,7 +207,7 @@ FORMS: dict[str, Form] = {
     ),
     # What is refused.
     "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
-    "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, which trains no GPT"),
+    "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, which trains no"),
     "a layout of too many stages": megatron(
         "--pipeline-model-parallel-layout 'Et|tt|tt|tt|tL'", refused="has 5 stages, which must be a multiple of the 4"
     ),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from debubble.exports.megatron import FSDP
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import DEFAULTS
 from debubble.imports.deepspeed_partition import divided_states
+from debubble.imports.defaults import DEFAULTS
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.megatron_arguments import Arguments
 from debubble.imports.megatron_bridge import read_bridge

@@ -48,7 +48,8 @@ def _described_model(arguments: Arguments) -> Model:
     hidden, heads = arguments.size("--hidden-size"), arguments.size("--num-attention-heads")
     activation = _activation(arguments)
     gated = activation == "swiglu"
-    ffn = arguments.number("--ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
+    narrow = "--swiglu" in arguments
+    ffn = arguments.number("--ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if narrow else 4 * hidden)
     layers = arguments.size("--num-layers")
     return Sizes(
         layers=layers,
@@ -289,7 +290,7 @@ def takes_gpt2_words(arguments: Arguments) -> bool:
 GPT2 = "GPT2BPETokenizer"
 _TOKENIZERS = {
     GPT2: 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256, "MixtralTokenizer": 32000,
-    "DeepSeekV2Tokenizer": 102400, "DeepSeekV3Tokenizer": 129280, "Llama4Tokenizer": 202048, "MiniMax-M2.5": 200064, "MiniMax-M2": 200064,
-    "t5-small": 32100, "mt5-base": 250100, "gpt2": 50257, "tokenizer": 250680,
+    "Llama4Tokenizer": 202048, "DeepSeekV2Tokenizer": 102400, "DeepSeekV3Tokenizer": 129280, "MiniMax-M2": 200064,
+    "MiniMax-M2.5": 200064, "t5-small": 32100, "mt5-base": 250100, "gpt2": 50257, "tokenizer": 250680,
 }  # fmt: skip
 """Tokenizers of one vocabulary each, by type or by their hub's name (`bigscience/tokenizer` is BLOOM's)."""

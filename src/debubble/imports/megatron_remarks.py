@@ -65,7 +65,8 @@ _COUNTED = (
     "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer", "--disable-bias-linear",
     "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm", "--sequence-parallel",
     "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed", "--checkpoint-activations",
-    "--checkpoint-num-layers", "--deepspeed-activation-checkpointing", "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights",
+    "--checkpoint-num-layers", "--deepspeed-activation-checkpointing", "--gradient-accumulation-fusion",
+    "--share-embeddings-and-output-weights",
 )  # fmt: skip
 """Arguments that change nothing next to those that were read."""
 
