@@ -115,7 +115,16 @@ FORMS: dict[str, Form] = {
     "bridge's adapters": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{dim: 8}}\n", {"lora": 8}),
     "bridge's adapters without a rank": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{alpha: 4}}\n", {"lora": 32}),
     "gradients in bf16": megatron(
-        "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradients": "bf16", "not_predicted": 2}
+        "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradient_dtype": "bf16", "not_predicted": 0}
+    ),
+    "moments in bf16": megatron(
+        "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+        read={"moment_dtype": "bf16", "gradient_dtype": "fp32", "not_predicted": 0},
+    ),
+    "attention with scores": megatron("--attention-backend unfused", read={"flash_attention": False}),
+    "attention of 2021": megatron("--checkpoint-activations", read={"flash_attention": False}),
+    "no sequence parallelism": megatron(
+        "--tensor-model-parallel-size 2", read={"sequence_parallel": False, "not_predicted": 0}, devices=8
     ),
     "checkpoint-activations": megatron("--checkpoint-activations", read={"checkpointed": 8}),
     "fp8 as logs have it": megatron("--fp8 hybrid", read={"dtype": "fp8", "not_predicted": 0}),

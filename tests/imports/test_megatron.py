@@ -190,13 +190,12 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
     unread = job(tmp_path, text, cluster="8xA100-80GB").unread
 
     assert [sentence.split()[0].rstrip(":") for sentence in unread] == [
-        "--sequence-parallel",
         "--offload-modules",
         "--delta-offload-bytes-across-pp-ranks",
         "Not",
         "Known",
     ]
-    assert unread[1] == "--offload-modules attn_norm is not priced: activations are predicted to stay."
+    assert unread[0] == "--offload-modules attn_norm is not priced: activations are predicted to stay."
     assert unread[-2] == "Not in the prediction: --enable-cuda-graph."
 
 

@@ -65,6 +65,10 @@ def model_units(
         framework = replace(framework, fused_activation=False)
     if options.expert_overlap:
         framework = replace(framework, dispatch_overlap=True)
+    if not (options.sequence_parallel and options.flash_attention):
+        framework = replace(
+            framework, sequence_parallel=options.sequence_parallel, flash=framework.flash and options.flash_attention
+        )
     speed = Speed.of(cluster.slowest, options.dtype)
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     paces = layout.slowest_ranks

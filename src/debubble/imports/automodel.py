@@ -50,6 +50,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         dtype=_dtype(read),
         lora=_lora(read),
         quantize=_quantize(read),
+        sequence_parallel=bool(read.get("distributed.sequence_parallel", False)) or tensor == 1,
     )
     checkpointing = bool(read.get("distributed.activation_checkpointing", False))
     return ImportedJob(
@@ -62,7 +63,6 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order=order,
         strategies=layer_strategies(range(model.layers)) if checkpointing else {},
-        sequence_parallel=bool(read.get("distributed.sequence_parallel", False)),
         unsaid=read.unsaid(
             dtype=_DTYPE_NAMES,
             gradients=("distributed.mp_policy.reduce_dtype",),
@@ -192,7 +192,6 @@ def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_
     if _optimizer_class(read) not in {*_OPTIMIZERS, "SGD"}:
         yield f"optimizer._target_ is {_optimizer_class(read)}, and the prediction counts on AdamW."
     yield from read.assume("distributed.strategy", "fsdp2")
-    yield from read.assume("distributed.sequence_parallel", options.tensor > 1, default=False)
     policy = "distributed.mp_policy."
     yield from read.assume(f"{policy}_target_", "torch.distributed.fsdp.MixedPrecisionPolicy")
     yield from read.assume(f"{policy}output_dtype", *_torch_names(options.dtype))

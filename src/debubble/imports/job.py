@@ -45,8 +45,7 @@ class ImportedJob:
         passes: How often the pipeline fills and drains in a step: micro-batches are divided over so many passes.
         mtp_stage: The stage with the multi-token-prediction layers; None: the last.
         offload: The modules of every layer that are offloaded; None: nothing is.
-        sequence_parallel: Whether tensor-parallel ranks divide norms and residuals too, as is predicted.
-        gradients: The dtype in which gradients are summed, which is predicted as fp32.
+        gradients: The dtype in which the file says that gradients are summed, where that is not predicted.
         unsaid: Facts of the summary that the configuration does not say -> whose default stands for them.
         rest: What of the configuration is not in the prediction, or costs nothing.
     """
@@ -62,8 +61,7 @@ class ImportedJob:
     passes: int = 1
     mtp_stage: int | None = None
     offload: ModuleOffload | None = None
-    sequence_parallel: bool = True
-    gradients: str = "fp32"
+    gradients: str | None = None
     unsaid: Mapping[str, str] = field(default_factory=dict)
     rest: Unread = field(default_factory=Unread)
 
@@ -76,14 +74,12 @@ class ImportedJob:
     def summary(self) -> str:
         """What the prediction rests on and configurations often leave out: dtypes, sequence parallelism, ZeRO."""
         o = self.options
-        otherwise = {
-            "gradients": "" if self.gradients == "fp32" else "predicted as fp32",
-            "sequence_parallel": "" if self.sequence_parallel else "predicted as on",
-        }
+        gradients = self.gradients or o.gradient_dtype
+        otherwise = {"gradients": "" if gradients == o.gradient_dtype else f"predicted as {o.gradient_dtype}"}
         words = {
             "dtype": f"computes in {o.dtype}",
-            "gradients": f"gradients in {self.gradients}",
-            "sequence_parallel": f"sequence parallelism {'on' if self.sequence_parallel else 'off'}",
+            "gradients": f"gradients in {gradients}",
+            "sequence_parallel": f"sequence parallelism {'on' if o.sequence_parallel else 'off'}",
             "zero": f"ZeRO-{o.zero}",
             **{fact: fact for fact in self.unsaid if fact not in FACTS},
         }

@@ -104,6 +104,10 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         host_optimizer=_host_optimizer(arguments),
         expert_overlap="--overlap-moe-expert-parallel-comm" in arguments,
         lora=_lora(arguments),
+        gradient_dtype="bf16" if "--grad-reduce-in-bf16" in arguments else "fp32",
+        moment_dtype=_moment_dtype(arguments),
+        sequence_parallel=tensor == 1 or "--sequence-parallel" in arguments,
+        flash_attention=_keeps_no_scores(arguments),
     )
     strategies = _strategies(arguments, model, layers)
     return ImportedJob(
@@ -117,8 +121,6 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         strategies=strategies,
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
-        sequence_parallel="--sequence-parallel" in arguments,
-        gradients=_gradients(arguments),
         unsaid=_unsaid(arguments, given),
         rest=Unread.of(arguments, remarks_on(arguments, options), target),
     )
@@ -161,11 +163,23 @@ _FP8 = ("--fp8-format", "--fp8", "--fp8-hybrid", "--fp8-e4m3")
 _DTYPES = ("--bf16", "--fp16", *_FP8)
 
 
-def _gradients(arguments: Arguments) -> str:
-    """The dtype in which gradients are summed."""
-    if "--grad-reduce-in-bf16" in arguments:
-        return "bf16"
-    return arguments.word("--main-grads-dtype", "fp32") or "fp32"
+def _moment_dtype(arguments: Arguments) -> str:
+    """The dtype of both moments, which has fewer bytes in the precision-aware optimizer alone."""
+    said = {arguments.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
+    return "bf16" if said <= {"bf16", "fp16"} and "--use-precision-aware-optimizer" in arguments else "fp32"
+
+
+def _keeps_no_scores(arguments: Arguments) -> bool:
+    """Tell whether attention is fused: Transformer Engine's is; older layers' where --use-flash-attn says so."""
+    if arguments.word("--attention-backend", "auto") in ("unfused", "local") or "--no-flash-attn" in arguments:
+        return False
+    fused = ("--use-flash-attn", "--use-flash-attn-v2", "--use-flash-attn-triton")
+    return not _is_before_fusion(arguments) or any(name in arguments for name in fused)
+
+
+def _is_before_fusion(arguments: Arguments) -> bool:
+    """Tell whether the arguments are of a Megatron-LM whose own attention keeps scores, by words that ended with it."""
+    return any(name in arguments for name in ("--deepspeed", "--checkpoint-activations", "--DDP-impl"))
 
 
 def _lora(arguments: Arguments) -> int:

@@ -43,15 +43,18 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     level = 2 if read.get(divides, False) else 1
     zero = level if read.get("parallel.enable_parallel_optimizer", False) else 0
     length = _size(read, "seq_length", given.sequence_length)
+    tensor = read.size("parallel_config.model_parallel", 1)
     options = RunOptions(
         micro_batch_size=read.size("runner_config.batch_size", 1),
         sequence_length=length if given.sequence_length is None else given.sequence_length,
-        tensor=read.size("parallel_config.model_parallel", 1),
+        tensor=tensor,
         data=data,
         context=context,
         expert=expert,
         zero=zero,
         dtype=read.choice(f"{_MODEL}compute_dtype", "bfloat16", _DTYPES),
+        flash_attention=bool(read.get(f"{_MODEL}use_flash_attention", True)),
+        sequence_parallel=bool(read.get("parallel_config.use_seq_parallel", False)) or tensor == 1,
     )
     return ImportedJob(
         target="mindformers",
@@ -62,7 +65,6 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
         strategies=_strategies(read, layers),
-        sequence_parallel=bool(read.get("parallel_config.use_seq_parallel", False)),
         unsaid=read.unsaid(
             dtype=(f"{_MODEL}compute_dtype",),
             gradients=(f"{_MODEL}param_init_type",),
@@ -207,9 +209,7 @@ def _remarks(read: SettingsReader, options: RunOptions, chunks: int) -> Iterator
     yield from read.assume("optimizer.type", "AdamW")
     yield from read.assume("parallel.pipeline_config.pipeline_interleave", chunks > 1)
     yield from read.assume("parallel.pipeline_config.pipeline_scheduler", "1f1b")
-    yield from read.assume("parallel_config.use_seq_parallel", options.tensor > 1, default=False)
     yield from read.assume(f"{_MODEL}param_init_type", "float32")
-    yield from read.assume(f"{_MODEL}use_flash_attention", True)
     for name in ("moe_config.capacity_factor", "moe_config.comp_comm_parallel", "moe_config.enable_cold_hot_expert"):
         if read.get(name) is not None:
             yield f"{name} is {read.get(name)}, and experts are predicted to drop no token and to wait for messages."

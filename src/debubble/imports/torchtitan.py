@@ -118,6 +118,7 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         zero=_zero(read, pipeline) if data * context > 1 else 0,
         optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
         dtype=_dtype(read),
+        sequence_parallel=bool(read.get("parallelism.enable_sequence_parallel", True)) or tensor == 1,
     )
     return ImportedJob(
         target="torchtitan",
@@ -129,7 +130,6 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order=order,
         strategies=_strategies(read, model),
-        sequence_parallel=bool(read.get("parallelism.enable_sequence_parallel", True)),
         unsaid=_unsaid(read, given),
         rest=Unread.of(read, _remarks(read, options), "torchtitan"),
     )
@@ -299,6 +299,4 @@ def _remarks(read: SettingsReader, options: RunOptions) -> Iterator[str]:
         yield "activation_checkpoint.memory_budget: what the compiler recomputes is predicted to be kept."
     if read.number("parallelism.data_parallel_replicate_degree", 1) > 1:
         yield "Replicas that FSDP does not divide (data_parallel_replicate_degree) are predicted as divided ones."
-    if not read.get("parallelism.enable_sequence_parallel", True) and options.tensor > 1:
-        yield "parallelism.enable_sequence_parallel is off, and the prediction counts on it."
     yield from read.assume("training.dtype", "float32")

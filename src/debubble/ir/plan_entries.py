@@ -62,6 +62,10 @@ class RunOptions:
         post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
         host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
         expert_overlap: Tokens travel to experts and back next to another micro-batch's computing.
+        gradient_dtype: In which gradients are kept and summed in mixed precision: `fp32` or `bf16`.
+        moment_dtype: Of the optimizer's moments: `fp32` or `bf16`.
+        sequence_parallel: Tensor-parallel ranks divide norms and the residual stream, too.
+        flash_attention: A fused attention core, which keeps no scores.
     """
 
     micro_batch_size: int = 1
@@ -79,6 +83,10 @@ class RunOptions:
     post_validation: bool = False
     host_optimizer: float = 0.0
     expert_overlap: bool = False
+    gradient_dtype: str = "fp32"
+    moment_dtype: str = "fp32"
+    sequence_parallel: bool = True
+    flash_attention: bool = True
 
     @property
     def expert_shards(self) -> int:
