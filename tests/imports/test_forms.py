@@ -240,7 +240,7 @@ FORMS: dict[str, Form] = {
     ),
     "torch's interleaved zero bubble": Form(
         "torchtitan", "run.toml", f"{TITAN}[parallelism]\n{SCHEDULE.replace('1F1B', 'InterleavedZeroBubble')}",
-        refused="any order as a CSV",
+        {"order": "interleaved-zero-bubble", "micro_batches": 8, "layers": (4, 5, 4, 4, 4, 4, 4, 3)},
     ),
     "a script without a training": script("python convert.py --save x", refused="has no arguments of a training"),
     "a family that nobody knows": Form(

@@ -12,6 +12,7 @@ from typing import Any
 from debubble.costs import Cluster
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Partition, Units
+from debubble.imports.torch_orders import ZERO_BUBBLE, interleaved_zero_bubble
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
@@ -168,10 +169,13 @@ class ImportedJob:
     def _schedule(self) -> Schedule:
         if isinstance(self.order, Schedule):
             return self.order
-        chunks = len(self.layers) // self.pipeline
+        chunks, number = len(self.layers) // self.pipeline, self.micro_batches // self.passes
+        if self.order == ZERO_BUBBLE:
+            once = interleaved_zero_bubble(devices=self.pipeline, micro_batches=number, chunks=chunks)
+            return _repeated(once, self.passes)
         once = schedules[self.order](
             devices=self.pipeline,
-            micro_batches=self.micro_batches // self.passes,
+            micro_batches=number,
             chunks=chunks if chunks > 1 else None,
         )
         return _repeated(once, self.passes)
