@@ -63,7 +63,7 @@ def test_gradients_and_moments_have_dtypes(
 
 
 def test_a_dtype_of_moments_that_nobody_has_is_refused() -> None:
-    with pytest.raises(InputError, match="There is no moment dtype 'fp4'; there are: fp32, bf16"):
+    with pytest.raises(InputError, match="There is no moment dtype 'fp4'; there are: fp32, bf16, fp16"):
         parameter_bytes(RunOptions(moment_dtype="fp4"), shards=1, gradient_bytes=4)
 
 

@@ -117,6 +117,10 @@ FORMS: dict[str, Form] = {
     "gradients in bf16": megatron(
         "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradient_dtype": "bf16", "not_predicted": 0}
     ),
+    "gradients next to fp16": script(GPT.replace("--bf16", "--fp16"), read={"gradient_dtype": "fp16"}),
+    "gradients in fp32 next to fp16": script(
+        f"{GPT.replace('--bf16', '--fp16')} --accumulate-allreduce-grads-in-fp32", read={"gradient_dtype": "fp32"}
+    ),
     "moments in bf16": megatron(
         "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
         read={"moment_dtype": "bf16", "gradient_dtype": "fp32", "not_predicted": 0},

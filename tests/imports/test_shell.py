@@ -45,6 +45,7 @@ AS_IN_BASH = [
     ('srun --jobid 1 bash -c "run --m \'a|b\'"', ["--m a|b"], 2),
     ("A=\"x `y \"z\"` w\"; run \"$A\" 1", ['x `y "z"` w 1'], 2),
     ("[ -z $OUT ] && exit 1; run on", ["on"], 1),
+    ("set -- --x; while [ $# -gt 0 ]; do case $1 in --y) shift;; *) exit 1;; esac; done; run on", ["on"], 1),
 ]  # fmt: skip
 """A script, what bash gives to each `run` (with blanks between the words), and how many words the first has."""
 

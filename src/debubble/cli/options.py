@@ -151,7 +151,7 @@ class ModelRun(OptionGroup):
         default=False,
     )
     gradient_dtype: str = option(
-        "Dtype of gradients in mixed precision: fp32 or bf16 (megatron, primus).", default="fp32"
+        "Dtype of gradients in mixed precision: fp32, bf16 or fp16 (megatron, primus).", default="fp32"
     )
     moment_dtype: str = option("Dtype of the optimizer's moments: fp32 or bf16 (megatron, primus).", default="fp32")
     sequence_parallel: bool = option(

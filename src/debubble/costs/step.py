@@ -144,7 +144,7 @@ def step_operations(options: RunOptions, *, side: int) -> int:
     return 6 * side * NEWTON_SCHULZ_STEPS if options.optimizer == "muon" else 0
 
 
-STATE_DTYPES: Mapping[str, int] = {"fp32": 4, "bf16": 2}
+STATE_DTYPES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Dtypes of gradients and moments -> bytes."""
 
 

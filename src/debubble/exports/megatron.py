@@ -97,6 +97,9 @@ def _dtype(plan: Plan) -> Decision:
 
 
 def _gradient_dtype(plan: Plan) -> Decision:
+    """Gradients are in fp32 by default next to bf16, and in fp16 next to fp16."""
+    if plan.options.dtype == "fp16" and plan.options.gradient_dtype == "fp32":
+        return {"--accumulate-allreduce-grads-in-fp32": _ON}
     return {"--grad-reduce-in-bf16": _ON} if plan.options.gradient_dtype == "bf16" else {}
 
 

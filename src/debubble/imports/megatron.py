@@ -104,7 +104,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         host_optimizer=_host_optimizer(arguments),
         expert_overlap="--overlap-moe-expert-parallel-comm" in arguments,
         lora=_lora(arguments),
-        gradient_dtype="bf16" if "--grad-reduce-in-bf16" in arguments else "fp32",
+        gradient_dtype=_gradient_dtype(arguments),
         moment_dtype=_moment_dtype(arguments),
         sequence_parallel=tensor == 1 or "--sequence-parallel" in arguments,
         flash_attention=_keeps_no_scores(arguments),
@@ -161,6 +161,18 @@ def _dtype(arguments: Arguments) -> str:
 
 _FP8 = ("--fp8-format", "--fp8", "--fp8-hybrid", "--fp8-e4m3")
 _DTYPES = ("--bf16", "--fp16", *_FP8)
+
+
+def _gradient_dtype(arguments: Arguments) -> str:
+    """The dtype in which gradients are summed: fp32 next to bf16, and fp16 next to fp16, unless arguments say another.
+
+    Source: Megatron-LM, validate_args.
+    """
+    accumulates = "--accumulate-allreduce-grads-in-fp32" in arguments
+    if _dtype(arguments) == "fp16":
+        return "fp32" if accumulates else "fp16"
+    small = arguments.word("--main-grads-dtype", "fp32") != "fp32" and not accumulates
+    return "bf16" if small or "--grad-reduce-in-bf16" in arguments else "fp32"
 
 
 def _moment_dtype(arguments: Arguments) -> str:

@@ -61,7 +61,10 @@ class Arguments(SettingsReader):
             hint = "which is no whole number that is known here"
             if "$" in word:
                 sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(SOURCED) else ":"
-                hint = f"which the file does not tell{sources} give what it depends on with --args 'NAME=1'"
+                hint = (
+                    f"which the file does not tell{sources} give what it depends on with --args 'NAME=1', or"
+                    f" --args '{name} N'"
+                )
             raise InputError(f"{self.path}: {name} is '{word}', {hint}.") from None
 
     def share(self, name: str) -> float:

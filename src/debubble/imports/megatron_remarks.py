@@ -63,7 +63,7 @@ _COUNTED = (
     "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm", "--sequence-parallel",
     "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed", "--checkpoint-activations",
     "--checkpoint-num-layers", "--deepspeed-activation-checkpointing", "--gradient-accumulation-fusion",
-    "--share-embeddings-and-output-weights", "--main-grads-dtype",
+    "--share-embeddings-and-output-weights", "--main-grads-dtype", "--grad-reduce-in-bf16",
 )  # fmt: skip
 """Arguments that change nothing next to those that were read."""
 

@@ -122,6 +122,7 @@ class _Follower:
     assigned: list[tuple[str, ...]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     steps: int = 0
+    failures: int = 0
     depth: int = 0
 
     def run(self, statement: Statement) -> bool | None:
@@ -198,7 +199,10 @@ class _Follower:
         while (held := self.run(statement.condition)) is not None:
             if held != statement.runs:
                 return True
+            failures = self.failures
             self.run(statement.body)
+            if self.failures > failures:
+                return True
         over_arguments = _OF_ARGUMENTS.search(_place(statement.condition)[1])
         if not (over_arguments and self.variables.arguments is None):
             self._refuse_if_it_matters(statement.body, statement.condition)
@@ -255,6 +259,7 @@ class _Follower:
         if name == "return" or (name == "exit" and rest[:1] in ([], ["0"])):
             raise _ExitError
         if name == "exit":  # It fails, where a run does not come.
+            self.failures += 1
             return False
         if name in ("true", "false", ":"):
             return name != "false"

@@ -98,7 +98,7 @@ def _missing_overlap(options: RunOptions) -> str | None:
         return "it steps on hosts what a plan's operations say: make the plan without --host-optimizer to train it."
     if options.expert_overlap:
         return "it waits for what ranks of experts exchange: make the plan without --expert-overlap to train it."
-    if "bf16" in (options.gradient_dtype, options.moment_dtype):
+    if {options.gradient_dtype, options.moment_dtype} != {"fp32"}:
         return "it keeps gradients and moments in fp32: make the plan without --gradient-dtype and --moment-dtype."
     if not options.flash_attention:
         return "its attention keeps no scores: make the plan without --no-flash-attention to train it."
