@@ -25,6 +25,7 @@ _TRAINING = """
     use_checkpoint_opt_* finetune check_for_nan* no_check_for_nan* check_for_spiky* check_for_large_grads
     no_load_optim no_load_rng no_save_optim no_save_rng lr_scheduler.* scheduler.* mtp_loss_scaling_factor
     calculate_per_token_loss muon_momentum muon_weight_decay* muon_use_nesterov muon_scale_mode
+    train_tokens reset_progress reset_iteration no_load_lr_state norm_target_loss loss_on_targets_only num_epoch
     muon_extra_scale_factor sgd_momentum data_parallel_random_init perform_initialization
 """
 _MODEL = """
@@ -45,6 +46,7 @@ _FILES = """
     eod_mask_loss num_workers
     num_dataset_builder_threads dataloader_type no_mmap_bin_files mmap_warmup legacy_tokenizer no_create_attention_mask*
     make_vocab_size_divisible_by exit_* short_seq_prob mask_prob null_tokenizer* train_data_path valid_data_path
+    *_weighted_split_paths abort_on_unmet_fused_kernel_constraints update_weight_buffer_size use_wandb
     test_data_path per_split_data_args_path cache_dir output_dir remote_save_url
 """
 _WATCHING = """
@@ -53,7 +55,8 @@ _WATCHING = """
     record_memory_history memory_snapshot_* distributed_backend distributed_timeout_* *throughput steps_per_print
     wall_clock_breakdown *.verbose print_* config_logger_dir error_injection_* rerun_mode straggler_* log_straggler
     adlr_* app_tag_* exp_name description disable_last_saving auto_continue_train use_rocm_mem_info*
-    barrier_with_l1_time     no_barrier_with_level_1_timing nccl_communicator_config_path dump_state
+    virtual_pipeline_model_parallel_size barrier_with_l1_time no_barrier_with_level_1_timing
+    nccl_communicator_config_path dump_state manual_gc manual_gc_interval trust_remote_code
     result_rejected_tracker_filename
 """
 _COMMON = _LAUNCHER + _TRAINING + _MODEL + _FILES + _WATCHING

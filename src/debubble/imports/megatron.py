@@ -97,7 +97,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         data=data,
         context=context,
         expert=arguments.size("--expert-model-parallel-size", 1),
-        expert_tensor=_expert_tensor(arguments, tensor) if model.experts is not None else None,
+        expert_tensor=_expert_tensor(arguments, tensor, model),
         zero=zero if data * context > 1 else min(zero, 1),
         optimizer=_optimizer(arguments),
         dtype=_dtype(arguments),
@@ -278,7 +278,7 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     return {layer: (way.attention, way.mlp) for layer, way in ways.items()}
 
 
-def _expert_tensor(arguments: Arguments, tensor: int) -> int | None:
+def _expert_tensor(arguments: Arguments, tensor: int, model: Model) -> int | None:
     """Ranks that divide each expert; None: the tensor-parallel ones."""
     shards = arguments.number("--expert-tensor-parallel-size", tensor)
-    return None if shards == tensor else shards
+    return None if shards == tensor or model.experts is None else shards

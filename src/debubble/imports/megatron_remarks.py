@@ -59,11 +59,12 @@ _ADAPTED = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
 """The linear layers that adapters are predicted on, by Megatron-Bridge's names."""
 
 _COUNTED = (
-    "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer", "--disable-bias-linear",
-    "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm", "--sequence-parallel",
-    "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed", "--checkpoint-activations",
-    "--checkpoint-num-layers", "--deepspeed-activation-checkpointing", "--gradient-accumulation-fusion",
-    "--share-embeddings-and-output-weights", "--main-grads-dtype", "--grad-reduce-in-bf16",
+    "--moe-token-dispatcher-type", "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer",
+    "--disable-bias-linear", "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm",
+    "--sequence-parallel", "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed",
+    "--checkpoint-activations", "--checkpoint-num-layers", "--deepspeed-activation-checkpointing",
+    "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights", "--main-grads-dtype",
+    "--grad-reduce-in-bf16",
 )  # fmt: skip
 """Arguments that change nothing next to those that were read."""
 
