@@ -26,6 +26,9 @@ from debubble.targets.offload import ModuleOffload
 FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
 """The facts of a job's summary that are always told, by the names that `unsaid` has for them."""
 
+_NAMED = 3
+"""Entries that the first line of an answer names."""
+
 Strategies = Mapping[int, tuple[str, str]]
 """Layer -> the operators that its attention half and its MLP half recompute; those left out recompute nothing."""
 
@@ -96,10 +99,13 @@ class ImportedJob:
 
     @property
     def left_out(self) -> str | None:
-        """A sentence on how many entries of the file are not in the prediction; None: all are."""
+        """A sentence on how many entries of the file are not in the prediction, and which; None: all are."""
         number = self.rest.not_predicted
         entries = "1 entry of the file is" if number == 1 else f"{number} entries of the file are"
-        return f"{entries} not in the prediction" if number else None
+        names = " ".join(self.rest.unknown[:_NAMED])
+        more = " ..." if len(self.rest.unknown) > _NAMED else ""
+        named = f" ({names}{more})" if names else ""
+        return f"{entries} not in the prediction{named}" if number else None
 
     def with_given(self, given: Mapping[str, Any]) -> ImportedJob:
         """The job with options of its run that the user gives in place of what the configuration says."""
