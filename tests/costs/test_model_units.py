@@ -491,3 +491,20 @@ def test_stages_of_another_model_are_refused(lengths: list[int]) -> None:
     units = model_units(LLAMA, A100S, RunOptions())
     with pytest.raises(InputError, match=rf"stages have {sum(lengths)} units, but its model has 66: plan again"):
         Partition.cut(units, lengths)
+
+
+@pytest.mark.parametrize(
+    ("options", "framework"),
+    [
+        ({"flash_attention": False}, SCORES),
+        ({"sequence_parallel": False}, replace(MEGATRON, sequence_parallel=False)),
+    ],
+)
+def test_a_run_without_fused_attention_or_divided_norms_is_priced_so(
+    options: dict[str, Any], framework: Framework
+) -> None:
+    cluster, run = Cluster.parse("8xA100-80GB"), RunOptions(tensor=2)
+
+    said = model_units(models["llama2-7b"], cluster, replace(run, **options), pipeline=4)
+
+    assert said.units == model_units(models["llama2-7b"], cluster, run, pipeline=4, framework=framework).units

@@ -348,3 +348,14 @@ def test_a_name_is_completed_if_only_one_begins_so() -> None:
 def test_an_unknown_name_is_answered_with_those_that_are_like_it_or_all(name: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         named_model(name)
+
+
+def test_a_mixture_in_every_layer_needs_no_width_of_dense_ones() -> None:
+    model = Model.from_hf(
+        {
+            "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "vocab_size": 248320, "linear_num_value_heads": 32,
+        }
+    )  # fmt: skip
+
+    assert model.parameters == 34_660_610_688

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from debubble.costs import DEEPSPEED, Cluster, StepTail, model_units
-from debubble.costs.step import HOST_MEMORY_BANDWIDTH, step_operations, step_traffic
-from debubble.ir import RunOptions
+from debubble.costs.step import HOST_MEMORY_BANDWIDTH, parameter_bytes, step_operations, step_traffic
+from debubble.ir import InputError, RunOptions
 from debubble.models import models
 
 MODEL = models["llama2-7b"]
@@ -41,6 +41,30 @@ def test_every_optimizer_moves_its_own_states(optimizer: str, bf16: int, fp32: i
 def test_gradients_of_two_bytes_are_read_as_such() -> None:
     assert step_traffic(RunOptions(), gradient_bytes=2) == 28
     assert step_traffic(RunOptions(dtype="fp32"), gradient_bytes=2) == 28
+
+
+@pytest.mark.parametrize(
+    ("options", "gradient", "optimizer", "traffic"),
+    [
+        ({}, 4, 12, 30),
+        ({"gradient_dtype": "bf16"}, 2, 12, 28),
+        ({"moment_dtype": "bf16"}, 4, 8, 22),
+        ({"moment_dtype": "bf16", "optimizer": "lion"}, 4, 6, 18),
+        ({"gradient_dtype": "bf16", "dtype": "fp32"}, 4, 8, 28),
+    ],
+)
+def test_gradients_and_moments_have_dtypes(
+    options: dict[str, str], gradient: int, optimizer: int, traffic: int
+) -> None:
+    run = RunOptions(**options)  # type: ignore[arg-type]
+    each = parameter_bytes(run, shards=1, gradient_bytes=4)
+
+    assert (each.gradient, each.optimizer, step_traffic(run, gradient_bytes=4)) == (gradient, optimizer, traffic)
+
+
+def test_a_dtype_of_moments_that_nobody_has_is_refused() -> None:
+    with pytest.raises(InputError, match="There is no moment dtype 'fp4'; there are: fp32, bf16, fp16"):
+        parameter_bytes(RunOptions(moment_dtype="fp4"), shards=1, gradient_bytes=4)
 
 
 def test_copies_that_take_an_update_back_are_read_and_written() -> None:

@@ -43,11 +43,15 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "host_optimizer": ({"data": 2, "zero": 1}, 0.5),
     "expert_overlap": ({}, True),
     "slices": ({}, 2),
+    "gradient_dtype": ({}, "bf16"),
+    "moment_dtype": ({"data": 2, "zero": 1}, "bf16"),
+    "sequence_parallel": ({"tensor": 2}, False),
+    "flash_attention": ({}, False),
 }
 """Option -> the options beside it, and a value that is not its default."""
 
 
-IMPLIED = {("expert_tensor", "deepspeed")}
+IMPLIED = {("expert_tensor", "deepspeed"), ("sequence_parallel", "deepspeed")}
 """Options that have one value only where the target runs what is beside them: here tensor parallelism."""
 
 

@@ -115,7 +115,20 @@ FORMS: dict[str, Form] = {
     "bridge's adapters": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{dim: 8}}\n", {"lora": 8}),
     "bridge's adapters without a rank": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{alpha: 4}}\n", {"lora": 32}),
     "gradients in bf16": megatron(
-        "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradients": "bf16", "not_predicted": 2}
+        "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradient_dtype": "bf16", "not_predicted": 0}
+    ),
+    "gradients next to fp16": script(GPT.replace("--bf16", "--fp16"), read={"gradient_dtype": "fp16"}),
+    "gradients in fp32 next to fp16": script(
+        f"{GPT.replace('--bf16', '--fp16')} --accumulate-allreduce-grads-in-fp32", read={"gradient_dtype": "fp32"}
+    ),
+    "moments in bf16": megatron(
+        "--use-distributed-optimizer --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+        read={"moment_dtype": "bf16", "gradient_dtype": "fp32", "not_predicted": 0},
+    ),
+    "attention with scores": megatron("--attention-backend unfused", read={"flash_attention": False}),
+    "attention of 2021": megatron("--checkpoint-activations", read={"flash_attention": False}),
+    "no sequence parallelism": megatron(
+        "--tensor-model-parallel-size 2", read={"sequence_parallel": False, "not_predicted": 0}, devices=8
     ),
     "checkpoint-activations": megatron("--checkpoint-activations", read={"checkpointed": 8}),
     "fp8 as logs have it": megatron("--fp8 hybrid", read={"dtype": "fp8", "not_predicted": 0}),
@@ -206,8 +219,8 @@ FORMS: dict[str, Form] = {
         {"pipeline": 4, "dtype": "bf16"},
     ),
     # What is refused.
-    "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="--hybrid-override-pattern describes"),
-    "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, whose model is no"),
+    "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
+    "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, which trains no"),
     "a layout of too many stages": megatron(
         "--pipeline-model-parallel-layout 'Et|tt|tt|tt|tL'", refused="has 5 stages, which must be a multiple of the 4"
     ),
@@ -231,11 +244,9 @@ FORMS: dict[str, Form] = {
     ),
     "torch's interleaved zero bubble": Form(
         "torchtitan", "run.toml", f"{TITAN}[parallelism]\n{SCHEDULE.replace('1F1B', 'InterleavedZeroBubble')}",
-        refused="any order as a CSV",
+        {"order": "interleaved-zero-bubble", "micro_batches": 8, "layers": (4, 5, 4, 4, 4, 4, 4, 3)},
     ),
-    "arguments for a YAML file": Form(
-        "automodel", "run.yaml", AUTOMODEL, args="1", refused="--args are a shell script's arguments"
-    ),
+    "a script without a training": script("python convert.py --save x", refused="has no arguments of a training"),
     "a family that nobody knows": Form(
         "deepspeed", "ds.json", '{"bf16": {"enabled": true}}',
         given={

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from debubble.imports.command_line import CommandLine
 from debubble.imports.settings import read_arguments
 from debubble.imports.shell import follow
 from debubble.ir import InputError
@@ -38,6 +39,13 @@ AS_IN_BASH = [
     ("run 'Et*3|(tt|)*2,t|L' \"E|t\"", ["Et*3|(tt|)*2,t|L E|t"], 2),
     ("false || run one; true || run never; exit 0; run never", ["one"], 1),
     ("{ run a; }; ( run b )", ["a", "b"], 1),
+    ("for ((i=0; i<3; i++)); do A+=($((i > 1 ? 7 : i))); done; run ${A[@]}", ["0 1 7"], 3),
+    ('A=(0 1); printf -v F "[%s]" "$(IFS=\', \'; echo "${A[*]}")"; run $F', ["[0,1]"], 1),
+    ("((x=3)); ((x+=2)); ((x++)); run $x $?", ["6 0"], 2),
+    ('srun --jobid 1 bash -c "run --m \'a|b\'"', ["--m a|b"], 2),
+    ("A=\"x `y \"z\"` w\"; run \"$A\" 1", ['x `y "z"` w 1'], 2),
+    ("[ -z $OUT ] && exit 1; run on", ["on"], 1),
+    ("set -- --x; while [ $# -gt 0 ]; do case $1 in --y) shift;; *) exit 1;; esac; done; run on", ["on"], 1),
 ]  # fmt: skip
 """A script, what bash gives to each `run` (with blanks between the words), and how many words the first has."""
 
@@ -54,18 +62,18 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
     ("script", "said"),
     [
         ("if [ $SIZE = 7B ]; then A=--bf16; fi; run $A", r"line 1 decides \(\[ \$SIZE = 7B \]\)"),
-        ("if [ $SIZE = 7B ]; then run --x 1; else run --x 2; fi", "line 1 decides"),
+        ("if [ $SIZE = 7B ]; then run --lr 1; else run --lr 2; fi", "line 1 decides"),
         ("if [ -f x ]; then A=--bf16; fi; run $A", "line 1 decides"),
         ("while read LINE; do A+=$LINE; break; done; run $A", "too long to follow"),
         ("while [ -f x ]; do A+=(--x); done; run $A", r"line 1 decides \(\[ -f x \]\)"),
         ("case $SIZE in a) A=--x;; b) A=--y;; esac; run $A", r"decides \(\$SIZE\)"),
-        ("for ((i=0; i<3; i++)); do run --x; done", "a counting loop"),
+        ("for ((i=0; i<$N; i++)); do run --lr 1; done", r"line 1 decides \(i<\$N\)"),
         ("run --num-layers 'x", "No closing '"),
         ("if [ 1 = 1 ]; then run --x", "'fi' is missing"),
         ("run()", "It ends too early"),
         ("{ " * 5000, "nested too deeply"),
         (f"A=aa; for i in {' '.join(map(str, range(40)))}; do A=$A$A; done; run $A", "more than 1,000,000 letters"),
-        ("if [[ aaaa =~ ^(a+)+$ ]]; then run --x; fi", "line 1 decides"),
+        ("if [[ aaaa =~ ^(a+)+$ ]]; then run --lr 1; fi", "line 1 decides"),
     ],
 )
 def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: str) -> None:
@@ -78,7 +86,7 @@ def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: s
     [
         "L=1\nif [ $SIZE = 7B ]; then L=32; fi; run $L",
         "L=1\ncase $SIZE in a) L=1;; b) L=2;; esac; run $L",
-        "L=1\nfor ((i=0; i<3; i++)); do L=2; done; run ${L:-4}",
+        "L=1\nfor ((i=0; i<$N; i++)); do L=2; done; run ${L:-4}",
         "L=1\n[ -f x ] && L=2; run $L",
         "L=1\nif [ -f x ]; then export L=2; fi; run $L",
     ],
@@ -108,7 +116,8 @@ run $GBS $LEN"""
 
 @pytest.mark.parametrize(("given", "words"), [(None, ("64", "1024")), ("--other --gbs 8", ("8", "1024"))])
 def test_a_script_may_read_its_own_options(given: str | None, words: tuple[str, ...]) -> None:
-    [command] = follow(PARSING, Path("job.sh"), given).commands
+    line = None if given is None else CommandLine.of(given)
+    [command] = follow(PARSING, Path("job.sh"), line).commands
 
     assert command.words[1:] == words
 
@@ -116,7 +125,7 @@ def test_a_script_may_read_its_own_options(given: str | None, words: tuple[str, 
 def test_the_scripts_arguments_and_environment_are_given() -> None:
     script = "TP=$1; if [ $MODE = long ]; then N=$2; else N=1; fi; run $TP $N $#"
 
-    [command] = follow(script, Path("job.sh"), "MODE=long 4 '8'").commands
+    [command] = follow(script, Path("job.sh"), CommandLine.of("MODE=long 4 '8'")).commands
 
     assert command.words == ("run", "4", "8", "2")
 
@@ -136,6 +145,22 @@ def test_a_sourced_script_beside_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text('source "$HERE/scripts/model.sh"\npython train.py ${MODEL_ARGS[@]} --bf16\n')
 
     assert read_arguments(tmp_path / "job.sh") == {"--num-layers": "4", "--bf16": True}
+
+
+def test_a_sourced_script_in_a_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/a.sh").write_text("MODEL_ARGS=(--num-layers 4)\n")
+    (tmp_path / "job.sh").write_text(
+        'DIR="$(cd "$(dirname "$0")" && pwd)"\nsource "${DIR}/models/a.sh"\nrun ${MODEL_ARGS[@]}\n'
+    )
+
+    assert read_arguments(tmp_path / "job.sh") == {"--num-layers": "4"}
+
+
+def test_a_sourced_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("source $HOME/model.sh\nrun --lr 1\n")
+
+    assert read_arguments(tmp_path / "job.sh") == {"--lr": "1", "source": ("$HOME/model.sh",)}
 
 
 def test_a_variable_that_nobody_sets_is_an_entry_of_its_own(tmp_path: Path) -> None:

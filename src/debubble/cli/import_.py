@@ -34,7 +34,7 @@ class JobFacts(o.OptionGroup):
     lora: int | None = o.option("Rank of LoRA adapters, in place of the configuration's (0: the whole model).")
     quantize: str | None = o.option("Format of the frozen weights beside adapters: nf4 or nf4-dq.")
     args: str | None = o.option(
-        "Arguments of a shell script, such as '1 4 8', with variables of its environment first, such as 'TP=4 1 8'."
+        "The command line that starts the job: variables, then arguments, such as 'TP=4 1 8 --vocab-size 32000'."
     )
 
     def read(self) -> UserFacts:

@@ -151,6 +151,16 @@ class ModelRun(OptionGroup):
         "Tokens travel to experts beside another micro-batch's computing (megatron, primus: combined 1F1B).",
         default=False,
     )
+    gradient_dtype: str = option(
+        "Dtype of gradients in mixed precision: fp32, bf16 or fp16 (megatron, primus).", default="fp32"
+    )
+    moment_dtype: str = option("Dtype of the optimizer's moments: fp32 or bf16 (megatron, primus).", default="fp32")
+    sequence_parallel: bool = option(
+        "Whether tensor-parallel ranks divide norms, too.", "--sequence-parallel/--no-sequence-parallel", default=True
+    )
+    flash_attention: bool = option(
+        "Whether attention keeps no scores.", "--flash-attention/--no-flash-attention", default=True
+    )
 
     @property
     def degrees(self) -> dict[str, Any]:

@@ -68,6 +68,10 @@ def model_units(
     if options.slices > 1:
         check_slices(model, options)
         options = replace(options, sequence_length=options.sequence_length // options.slices)
+    if not (options.sequence_parallel and options.flash_attention):
+        framework = replace(
+            framework, sequence_parallel=options.sequence_parallel, flash=framework.flash and options.flash_attention
+        )
     speed = Speed.of(cluster.slowest, options.dtype)
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     paces = layout.slowest_ranks
@@ -98,6 +102,8 @@ def check_slices(model: Architecture, options: RunOptions) -> None:
         raise InputError(f"A sequence of {length} tokens cannot be cut into {slices} equal slices.")
     if options.context > 1:
         raise InputError("Slices of sequences are not planned together with context-parallel ranks: use one of them.")
+    if not options.flash_attention:
+        raise InputError("Slices of sequences are priced with a fused attention core alone: leave out its option.")
     if model.vision is not None:
         raise InputError(f"Sequences of '{model.family}' are not cut into slices: its vision tower sees whole images.")
     if any(not isinstance(layer.attention, Attention) for layer in model.per_layer):

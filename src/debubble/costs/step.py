@@ -77,8 +77,8 @@ def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) 
         raise InputError(f"ZeRO has the levels 0, 1, 2 and 3, not {options.zero}.")
     weight = element_bytes(options.dtype)
     mixed = weight == 2
-    gradient = gradient_bytes if mixed else 4
-    moments = moment_bytes(options.optimizer) + (4 if mixed else 0) + copied_bytes(options)
+    gradient = bytes_of_gradient(options, gradient_bytes)
+    moments = moment_bytes(options) + (4 if mixed else 0) + copied_bytes(options)
     optimizer = moments * (1 - options.host_optimizer)
     return ParameterBytes(
         weight=weight / shards if options.zero >= 3 else weight,
@@ -91,7 +91,7 @@ def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) 
 
 def copied_bytes(options: RunOptions) -> int:
     """Bytes per parameter of the copies that take an update back: the fp32 parameter and its moments."""
-    return moment_bytes(options.optimizer) + 4 if options.post_validation else 0
+    return moment_bytes(options) + 4 if options.post_validation else 0
 
 
 def step_traffic(options: RunOptions, *, gradient_bytes: int) -> int:
@@ -121,8 +121,8 @@ def step_traffic(options: RunOptions, *, gradient_bytes: int) -> int:
         gradient_bytes: Bytes of a gradient in mixed precision; in fp32 it has 4.
     """
     mixed = element_bytes(options.dtype) == 2
-    changed = 4 + moment_bytes(options.optimizer)
-    gradient, weight = (gradient_bytes, 2) if mixed else (4, 0)
+    changed = 4 + moment_bytes(options)
+    gradient, weight = bytes_of_gradient(options, gradient_bytes), 2 if mixed else 0
     orthogonalized = 2 + 6 * NEWTON_SCHULZ_STEPS + 2 if options.optimizer == "muon" else 0
     return gradient + 2 * changed + weight + orthogonalized + 2 * copied_bytes(options)
 
@@ -144,11 +144,30 @@ def step_operations(options: RunOptions, *, side: int) -> int:
     return 6 * side * NEWTON_SCHULZ_STEPS if options.optimizer == "muon" else 0
 
 
-def moment_bytes(optimizer: str) -> int:
-    """Bytes of a parameter's moments; raises InputError for an unknown optimizer."""
-    if optimizer not in MOMENTS:
-        raise InputError(f"There is no optimizer '{optimizer}'; there are: {', '.join(MOMENTS)}.")
-    return MOMENTS[optimizer]
+STATE_DTYPES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Dtypes of gradients and moments -> bytes."""
+
+
+def moment_bytes(options: RunOptions) -> int:
+    """Bytes of a parameter's moments; raises InputError for an unknown optimizer or dtype."""
+    if options.optimizer not in MOMENTS:
+        raise InputError(f"There is no optimizer '{options.optimizer}'; there are: {', '.join(MOMENTS)}.")
+    element = _state_bytes("moment", options.moment_dtype)
+    return (
+        MOMENTS[options.optimizer] if options.optimizer == "adamw-8bit" else MOMENTS[options.optimizer] * element // 4
+    )
+
+
+def bytes_of_gradient(options: RunOptions, framework: int) -> int:
+    """Bytes of a gradient: in mixed precision the framework's, or two where the run keeps gradients in bf16."""
+    element = _state_bytes("gradient", options.gradient_dtype)
+    return min(framework, element) if element_bytes(options.dtype) == 2 else 4
+
+
+def _state_bytes(what: str, dtype: str) -> int:
+    if dtype not in STATE_DTYPES:
+        raise InputError(f"There is no {what} dtype '{dtype}'; there are: {', '.join(STATE_DTYPES)}.")
+    return STATE_DTYPES[dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +219,7 @@ class StepTail:
         experts = in_experts / layout.pipeline / between
         ranks = options.data * options.context
         replicas = options.tensor * ranks // between
-        scattered = scattered_bytes(options, gradient=self.framework.gradient_bytes if speed.element == 2 else 4)
+        scattered = scattered_bytes(options, gradient=bytes_of_gradient(options, self.framework.gradient_bytes))
         # ZeRO-3 gathers inside the pipeline, where FSDP scatters, too.
         gathered = speed.element if options.zero in (1, 2) else 0
         inside = options.zero >= 3 and self.framework.gathers_units

@@ -77,7 +77,7 @@ OPTIONS: OptionTable = {
     "sequence_length": _length,
     "tensor": lambda plan: {
         "distributed.tp_size": plan.options.tensor,
-        "distributed.sequence_parallel": plan.options.tensor > 1,
+        "distributed.sequence_parallel": plan.options.tensor > 1 and plan.options.sequence_parallel,
     },
     "data": one_setting("distributed.dp_size", "data"),
     "context": one_setting("distributed.cp_size", "context"),

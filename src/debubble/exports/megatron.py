@@ -34,7 +34,7 @@ _ON = True
 
 def _tensor(plan: Plan) -> Decision:
     """The costs count on sequence parallelism, which is off in Megatron by default."""
-    parallel = {"--sequence-parallel": _ON} if plan.options.tensor > 1 else {}
+    parallel = {"--sequence-parallel": _ON} if plan.options.tensor > 1 and plan.options.sequence_parallel else {}
     return {"--tensor-model-parallel-size": plan.options.tensor, **parallel}
 
 
@@ -89,10 +89,26 @@ def _expert_overlap(plan: Plan) -> Decision:
 
 
 def _dtype(plan: Plan) -> Decision:
-    """The costs count on attention that keeps no scores."""
+    """The costs count on an attention that keeps no scores, or on one that does."""
+    attention = {"--attention-backend": "flash" if plan.options.flash_attention else "unfused"}
     if plan.options.dtype == "fp8":
-        return {"--bf16": _ON, "--fp8-format": "hybrid", "--attention-backend": "flash"}
-    return {f"--{plan.options.dtype}": _ON, "--attention-backend": "flash"}
+        return {"--bf16": _ON, "--fp8-format": "hybrid", **attention}
+    return {f"--{plan.options.dtype}": _ON, **attention}
+
+
+def _gradient_dtype(plan: Plan) -> Decision:
+    """Gradients are in fp32 by default next to bf16, and in fp16 next to fp16."""
+    if plan.options.dtype == "fp16" and plan.options.gradient_dtype == "fp32":
+        return {"--accumulate-allreduce-grads-in-fp32": _ON}
+    return {"--grad-reduce-in-bf16": _ON} if plan.options.gradient_dtype == "bf16" else {}
+
+
+def _moment_dtype(plan: Plan) -> Decision:
+    """Megatron has moments of fewer bytes in its distributed optimizer."""
+    dtype = plan.options.moment_dtype
+    if dtype == "fp32":
+        return {}
+    return {"--use-precision-aware-optimizer": _ON, "--exp-avg-dtype": dtype, "--exp-avg-sq-dtype": dtype}
 
 
 def _expert(plan: Plan) -> Decision:
@@ -122,6 +138,8 @@ OPTIONS: OptionTable = {
     "dtype": _dtype,
     "host_optimizer": _host_optimizer,
     "expert_overlap": _expert_overlap,
+    "gradient_dtype": _gradient_dtype,
+    "moment_dtype": _moment_dtype,
 }
 
 

@@ -47,7 +47,7 @@ OPTIONS: OptionTable = {
     "sequence_length": one_setting("model.model_config.seq_length", "sequence_length"),
     "tensor": lambda plan: {
         "parallel_config.model_parallel": plan.options.tensor,
-        "parallel_config.use_seq_parallel": plan.options.tensor > 1,
+        "parallel_config.use_seq_parallel": plan.options.tensor > 1 and plan.options.sequence_parallel,
     },
     "data": one_setting("parallel_config.data_parallel", "data"),
     "context": one_setting("parallel_config.context_parallel", "context"),

@@ -104,6 +104,10 @@ UNSETTABLE: OptionTable = {
     "host_optimizer": one_value,
     "expert_overlap": one_value,
     "slices": one_value,
+    "gradient_dtype": one_value,
+    "moment_dtype": one_value,
+    "sequence_parallel": one_value,
+    "flash_attention": one_value,
 }
 """The rules of options that most targets have no setting for."""
 

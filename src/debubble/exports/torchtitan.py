@@ -106,7 +106,7 @@ OPTIONS: OptionTable = {
     "sequence_length": one_setting("length", "sequence_length"),
     "tensor": lambda plan: {
         "parallelism.tensor_parallel_degree": plan.options.tensor,
-        "parallelism.enable_sequence_parallel": True,
+        "parallelism.enable_sequence_parallel": plan.options.sequence_parallel,
     },
     "data": lambda plan: {
         "parallelism.data_parallel_replicate_degree": 1,

@@ -32,7 +32,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     order = "1f1b" if pipeline == 1 else _order(read)
     parts = read.get("distributed.pipeline.module_fqns_per_model_part")
     layers = layers_of(parts) if parts else _split(read, model.layers, pipeline, order)
-    said = [name for name in _LENGTHS if read.get(name) is not None]
+    said = [name for name in _LENGTHS if read.get(name) not in (None, 0)]
     length = given.sequence_length or next(map(read.size, said), None)
     if length is None:
         raise InputError(f"{read.path} does not say how long its sequences are: give --sequence-length.")
@@ -50,6 +50,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         dtype=_dtype(read),
         lora=_lora(read),
         quantize=_quantize(read),
+        sequence_parallel=bool(read.get("distributed.sequence_parallel", False)) or tensor == 1,
     )
     checkpointing = bool(read.get("distributed.activation_checkpointing", False))
     return ImportedJob(
@@ -62,7 +63,6 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order=order,
         strategies=layer_strategies(range(model.layers)) if checkpointing else {},
-        sequence_parallel=bool(read.get("distributed.sequence_parallel", False)),
         unsaid=read.unsaid(
             dtype=_DTYPE_NAMES,
             gradients=("distributed.mp_policy.reduce_dtype",),
@@ -81,6 +81,8 @@ _DTYPE_NAMES = (
 
 def _dtype(read: SettingsReader) -> str:
     said = [name for name in _DTYPE_NAMES if read.get(name) is not None]
+    if read.get("fp8.enabled", False) is True or read.get("model.backend.te_fp8.recipe") is not None:
+        return "fp8"
     return read.choice(said[0] if said else _DTYPE_NAMES[0], "bfloat16", _DTYPES)
 
 
@@ -159,7 +161,7 @@ def _model(read: SettingsReader) -> Model:
 
 
 def _torch_names(dtype: str) -> tuple[str, str]:
-    name = next(name for name, priced in _DTYPES.items() if priced == dtype)
+    name = next(name for name, priced in _DTYPES.items() if priced == dtype.replace("fp8", "bf16"))
     return name, f"torch.{name}"
 
 
@@ -190,7 +192,6 @@ def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_
     if _optimizer_class(read) not in {*_OPTIMIZERS, "SGD"}:
         yield f"optimizer._target_ is {_optimizer_class(read)}, and the prediction counts on AdamW."
     yield from read.assume("distributed.strategy", "fsdp2")
-    yield from read.assume("distributed.sequence_parallel", options.tensor > 1, default=False)
     policy = "distributed.mp_policy."
     yield from read.assume(f"{policy}_target_", "torch.distributed.fsdp.MixedPrecisionPolicy")
     yield from read.assume(f"{policy}output_dtype", *_torch_names(options.dtype))

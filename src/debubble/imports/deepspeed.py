@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.deepspeed_partition import DEFAULT, partitioned_layers
+from debubble.imports.deepspeed_partition import DEFAULT, divided_states, partitioned_layers
 from debubble.imports.job import ImportedJob, batches_in, replicas
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
@@ -56,11 +56,13 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     if pipeline > 1 and zero > 1:
         raise InputError(f"{read.path} has ZeRO-{zero}, with which DeepSpeed runs no pipeline: give --pipeline 1.")
     dtype = given.dtype or _dtype(read)
+    for name in _DTYPES:
+        read.get(name)
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=given.sequence_length,
         data=data,
-        zero=zero if data > 1 else 0,
+        zero=divided_states(zero, dtype) if data > 1 else 0,
         optimizer=str(read.get("optimizer.type", "AdamW")).lower(),
         dtype=dtype,
     )
@@ -78,7 +80,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
                 *read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS"),
             ]
         ),
-        gradients=_gradients(read),
+        gradients=_gradients(read, dtype),
         unsaid=read.unsaid(
             dtype=_DTYPES, gradients=("data_types.grad_accum_dtype",), zero=("zero_optimization.stage",)
         ),
@@ -111,8 +113,13 @@ def _dtype(read: SettingsReader) -> str:
     return on[0].partition(".")[0] if on else "fp32"
 
 
-def _gradients(read: SettingsReader) -> str:
-    return str(read.get("data_types.grad_accum_dtype", "fp32"))
+def _gradients(read: SettingsReader, dtype: str) -> str:
+    """The dtype in which gradients are summed; without one that of computing, but fp32 next to bf16 without ZeRO.
+
+    Source: deepspeed/runtime/engine.py, get_data_types.
+    """
+    wide = dtype == "bf16" and read.number("zero_optimization.stage", 0) == 0
+    return str(read.get("data_types.grad_accum_dtype", "fp32" if wide else dtype))
 
 
 def _partition(read: SettingsReader) -> str:

@@ -1,4 +1,4 @@
-"""DeepSpeed's partition of a pipeline's layers: `uniform`, `parameters`, or `type:REGEX`.
+"""DeepSpeed's partition of optimizer states, and of a pipeline's layers: `uniform`, `parameters`, or `type:REGEX`.
 
 Its list of layers is taken to be the embedding, the decoder layers, the last norm and the head, as in
 Megatron-DeepSpeed, whose head shares the embedding's class.  Source: deepspeed/runtime/pipe/module.py,
@@ -29,7 +29,7 @@ def partitioned_layers(method: str, model: Model, stages: int) -> tuple[int, ...
     Raises:
         InputError: if there is no such method, or nothing that it counts.
     """
-    if stages > model.layers:
+    if stages > model.layers + 2:
         raise InputError(f"{model.layers} layers cannot fill {stages} stages.")
     kind, _, pattern = method.lower().partition(":")
     layers = model.layers
@@ -43,7 +43,15 @@ def partitioned_layers(method: str, model: Model, stages: int) -> tuple[int, ...
         bounds = _balanced(_of_type(pattern, layers), stages)
     else:
         raise InputError(f"DeepSpeed's partition method '{method}' is not read; uniform, parameters and type:NAME are.")
-    return tuple(min(end, layers + 1) - min(max(begin, 1), layers + 1) for begin, end in pairwise(bounds))
+    counts = tuple(min(end, layers + 1) - min(max(begin, 1), layers + 1) for begin, end in pairwise(bounds))
+    if 0 in counts[1:-1]:
+        raise InputError(f"{method} leaves stages of the {stages} without layers, which are not read here.")
+    return counts
+
+
+def divided_states(stage: int, dtype: str) -> int:
+    """The ZeRO level of a stage: DeepSpeed's optimizer of bf16 divides its states without one too."""
+    return max(stage, 1) if dtype == "bf16" else stage
 
 
 def _of_type(pattern: str, layers: int) -> list[int]:

@@ -6,8 +6,11 @@ its JobConfig, a Megatron-Bridge file a recipe.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Any
 
 
@@ -26,6 +29,20 @@ class Defaults:
 
 NO_DEFAULTS = Defaults("the framework")
 
+_TORCHTITAN = (
+    "training.local_batch_size", "training.seq_len", "activation_checkpoint.mode",
+    "activation_checkpoint.selective_ac_option",
+)  # fmt: skip
+"""The settings of torchtitan that the reader has no defaults of its own for."""
+
+
+@cache
+def framework_defaults(name: str) -> Mapping[str, Any]:
+    """What a framework's own files say, written by tools/framework_defaults.py."""
+    text = resources.files("debubble.imports").joinpath("framework_defaults.toml").read_text()
+    return tomllib.loads(text)[name]  # type: ignore[no-any-return]
+
+
 DEFAULTS: Mapping[str, Defaults] = {
     # arguments.py: fp32, no distributed optimizer, no sequence parallelism, nothing recomputed.
     "megatron": Defaults("Megatron-LM"),
@@ -33,30 +50,13 @@ DEFAULTS: Mapping[str, Defaults] = {
     "megatron-bridge": Defaults(
         "Megatron-Bridge's recipes", {"--bf16": True, "--use-distributed-optimizer": True, "peft.dim": 32}
     ),
-    # primus/configs: pre_trainer.yaml, and language_model.yaml, which every model extends.
-    "primus": Defaults(
-        "Primus",
-        {
-            "--bf16": True,
-            "--use-distributed-optimizer": True,
-            "--sequence-parallel": True,
-            "--micro-batch-size": "2",
-            "--global-batch-size": "16",
-            "--seq-length": "1024",
-            "--untie-embeddings-and-output-weights": True,
-            "--swiglu": True,
-            "--disable-bias-linear": True,
-        },
-    ),
-    # torchtitan/config/job_config.py.
+    # slime's arguments.py: set_default_megatron_args.
+    "slime": Defaults("slime", {"--bf16": True, "--use-distributed-optimizer": True}),
+    # primus/configs: the trainer and the model that an experiment names, which its importer adds.
+    "primus": Defaults("Primus"),
     "torchtitan": Defaults(
         "torchtitan",
-        {
-            "training.local_batch_size": 8,
-            "training.seq_len": 2048,
-            "activation_checkpoint.mode": "selective",
-            "activation_checkpoint.selective_ac_option": "2",
-        },
+        {name: value for name, value in framework_defaults("torchtitan")["values"].items() if name in _TORCHTITAN},
     ),
     # The recipes' base classes: weights in bf16, FSDP2, one sequence per batch.
     "automodel": Defaults("Automodel"),

@@ -14,7 +14,7 @@ from typing import Any
 _LAUNCHER = """
     nproc_per_node nnodes node_rank master_addr master_port rdzv_* local_rank local_ranks_filter rank world_size
     hostfile num_gpus num_nodes ntasks ntasks_per_node nodelist launcher job_name max_restarts tee redirects include
-    exclude role standalone mpi kill_on_bad_exit container_* mounts
+    exclude role standalone nodes export partition account gres mpi kill_on_bad_exit container_* mounts
 """
 _TRAINING = """
     lr lr_* min_lr max_lr *_lr *.lr *.min_lr *learning_rate* *warmup* *weight_decay* adam_* *betas *beta1 *beta2 eps
@@ -25,6 +25,7 @@ _TRAINING = """
     use_checkpoint_opt_* finetune check_for_nan* no_check_for_nan* check_for_spiky* check_for_large_grads
     no_load_optim no_load_rng no_save_optim no_save_rng lr_scheduler.* scheduler.* mtp_loss_scaling_factor
     calculate_per_token_loss muon_momentum muon_weight_decay* muon_use_nesterov muon_scale_mode
+    train_tokens reset_progress reset_iteration no_load_lr_state norm_target_loss loss_on_targets_only num_epoch
     muon_extra_scale_factor sgd_momentum data_parallel_random_init perform_initialization
 """
 _MODEL = """
@@ -33,6 +34,7 @@ _MODEL = """
     attention_softmax_in_fp32 mscale mscale_all_dim beta_fast beta_slow moe_aux_loss_coeff moe_z_loss_coeff
     moe_router_load_balancing_type moe_router_score_function moe_router_bias_update_rate moe_router_enable_expert_bias
     moe_router_pre_softmax moe_router_topk_scaling_factor moe_router_num_groups moe_router_group_topk
+    moe_router_force_load_balancing embed_layernorm
     moe_router_dtype moe_per_layer_logging moe_input_jitter_eps apply_layernorm_1p norm_init_weight
 """
 _FILES = """
@@ -44,6 +46,7 @@ _FILES = """
     eod_mask_loss num_workers
     num_dataset_builder_threads dataloader_type no_mmap_bin_files mmap_warmup legacy_tokenizer no_create_attention_mask*
     make_vocab_size_divisible_by exit_* short_seq_prob mask_prob null_tokenizer* train_data_path valid_data_path
+    *_weighted_split_paths abort_on_unmet_fused_kernel_constraints update_weight_buffer_size use_wandb
     test_data_path per_split_data_args_path cache_dir output_dir remote_save_url
 """
 _WATCHING = """
@@ -52,7 +55,8 @@ _WATCHING = """
     record_memory_history memory_snapshot_* distributed_backend distributed_timeout_* *throughput steps_per_print
     wall_clock_breakdown *.verbose print_* config_logger_dir error_injection_* rerun_mode straggler_* log_straggler
     adlr_* app_tag_* exp_name description disable_last_saving auto_continue_train use_rocm_mem_info*
-    barrier_with_l1_time     no_barrier_with_level_1_timing nccl_communicator_config_path dump_state
+    virtual_pipeline_model_parallel_size barrier_with_l1_time no_barrier_with_level_1_timing
+    nccl_communicator_config_path dump_state manual_gc manual_gc_interval trust_remote_code
     result_rejected_tracker_filename
 """
 _COMMON = _LAUNCHER + _TRAINING + _MODEL + _FILES + _WATCHING
@@ -61,7 +65,9 @@ _MEGATRON = """
         use_mcore_models transformer_impl deepspeed framework use_cpu_initialization distributed_init_method
         dataset.* logger.* tokenizer.* profiling.* scheduler.* rng.* dist.* rerun.* validation.* straggler.*
         checkpoint.* peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method
-        deepspeed_config
+        deepspeed_config ddp_impl actor_num_* rollout_* *_checkpoint ref_load advantage_estimator apply_chat_template
+        balance_data colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type
+        n_samples_per_* sglang_* eval_* address runtime_env_json use_tis num_rollout num_steps_per_rollout
 """
 _OF_FRAMEWORKS: Mapping[str, str] = {
     "megatron": _MEGATRON,

@@ -12,6 +12,7 @@ from typing import Any
 from debubble.costs import Cluster
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Partition, Units
+from debubble.imports.torch_orders import ZERO_BUBBLE, interleaved_zero_bubble
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
@@ -24,6 +25,9 @@ from debubble.targets.offload import ModuleOffload
 
 FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
 """The facts of a job's summary that are always told, by the names that `unsaid` has for them."""
+
+_NAMED = 3
+"""Entries that the first line of an answer names."""
 
 Strategies = Mapping[int, tuple[str, str]]
 """Layer -> the operators that its attention half and its MLP half recompute; those left out recompute nothing."""
@@ -45,8 +49,7 @@ class ImportedJob:
         passes: How often the pipeline fills and drains in a step: micro-batches are divided over so many passes.
         mtp_stage: The stage with the multi-token-prediction layers; None: the last.
         offload: The modules of every layer that are offloaded; None: nothing is.
-        sequence_parallel: Whether tensor-parallel ranks divide norms and residuals too, as is predicted.
-        gradients: The dtype in which gradients are summed, which is predicted as fp32.
+        gradients: The dtype in which the file says that gradients are summed, where that is not predicted.
         unsaid: Facts of the summary that the configuration does not say -> whose default stands for them.
         rest: What of the configuration is not in the prediction, or costs nothing.
     """
@@ -62,8 +65,7 @@ class ImportedJob:
     passes: int = 1
     mtp_stage: int | None = None
     offload: ModuleOffload | None = None
-    sequence_parallel: bool = True
-    gradients: str = "fp32"
+    gradients: str | None = None
     unsaid: Mapping[str, str] = field(default_factory=dict)
     rest: Unread = field(default_factory=Unread)
 
@@ -76,14 +78,12 @@ class ImportedJob:
     def summary(self) -> str:
         """What the prediction rests on and configurations often leave out: dtypes, sequence parallelism, ZeRO."""
         o = self.options
-        otherwise = {
-            "gradients": "" if self.gradients == "fp32" else "predicted as fp32",
-            "sequence_parallel": "" if self.sequence_parallel else "predicted as on",
-        }
+        gradients = self.gradients or o.gradient_dtype
+        otherwise = {"gradients": "" if gradients == o.gradient_dtype else f"predicted as {o.gradient_dtype}"}
         words = {
             "dtype": f"computes in {o.dtype}",
-            "gradients": f"gradients in {self.gradients}",
-            "sequence_parallel": f"sequence parallelism {'on' if self.sequence_parallel else 'off'}",
+            "gradients": f"gradients in {gradients}",
+            "sequence_parallel": f"sequence parallelism {'on' if o.sequence_parallel else 'off'}",
             "zero": f"ZeRO-{o.zero}",
             **{fact: fact for fact in self.unsaid if fact not in FACTS},
         }
@@ -99,15 +99,29 @@ class ImportedJob:
 
     @property
     def left_out(self) -> str | None:
-        """A sentence on how many entries of the file are not in the prediction; None: all are."""
+        """A sentence on how many entries of the file are not in the prediction, and which; None: all are."""
         number = self.rest.not_predicted
         entries = "1 entry of the file is" if number == 1 else f"{number} entries of the file are"
-        return f"{entries} not in the prediction" if number else None
+        names = " ".join(self.rest.unknown[:_NAMED])
+        more = " ..." if len(self.rest.unknown) > _NAMED else ""
+        named = f" ({names}{more})" if names else ""
+        return f"{entries} not in the prediction{named}" if number else None
 
     def with_given(self, given: Mapping[str, Any]) -> ImportedJob:
         """The job with options of its run that the user gives in place of what the configuration says."""
         kept = {fact: of for fact, of in self.unsaid.items() if fact not in given}
         return replace(self, options=replace(self.options, **given), unsaid=kept)
+
+    def with_whole_layers(self) -> ImportedJob:
+        """The job with a remark if it recomputes parts of layers that are priced whole."""
+        parts = {way for ways in self.strategies.values() for way in ways} - {"none", "full"}
+        if not (self.model.whole_layers and parts):
+            return self
+        remark = (
+            f"Layers of {self.model.family} are priced whole, and recompute wholly or not at all: the parts that are"
+            " recomputed are predicted to be kept."
+        )
+        return replace(self, rest=replace(self.rest, remarks=(*self.rest.remarks, remark)))
 
     def plan(self, cluster: Cluster) -> Plan:
         """The plan that the job runs, whether it fits or not.
@@ -161,10 +175,13 @@ class ImportedJob:
     def _schedule(self) -> Schedule:
         if isinstance(self.order, Schedule):
             return self.order
-        chunks = len(self.layers) // self.pipeline
+        chunks, number = len(self.layers) // self.pipeline, self.micro_batches // self.passes
+        if self.order == ZERO_BUBBLE:
+            once = interleaved_zero_bubble(devices=self.pipeline, micro_batches=number, chunks=chunks)
+            return _repeated(once, self.passes)
         once = schedules[self.order](
             devices=self.pipeline,
-            micro_batches=self.micro_batches // self.passes,
+            micro_batches=number,
             chunks=chunks if chunks > 1 else None,
         )
         return _repeated(once, self.passes)

@@ -8,6 +8,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from debubble.exports.megatron import FSDP
+from debubble.imports.command_line import CommandLine
+from debubble.imports.deepspeed_partition import divided_states
 from debubble.imports.defaults import DEFAULTS
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.megatron_arguments import Arguments
@@ -16,7 +18,8 @@ from debubble.imports.megatron_model import model_of, takes_gpt2_words
 from debubble.imports.megatron_remarks import remarks_on
 from debubble.imports.megatron_stages import LAYOUT, SPLITS, stages_of
 from debubble.imports.registry import Settings, UserFacts, importer
-from debubble.imports.settings import SettingsReader, read_arguments
+from debubble.imports.script_arguments import named_arguments
+from debubble.imports.settings import SOURCED, SettingsReader, read_arguments
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -26,18 +29,21 @@ from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers
 
 
-def read_job(path: Path, given: str | None = None) -> Settings:
+def read_job(path: Path, given: CommandLine | None = None) -> Settings:
     """The arguments of a file; YAML is Megatron-Bridge's.  Raises InputError if it has none.
 
     Args:
         path: The file.
-        given: The arguments of a script, as on its command line.
+        given: The command line that starts it.
     """
     if path.suffix not in (".yaml", ".yml"):
         return read_arguments(path, given)
-    if given is not None:
-        raise InputError(f"{path} is no shell script, whose arguments --args are: leave them out.")
-    return read_bridge(path)
+    return with_arguments(read_bridge(path, given or CommandLine({})), given)
+
+
+def with_arguments(settings: Settings, given: CommandLine | None) -> Settings:
+    """The arguments of a file, and those of the command line in their place."""
+    return settings if given is None else {**settings, **named_arguments(given.words)}
 
 
 def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
@@ -51,10 +57,16 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 @importer("megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts, with_arguments=read_job)
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
-    defaults = DEFAULTS[str(read.get("framework", "megatron"))]
+    framework = "slime" if any(name in read.settings for name in _OF_SLIME) else "megatron"
+    defaults = DEFAULTS[str(read.get("framework", framework))]
     arguments = Arguments(read.settings, read.path, defaults)
-    arguments.get("framework")
+    for name in ("framework", SOURCED):
+        arguments.get(name)
     return job_of(arguments, given, target="megatron")
+
+
+_OF_SLIME = ("--actor-num-nodes", "--rollout-batch-size", "--rollout-num-gpus")
+"""Arguments by which slime is known, which sets a few of Megatron-LM's itself."""
 
 
 def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJob:
@@ -85,13 +97,17 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         data=data,
         context=context,
         expert=arguments.size("--expert-model-parallel-size", 1),
-        expert_tensor=_expert_tensor(arguments, tensor),
+        expert_tensor=_expert_tensor(arguments, tensor, model),
         zero=zero if data * context > 1 else min(zero, 1),
         optimizer=_optimizer(arguments),
         dtype=_dtype(arguments),
         host_optimizer=_host_optimizer(arguments),
         expert_overlap="--overlap-moe-expert-parallel-comm" in arguments,
         lora=_lora(arguments),
+        gradient_dtype=_gradient_dtype(arguments),
+        moment_dtype=_moment_dtype(arguments),
+        sequence_parallel=tensor == 1 or "--sequence-parallel" in arguments,
+        flash_attention=_keeps_no_scores(arguments),
     )
     strategies = _strategies(arguments, model, layers)
     return ImportedJob(
@@ -105,8 +121,6 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         strategies=strategies,
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
-        sequence_parallel="--sequence-parallel" in arguments,
-        gradients=_gradients(arguments),
         unsaid=_unsaid(arguments, given),
         rest=Unread.of(arguments, remarks_on(arguments, options), target),
     )
@@ -119,7 +133,8 @@ def _zero(arguments: Arguments) -> int:
     if "--use-megatron-fsdp" in arguments or "--use-custom-fsdp" in arguments:
         strategy = arguments.word("--data-parallel-sharding-strategy", FSDP[3])
         return next((level for level, name in FSDP.items() if name == strategy), 3)
-    return arguments.number("--zero-stage", int("--use-distributed-optimizer" in arguments))
+    stage = arguments.number("--zero-stage", int("--use-distributed-optimizer" in arguments))
+    return divided_states(stage, _dtype(arguments)) if "--deepspeed" in arguments else stage
 
 
 def _optimizer(arguments: Arguments) -> str:
@@ -148,11 +163,35 @@ _FP8 = ("--fp8-format", "--fp8", "--fp8-hybrid", "--fp8-e4m3")
 _DTYPES = ("--bf16", "--fp16", *_FP8)
 
 
-def _gradients(arguments: Arguments) -> str:
-    """The dtype in which gradients are summed."""
-    if "--grad-reduce-in-bf16" in arguments:
-        return "bf16"
-    return arguments.word("--main-grads-dtype", "fp32") or "fp32"
+def _gradient_dtype(arguments: Arguments) -> str:
+    """The dtype in which gradients are summed: fp32 next to bf16, and fp16 next to fp16, unless arguments say another.
+
+    Source: Megatron-LM, validate_args.
+    """
+    accumulates = "--accumulate-allreduce-grads-in-fp32" in arguments
+    if _dtype(arguments) == "fp16":
+        return "fp32" if accumulates else "fp16"
+    small = arguments.word("--main-grads-dtype", "fp32") != "fp32" and not accumulates
+    return "bf16" if small or "--grad-reduce-in-bf16" in arguments else "fp32"
+
+
+def _moment_dtype(arguments: Arguments) -> str:
+    """The dtype of both moments, which has fewer bytes in the precision-aware optimizer alone."""
+    said = {arguments.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
+    return "bf16" if said <= {"bf16", "fp16"} and "--use-precision-aware-optimizer" in arguments else "fp32"
+
+
+def _keeps_no_scores(arguments: Arguments) -> bool:
+    """Tell whether attention is fused: Transformer Engine's is; older layers' where --use-flash-attn says so."""
+    if arguments.word("--attention-backend", "auto") in ("unfused", "local") or "--no-flash-attn" in arguments:
+        return False
+    fused = ("--use-flash-attn", "--use-flash-attn-v2", "--use-flash-attn-triton")
+    return not _is_before_fusion(arguments) or any(name in arguments for name in fused)
+
+
+def _is_before_fusion(arguments: Arguments) -> bool:
+    """Tell whether the arguments are of a Megatron-LM whose own attention keeps scores, by words that ended with it."""
+    return any(name in arguments for name in ("--deepspeed", "--checkpoint-activations", "--DDP-impl"))
 
 
 def _lora(arguments: Arguments) -> int:
@@ -208,7 +247,6 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     """The operators that every layer recomputes."""
     granularity = arguments.word("--recompute-granularity")
     if "--checkpoint-activations" in arguments:
-        arguments.get("--deepspeed-activation-checkpointing")
         return {layer: ("full", "full") for layer in range(model.layers)}
     numbers = arguments.numbers("--recompute-layer-ids")
     if numbers:
@@ -216,6 +254,9 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     if "--recompute-activations" in arguments:
         granularity = "selective"
     method, count = arguments.word("--recompute-method"), arguments.number("--recompute-num-layers", 1)
+    former = arguments.word("--activations-checkpoint-method")
+    if former is not None:
+        granularity, method, count = "full", former, arguments.number("--activations-checkpoint-num-layers", 1)
     modules = frozenset(arguments.words("--recompute-modules") or ("core_attn",))
     if granularity == "full":
         most = count if method == "block" else math.inf
@@ -237,7 +278,7 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     return {layer: (way.attention, way.mlp) for layer, way in ways.items()}
 
 
-def _expert_tensor(arguments: Arguments, tensor: int) -> int | None:
+def _expert_tensor(arguments: Arguments, tensor: int, model: Model) -> int | None:
     """Ranks that divide each expert; None: the tensor-parallel ones."""
     shards = arguments.number("--expert-tensor-parallel-size", tensor)
-    return None if shards == tensor else shards
+    return None if shards == tensor or model.experts is None else shards

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from debubble.imports.settings import SettingsReader
+from debubble.imports.settings import SOURCED, SettingsReader
 from debubble.ir import InputError
 
 
 class Arguments(SettingsReader):
     """Arguments, whose values are words: the numbers among them, and which of them were asked for."""
+
+    @property
+    def sources(self) -> str:
+        """What the scripts that are sourced and are not there may say, for a sentence on what is missing."""
+        names = " ".join(self.words(SOURCED))
+        return f"; it sources {names}, which is not next to it: put it there, or" if names else ";"
 
     def get(self, name: str, default: Any = None) -> Any:
         """An argument's value; `default` where it is missing or off."""
@@ -38,7 +44,9 @@ class Arguments(SettingsReader):
         word = self.word(name)
         if word is None:
             if default is None:
-                raise InputError(f"{self.path} does not say {name}; give what it describes on the command line.")
+                raise InputError(
+                    f"{self.path} does not say {name}{self.sources} give it with --args, as in --args '{name} N'."
+                )
             return default
         return self._whole(name, word)
 
@@ -52,7 +60,11 @@ class Arguments(SettingsReader):
         except ValueError:
             hint = "which is no whole number that is known here"
             if "$" in word:
-                hint = "which the file does not tell: give what it depends on with --args, as in --args 'NAME=1'"
+                sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(SOURCED) else ":"
+                hint = (
+                    f"which the file does not tell{sources} give what it depends on with --args 'NAME=1', or"
+                    f" --args '{name} N'"
+                )
             raise InputError(f"{self.path}: {name} is '{word}', {hint}.") from None
 
     def share(self, name: str) -> float:

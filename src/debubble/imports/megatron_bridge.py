@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from debubble.imports.command_line import CommandLine
 from debubble.imports.settings import read_settings
 from debubble.ir import InputError
 
@@ -23,13 +24,13 @@ _ADAPTERS = "peft._target_"
 _STAGES = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
-def read_bridge(path: Path) -> Mapping[str, Any]:
+def read_bridge(path: Path, given: CommandLine) -> Mapping[str, Any]:
     """The settings as arguments, `--name` -> value, and the model's name as `model`; those that are off are left out.
 
     Raises:
         InputError: if the file is no configuration of Megatron-Bridge.
     """
-    whole = read_settings(path)
+    whole = {name: given.filled(value) for name, value in read_settings(path).items()}
     if any(name.startswith(ARGUMENTS) for name in whole):
         return read_mapping(whole)
     settings = {

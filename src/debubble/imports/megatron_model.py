@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 from debubble.imports.megatron_arguments import Arguments
 from debubble.imports.megatron_scripts import SCRIPT
-from debubble.imports.model import Sizes, hub_model
+from debubble.imports.model import ExpertSizes, LatentSizes, Sizes, hub_model
 from debubble.ir import InputError
 from debubble.models import Model
 
 _OTHER_LAYERS = re.compile(
-    r"--(multi-latent-attention|hybrid-.*|is-hybrid-model|mamba-.*|heterogeneous-layers.*|linear-attention-.*"
-    r"|experimental-attention-variant|window-size|encoder-num-layers|spec|squared-relu|qk-l2-norm)"
+    r"--(hybrid-attention-ratio|hybrid-mlp-ratio|heterogeneous-layers.*|linear-attention-.*|encoder-num-layers|spec"
+    r"|experimental-attention-variant|qk-l2-norm|lfm-layer-types|index-.*|moe-latent-size|language-model-type"
+    r"|vision-model-type|disable-vision-class-token|patch-size|mrope-section|model-provider|task)"
 )
-"""Arguments of layers that are not an attention over all tokens and a plain MLP."""
+"""Arguments of layers that are not read here."""
+_READ_ELSEWHERE = re.compile(r"--(multi-latent-attention|hybrid-.*|is-hybrid-model|mamba-.*|window-.*|softmax-type)")
+"""Arguments of a model's layers that a model that is given by name says too."""
+_PATTERNS = ("--hybrid-layer-pattern", "--hybrid-override-pattern")
 
 
 def model_of(arguments: Arguments, given: Model | None) -> Model:
@@ -36,62 +41,181 @@ def model_of(arguments: Arguments, given: Model | None) -> Model:
 
 def _described_model(arguments: Arguments) -> Model:
     """The model of the sizes in the arguments; defaults are Megatron-LM's own, from its arguments.py."""
-    _check_layers(arguments)
+    pattern = next((word for name in _PATTERNS if (word := arguments.word(name)) is not None), None)
+    _check_layers(arguments, pattern)
+    if pattern is not None:
+        return _hybrid_model(arguments, pattern)
     hidden, heads = arguments.size("--hidden-size"), arguments.size("--num-attention-heads")
-    gated = "--swiglu" in arguments
-    ffn = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
-    grouped = "--group-query-attention" in arguments
-    positions = arguments.word("--position-embedding-type", "learned_absolute")
-    vocab = arguments.number("--padded-vocab-size", 0) or arguments.number("--vocab-size", 0) or _vocabulary(arguments)
+    activation = _activation(arguments)
+    gated = activation == "swiglu"
+    narrow = "--swiglu" in arguments
+    ffn = arguments.number("--ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if narrow else 4 * hidden)
+    layers = arguments.size("--num-layers")
     return Sizes(
-        layers=arguments.size("--num-layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=arguments.number("--num-query-groups", heads) if grouped else heads,
+        kv_heads=_kv_heads(arguments, heads),
         head_dim=arguments.number("--kv-channels", hidden // heads),
-        ffn=arguments.number("--ffn-hidden-size", ffn),
-        vocab=vocab,
-        gated=gated,
+        ffn=ffn,
+        vocab=vocabulary(arguments),
+        activation=activation,
         rms_norm=arguments.word("--normalization", "LayerNorm") == "RMSNorm",
-        rotary=positions == "rope" or "--use-rotary-position-embeddings" in arguments,
+        positions=_positions(arguments),
         tied="--untie-embeddings-and-output-weights" not in arguments,
         qkv_bias="--add-qkv-bias" in arguments,
+        linear_bias="--disable-bias-linear" not in arguments and not gated,
         qk_norm="--qk-layernorm" in arguments,
-        positions=arguments.number("--max-position-embeddings", 4096),
-        experts=_experts(arguments),
-        experts_per_token=arguments.number("--moe-router-topk", 2),
-        expert_ffn=arguments.number("--moe-ffn-hidden-size", 0) or None,
+        length=arguments.number("--max-position-embeddings", 4096),
+        experts=_experts(arguments, layers, ffn),
+        latent=_latent(arguments),
         mtp_layers=arguments.number("--mtp-num-layers", 0),
     ).model()
 
 
-def _check_layers(arguments: Arguments) -> None:
+def _kv_heads(arguments: Arguments, heads: int) -> int:
+    grouped = "--group-query-attention" in arguments
+    return arguments.number("--num-query-groups", heads) if grouped else heads
+
+
+def _activation(arguments: Arguments) -> str:
+    if "--squared-relu" in arguments:
+        return "squared_relu"
+    gates = ("--swiglu", "--quick-geglu")
+    return "swiglu" if any(name in arguments for name in gates) else arguments.word("--glu-activation", "gelu") or ""
+
+
+def _positions(arguments: Arguments) -> str:
+    """What tells positions apart; a model without any, or with another rotation, costs what a rotary one does."""
+    kind = arguments.word("--position-embedding-type", "learned_absolute")
+    if kind == "alibi":
+        return "alibi"
+    rotates = "--use-rotary-position-embeddings" in arguments
+    return "learned" if kind == "learned_absolute" and not rotates else "rotary"
+
+
+def _latent(arguments: Arguments) -> LatentSizes | None:
+    if "--multi-latent-attention" not in arguments:
+        return None
+    return LatentSizes(
+        query_rank=arguments.number("--q-lora-rank", 0) or None,
+        rank=arguments.number("--kv-lora-rank", 32),
+        content=arguments.number("--qk-head-dim", 128),
+        rotary=arguments.number("--qk-pos-emb-head-dim", 64),
+        value=arguments.number("--v-head-dim", 128),
+    )
+
+
+def _experts(arguments: Arguments, layers: int, ffn: int) -> ExpertSizes | None:
+    """The mixtures of experts; Megatron-DeepSpeed's default of one expert is a dense layer."""
+    count = arguments.number("--num-experts", 0)
+    if count in (0, 1):
+        arguments.get("--moe-shared-expert-intermediate-size")
+        return None
+    sparse = _sparse_layers(arguments, layers)
+    return ExpertSizes(
+        count=count,
+        per_token=arguments.number("--moe-router-topk", 2),
+        ffn=arguments.number("--moe-ffn-hidden-size", 0) or ffn,
+        dense=tuple(layer for layer in range(layers) if not sparse[layer]),
+        shared=arguments.number("--moe-shared-expert-intermediate-size", 0),
+        gate="--moe-shared-expert-gate" in arguments,
+        sinks=_has_windows(arguments),
+    )
+
+
+def _has_windows(arguments: Arguments) -> bool:
+    """Tell whether every second layer has a window, as in gpt-oss."""
+    arguments.get("--softmax-type")
+    skips = "".join(arguments.words("--window-attn-skip-freq")).replace(",", "")
+    return "--window-size" in arguments and re.fullmatch("2|(10)+", skips) is not None
+
+
+def _sparse_layers(arguments: Arguments, layers: int) -> list[bool]:
+    """Per layer, whether it has experts: every n-th from the first, or a list such as `([0]*3+[1]*58)`."""
+    name = "--moe-layer-freq"
+    text = re.sub("[ '\"]", "", arguments.word(name) or "1")
+    if text.isdigit() and int(text):
+        return [layer % int(text) == 0 for layer in range(layers)]
+    try:
+        listed = _list_of(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{arguments.path}: {name} is '{text}', which is neither a number nor a list.") from error
+    if len(listed) != layers:
+        raise InputError(f"{arguments.path}: {name} is for {len(listed)} layers, and the model has {layers}.")
+    return listed
+
+
+def _list_of(node: ast.expr) -> list[bool]:
+    """A list of zeros and ones that is written with + and *; ValueError if it is none."""
+    match node:
+        case ast.List(elts=elements):
+            return [bool(ast.literal_eval(element)) for element in elements]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [*_list_of(left), *_list_of(right)]
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int() as times)) if times < 1000:
+            return _list_of(left) * times
+        case _:
+            raise ValueError
+
+
+def _hybrid_model(arguments: Arguments, pattern: str) -> Model:
+    """Nemotron-H: state spaces, attentions, MLPs and mixtures by a pattern, whose stages `|` may divide."""
+    kinds = pattern.partition("/")[0].replace("|", "")
+    if "--squared-relu" not in arguments and set(kinds) & set("-E"):
+        raise InputError(
+            f"{arguments.path}: MLPs of the pattern {pattern} with the activation {_activation(arguments)} are not read"
+            " here, only those with --squared-relu: give the model's config.json with --model."
+        )
+    hidden, heads = arguments.size("--hidden-size"), arguments.size("--num-attention-heads")
+    for name in (*_OF_THE_MODEL, *arguments.names):
+        if name in _OF_THE_MODEL or _READ_ELSEWHERE.fullmatch(name):
+            arguments.get(name)
+    experts = _experts(arguments, len(kinds), arguments.number("--ffn-hidden-size", 4 * hidden))
+    routed = {} if experts is None else {
+        "n_routed_experts": experts.count, "num_experts_per_tok": experts.per_token,
+        "moe_intermediate_size": experts.ffn, "moe_shared_expert_intermediate_size": experts.shared,
+    }  # fmt: skip
+    return Model.from_hf(
+        {
+            "model_type": "nemotron_h", "hybrid_override_pattern": kinds, "num_hidden_layers": len(kinds),
+            "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": _kv_heads(arguments, heads),
+            "head_dim": arguments.number("--kv-channels", hidden // heads), "vocab_size": vocabulary(arguments),
+            "intermediate_size": arguments.number("--ffn-hidden-size", 4 * hidden),
+            "tie_word_embeddings": "--untie-embeddings-and-output-weights" not in arguments,
+            "mamba_head_dim": arguments.number("--mamba-head-dim", 64),
+            "mamba_num_heads": arguments.number("--mamba-num-heads", 2 * hidden // 64),
+            "n_groups": arguments.number("--mamba-num-groups", 8),
+            "ssm_state_size": arguments.number("--mamba-state-dim", 128), **routed,
+        }
+    )  # fmt: skip
+
+
+def _check_layers(arguments: Arguments, pattern: str | None) -> None:
     """Raise InputError if the arguments describe layers that are not read here."""
     script = arguments.word(SCRIPT)
-    if script is not None:
+    if script is not None and pattern is None:
         raise InputError(
-            f"{arguments.path} runs {script}, whose model is no GPT and is not read from arguments: give its"
-            " config.json with --model."
+            f"{arguments.path} runs {script}, which trains no GPT that is read from arguments: give its config.json"
+            " with --model."
         )
-    if "--deepspeed" in arguments and _experts(arguments):
+    if "--deepspeed" in arguments and _experts(arguments, 1, 1):
         raise InputError(
             f"{arguments.path}: Megatron-DeepSpeed has experts in every second layer or as --expert-interval says,"
             " which is not read here: give the model's config.json with --model."
         )
-    unlike = [name for name in arguments.settings if _OTHER_LAYERS.fullmatch(name) and name in arguments]
-    if arguments.word("--moe-layer-freq", "1") != "1":
-        unlike.append("--moe-layer-freq")
+    unlike = [name for name in arguments.names if _OTHER_LAYERS.fullmatch(name) and name in arguments]
+    if arguments.word("--model-type", "gpt") != "gpt" and pattern is None:
+        unlike.append("--model-type")
+    if (arguments.word("--tokenizer-type") or "").startswith("Bert"):
+        unlike.append("--tokenizer-type")
+    if "--window-size" in arguments and not (_has_windows(arguments) and "--num-experts" in arguments):
+        unlike.append("--window-size")
     if unlike:
         raise InputError(
             f"{arguments.path}: {' '.join(unlike)} describes layers that are not read here: give the model's"
             " config.json with --model."
         )
-
-
-def _experts(arguments: Arguments) -> int:
-    """Experts of a layer; Megatron-DeepSpeed's default of one expert is a dense layer."""
-    count = arguments.number("--num-experts", 0)
-    return 0 if count == 1 else count
 
 
 def _named_model(model: Model, arguments: Arguments) -> Model:
@@ -106,8 +230,8 @@ def _named_model(model: Model, arguments: Arguments) -> Model:
             )
     for name in (*_OF_THE_MODEL, SCRIPT, "model"):
         arguments.get(name)
-    for name in arguments.settings:
-        if _OTHER_LAYERS.fullmatch(name):
+    for name in arguments.names:
+        if _OTHER_LAYERS.fullmatch(name) or _READ_ELSEWHERE.fullmatch(name):
             arguments.get(name)
     if arguments.number("--mtp-num-layers", model.mtp_layers) != model.mtp_layers:
         raise InputError(
@@ -123,23 +247,38 @@ _OF_THE_MODEL = (
     "--use-rotary-position-embeddings", "--untie-embeddings-and-output-weights", "--add-qkv-bias", "--qk-layernorm",
     "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size", "--moe-layer-freq", "--q-lora-rank",
     "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim", "--moe-shared-expert-intermediate-size",
+    "--moe-shared-expert-gate", "--squared-relu", "--quick-geglu", "--glu-activation", "--pad-vocab-size-to",
 )  # fmt: skip
 """Arguments that a model's config says too."""
 
 
-def _vocabulary(arguments: Arguments) -> int:
-    """The size of a tokenizer's vocabulary, as Megatron-LM pads it; raises InputError if it is not known."""
-    name = arguments.word("--tokenizer-model") or ""
-    kind = arguments.word("--tokenizer-type") or (GPT2 if takes_gpt2_words(arguments) else "")
-    of_model = hub_model(name) if kind == "HuggingFaceTokenizer" else None
-    words = of_model.vocab if of_model is not None else _TOKENIZERS.get(kind)
+def vocabulary(arguments: Arguments) -> int:
+    """The size of the vocabulary as it is padded; raises InputError if neither it nor the tokenizer is known."""
+    whole = arguments.number("--padded-vocab-size", 0) or arguments.number("--pad-vocab-size-to", 0)
+    if whole:
+        arguments.get("--vocab-size")
+        return whole
+    words = arguments.number("--vocab-size", 0) or _tokenizer_words(arguments)
     if words is None:
         raise InputError(
-            "The arguments do not say --vocab-size, which Megatron-LM takes from the tokenizer: give the model with"
-            " --model, or a log with the padded_vocab_size that it prints."
+            f"{arguments.path} does not say --vocab-size, which Megatron-LM takes from the tokenizer: give it with"
+            " --args '--vocab-size N', the model with --model, or a log with the padded_vocab_size that it prints."
         )
+    if arguments.word("framework") == "megatron-bridge":
+        return words
     multiple = arguments.size("--make-vocab-size-divisible-by", 128) * arguments.size("--tensor-model-parallel-size", 1)
     return -(-words // multiple) * multiple
+
+
+def _tokenizer_words(arguments: Arguments) -> int | None:
+    """The size of a tokenizer's vocabulary; None if the tokenizer is not known."""
+    kind = arguments.word("--tokenizer-type") or (GPT2 if takes_gpt2_words(arguments) else "")
+    if kind in _TOKENIZERS:
+        return _TOKENIZERS[kind]
+    names = [arguments.word(name) or "" for name in ("--tokenizer-model", "--tokenizer-name-or-path")]
+    name = next(filter(None, names), "").rstrip("/")
+    model = hub_model(name)
+    return model.vocab if model is not None else _TOKENIZERS.get(name.rpartition("/")[2])
 
 
 def takes_gpt2_words(arguments: Arguments) -> bool:
@@ -149,5 +288,9 @@ def takes_gpt2_words(arguments: Arguments) -> bool:
 
 
 GPT2 = "GPT2BPETokenizer"
-_TOKENIZERS = {GPT2: 50257, "Llama2Tokenizer": 32000}
-"""Tokenizers of one vocabulary each."""
+_TOKENIZERS = {
+    GPT2: 50257, "Llama2Tokenizer": 32000, "Llama3Tokenizer": 128256, "MixtralTokenizer": 32000,
+    "Llama4Tokenizer": 202048, "DeepSeekV2Tokenizer": 102400, "DeepSeekV3Tokenizer": 129280, "MiniMax-M2": 200064,
+    "MiniMax-M2.5": 200064, "t5-small": 32100, "mt5-base": 250100, "gpt2": 50257, "tokenizer": 250680,
+}  # fmt: skip
+"""Tokenizers of one vocabulary each, by type or by their hub's name (`bigscience/tokenizer` is BLOOM's)."""

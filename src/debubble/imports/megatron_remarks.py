@@ -13,7 +13,6 @@ from debubble.targets.offload import MODULES
 def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
     counted_on = {
-        "--sequence-parallel": options.tensor > 1,
         "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0,
         "--delay-wgrad-compute": options.expert_overlap,
     }
@@ -34,13 +33,11 @@ def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
-    yield from arguments.assume("--attention-backend", "flash", "fused", "auto")
     if "--deepspeed" in arguments and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise")
-    for name in ("--main-grads-dtype", "--main-params-dtype"):
-        yield from arguments.assume(name, "fp32")
-    if options.optimizer != "adamw-8bit":
+    yield from arguments.assume("--main-params-dtype", "fp32")
+    if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
         for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
             yield from arguments.assume(name, "fp32")
     if options.lora:
@@ -62,10 +59,12 @@ _ADAPTED = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
 """The linear layers that adapters are predicted on, by Megatron-Bridge's names."""
 
 _COUNTED = (
-    "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer", "--disable-bias-linear",
-    "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm", "--sequence-parallel",
-    "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed", "--checkpoint-activations",
-    "--checkpoint-num-layers", "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights",
+    "--moe-token-dispatcher-type", "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer",
+    "--disable-bias-linear", "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm",
+    "--sequence-parallel", "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed",
+    "--checkpoint-activations", "--checkpoint-num-layers", "--deepspeed-activation-checkpointing",
+    "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights", "--main-grads-dtype",
+    "--grad-reduce-in-bf16",
 )  # fmt: skip
 """Arguments that change nothing next to those that were read."""
 
@@ -75,8 +74,5 @@ _UNPRICED = {
     "--tp-comm-overlap": "tensor-parallel messages are predicted to be waited for.",
     "--overlap-grad-reduce": "gradients are predicted to be summed after the pipeline.",
     "--overlap-param-gather": "parameters are predicted to be gathered after the optimizer's step.",
-    "--grad-reduce-in-bf16": "gradients are predicted to be summed in fp32.",
-    "--no-flash-attn": "attention is predicted to keep no scores.",
-    "--moe-shared-expert-intermediate-size": "the shared expert is not in the model; give it with --model.",
 }
 """Arguments that change a step and are not predicted."""

@@ -6,7 +6,10 @@ import re
 
 SCRIPT = "script"
 """The entry of a training script for other models than GPT's."""
-_OTHERS = re.compile(r"(^|_)(bert|t5|ict|retro|vision|vit|dino|mamba|hybrid|vlm|llava|multimodal|mimo|biencoder)(_|$)")
+_OTHERS = re.compile(
+    r"(^|_)(bert|t5|ict|retro|vision|vit|dino|mamba|hybrid|vlm|llava|multimodal|mimo|biencoder|generation|generate|server|ptq"
+    r"|convert|evalharness)(_|$)"
+)
 
 
 def is_other_script(name: str) -> bool:

@@ -13,6 +13,8 @@ from debubble.models import Model
 LAYOUT = "--pipeline-model-parallel-layout"
 _FIRST, _LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 _PER_VIRTUAL, _VIRTUAL = "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"
+_MANUAL = "--decoder-pipeline-manual-split-list"
+"""Primus' own list of the layers of every stage."""
 _PARTITION = "--pp-partition-method"
 SPLITS = (
     _PER_VIRTUAL, _VIRTUAL, _FIRST, _LAST,
@@ -33,6 +35,14 @@ def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[
     if _PARTITION in arguments or "--deepspeed" in arguments:
         method = arguments.word(_PARTITION, "type:transformer") or ""
         return partitioned_layers(method, model, pipeline), None
+    listed = arguments.numbers(_MANUAL)
+    if listed:
+        if len(listed) != pipeline:
+            raise InputError(
+                f"{arguments.path}: {_MANUAL} has {len(listed)} numbers for {pipeline} pipeline devices, and only one"
+                f" for each is read: say the stages with {LAYOUT}."
+            )
+        return tuple(listed), None
     ends = (
         int("--account-for-embedding-in-pipeline-split" in arguments),
         int("--account-for-loss-in-pipeline-split" in arguments),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from debubble.imports.job import ImportedJob
-from debubble.imports.model import Sizes
+from debubble.imports.model import ExpertSizes, Sizes
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings
 from debubble.imports.unread import Unread
@@ -43,15 +43,18 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     level = 2 if read.get(divides, False) else 1
     zero = level if read.get("parallel.enable_parallel_optimizer", False) else 0
     length = _size(read, "seq_length", given.sequence_length)
+    tensor = read.size("parallel_config.model_parallel", 1)
     options = RunOptions(
         micro_batch_size=read.size("runner_config.batch_size", 1),
         sequence_length=length if given.sequence_length is None else given.sequence_length,
-        tensor=read.size("parallel_config.model_parallel", 1),
+        tensor=tensor,
         data=data,
         context=context,
         expert=expert,
         zero=zero,
         dtype=read.choice(f"{_MODEL}compute_dtype", "bfloat16", _DTYPES),
+        flash_attention=bool(read.get(f"{_MODEL}use_flash_attention", True)),
+        sequence_parallel=bool(read.get("parallel_config.use_seq_parallel", False)) or tensor == 1,
     )
     return ImportedJob(
         target="mindformers",
@@ -62,7 +65,6 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order="interleaved-less-memory" if chunks > 1 else "1f1b",
         strategies=_strategies(read, layers),
-        sequence_parallel=bool(read.get("parallel_config.use_seq_parallel", False)),
         unsaid=read.unsaid(
             dtype=(f"{_MODEL}compute_dtype",),
             gradients=(f"{_MODEL}param_init_type",),
@@ -111,18 +113,31 @@ def _model(read: SettingsReader) -> Model:
             " with --model."
         )
     hidden, heads = read.size(f"{_MODEL}hidden_size"), _size(read, "num_heads")
-    experts = read.size("moe_config.expert_num", 1)
+    width = _size(read, "intermediate_size", _inner(read, hidden))
     return Sizes(
         layers=_size(read, "num_layers"),
         hidden=hidden,
         heads=heads,
         kv_heads=_size(read, "n_kv_heads", heads),
-        ffn=_size(read, "intermediate_size", _inner(read, hidden)),
+        ffn=width,
         vocab=read.size(f"{_MODEL}vocab_size"),
+        head_dim=read.size(f"{_MODEL}head_dim", hidden // heads),
         qkv_bias=bool(read.get(f"{_MODEL}qkv_has_bias", False)),
-        experts=experts if experts > 1 else 0,
-        experts_per_token=read.size("moe_config.num_experts_chosen", 1),
+        qk_norm=_norms_queries(read),
+        experts=_experts(read, width) if read.size("moe_config.expert_num", 1) > 1 else None,
     ).model()
+
+
+def _experts(read: SettingsReader, width: int) -> ExpertSizes:
+    return ExpertSizes(
+        count=read.size("moe_config.expert_num"), per_token=read.size("moe_config.num_experts_chosen", 1), ffn=width
+    )
+
+
+def _norms_queries(read: SettingsReader) -> bool:
+    """Tell whether queries and keys are normed: Qwen3's are."""
+    named = [str(read.get(f"{_MODEL}{name}", "")) for name in ("model_type", "type", "architectures")]
+    return bool(read.get(f"{_MODEL}use_qk_norm", False)) or any("qwen3" in name.lower() for name in named)
 
 
 def _inner(read: SettingsReader, hidden: int) -> int:
@@ -194,9 +209,7 @@ def _remarks(read: SettingsReader, options: RunOptions, chunks: int) -> Iterator
     yield from read.assume("optimizer.type", "AdamW")
     yield from read.assume("parallel.pipeline_config.pipeline_interleave", chunks > 1)
     yield from read.assume("parallel.pipeline_config.pipeline_scheduler", "1f1b")
-    yield from read.assume("parallel_config.use_seq_parallel", options.tensor > 1, default=False)
     yield from read.assume(f"{_MODEL}param_init_type", "float32")
-    yield from read.assume(f"{_MODEL}use_flash_attention", True)
     for name in ("moe_config.capacity_factor", "moe_config.comp_comm_parallel", "moe_config.enable_cold_hot_expert"):
         if read.get(name) is not None:
             yield f"{name} is {read.get(name)}, and experts are predicted to drop no token and to wait for messages."

@@ -10,18 +10,63 @@ from typing import Any
 from debubble.ir import InputError
 from debubble.models import Model, models
 
+_SUFFIXES = re.compile(
+    r"-(instruct|hf|base|it|chat|thinking|preview|bf16|fp8|v\d\.\d|\d{4}|(?<=r1-)distill)(?=-|$)|^(hf|meta)-"
+)
+"""Parts of hubs' names that say how a model was trained, and nothing of its layers."""
+
 
 def hub_model(name: str) -> Model | None:
     """The known model that a hub's name such as `meta-llama/Meta-Llama-3-8B` means; None if none is."""
-    last = name.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
-    short = re.sub(r"-(instruct|hf|base|it|chat|v0\.\d)\b", "", last)
+    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    short = _SUFFIXES.sub("", last)
     names = (last, short, short.replace("llama-", "llama"), re.sub(r"-(?=\d)", "", short, count=1))
     return next((models[each] for each in names if each in models), None)
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertSizes:
+    """The mixtures of experts of a decoder.
+
+    Attributes:
+        count: Experts of a layer.
+        per_token: Experts that a token is sent to.
+        ffn: Inner width of an expert.
+        dense: Layers that have a plain MLP in their place.
+        shared: Inner width of what all tokens pass through next to the experts; 0: nothing.
+        gate: Whether the shared expert is weighted per token.
+        sinks: Whether attention has a learned sink and every second layer a window, as in gpt-oss.
+    """
+
+    count: int
+    per_token: int
+    ffn: int
+    dense: tuple[int, ...] = ()
+    shared: int = 0
+    gate: bool = False
+    sinks: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSizes:
+    """Latent attention: ranks of queries (None: not compressed) and keys, widths of a head's parts."""
+
+    query_rank: int | None
+    rank: int
+    content: int
+    rotary: int
+    value: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes and parts of a decoder."""
+    """The sizes and parts of a decoder.
+
+    Attributes:
+        activation: `swiglu`, or `gelu` or `squared_relu` without a gate.
+        positions: `rotary`, `learned` or `alibi`.
+        length: Positions of a learned table.
+    """
 
     layers: int
     hidden: int
@@ -30,16 +75,16 @@ class Sizes:
     ffn: int
     vocab: int
     head_dim: int | None = None
-    gated: bool = True
+    activation: str = "swiglu"
     rms_norm: bool = True
-    rotary: bool = True
+    positions: str = "rotary"
     tied: bool = False
     qkv_bias: bool = False
+    linear_bias: bool = False
     qk_norm: bool = False
-    positions: int = 4096
-    experts: int = 0
-    experts_per_token: int = 2
-    expert_ffn: int | None = None
+    length: int = 4096
+    experts: ExpertSizes | None = None
+    latent: LatentSizes | None = None
     mtp_layers: int = 0
 
     def model(self) -> Model:
@@ -48,49 +93,113 @@ class Sizes:
         Raises:
             InputError: if none has.
         """
-        return Model.from_hf(dict(self._config()))
-
-    def _config(self) -> Mapping[str, Any]:
-        if not self.gated and not self.rms_norm and not self.rotary and not self.experts:
-            return {
-                "model_type": "gpt2", "n_layer": self.layers, "n_embd": self.hidden, "n_head": self.heads,
-                "n_inner": self.ffn, "vocab_size": self.vocab, "n_positions": self.positions,
-                "tie_word_embeddings": self.tied,
-            }  # fmt: skip
-        if not (self.gated and self.rms_norm and self.rotary):
-            parts = {"SwiGLU": self.gated, "RMSNorm": self.rms_norm, "rotary positions": self.rotary}
-            missing = " and ".join(name for name, there in parts.items() if not there)
+        if (self.activation, self.rms_norm, self.positions) == ("gelu", False, "learned") and self.experts is None:
+            return Model.from_hf(self._gpt2())
+        family, more = self._latent() or self._sparse() or self._dense()
+        if self.mtp_layers and family not in _FURTHER:
             raise InputError(
-                f"The configuration describes a model without {missing}, which is neither Llama-like nor GPT-2: give"
-                " its config.json with --model."
+                f"Multi-token prediction is not read for models like {family}: give the model's config.json, with"
+                " num_nextn_predict_layers, with --model."
             )
-        common = {
+        return Model.from_hf({"model_type": family, **self._common(), **more})
+
+    def _common(self) -> Mapping[str, Any]:
+        return {
             "hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads, "intermediate_size": self.ffn, "vocab_size": self.vocab,
-            "tie_word_embeddings": self.tied, "max_position_embeddings": self.positions,
-            **({"head_dim": self.head_dim} if self.head_dim is not None else {}),
+            "tie_word_embeddings": self.tied, "max_position_embeddings": self.length,
+            **({"head_dim": self.head_dim} if self.head_dim is not None and self.latent is None else {}),
+            **({"num_nextn_predict_layers": self.mtp_layers} if self.mtp_layers else {}),
         }  # fmt: skip
-        if self.mtp_layers:
-            return self._with_further_tokens(common)
-        if not self.experts:
-            family = "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
-            return {"model_type": family, **common}
-        routed = {"num_experts_per_tok": self.experts_per_token}
-        if self.qk_norm:
-            widths = {"num_experts": self.experts, "moe_intermediate_size": self.expert_ffn or self.ffn}
-            return {"model_type": "qwen3_moe", **common, **routed, **widths}
-        widths = {"num_local_experts": self.experts, "intermediate_size": self.expert_ffn or self.ffn}
-        return {"model_type": "mixtral", **common, **routed, **widths}
 
-    def _with_further_tokens(self, common: Mapping[str, Any]) -> Mapping[str, Any]:
-        """GLM-4.5, whose layers may all be dense: of the families with grouped attention it predicts further tokens."""
-        if self.qk_norm or self.experts:
+    def _gpt2(self) -> dict[str, Any]:
+        return {
+            "model_type": "gpt2", "n_layer": self.layers, "n_embd": self.hidden, "n_head": self.heads,
+            "n_inner": self.ffn, "vocab_size": self.vocab, "n_positions": self.length,
+            "tie_word_embeddings": self.tied,
+        }  # fmt: skip
+
+    def _dense(self) -> tuple[str, Mapping[str, Any]]:
+        """A dense decoder: Llama-like, or with parts of GPT-2."""
+        plain = self.activation, self.rms_norm, self.positions
+        if plain == ("swiglu", True, "rotary"):
+            if self.mtp_layers and not self.qk_norm:
+                # Of the families with grouped attention GLM-4.5 predicts further tokens, and may have dense layers.
+                experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": self.layers}
+                return "glm4_moe", {"attention_bias": self.qkv_bias, **experts}
+            return "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama", {}
+        norm = {} if self.rms_norm else {"layer_norm_eps": 1e-5}
+        if self.positions == "alibi" and self.activation == "gelu":
+            return "bloom", {**norm, "use_bias": True}
+        if self.activation not in ("swiglu", "gelu", "squared_relu"):
             raise InputError(
-                "The configuration describes multi-token prediction with experts or normed queries: give the model's"
-                " config.json, with num_nextn_predict_layers, with --model."
+                f"The configuration describes a model with the activation {self.activation}, which is not read here:"
+                " give its config.json with --model."
+            )
+        family = "stablelm" if self.activation == "swiglu" else "arcee"
+        return family, {**norm, "use_qkv_bias": self.qkv_bias, "use_bias": self.linear_bias}
+
+    def _sparse(self) -> tuple[str, Mapping[str, Any]] | None:
+        experts = self.experts
+        if experts is None:
+            return None
+        routed = {"num_experts_per_tok": experts.per_token, "moe_intermediate_size": experts.ffn}
+        if experts.sinks:
+            kinds = ["sliding_attention", "full_attention"] * ((self.layers + 1) // 2)
+            widths = {"num_local_experts": experts.count, "intermediate_size": experts.ffn}
+            return "gpt_oss", {**routed, **widths, "sliding_window": 128, "layer_types": kinds[: self.layers]}
+        self._check_experts(experts)
+        if self.mtp_layers or (experts.shared and not experts.gate):
+            return "glm4_moe", {
+                **routed, **self._first_dense(experts), "use_qk_norm": self.qk_norm, "attention_bias": self.qkv_bias,
+            }  # fmt: skip
+        listed = {"num_experts": experts.count, "mlp_only_layers": list(experts.dense)}
+        if experts.gate:
+            return "qwen2_moe", {
+                **routed, **listed, "shared_expert_intermediate_size": experts.shared, "qkv_bias": self.qkv_bias,
+            }  # fmt: skip
+        if self.qk_norm or experts.dense:
+            return "qwen3_moe", {**routed, **listed}
+        return "mixtral", {
+            "num_experts_per_tok": experts.per_token, "num_local_experts": experts.count,
+            "intermediate_size": experts.ffn,
+        }  # fmt: skip
+
+    def _check_experts(self, experts: ExpertSizes) -> None:
+        """Raise InputError if the layers with experts are not Llama-like."""
+        if self.activation != "swiglu":
+            raise InputError(
+                f"The configuration describes experts with the activation {self.activation}, which are not read here:"
+                " give the model's config.json with --model."
+            )
+
+    def _first_dense(self, experts: ExpertSizes) -> Mapping[str, int]:
+        """Shared experts in numbers of the routed ones' width; the layers without experts must be the first."""
+        number, left = divmod(experts.shared, experts.ffn)
+        if left or experts.dense != tuple(range(len(experts.dense))):
+            raise InputError(
+                "The configuration describes a shared expert of another width, or dense layers between those with"
+                " experts: give the model's config.json with --model."
             )
         return {
-            "model_type": "glm4_moe", **common, "attention_bias": self.qkv_bias, "n_routed_experts": 2,
-            "num_experts_per_tok": 1, "first_k_dense_replace": self.layers,
-            "num_nextn_predict_layers": self.mtp_layers,
+            "n_routed_experts": experts.count,
+            "n_shared_experts": number,
+            "first_k_dense_replace": len(experts.dense),
+        }
+
+    def _latent(self) -> tuple[str, Mapping[str, Any]] | None:
+        latent = self.latent
+        if latent is None:
+            return None
+        attention = {
+            "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank, "qk_nope_head_dim": latent.content,
+            "qk_rope_head_dim": latent.rotary, "v_head_dim": latent.value,
         }  # fmt: skip
+        if self.experts is None:
+            return "youtu", attention
+        routed = {"num_experts_per_tok": self.experts.per_token, "moe_intermediate_size": self.experts.ffn}
+        return "deepseek_v3", {**attention, **routed, **self._first_dense(self.experts)}
+
+
+_FURTHER = ("glm4_moe", "deepseek_v3")
+"""Families that predict further tokens."""

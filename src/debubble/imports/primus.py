@@ -1,51 +1,103 @@
-"""AMD Primus: the overrides of an experiment, which are Megatron-LM's arguments and a few of its own."""
+"""AMD Primus: an experiment's overrides of a trainer's and a model's base configurations, which are Megatron-LM's."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from debubble.imports.command_line import CommandLine
+from debubble.imports.defaults import framework_defaults
 from debubble.imports.job import ImportedJob
-from debubble.imports.megatron import conflicts, job_of
+from debubble.imports.megatron import conflicts, job_of, with_arguments
 from debubble.imports.megatron_arguments import Arguments
 from debubble.imports.megatron_bridge import argument
 from debubble.imports.registry import UserFacts, importer
-from debubble.imports.settings import SettingsReader, read_settings
+from debubble.imports.settings import SettingsReader, read_settings, read_tree
 from debubble.ir import InputError
 
-_TRAINER = "modules.pre_trainer."
+_TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_trainer.")
+_BASES = {"trainers": "primus/configs/modules/megatron", "models": "primus/configs/models/megatron"}
+"""Kinds of base configurations -> their folder in a checkout."""
+_MOST_BASES = 20
+_SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 
-def read_experiment(path: Path) -> Mapping[str, Any]:
-    """The overrides as arguments, `--name` -> value, and the model as `model`; False for those that are off.
+def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str, Any]:
+    """The overrides as arguments, `--name` -> value, and the names of the base configurations.
 
     Raises:
         InputError: if the file is no experiment.
     """
-    settings = read_settings(path)
-    prefix = f"{_TRAINER}overrides."
+    line = given or CommandLine({})
+    settings = {name: line.filled(value) for name, value in read_settings(path).items()}
+    trainer = next((name for name in _TRAINERS if any(each.startswith(name) for each in settings)), _TRAINERS[0])
+    prefix = f"{trainer}overrides."
     overrides = {
-        f"--{name.removeprefix(prefix).replace('_', '-')}": _with_default(argument(value))
+        _name(name.removeprefix(prefix)): argument(value)
         for name, value in settings.items()
         if name.startswith(prefix) and value not in (None, {})
     }
     if not overrides:
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
-    framework = _with_default(settings.get(f"{_TRAINER}framework", "megatron"))
+    framework = settings.get(f"{trainer}framework", "megatron")
     if framework != "megatron":
         raise InputError(f"{path} is for Primus's framework '{framework}'; only experiments of megatron are read.")
-    model = _with_default(settings.get(f"{_TRAINER}model"))
-    return overrides if model is None else {**overrides, "model": str(model).removesuffix(".yaml").replace("_", "-")}
+    bases = {"trainers": settings.get(f"{trainer}config"), "models": settings.get(f"{trainer}model")}
+    return with_arguments({**overrides, **{kind: name for kind, name in bases.items() if name is not None}}, given)
 
 
-def _with_default(value: Any) -> Any:
-    """A word in which a variable of the environment, such as `${PP:4}`, has what is taken where it is not set."""
-    return re.sub(r"\$\{\w+:([^}]*)\}", r"\1", value) if isinstance(value, str) else value
+def _name(entry: str) -> str:
+    return f"--{entry.replace('_', '-')}"
 
 
-@importer("primus", settings=read_experiment, file="plan.yaml", conflicts=conflicts)
+def _base(kind: str, name: str, path: Path) -> Mapping[str, Any] | None:
+    """A base configuration: the file next to the experiment or in its checkout, or Primus's own of that name."""
+    stem = name.removesuffix(".yaml")
+    folders = [path.parent, *(folder / _BASES[kind] for folder in path.absolute().parents)]
+    file = next((each for folder in folders if (each := folder / f"{stem}.yaml").is_file() and each != path), None)
+    if file is not None:
+        return {_name(entry): argument(value) for entry, value in _with_bases(file) if value is not None}
+    known = framework_defaults("primus")[kind].get(stem)
+    return None if known is None else {**(_language_model() if kind == "models" else {}), **_arguments(known)}
+
+
+def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: argument(value) for name, value in settings.items()}
+
+
+def _language_model() -> dict[str, Any]:
+    """What every model extends."""
+    return _arguments(framework_defaults("primus")["language_model"])
+
+
+def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The entries of a configuration, those that it extends first."""
+    tree = dict(read_tree(file))
+    bases = tree.pop("extends", None) or []
+    for base in bases if isinstance(bases, list) and depth < _MOST_BASES else ():
+        if (file.parent / str(base)).is_file():
+            yield from _with_bases(file.parent / str(base), depth + 1)
+    yield from tree.items()
+
+
+@importer("primus", settings=read_experiment, file="plan.yaml", conflicts=conflicts, with_arguments=read_experiment)
 def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
-    """The job of an experiment, with the model that it names if debubble knows it."""
-    return job_of(Arguments(read.settings, read.path, read.defaults), given, target="primus")
+    """The job of an experiment, on its base configurations as far as they are there or known."""
+    trainer = _base("trainers", read.text("trainers", "pre_trainer"), read.path)
+    name = read.text("models", "")
+    model = _base("models", name, read.path) if name else None
+    if trainer is None:
+        raise InputError(
+            f"{read.path} extends the trainer {read.get('trainers')}, which is neither next to it nor one of Primus's:"
+            " put it there."
+        )
+    settings = dict(read.settings)
+    if model is None:
+        settings |= {"model": name.removesuffix(".yaml")} if name else {}
+        model = {entry: value for entry, value in _language_model().items() if entry not in _SIZES}
+    arguments = Arguments(settings, read.path, replace(read.defaults, values={**trainer, **model}))
+    for kind in _BASES:
+        arguments.get(kind)
+    return job_of(arguments, given, target="primus")

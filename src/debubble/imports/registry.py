@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster
+from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import DEFAULTS, NO_DEFAULTS
 from debubble.imports.job import ImportedJob
 from debubble.imports.settings import SettingsReader
@@ -86,7 +87,7 @@ class Importer:
         read_job: Reads what they say of the job.
         file: Which of the files that an export writes has the settings.
         conflicts: The job's settings that cannot stand next to those that a plan changes (None: leaves out).
-        with_arguments: Reads a script's settings with the script's own arguments; None: its files take none.
+        with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
     """
 
     name: str
@@ -94,17 +95,14 @@ class Importer:
     read_job: ReadJob
     file: str
     conflicts: Conflicts
-    with_arguments: Callable[[Path, str], Settings] | None = None
+    with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None
 
     def read(self, path: Path, arguments: str | None) -> Settings:
-        """A file's settings, with the arguments of a script; raises InputError if its files take none."""
-        if arguments is None:
-            return self.settings(path)
-        if self.with_arguments is None:
-            raise InputError(
-                f"--args are a shell script's arguments, and {self.name}'s files take none: leave them out."
-            )
-        return self.with_arguments(path, arguments)
+        """A file's settings, with the command line that starts the job; None: nobody said it."""
+        given = CommandLine.of(arguments)
+        if self.with_arguments is not None:
+            return self.with_arguments(path, None if arguments is None else given)
+        return given.changed(self.settings(path))
 
     def job(self, settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
         """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
@@ -115,7 +113,7 @@ class Importer:
                 f"debubble does not know the family '{read.model.family}', and a job of it is not predicted from"
                 " another's: plan it with its units (--units)."
             )
-        return read.with_given(given.options)
+        return read.with_given(given.options).with_whole_layers()
 
 
 imports: Registry[Importer] = Registry("debubble.imports", what="framework to import from")
@@ -127,7 +125,7 @@ def importer(
     settings: Callable[[Path], Settings],
     file: str,
     conflicts: Conflicts = lambda job, changed: (),
-    with_arguments: Callable[[Path, str], Settings] | None = None,
+    with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None,
 ) -> Callable[[ReadJob], ReadJob]:
     """Register an importer under the name of its target.
 
@@ -136,7 +134,7 @@ def importer(
         settings: Reads a file's settings; raises InputError with a sentence if it is none.
         file: The file of an export that has the settings.
         conflicts: Names the job's settings that cannot stand next to changed ones.
-        with_arguments: Reads a script's settings with the script's own arguments; None: its files take none.
+        with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
     """
 
     def register(job: ReadJob) -> ReadJob:

@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from debubble.imports.megatron_scripts import SCRIPT, is_other_script
-from debubble.imports.shell import ScriptRun, Started
+from debubble.imports.shell import OF_TRAINING, ScriptRun, Started
 from debubble.ir import InputError
 
-_OF_TRAINING = frozenset(
-    (
-        "--num-layers", "--hidden-size", "--micro-batch-size", "--global-batch-size", "--seq-length",
-        "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-attention-heads", "--lr", "--bf16",
-    )
-)  # fmt: skip
-"""Arguments by which a command is known to train."""
 _UNSET = re.compile(r"\$(\w+|\{\w+(\[[@*]\])?\}|@|\*|\((?!\().*\))", re.DOTALL)
 """A word that is nothing but a variable or a command's output that the script does not tell."""
 _OF_ARGUMENTS = re.compile(r"\[[@*]\]|^\$[@*]$|args|options|opts|flags|extra|params|cmd", re.IGNORECASE)
@@ -30,7 +23,7 @@ def training_words(script: ScriptRun, path: Path) -> list[str]:
     Raises:
         InputError: if several commands train with other arguments.
     """
-    training = [command for command in script.commands if _OF_TRAINING & set(_names(command.words))]
+    training = [command for command in script.commands if OF_TRAINING & set(_names(command.words))]
     if not training:
         with_options = [command.words for command in script.commands if any(map(_is_name, command.words))]
         return [word for words in (*script.assigned, *with_options) for word in words]
@@ -39,7 +32,7 @@ def training_words(script: ScriptRun, path: Path) -> list[str]:
     others = [
         line
         for line, arguments in named.items()
-        if any(named[most].get(name, value) != value for name, value in arguments.items() if name in _OF_TRAINING)
+        if any(named[most].get(name, value) != value for name, value in arguments.items() if name in OF_TRAINING)
     ]
     if others:
         lines = ", ".join(map(str, sorted({most, *others})))

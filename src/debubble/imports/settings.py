@@ -10,16 +10,17 @@ import ast
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from debubble.files import parse, read_file
+from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import NO_DEFAULTS, Defaults
 from debubble.imports.script_arguments import named_arguments, training_words
-from debubble.imports.shell import follow
+from debubble.imports.shell import OF_TRAINING, follow
 from debubble.ir import InputError
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
@@ -31,7 +32,12 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def read_settings(path: Path) -> Mapping[str, Any]:
-    """The settings of a file, by their paths.
+    """The settings of a file, by their paths; InputError as `read_tree`."""
+    return dict(_flat(read_tree(path)))
+
+
+def read_tree(path: Path) -> Mapping[Any, Any]:
+    """The settings of a file as it nests them.
 
     Raises:
         InputError: if it cannot be read, or is none of the formats.
@@ -44,7 +50,7 @@ def read_settings(path: Path) -> Mapping[str, Any]:
     tree = parse(_READERS[path.suffix], text, refusal, yaml.YAMLError, AttributeError)
     if not isinstance(tree, dict):
         raise InputError(f"{path} has no settings by name.")
-    return dict(_flat(tree))
+    return tree
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -124,7 +130,11 @@ class SettingsReader:
         """A whole number; raises InputError if it is missing without a default, or is none."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            said = "is missing" if value is None else f"is {value!r}, which is no whole number"
+            said = (
+                f"is missing: add it with --args '--{name} N'"
+                if value is None
+                else f"is {value!r}, which is no whole number"
+            )
             if value == "auto":
                 said = "is 'auto', which your trainer fills in: write the number into a copy of the file"
             raise InputError(f"{self.path}: {name} {said}.")
@@ -149,6 +159,11 @@ class SettingsReader:
     def skip(self, prefix: str) -> None:
         """Count all settings that begin so as asked for: something else says what they say."""
         self._asked.update(name for name in self.settings if name.startswith(prefix))
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of all settings, the defaults' too."""
+        return {**self.defaults.values, **self.settings}
 
     @property
     def left(self) -> list[str]:
@@ -179,18 +194,20 @@ class SettingsReader:
         return value
 
 
+SOURCED = "source"
+"""The entry of a script with the names of those that it sources and that are not there."""
 _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
 """A line of the list, which launchers and schedulers may have put a rank or a time before."""
 _DUMP = 10
 """Lines of a log that make it the list of a run's arguments."""
 
 
-def read_arguments(path: Path, given: str | None = None) -> Mapping[str, Any]:
+def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str, Any]:
     """The arguments in a file, `--name` -> True, a word, or a tuple of words.
 
     Args:
         path: A shell script, which is followed and never run, or a log with the list of arguments.
-        given: The script's own arguments, as on a command line; None: nobody said them.
+        given: The command line that starts it; None: nobody said it.  Its arguments are the training's too.
 
     Raises:
         InputError: if the file cannot be read, has no arguments, or what they are is not told.
@@ -200,10 +217,16 @@ def read_arguments(path: Path, given: str | None = None) -> Mapping[str, Any]:
     if len(logged) >= _DUMP:
         arguments = dict(_logged_arguments(logged))
     else:
-        arguments = named_arguments(training_words(follow(text, path, given), path))
-    if not arguments:
+        script = follow(text, path, given)
+        arguments = named_arguments(training_words(script, path))
+        if script.missing and arguments:
+            arguments[SOURCED] = script.missing
+    if given is not None:
+        arguments |= named_arguments(given.words)
+    if not OF_TRAINING & arguments.keys():
         raise InputError(
-            f"{path} has no arguments such as --num-layers 32, nor the list of them that Megatron-LM logs."
+            f"{path} has no arguments of a training such as --num-layers 32, nor the list of them that Megatron-LM"
+            " logs: give the file that has them."
         )
     return arguments
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from debubble.files import read_file
+from debubble.imports.command_line import CommandLine
 from debubble.imports.shell_syntax import (
     CaseStatement,
     Chain,
@@ -29,7 +29,7 @@ from debubble.imports.shell_syntax import (
     While,
     parse,
 )
-from debubble.imports.shell_words import ShellVariables, is_known
+from debubble.imports.shell_words import ShellVariables, is_known, matches
 from debubble.ir import InputError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
@@ -43,10 +43,22 @@ _SILENT = frozenset(
     )
 )  # fmt: skip
 """Commands whose words are no arguments of a training script."""
+_STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)", re.DOTALL)
+"""An assignment in arithmetic, such as `i=0`, `i+=2` or `i++`."""
+_NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
 _OF_ARGUMENTS = re.compile(r"\$\{?[#1@]")
 """What stands for the script's arguments in a condition."""
 _MOST_STEPS = 20_000
 _MOST_LETTERS = 1_000_000
+
+
+OF_TRAINING = frozenset(
+    (
+        "--num-layers", "--hidden-size", "--micro-batch-size", "--global-batch-size", "--seq-length",
+        "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-attention-heads", "--lr", "--bf16",
+    )
+)  # fmt: skip
+"""Arguments by which a command is known to train."""
 
 
 @dataclass(frozen=True)
@@ -64,44 +76,35 @@ class ScriptRun:
     Attributes:
         commands: Its commands.
         assigned: The words of every variable that it sets to something with `--` in it, in order.
+        missing: The scripts that it sources and that are not there.
     """
 
     commands: tuple[Started, ...]
     assigned: tuple[tuple[str, ...], ...]
+    missing: tuple[str, ...] = ()
 
 
-def follow(text: str, path: Path, arguments: str | None = None) -> ScriptRun:
+def follow(text: str, path: Path, arguments: CommandLine | None = None) -> ScriptRun:
     """Follow a script.
 
     Args:
         text: The script.
         path: Its file; what it sources is looked for next to it.
-        arguments: Its arguments as on a command line, variables of its environment before them; None: nobody said them.
+        arguments: Its environment and its arguments; None: nobody said them.
 
     Raises:
         InputError: if it cannot be read, or what it runs depends on what it does not tell.
     """
     reader = _Follower(path)
     if arguments is not None:
-        words = _split(arguments)
-        while words and (given := _ASSIGNMENT.fullmatch(words[0])) is not None:
-            reader.variables.values[given[1]] = given[4]
-            words = words[1:]
-        reader.variables.arguments = words
+        reader.variables.values |= arguments.variables
+        reader.variables.arguments = list(arguments.words)
     try:
         with suppress(_ExitError):
             reader.run(parse(text, str(path)))
     except RecursionError as error:
         raise InputError(f"{path} cannot be read as a shell script: it is nested too deeply.") from error
-    return ScriptRun(tuple(reader.commands), tuple(reader.assigned))
-
-
-def _split(arguments: str) -> list[str]:
-    """The words of a command line; raises InputError if a quotation in it does not end."""
-    try:
-        return shlex.split(arguments)
-    except ValueError as error:
-        raise InputError(f"--args is no command line: {error}.") from error
+    return ScriptRun(tuple(reader.commands), tuple(reader.assigned), tuple(reader.missing))
 
 
 class _ExitError(Exception):
@@ -117,7 +120,9 @@ class _Follower:
     functions: dict[str, Statement] = field(default_factory=dict)
     commands: list[Started] = field(default_factory=list)
     assigned: list[tuple[str, ...]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     steps: int = 0
+    failures: int = 0
     depth: int = 0
 
     def run(self, statement: Statement) -> bool | None:
@@ -191,13 +196,16 @@ class _Follower:
 
     def _while(self, statement: While) -> bool | None:
         """Follow a loop as long as its condition holds; one over arguments that nobody said does not run."""
-        while statement.condition is not None and (held := self.run(statement.condition)) is not None:
+        while (held := self.run(statement.condition)) is not None:
             if held != statement.runs:
                 return True
+            failures = self.failures
             self.run(statement.body)
-        over_arguments = statement.condition is not None and _OF_ARGUMENTS.search(_place(statement.condition)[1])
+            if self.failures > failures:
+                return True
+        over_arguments = _OF_ARGUMENTS.search(_place(statement.condition)[1])
         if not (over_arguments and self.variables.arguments is None):
-            self._refuse_if_it_matters(statement.body, statement.condition or statement)
+            self._refuse_if_it_matters(statement.body, statement.condition)
         return True
 
     def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
@@ -219,7 +227,9 @@ class _Follower:
         first = command.tokens[0].text
         if first in _SILENT and first not in ("set", "let"):
             return False
-        named = any(re.search(r"(^|[\s\"'=(])--[A-Za-z]", _written(token)) for token in command.tokens)
+        names = {name.replace("_", "-") for token in command.tokens for name in _NAMES.findall(_written(token))}
+        assigns = command.tokens[0].elements is not None or _ASSIGNMENT.fullmatch(first) is not None
+        named = bool(names) and (assigns or not names.isdisjoint(OF_TRAINING))
         return first in ("source", ".", "eval", "set", "shift") or first in self.functions or named
 
     def _command(self, command: Command) -> bool | None:
@@ -246,8 +256,11 @@ class _Follower:
     def _start(self, words: list[str], line: int) -> bool | None:
         """Follow a command of these words: a builtin, a function, a shell, or one that starts something."""
         name, rest = words[0].rpartition("/")[2], words[1:]
-        if name in ("exit", "return"):
+        if name == "return" or (name == "exit" and rest[:1] in ([], ["0"])):
             raise _ExitError
+        if name == "exit":  # It fails, where a run does not come.
+            self.failures += 1
+            return False
         if name in ("true", "false", ":"):
             return name != "false"
         if name in self.functions:
@@ -256,8 +269,8 @@ class _Follower:
             self._source(rest)
         elif name == "eval":
             self._text(" ".join(rest))
-        elif name in ("bash", "sh") and "-c" in rest[:-1]:
-            self._text(rest[rest.index("-c") + 1])
+        elif (text := _shell_text(words)) is not None:
+            self._text(text)
         elif name == "set" and "--" in rest:
             self.variables.arguments = rest[rest.index("--") + 1 :]
         elif name == "shift":
@@ -265,6 +278,8 @@ class _Follower:
         elif name in ("unset", "read", "mapfile"):
             for each in rest:
                 self.variables.values.pop(each, None)
+        elif name == "printf" and rest[:1] == ["-v"] and len(rest) > 2:
+            self.variables.values[rest[1]] = re.sub("%[sd]", lambda _: " ".join(rest[3:]), rest[2])
         elif name in _SILENT:
             return None if name in ("grep", "which", "command", "type", "let") else True
         else:
@@ -288,13 +303,16 @@ class _Follower:
         self.depth -= 1
 
     def _source(self, words: Sequence[str]) -> None:
-        """Follow a script that is sourced, where it lies next to; another leaves its variables unset."""
+        """Follow a script that is sourced, where it lies next to this one or in a folder above; another is missing."""
         if not words:
             return
-        folder, name = self.path.parent, Path(words[0])
-        places = [folder / name.name] if name.is_absolute() or not is_known(words[0]) else [folder / name]
+        parts = [part for part in Path(words[0]).parts if is_known(part) and part not in ("/", "..")]
+        folders = (self.path.parent, *self.path.absolute().parents[1:3])
+        places = (folder.joinpath(*parts[begin:]) for begin in range(len(parts)) for folder in folders)
         found = next((each for each in places if each.is_file()), None)
-        if found is not None:
+        if found is None:
+            self.missing.append(words[0])
+        else:
             self._text(read_file(found, "sourced script").decode(errors="replace"))
 
     def _assign(self, token: Token) -> None:
@@ -337,8 +355,15 @@ class _Follower:
             self.assigned.append(tuple(words))
 
     def _arithmetic(self, text: str) -> bool | None:
-        total = None if re.search(r"(?<![=!<>])=(?!=)|\+\+|--", text) else self.variables.sum_of(text)
-        return None if total is None else total != 0
+        step = _STEP.fullmatch(text.strip())
+        if step is None:
+            total = None if re.search(r"(?<![=!<>])=(?!=)|\+\+|--", text) else self.variables.sum_of(text)
+            return None if total is None else total != 0
+        name, sign = step[1] or step[4] or step[7], step[2] or (step[5] or step[6] or "")[:1]
+        value = step[3] or "1"
+        total = self.variables.sum_of(f"({name}) {sign} ({value})" if sign else value)
+        self.variables.values[name] = f"$(({text}))" if total is None else str(total)
+        return True
 
     def _holds(self, words: Sequence[str], *, patterns: bool) -> bool | None:
         """Tell whether a condition of `[ ]` or `[[ ]]` holds; None: the file does not tell."""
@@ -387,7 +412,7 @@ class _Follower:
             same = fnmatchcase(first, second) if patterns and not re.search("['\"]", right) else first == second
             return same if sign != "!=" else not same
         if sign == "=~":
-            return _matches(second, first)
+            return matches(second, first)
         numbers = self.variables.sum_of(first), self.variables.sum_of(second)
         if sign not in _COMPARISONS or numbers[0] is None or numbers[1] is None:
             return None
@@ -400,14 +425,10 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 
 
-def _matches(pattern: str, text: str) -> bool | None:
-    """Tell whether a text has a match of a pattern without groups; None: the pattern is another, or too long to try."""
-    if re.fullmatch(r"[\w^$.*+\- \[\]]{1,60}", pattern) is None or "[[" in pattern or len(text) > 200:
-        return None
-    try:
-        return re.search(pattern, text) is not None
-    except re.error:
-        return None
+def _shell_text(words: Sequence[str]) -> str | None:
+    """The script after `bash -c`, which a launcher may stand before; None if there is none."""
+    shells = (place for place, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh"))
+    return next((words[place + 2] for place in shells if words[place + 1] == "-c"), None)
 
 
 def _condition_words(text: str) -> list[str]:
@@ -462,8 +483,8 @@ def _place(statement: Statement | None) -> tuple[int, str]:
             return line, word
         case Loop(name, words, _, line):
             return line, f"for {name} in {' '.join(words)}"
-        case While(line=line):
-            return line, "a counting loop"
+        case While(condition=condition):
+            return _place(condition)
         case Chain(parts, _) if parts:
             return _place(parts[0][1])
         case Command(tokens, line):

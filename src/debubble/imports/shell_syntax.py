@@ -67,9 +67,9 @@ class Loop:
 
 @dataclass(frozen=True)
 class While:
-    """A loop that ends when a condition has another value than `runs`; None: one that counts, which is not followed."""
+    """A loop that ends when a condition has another value than `runs`."""
 
-    condition: Statement | None
+    condition: Statement
     runs: bool
     body: Statement
     line: int
@@ -127,7 +127,7 @@ def end_of_quoted(text: str, begin: int, name: str = "The script", line: int = 0
         while end < len(text) and text[end] != opening:
             if text[end] == "\\":
                 end += 2
-            elif text[end] == "$" and opening == '"' and text[end + 1 : end + 2] in _CLOSING:
+            elif opening == '"' and (text[end] == "`" or (text[end] == "$" and text[end + 1 : end + 2] in _CLOSING)):
                 end = end_of_quoted(text, end, name, line)
             else:
                 end += 1
@@ -409,7 +409,10 @@ class _Parser:
         line = self._take("for").line
         if (token := self._peek()) is not None and token.kind == "((":
             self._at += 1
-            return While(None, True, self._body(), line)
+            first, condition, step = ([*token.text.split(";"), "", ""])[:3]
+            body = Chain(((";", self._body()), (";", Test("((", step, line))))
+            counts = While(Test("((", condition, line), True, body, line)
+            return Chain(((";", Test("((", first, line)), (";", counts)))
         name, words = self._command_word(), list[str]()
         self._skip_ends()
         if self._is("word", "in"):

@@ -23,12 +23,24 @@ _PARAMETER = re.compile(r"(?P<length>#)?(?P<name>\w+|[@*#?$!-])(?:\[(?P<index>[^
 _PLAIN = re.compile(r"\$(\w+|[@*#?$!-])")
 _BLANKLESS = re.compile(r"(?:\$\([^()]*\)|\$\{[^{}]*\}|`[^`]*`|\S)+")
 """Texts without blanks, but for those within what is not known."""
+_ECHO = re.compile(r"(?:IFS=['\"]?([^'\";]*)['\"]?\s*;\s*)?echo\s+(\"?\$\{\w+\[\*\]\}\"?|[\w.,:/${}\" -]+)")
+"""A command that prints words as they stand."""
 _UNKNOWN = re.compile(r"\$[\w({@*#?!]|`")
 
 
 def is_known(text: str) -> bool:
     """Tell whether a text has nothing in it that the script does not set."""
     return _UNKNOWN.search(text) is None
+
+
+def matches(pattern: str, text: str) -> bool | None:
+    """Tell whether a text has a match of a pattern without groups; None: the pattern is another, or too long to try."""
+    if re.fullmatch(r"[\w^$.*+\- \[\]]{1,60}", pattern) is None or "[[" in pattern or len(text) > 200:
+        return None
+    try:
+        return re.search(pattern, text) is not None
+    except re.error:
+        return None
 
 
 @dataclass
@@ -38,6 +50,8 @@ class ShellVariables:
     values: dict[str, Value] = field(default_factory=dict)
     arguments: list[str] | None = None
     """None: nobody said them."""
+    separator: str = " "
+    """What stands between the elements of `"${A[*]}"`."""
 
     def fields_of(self, word: str) -> list[str]:
         """The words that a word as written becomes: quotes are removed, and values without quotes are divided."""
@@ -127,7 +141,8 @@ class ShellVariables:
             return self._parameter(text[at + 2 : end - 1], text[at:end]), end
         if text.startswith("$(", at):
             end = end_of_quoted(text, at)
-            return text[at:end], end
+            echoed = _ECHO.fullmatch(text[at + 2 : end - 1].strip())
+            return (text[at:end] if echoed is None else self._echo(echoed)), end
         if text.startswith("$'", at):
             end = end_of_quoted(text, at + 1)
             return text[at + 2 : end - 1], end
@@ -135,6 +150,14 @@ class ShellVariables:
         if match is None:
             return "$", at + 1
         return self._parameter(match[1], match[0]), match.end()
+
+    def _echo(self, echoed: re.Match[str]) -> str:
+        """What `echo` prints of its words, with what a script has between the elements of arrays."""
+        outer, self.separator = self.separator, (echoed[1] or self.separator)[:1]
+        try:
+            return " ".join(self.fields_of(echoed[2]))
+        finally:
+            self.separator = outer
 
     def _parameter(self, inner: str, raw: str) -> str:
         """The value of a parameter such as `X`, `X:-4` or `A[@]`; what it is written as if nobody sets it."""
@@ -158,10 +181,12 @@ class ShellVariables:
         if name.isdigit():
             place = int(name) - 1
             return self.arguments[place] if self.arguments and 0 <= place < len(self.arguments) else None
+        if name == "?":
+            return "0"
         value = self.values.get(name)
         if isinstance(value, list):
             if index in ("@", "*"):
-                return (_BREAK if index == "@" else " ").join(value) if value else _NOTHING
+                return (_BREAK if index == "@" else self.separator).join(value) if value else _NOTHING
             place_of = self.sum_of(index) if index else 0
             return value[place_of] if place_of is not None and -len(value) <= place_of < len(value) else None
         return value
@@ -211,6 +236,7 @@ class ShellVariables:
         plain = re.sub(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b", lambda m: self._number(m[1] or m[2], m[0]), text)
         plain = plain.replace("&&", " and ").replace("||", " or ")
         plain = re.sub(r"!(?!=)", " not ", plain)
+        plain = re.sub(r"^([^?:]*)\?([^?:]*):([^?:]*)$", r"(\2) if (\1) else (\3)", plain.strip(), flags=re.DOTALL)
         try:
             with warnings.catch_warnings(action="ignore"):
                 return _number(ast.parse(plain.strip(), mode="eval").body)
@@ -245,6 +271,8 @@ def _number(expression: ast.expr) -> int:
             return -_number(operand)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return int(not _number(operand))
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return _number(body if _number(test) else other)
         case ast.BoolOp(op=joint, values=values):
             truths = [_number(value) for value in values]
             return int(all(truths) if isinstance(joint, ast.And) else any(truths))

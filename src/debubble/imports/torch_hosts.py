@@ -8,6 +8,7 @@ from pathlib import Path
 
 from debubble.exports import torch_csv
 from debubble.imports.settings import SettingsReader
+from debubble.imports.torch_orders import ZERO_BUBBLE
 from debubble.ir import InputError, Schedule
 from debubble.models import Model
 
@@ -18,8 +19,9 @@ ORDERS = {
     "loopedbfs": "breadth-first",
     "zbvzerobubble": "zb-v",
     "dualpipev": "dualpipe-v",
+    "interleavedzerobubble": ZERO_BUBBLE,
 }
-"""torch's schedules, in small letters -> those of the library."""
+"""torch's schedules, in small letters -> those of the library, and one that it lacks."""
 
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)$")

@@ -12,6 +12,7 @@ from debubble.imports.model import hub_model
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, expert_ranks, layer_strategies, layers_of, order_of
+from debubble.imports.torchtitan_models import flavor_model
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
@@ -116,7 +117,8 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         expert_tensor=expert_tensor,
         zero=_zero(read, pipeline) if data * context > 1 else 0,
         optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
-        dtype=read.choice("training.mixed_precision_param", "bfloat16", _DTYPES),
+        dtype=_dtype(read),
+        sequence_parallel=bool(read.get("parallelism.enable_sequence_parallel", True)) or tensor == 1,
     )
     return ImportedJob(
         target="torchtitan",
@@ -128,10 +130,20 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order=order,
         strategies=_strategies(read, model),
-        sequence_parallel=bool(read.get("parallelism.enable_sequence_parallel", True)),
         unsaid=_unsaid(read, given),
         rest=Unread.of(read, _remarks(read, options), "torchtitan"),
     )
+
+
+_CONVERTERS = ("float8", "mx", "quantize.linear.float8", "quantize.linear.mx")
+
+
+def _dtype(read: SettingsReader) -> str:
+    """The dtype of computing: fp8 where linear layers are converted to it."""
+    base = read.choice("training.mixed_precision_param", "bfloat16", _DTYPES)
+    converters = read.get("model.converters", [])
+    converted = isinstance(converters, list) and any(name in converters for name in _CONVERTERS)
+    return "fp8" if converted or read.get("float8.enable_float8_linear", False) else base
 
 
 def _order(read: SettingsReader) -> str | Schedule:
@@ -193,9 +205,10 @@ def _model(read: SettingsReader) -> Model:
     name = read.get("model.name") or read.get("model_spec.name", "")
     flavor = read.get("model.flavor") or read.get("model_spec.flavor", "")
     short = {"llama3": "llama3.1"}.get(name, name)
-    known = hub_model(_FLAVORS.get(f"{name}-{flavor}", f"{short}-{flavor}"))
+    known = hub_model(_FLAVORS.get(f"{name}-{flavor}", f"{short}-{flavor}")) or flavor_model(name, flavor)
     if known is None:
-        raise InputError(f"{read.path} does not describe its model in a way that is known here: give it with --model.")
+        named = f"names the model '{name}' '{flavor}', which is not known here" if name else "does not name its model"
+        raise InputError(f"{read.path} {named}: give it with --model.")
     text = known if known.vision is None else Model.from_hf(known.config["text_config"])
     return Model.from_hf({**text.config, "num_nextn_predict_layers": 0}) if text.mtp_layers else text
 
@@ -274,6 +287,8 @@ def _unsaid(read: SettingsReader, given: UserFacts) -> dict[str, str]:
 
 
 def _remarks(read: SettingsReader, options: RunOptions) -> Iterator[str]:
+    for name in ("parallelism.pipeline_parallel_schedule", "activation_checkpoint.selective_ac_option"):
+        read.get(name)
     policy = _policy(read)
     if policy == "op":
         yield (
@@ -284,6 +299,4 @@ def _remarks(read: SettingsReader, options: RunOptions) -> Iterator[str]:
         yield "activation_checkpoint.memory_budget: what the compiler recomputes is predicted to be kept."
     if read.number("parallelism.data_parallel_replicate_degree", 1) > 1:
         yield "Replicas that FSDP does not divide (data_parallel_replicate_degree) are predicted as divided ones."
-    if not read.get("parallelism.enable_sequence_parallel", True) and options.tensor > 1:
-        yield "parallelism.enable_sequence_parallel is off, and the prediction counts on it."
     yield from read.assume("training.dtype", "float32")

@@ -63,6 +63,10 @@ class RunOptions:
         host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
         expert_overlap: Tokens travel to experts and back next to another micro-batch's computing.
         slices: Equal slices of every sequence, which pass the pipeline one after the other (Seq1F1B).
+        gradient_dtype: In which gradients are kept and summed in mixed precision: `fp32`, `bf16` or `fp16`.
+        moment_dtype: Of the optimizer's moments: `fp32`, `bf16` or `fp16`.
+        sequence_parallel: Tensor-parallel ranks divide norms and the residual stream, too.
+        flash_attention: A fused attention core, which keeps no scores.
     """
 
     micro_batch_size: int = 1
@@ -81,6 +85,10 @@ class RunOptions:
     host_optimizer: float = 0.0
     expert_overlap: bool = False
     slices: int = 1
+    gradient_dtype: str = "fp32"
+    moment_dtype: str = "fp32"
+    sequence_parallel: bool = True
+    flash_attention: bool = True
 
     @property
     def expert_shards(self) -> int:

@@ -241,12 +241,23 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         num_experts_per_tok=6, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128,
         qk_rope_head_dim=64, v_head_dim=128, rms_norm_eps=1e-6, max_position_embeddings=163840,
     ),
+    **dict.fromkeys(
+        ("minimax-m2", "minimax-m2.1", "minimax-m2.5", "minimax-m2.7"),
+        _llama(
+            62, hidden=3072, heads=48, ffn=1536, kv_heads=8, vocab=200064, model_type="minimax_m2", head_dim=128,
+            architectures=["MiniMaxM2ForCausalLM"], num_local_experts=256, num_experts_per_tok=8,
+            max_position_embeddings=196608, rope_theta=5000000.0,
+        ),
+    ),
     "kimi-k2": _deepseek(heads=64, experts=384, dense=1, vocab=163840, model_type="kimi_k2"),
     "glm-4-9b": _llama(
         40, hidden=4096, heads=32, ffn=13696, kv_heads=2, vocab=151552, model_type="glm",
         architectures=["GlmForCausalLM"], head_dim=128, attention_bias=True, max_position_embeddings=131072,
     ),
     "glm-4.5": _glm45(92, hidden=5120, ffn=12288, inner=1536, experts=160, dense=3, norm=True),
+    **dict.fromkeys(
+        ("glm-4.6", "glm-4.7"), _glm45(92, hidden=5120, ffn=12288, inner=1536, experts=160, dense=3, norm=True)
+    ),
     "glm-4.5-air": _glm45(46, hidden=4096, ffn=10944, inner=1408, experts=128, dense=1, norm=False),
     "gemma2-9b": {
         "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_size": 3584, "head_dim": 256,

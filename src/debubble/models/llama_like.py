@@ -21,7 +21,7 @@ def llama_like(config: Entries, *, kv_heads: int | None = None, **changes: Any) 
         "heads": heads,
         "kv_heads": config.number("num_key_value_heads", heads if given else kv_heads or heads),
         "head_dim": changes.get("head_dim") or config.head_dim(hidden, heads),
-        "ffn": config.number("intermediate_size"),
+        "ffn": changes.get("ffn") or config.number("intermediate_size"),
         "vocab": config.number("vocab_size"),
         "tied": config.flag("tie_word_embeddings", False),
         "norm_eps": config.real("rms_norm_eps", 1e-6),

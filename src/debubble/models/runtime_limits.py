@@ -99,6 +99,12 @@ def _missing_overlap(options: RunOptions) -> str | None:
         return "it steps on hosts what a plan's operations say: make the plan without --host-optimizer to train it."
     if options.expert_overlap:
         return "it waits for what ranks of experts exchange: make the plan without --expert-overlap to train it."
+    if {options.gradient_dtype, options.moment_dtype} != {"fp32"}:
+        return "it keeps gradients and moments in fp32: make the plan without --gradient-dtype and --moment-dtype."
+    if not options.flash_attention:
+        return "its attention keeps no scores: make the plan without --no-flash-attention to train it."
+    if options.tensor > 1 and not options.sequence_parallel:
+        return "its ranks divide norms, too: make the plan without --no-sequence-parallel to train it."
     return None
 
 

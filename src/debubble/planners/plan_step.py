@@ -52,5 +52,5 @@ def undo_bytes(plan: Plan) -> list[Number]:
 def average_bytes(plan: Plan) -> list[Number]:
     """Bytes per device of a moving average of the weights, in fp32 where the master copies are; no plan counts them."""
     master = element_bytes("fp32")
-    share = Fraction(master, master + moment_bytes(plan.options.optimizer))
+    share = Fraction(master, master + moment_bytes(plan.options))
     return [copies * share for copies in undo_bytes(plan)]

@@ -21,6 +21,7 @@ from debubble.targets.limits import (
     optimizers_of_fsdp,
     plain_model,
     runtime,
+    small_moments_divided,
     text_alone,
     unset,
     untied,
@@ -80,8 +81,11 @@ def _offload() -> tuple[ModuleOffload, ...]:
 OFFLOAD = _offload()
 
 LOOPS = frozenset({"linear", "looped", "v_shape"})
-PLAIN = (whole_sequences, unset("host_optimizer"), unset("expert_overlap"))
-"""Rules of the frameworks for which debubble writes neither optimizer states on hosts nor combined 1F1B."""
+PLAIN = (
+    whole_sequences,
+    *map(unset, ("host_optimizer", "expert_overlap", "gradient_dtype", "moment_dtype", "flash_attention")),
+)
+"""Rules of the frameworks for which debubble writes none of these options."""
 FSDP = (one_of("dtype", ("bf16", "fp32")), next_token_alone, text_alone)
 """Rules of the frameworks on torch's FSDP, the last of theirs."""
 MEGATRON = (
@@ -89,6 +93,7 @@ MEGATRON = (
     eight_bits_divided,
     optimizers_of_fsdp,
     adam_on_hosts,
+    small_moments_divided,
     experts_to_overlap,
     fused_attention("bf16", "fp16", "fp8"),
     text_alone,

@@ -46,11 +46,15 @@ def one_of(option: str, values: Collection[str]) -> Refusal:
     )
 
 
+_DEFAULT = RunOptions()
+
+
 def unset(option: str) -> Refusal:
     """An option that debubble writes for other frameworks alone."""
     return Refusal(
-        lambda o, model: bool(getattr(o, option)),
-        f"debubble writes no --{option.replace('_', '-')} for {{title}}; plan again without it, or --for megatron.",
+        lambda o, model: getattr(o, option) != getattr(_DEFAULT, option),
+        f"debubble writes no --{'no-' * (getattr(_DEFAULT, option) is True)}{option.replace('_', '-')} for {{title}};"
+        " plan again without it, or --for megatron.",
     )
 
 
@@ -124,6 +128,13 @@ adam_on_hosts = Refusal(
     " adamw, or without --host-optimizer.",
 )
 """Optimizer states on hosts that are not Adam's, or not those of a distributed optimizer."""
+
+small_moments_divided = Refusal(
+    lambda o, model: o.moment_dtype != "fp32" and not (o.optimizer in ("adamw", "adam") and o.zero),
+    "{title} has moments in '{o.moment_dtype}' in its distributed Adam alone; plan again with --zero 1 and --optimizer"
+    " adamw, or without --moment-dtype.",
+)
+"""Moments of fewer bytes without Megatron-LM's distributed optimizer."""
 
 experts_to_overlap = Refusal(
     lambda o, model: o.expert_overlap and o.expert < 2,

@@ -1,0 +1,1 @@
+deepspeed pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 4 --global-batch-size 256 --fp16 --vocab-file v --merge-file m --num-experts 128 --deepspeed

@@ -1,0 +1,1 @@
+torchrun tasks/main.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --tokenizer-type BertWordPieceLowerCase --micro-batch-size 1 --global-batch-size 16 --bf16

@@ -1,0 +1,1 @@
+python tools/convert.py --model-type GPT --loader llama --saver mcore --load-dir a --save-dir b

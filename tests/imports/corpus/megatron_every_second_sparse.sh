@@ -1,0 +1,2 @@
+torchrun pretrain_gpt.py --num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 16 --swiglu --normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights --disable-bias-linear --seq-length 4096 --max-position-embeddings 4096 --vocab-size 129280 --micro-batch-size 1 --global-batch-size 64 --bf16 --use-distributed-optimizer --qk-layernorm --num-experts 8 --moe-router-topk 2 --moe-ffn-hidden-size 1024 \
+  --moe-layer-freq 2 --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2

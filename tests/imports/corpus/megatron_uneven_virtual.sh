@@ -1,0 +1,2 @@
+torchrun pretrain_gpt.py --num-layers 28 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights --disable-bias-linear --seq-length 4096 --max-position-embeddings 4096 --vocab-size 128256 --micro-batch-size 1 --global-batch-size 64 --bf16 --use-distributed-optimizer --pipeline-model-parallel-size 4 \
+  --decoder-first-pipeline-num-layers 6 --decoder-last-pipeline-num-layers 6

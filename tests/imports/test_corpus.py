@@ -1,0 +1,69 @@
+"""Forms in which people have configurations: short inputs of our own words, one a form, and what they are read as."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.imports import imports
+from debubble.imports.job import ImportedJob
+from debubble.imports.registry import UserFacts
+from debubble.ir import InputError
+
+CORPUS = Path(__file__).parent / "corpus"
+FORMS: list[dict[str, Any]] = tomllib.loads((CORPUS / "table.toml").read_text())["forms"]
+READ = [form for form in FORMS if "read" in form]
+REFUSED = [form for form in FORMS if "refused" in form]
+
+
+def job_of(form: dict[str, Any]) -> ImportedJob:
+    path, importer = CORPUS / form["file"], imports[form["framework"]]
+    given: dict[str, Any] = {**form.get("given", {})}
+    if "model" in given:
+        given["model"] = db.models[given["model"]]
+    cluster = db.Cluster.parse(f"{form.get('devices', 8)}xH100-80GB")
+    return importer.job(importer.read(path, form.get("args")), path, UserFacts(cluster=cluster, **given))
+
+
+def facts_of(job: ImportedJob) -> dict[str, Any]:
+    options, model, ways = job.options, job.model, list(job.strategies.values())
+    whole = ways.count(("full", "full"))
+    optional = {"lora": options.lora, "quantize": options.quantize, "host_optimizer": options.host_optimizer}
+    return {
+        "degrees": [job.pipeline, options.tensor, options.data, options.context, options.expert],
+        "batch": [options.micro_batch_size, job.micro_batches, options.sequence_length],
+        "dtype": options.dtype,
+        "zero": options.zero,
+        "recomputed": [whole, len(ways) - whole],
+        "model": [model.family, model.layers, model.hidden, model.vocab],
+        "billions": round(model.parameters / 1e9, 2),
+        "stages": sorted(set(job.layers)),
+        **{name: value for name, value in optional.items() if value},
+    }
+
+
+def names(forms: list[dict[str, Any]]) -> list[str]:
+    return [f"{form['file']}{'-args' * ('args' in form)}{'-given' * ('given' in form)}" for form in forms]
+
+
+@pytest.mark.parametrize("form", READ, ids=names(READ))
+def test_a_form_is_read_as_its_framework_reads_it(form: dict[str, Any]) -> None:
+    assert facts_of(job_of(form)) == form["read"]
+
+
+@pytest.mark.parametrize("form", REFUSED, ids=names(REFUSED))
+def test_a_form_is_refused_in_a_sentence(form: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as refusal:
+        job_of(form)
+
+    assert form["refused"] in str(refusal.value)
+
+
+def test_every_file_of_the_corpus_is_in_the_table() -> None:
+    used = {form["file"] for form in FORMS} | {"table.toml", "house_model.yaml", "house_base.yaml"}
+
+    assert {path.name for path in CORPUS.iterdir() if path.is_file()} == used

@@ -1,0 +1,180 @@
+"""Writes what frameworks take for settings that a file leaves out, from their own files, as data of the importers.
+
+    python tools/framework_defaults.py PRIMUS TORCHTITAN > src/debubble/imports/framework_defaults.toml
+
+Both are git checkouts: AMD-AGI/Primus, and pytorch/torchtitan at the last commit with a JobConfig (early 2026).  Only
+settings that an importer asks for are kept, and nothing of the files is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+IMPORTS = Path(__file__).parents[1] / "src/debubble/imports"
+OFF: tuple[Any, ...] = (None, False, [], {}, "")
+NO_MODELS = ("diffusion", "base", "primus_megatron")
+LAYERS = re.compile(
+    r"--(.*hybrid.*|mamba-.*|window-.*|lfm-.*|index-.*|spec|qk-l2-norm|softmax-type|model-type|.*attention-variant)"
+)
+"""Arguments that describe layers, which importers ask for by patterns."""
+
+
+def asked(pattern: str) -> set[str]:
+    """The names of settings in the importers' source."""
+    return {name for path in IMPORTS.glob("*.py") for name in re.findall(pattern, path.read_text())}
+
+
+def merged(path: Path) -> dict[str, Any]:
+    """A YAML file of Primus with those that it extends."""
+    own = yaml.safe_load(path.read_text()) or {}
+    whole: dict[str, Any] = {}
+    for base in own.pop("extends", []):
+        whole |= merged(path.parent / base)
+    return whole | own
+
+
+def arguments(settings: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Settings as arguments of Megatron-LM, as far as importers ask for them."""
+    named = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
+    return {name: value for name, value in sorted(named.items()) if name in names or LAYERS.fullmatch(name)}
+
+
+def primus(folder: Path) -> Iterator[str]:
+    """Trainers, and models as they differ from the base that all language models extend."""
+    names, configs = asked(r'"(--[a-z0-9-]+)"'), folder / "primus/configs"
+    base = arguments(merged(configs / "models/megatron/language_model.yaml"), names)
+    yield f"language_model = {toml({key: value for key, value in base.items() if value not in OFF})}"
+    for name in ("pre_trainer", "sft_trainer"):
+        trainer = arguments(merged(configs / f"modules/megatron/{name}.yaml"), names)
+        yield f"[primus.trainers.{name}]"
+        yield from (f"{json.dumps(key)} = {toml(value)}" for key, value in trainer.items() if value not in OFF)
+    yield "[primus.models]"
+    for path in sorted((configs / "models/megatron").glob("*.yaml")):
+        if any(word in path.stem for word in NO_MODELS) or path.stem == "language_model":
+            continue
+        model = arguments(merged(path), names)
+        differ = {
+            key: value for key, value in model.items() if value != base.get(key) and not both_off(value, base.get(key))
+        }
+        yield f"{json.dumps(path.stem)} = {toml(differ)}"
+
+
+def both_off(first: Any, second: Any) -> bool:
+    """Tell whether two values are off alike."""
+    return first in OFF and second in OFF
+
+
+def torchtitan(folder: Path) -> Iterator[str]:
+    """The defaults of JobConfig's parts that are numbers, words or switches that are on."""
+    names = asked(r'"([a-z_0-9]+\.[a-z_0-9]+)"')
+    tree = ast.parse((folder / "torchtitan/config/job_config.py").read_text())
+    parts = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    yield "[torchtitan.values]"
+    for part, kind in constants_of(parts["JobConfig"], names=True).items():
+        for name, value in constants_of(parts.get(kind, parts["JobConfig"]), names=False).items():
+            if f"{part}.{name}" in names and value not in OFF:
+                yield f"{json.dumps(f'{part}.{name}')} = {toml(value)}"
+    yield from flavors(folder)
+
+
+SIZES = frozenset(
+    (
+        "dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier", "hidden_dim",
+        "head_dim", "qk_norm", "inter_dim", "enable_weight_tying", "moe_inter_dim", "n_dense_layers", "q_lora_rank",
+        "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "moe_enabled", "num_experts",
+        "num_shared_experts", "top_k",
+    )
+)  # fmt: skip
+"""The arguments of torchtitan's models that are sizes."""
+
+
+def flavors(folder: Path) -> Iterator[str]:
+    """The sizes of torchtitan's flavors of the models that are Llama-like, or DeepSeek's or gpt-oss."""
+    models = folder / "torchtitan/models"
+    mixture = constants_of(class_of(models / "moe/moe.py", "MoEArgs"), names=False)
+    yield "[torchtitan.flavors]"
+    for family in ("llama3", "qwen3", "deepseek_v3", "gpt_oss"):
+        common = constants_of(class_of(models / family / "model/args.py", "ModelArgs"), names=False)
+        for node in ast.parse((models / family / "__init__.py").read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+                for key, call in zip(node.value.keys, node.value.values, strict=True):
+                    sizes = (
+                        {**mixture, **common, **keywords(call)} if family != "llama3" else {**common, **keywords(call)}
+                    )
+                    kept = {name: value for name, value in sizes.items() if name in SIZES and value is not None}
+                    flavor = ast.literal_eval(key or call)
+                    if "attn" not in flavor and not flavor.endswith(("_flex", "_varlen")):
+                        yield f"{json.dumps(f'{family}-{flavor}')} = {toml(kept)}"
+
+
+def class_of(path: Path, end: str) -> ast.ClassDef:
+    """The last class of a file whose name ends so."""
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    return next(node for node in reversed(classes) if node.name.endswith(end))
+
+
+def keywords(call: ast.expr) -> dict[str, Any]:
+    """The constant arguments of a call, and of calls in it."""
+    found: dict[str, Any] = {}
+    for keyword in call.keywords if isinstance(call, ast.Call) else ():
+        if isinstance(keyword.value, ast.Call):
+            found |= keywords(keyword.value)
+        elif keyword.arg is not None and plain(keyword.value):
+            found[keyword.arg] = ast.literal_eval(keyword.value)
+    return found
+
+
+def constants_of(node: ast.ClassDef, *, names: bool) -> dict[str, Any]:
+    """A dataclass's fields -> their classes' names, or their constant defaults."""
+    fields = {
+        each.target.id: each
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    if names:
+        return {name: ast.unparse(each.annotation) for name, each in fields.items()}
+    return {name: ast.literal_eval(value) for name, each in fields.items() if (value := each.value) and plain(value)}
+
+
+def plain(node: ast.expr) -> bool:
+    """Tell whether an expression is a number, a word or a negative number."""
+    return isinstance(node, ast.Constant) or (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant))
+
+
+def toml(value: Any) -> str:
+    """A value in TOML; null is off."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(each)}" for key, each in value.items()) + " }"
+    return "false" if value is None else json.dumps(value)
+
+
+def commit(folder: Path) -> str:
+    """The commit of a checkout."""
+    shown = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    return shown.stdout.strip()
+
+
+WRITERS = {"primus": primus, "torchtitan": torchtitan}
+
+
+def main() -> None:
+    """Print the file."""
+    folders = {"primus": Path(sys.argv[1]), "torchtitan": Path(sys.argv[2])}
+    print("# Written by tools/framework_defaults.py: facts of the frameworks' own files at these commits.")
+    for name, folder in folders.items():
+        print(f'[{name}]\ncommit = "{commit(folder)}"')
+        for line in WRITERS[name](folder):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
