@@ -42,6 +42,7 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "post_validation": ({}, True),
     "host_optimizer": ({"data": 2, "zero": 1}, 0.5),
     "expert_overlap": ({}, True),
+    "framework": ({}, "torchtitan@2025.06"),
 }
 """Option -> the options beside it, and a value that is not its default."""
 

@@ -115,7 +115,7 @@ FORMS: dict[str, Form] = {
     "bridge's adapters": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{dim: 8}}\n", {"lora": 8}),
     "bridge's adapters without a rank": Form("megatron", "run.yaml", f"{BRIDGE}peft: {{alpha: 4}}\n", {"lora": 32}),
     "gradients in bf16": megatron(
-        "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradients": "bf16", "not_predicted": 2}
+        "--grad-reduce-in-bf16 --main-grads-dtype bf16", read={"gradients": "bf16", "not_predicted": 0}
     ),
     "checkpoint-activations": megatron("--checkpoint-activations", read={"checkpointed": 8}),
     "fp8 as logs have it": megatron("--fp8 hybrid", read={"dtype": "fp8", "not_predicted": 0}),
@@ -306,8 +306,8 @@ def test_a_job_that_is_predicted_not_to_fit_is_exported(tmp_path: Path) -> None:
 
 
 def test_adapters_of_other_modules_are_told(tmp_path: Path) -> None:
-    text = f"{BRIDGE}peft: {{_target_: megatron.bridge.peft.dora.DoRA, dim: 8, target_modules: [linear_qkv]}}\n"
+    text = f"{BRIDGE}peft: {{_target_: megatron.bridge.peft.dora.DoRA, dim: 8, target_modules: [linear_fc1]}}\n"
     assert Form("megatron", "run.yaml", text).job(tmp_path).unread == (
         "peft._target_ is DoRA, and the prediction counts on LoRA.",
-        "peft.target_modules is linear_qkv, and the prediction counts on all linear layers.",
+        "peft.target_modules is linear_fc1, and the prediction counts on all linear layers.",
     )

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from debubble.costs import Cluster
+from debubble.costs import Cluster, framework_of_options
 from debubble.costs.parallel_layout import Layout
-from debubble.costs.units import Partition, Units
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 from debubble.planners.bounds import lower_bound
 from debubble.planners.model_problem import half_layers, problem_of
+from debubble.planners.partitioning.by_layers import Strategies, partition_by_layers
 from debubble.plans import ModelOnCluster, Plan
 from debubble.schedules import schedules
-from debubble.targets.levers import LAYERS
 from debubble.targets.offload import ModuleOffload
 
 FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
 """The facts of a job's summary that are always told, by the names that `unsaid` has for them."""
-
-Strategies = Mapping[int, tuple[str, str]]
-"""Layer -> the operators that its attention half and its MLP half recompute; those left out recompute nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +39,8 @@ class ImportedJob:
         passes: How often the pipeline fills and drains in a step: micro-batches are divided over so many passes.
         mtp_stage: The stage with the multi-token-prediction layers; None: the last.
         offload: The modules of every layer that are offloaded; None: nothing is.
-        sequence_parallel: Whether tensor-parallel ranks divide norms and residuals too, as is predicted.
-        gradients: The dtype in which gradients are summed, which is predicted as fp32.
+        sequence_parallel: Whether tensor-parallel ranks divide norms and residuals too.
+        gradients: The dtype in which gradients are summed.
         unsaid: Facts of the summary that the configuration does not say -> whose default stands for them.
         rest: What of the configuration is not in the prediction, or costs nothing.
     """
@@ -76,9 +70,11 @@ class ImportedJob:
     def summary(self) -> str:
         """What the prediction rests on and configurations often leave out: dtypes, sequence parallelism, ZeRO."""
         o = self.options
+        framework = framework_of_options(o.framework)
+        predicted = "bf16" if framework.gradient_bytes == 2 else "fp32"
         otherwise = {
-            "gradients": "" if self.gradients == "fp32" else "predicted as fp32",
-            "sequence_parallel": "" if self.sequence_parallel else "predicted as on",
+            "gradients": "" if self.gradients == predicted else f"predicted as {predicted}",
+            "sequence_parallel": "" if self.sequence_parallel == framework.sequence_parallel else "predicted as on",
         }
         words = {
             "dtype": f"computes in {o.dtype}",
@@ -126,7 +122,7 @@ class ImportedJob:
             )
         Layout.of(cluster, self.options, self.pipeline).check_all_used(self.options)
         units = half_layers(self.model, cluster, self.options, pipeline=self.pipeline, target=self.target)
-        partition = self._partition(units)
+        partition = partition_by_layers(units, self.layers, self.strategies, mtp_stage=self.mtp_stage)
         schedule = replace(self._schedule(), fused_recompute=partition.recomputing)
         if self.offload is not None:
             schedule, units = self.offload.schedule(schedule, units, partition), units.offloading_modules()
@@ -143,20 +139,6 @@ class ImportedJob:
             options=self.options,
             target=self.target,
         )
-
-    def _partition(self, units: Units) -> Partition:
-        """The stages: what is before the first layer in the first, what is after the last layer in the last."""
-        ends = list(accumulate(self.layers))
-        last = len(ends) - 1
-        beside = {"head": last, "mtp": last if self.mtp_stage is None else self.mtp_stage}
-        stages: list[list[tuple[int, str]]] = [[] for _ in ends]
-        for index, unit in enumerate(units.units):
-            if unit.type not in LAYERS or unit.layer is None:
-                stages[beside.get(unit.type, 0)].append((index, "none"))
-                continue
-            wanted = self.strategies.get(unit.layer, ("none", "none"))[unit.type == "mlp"]
-            stages[bisect_right(ends, unit.layer)].append((index, unit.strategy_named(wanted) or "none"))
-        return Partition(stages)
 
     def _schedule(self) -> Schedule:
         if isinstance(self.order, Schedule):

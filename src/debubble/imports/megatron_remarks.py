@@ -13,7 +13,6 @@ from debubble.targets.offload import MODULES
 def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
     """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
     counted_on = {
-        "--sequence-parallel": options.tensor > 1,
         "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0,
         "--delay-wgrad-compute": options.expert_overlap,
     }
@@ -34,12 +33,12 @@ def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
-    yield from arguments.assume("--attention-backend", "flash", "fused", "auto")
+    yield from arguments.assume("--attention-backend", "flash", "fused", "auto", "unfused", "local")
     if "--deepspeed" in arguments and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
-    yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise")
-    for name in ("--main-grads-dtype", "--main-params-dtype"):
-        yield from arguments.assume(name, "fp32")
+    yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
+    yield from arguments.assume("--main-grads-dtype", "fp32", "bf16")
+    yield from arguments.assume("--main-params-dtype", "fp32")
     if options.optimizer != "adamw-8bit":
         for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
             yield from arguments.assume(name, "fp32")
@@ -48,7 +47,7 @@ def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
         if kind != "LoRA":
             yield f"peft._target_ is {kind}, and the prediction counts on LoRA."
         modules = set(arguments.words("peft.target_modules"))
-        if modules and modules != _ADAPTED:
+        if modules and modules not in (_ADAPTED, {"linear_qkv"}):
             yield f"peft.target_modules is {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
     yield from arguments.assume("--min-offloaded-tensor-size", "0")
     for name in _COUNTED:
@@ -66,16 +65,14 @@ _COUNTED = (
     "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm", "--sequence-parallel",
     "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed", "--checkpoint-activations",
     "--checkpoint-num-layers", "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights",
+    "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather", "--grad-reduce-in-bf16",
+    "--moe-enable-deepep", "--enable-cuda-graph", "--cuda-graph-impl", "--cuda-graph-scope", "--fp4-format",
 )  # fmt: skip
 """Arguments that change nothing next to those that were read."""
 
 _UNPRICED = {
     "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups are predicted to be as long as the pipeline.",
-    "--tp-comm-overlap": "tensor-parallel messages are predicted to be waited for.",
-    "--overlap-grad-reduce": "gradients are predicted to be summed after the pipeline.",
-    "--overlap-param-gather": "parameters are predicted to be gathered after the optimizer's step.",
-    "--grad-reduce-in-bf16": "gradients are predicted to be summed in fp32.",
     "--no-flash-attn": "attention is predicted to keep no scores.",
     "--moe-shared-expert-intermediate-size": "the shared expert is not in the model; give it with --model.",
 }

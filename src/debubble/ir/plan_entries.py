@@ -55,13 +55,16 @@ class RunOptions:
         expert_tensor: Ranks that divide each expert; None: as many as `tensor`.
         zero: What replicas divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
         optimizer: `adamw`, `adam`, `adamw-8bit`, `lion`, `muon`, `momentum` or `sgd`.
-        dtype: Of computing: `bf16`, `fp16`, `fp32`, or `fp8` for products next to bf16 activations.
+        dtype: Of computing: `bf16`, `fp16`, `fp32`, or the products' own next to bf16 activations: `fp8` (a scale per
+            tensor), `mxfp8` (per 32 numbers) or `nvfp4` (4 bits, per 16).
         lora: Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are.
         quantize: Format of the frozen weights of linear layers next to adapters: `nf4` (4 bits, as in QLoRA), or
             `nf4-dq`, whose scales have 8 bits (double quantisation); None: the dtype's.
         post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
         host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
         expert_overlap: Tokens travel to experts and back next to another micro-batch's computing.
+        framework: The framework whose kernels and overlaps are priced, as `NAME@VERSION[,TRAIT=VALUE ...]`; empty: that
+            of the target, or Megatron-LM's defaults.
     """
 
     micro_batch_size: int = 1
@@ -79,6 +82,7 @@ class RunOptions:
     post_validation: bool = False
     host_optimizer: float = 0.0
     expert_overlap: bool = False
+    framework: str = ""
 
     @property
     def expert_shards(self) -> int:

@@ -88,7 +88,7 @@ MEGATRON = (
     optimizers_of_fsdp,
     adam_on_hosts,
     experts_to_overlap,
-    fused_attention("bf16", "fp16", "fp8"),
+    fused_attention("bf16", "fp16", "fp8", "mxfp8"),
     text_alone,
 )
 """Rules of Megatron-LM, and of what takes its arguments."""
