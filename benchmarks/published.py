@@ -25,7 +25,7 @@ from typing import Any
 from benchmark import Benchmark, Row, table
 
 from debubble.costs import Cluster, StepTail, model_units
-from debubble.costs.operators import MEGATRON, Framework
+from debubble.costs.frameworks import MEGATRON, Framework
 from debubble.costs.units import Partition
 from debubble.ir import DebubbleError, Placement, RunOptions
 from debubble.ir.degrees import Degrees

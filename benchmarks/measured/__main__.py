@@ -1,85 +1,204 @@
-"""Predicts measured runs that no cost was fitted to, and writes how far off the predictions are.
+"""Predicts measured runs, and says how far off the predictions are.
 
-    python -m measured [ID ...]        (in benchmarks/)
+    python -m measured [RECORD ...]           (in benchmarks/) errors of runs that costs may be fitted to, and a summary
+    python -m measured --command RECORD       the `debubble` command line of a run's prediction
+    python -m measured --docs                 what the package and docs/ say of accuracy, and the page with every run
 
-`published.json` has a record a run, from frameworks' performance pages, papers and reports: degrees, options, seconds
-per step and memory of the fullest GPU where they are given.  A run is predicted as `debubble import` predicts the job
-of a configuration file.  The summary is what `debubble plan` says of its own accuracy (`costs/accuracy.py`); a test
-holds the two together.
+Half of the records (`records.py`) are there to fit costs to; of the other half only groups are shown, but for the page.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmark import Benchmark, Row
+from benchmark import DOCS, between, table
 
-from debubble.costs import Cluster
+from debubble.costs import accuracy
+from debubble.costs.accuracy import ALL, Accuracy, groups_of
 from debubble.errors import DebubbleError
-from debubble.imports.job import ImportedJob, even_layers
-from debubble.ir import RunOptions
-from debubble.models import Model, named_model
 from debubble.planners.plan_step import seconds_per_step
 from debubble.simulator import simulate
+from measured.commands import command_of
+from measured.records import Half, Record, records
 
-RUNS = Path(__file__).with_name("published.json")
 GIB = 2**30
-OPTIONS = ("micro_batch_size", "tensor", "context", "expert", "expert_tensor", "dtype", "lora", "quantize")
+WHAT = ("step", "memory")
+KINDS = ("dense", "MoE")
+ENOUGH = 8
+"""Runs that a group needs for an interval of its own."""
+LOW, HIGH = 0.05, 0.95
+"""Quantiles of the residuals between which nine in ten are."""
+
+Row = dict[str, Any]
 
 
-def predicted(run: Mapping[str, Any]) -> tuple[float, float]:
-    """Seconds per step, and GiB of the fullest GPU."""
-    model = named_model(run["model"]) if isinstance(run["model"], str) else Model.from_hf(run["model"])
-    cluster = Cluster.from_dict(run["cluster"]) if isinstance(run["cluster"], dict) else Cluster.parse(run["cluster"])
-    pipeline, chunks, recompute = run.get("pipeline", 1), run.get("chunks", 1), run.get("recompute")
-    data = run.get("data") or cluster.count // (pipeline * run.get("tensor", 1) * run.get("context", 1))
-    divided = data * run.get("context", 1) > 1
-    options = RunOptions(
-        sequence_length=run["sequence_length"], data=data, zero=run.get("zero", 1) if divided else 0,
-        **{name: run[name] for name in OPTIONS if run.get(name) is not None},
-    )  # fmt: skip
-    job = ImportedJob(
-        target=run.get("target", "megatron"), model=model, options=options, pipeline=pipeline,
-        micro_batches=run["micro_batches"],
-        layers=tuple(run.get("layers") or even_layers(model.layers, pipeline * chunks)),
-        order="interleaved" if chunks > 1 else "1f1b",
-        strategies=dict.fromkeys(range(model.layers), (recompute, recompute)) if recompute else {},
-    )  # fmt: skip
-    plan = job.plan(cluster)
-    timeline = simulate(plan.schedule, plan.costs.with_limit(None))
-    return seconds_per_step(plan, timeline), max(map(float, timeline.peak_memory)) / GIB
-
-
-def row_of(run: Mapping[str, Any]) -> Row:
-    """A run's prediction beside what was measured."""
-    row: Row = {"run": run["name"]}
+def row_of(record: Record) -> Row:
+    """A run's prediction beside what was measured, with the relative errors of step and memory."""
+    row: Row = {"record": record}
     try:
-        step, memory = predicted(run)
+        plan = record.job.plan(record.cluster)
+        timeline = simulate(plan.schedule, plan.costs.with_limit(None))
     except DebubbleError as error:
         return row | {"refused": str(error)}
-    row |= {"step": step, "memory": memory}
-    if "step_seconds" in run:
-        row |= {"measured_step": run["step_seconds"], "step_error": step / run["step_seconds"] - 1}
-    if "memory_gib" in run:
-        row |= {"measured_memory": run["memory_gib"], "memory_error": memory / run["memory_gib"] - 1}
-    return row
+    predicted = {"step": seconds_per_step(plan, timeline), "memory": max(map(float, timeline.peak_memory)) / GIB}
+    for what, measured in zip(WHAT, (record.seconds, record.memory), strict=True):
+        if measured is not None:
+            row |= {f"{what}_error": predicted[what] / measured - 1}
+    return row | predicted
 
 
-def summary(errors: Sequence[float]) -> dict[str, float]:
-    """The number of runs, and the errors that half of them and nine in ten do not exceed."""
-    sizes = sorted(map(abs, errors))
-    return {"runs": len(sizes), "half": sizes[len(sizes) // 2], "most": sizes[int(0.9 * len(sizes))]}
+def of_group(rows: Iterable[Row], what: str, half: Half, group: str = ALL) -> list[float]:
+    """The errors of a half's runs in a group."""
+    return [
+        row[f"{what}_error"]
+        for row in rows
+        if f"{what}_error" in row and row["record"].half == half and group in groups_of_record(row["record"])
+    ]
 
 
-BENCHMARK = Benchmark(
-    name="measured", about=__doc__, measure=row_of, cases={run["id"]: run for run in json.loads(RUNS.read_text())}
-)  # fmt: skip
+def groups_of_record(record: Record) -> tuple[str, ...]:
+    """The groups that a run is in, the narrowest first."""
+    return tuple(groups_of(record.model, record.device, record.entries.get("dtype", "bf16")))
+
+
+def stated(errors: Sequence[float], group: str) -> Accuracy:
+    """The accuracy that these errors show."""
+    sizes, ratios = sorted(map(abs, errors)), sorted(1 / (1 + error) for error in errors)
+
+    def quantile(values: Sequence[float], share: float) -> float:
+        return round(values[min(len(values) - 1, int(share * len(values)))], 3)
+
+    return Accuracy(
+        runs=len(errors), half=quantile(sizes, 0.5), most=quantile(sizes, 0.9), group=group,
+        low=quantile(ratios, LOW), high=quantile(ratios, HIGH),
+    )  # fmt: skip
+
+
+def accuracies(rows: Sequence[Row], half: Half = "test") -> dict[str, dict[str, Accuracy]]:
+    """What is said of accuracy: of every group with enough runs."""
+    names = dict.fromkeys(name for row in rows for name in groups_of_record(row["record"]))
+    found: dict[str, dict[str, Accuracy]] = {}
+    for what in WHAT:
+        errors = {name: of_group(rows, what, half, name) for name in sorted(names)}
+        found[what] = {name: stated(each, name) for name, each in errors.items() if len(each) >= ENOUGH}
+    return found
+
+
+def lines(rows: Iterable[Row]) -> Iterator[str]:
+    """The runs that costs may be fitted to."""
+    for row in rows:
+        if row["record"].half == "fit":
+            errors = "  ".join(f"{row[f'{what}_error']:+8.1%}" if f"{what}_error" in row else " " * 8 for what in WHAT)
+            yield f"{row['record'].name:28} {errors}  {row['record'].words} {row.get('refused', '')}"
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    """The errors of groups of both halves."""
+    for half in ("fit", "test"):
+        for what in WHAT:
+            names = sorted({name for row in rows for name in groups_of_record(row["record"])})
+            for name in names:
+                if errors := of_group(rows, what, half, name):
+                    a, mean = stated(errors, name), sum(errors) / len(errors)
+                    yield f"{half:5} {what:7} {name:28} {a.runs:4} {a.half:7.1%} {a.most:7.1%}   mean {mean:+.1%}"
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The page with every run."""
+    of_groups = [
+        (half, what, name, str(a.runs), f"{a.half:.1%}", f"{a.most:.1%}")
+        for half in ("fit", "test")
+        for what in WHAT
+        for name in (
+            *KINDS,
+            *sorted({n for r in rows for n in groups_of_record(r["record"]) if n not in (*KINDS, ALL)}),
+        )
+        if (errors := of_group(rows, what, half, name))
+        for a in [stated(errors, name)]
+    ]
+    runs = [
+        (
+            row["record"].name,
+            row["record"].half,
+            row["record"].words,
+            *(
+                f"{row[f'{what}_error']:+.1%}" if f"{what}_error" in row else row.get("refused", "")[:40]
+                for what in WHAT
+            ),
+        )
+        for row in rows
+    ]
+    sources = dict.fromkeys((row["record"].name.partition("/")[0], row["record"].entries["source"]) for row in rows)
+    return "\n\n".join(
+        [
+            "# Measured runs",
+            "What public runs measured against what debubble predicts for them, as `debubble import` predicts a"
+            " configuration. Half of the configurations are there to fit costs to, half to test them; a hash decides."
+            " Memory that torch reserved counts as 1.06 times what it allocated.",
+            table(("half", "what", "group", "runs", "half within", "nine in ten within"), of_groups),
+            "## Every run",
+            table(("record", "half", "run", "step", "memory"), runs),
+            "## Sources",
+            "\n".join(f"* `{name}`: {source}" for name, source in sources),
+            "Written by `python -m measured --docs` in `benchmarks/`; the records are in `benchmarks/measured/runs`.\n",
+        ]
+    )
+
+
+def sentence(stated_of: Mapping[str, Mapping[str, Accuracy]]) -> str:
+    """What the README says."""
+    step, memory = stated_of["step"], stated_of["memory"]
+    return (
+        f"On {step[ALL].runs} published runs that no cost was fitted to, half of the steps are predicted within"
+        f" {step['dense'].half:.0%} (dense) and {step['MoE'].half:.0%} (mixtures of experts), nine in ten within"
+        f" {step['dense'].most:.0%} and {step['MoE'].most:.0%}; half of {memory[ALL].runs} memories within"
+        f" {memory[ALL].half:.0%}, nine in ten within {memory[ALL].most:.0%}."
+    )
+
+
+def write(rows: Sequence[Row]) -> None:
+    """Write what the package states, the page with every run, and the figures of docs/costs.md and the README."""
+    found = accuracies(rows)
+    data = {what: {name: asdict(each) for name, each in groups.items()} for what, groups in found.items()}
+    Path(accuracy.__file__).with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    (DOCS / "notes" / "measured.md").write_text(page(rows))
+    groups = [
+        (what, name, str(a.runs), f"{a.half:.1%}", f"{a.most:.1%}", f"{a.low:.2f} to {a.high:.2f}")
+        for what, of in found.items()
+        for name, a in of.items()
+    ]
+    head = ("what", "group", "runs", "half within", "nine in ten within", "measured over predicted")
+    _replace(DOCS / "costs.md", "measured", table(head, groups))
+    _replace(DOCS.parent / "README.md", "accuracy", sentence(found))
+
+
+def _replace(page: Path, mark: str, content: str) -> None:
+    before, _, after = between(page, mark)
+    page.write_text(f"{before}\n{content}\n{after}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", nargs="*", help="names, or beginnings of names; the default is all")
+    parser.add_argument("--command", metavar="RECORD", help="print the command line of a run's prediction")
+    parser.add_argument("--docs", action="store_true", help="write what the package and docs say")
+    given = parser.parse_args()
+    known = {record.name: record for record in records()}
+    if given.command:
+        print(command_of(known[given.command]))
+        return
+    chosen = [r for name, r in known.items() if not given.record or name.startswith(tuple(given.record))]
+    rows = [row_of(record) for record in chosen]
+    if given.docs:
+        write(rows)
+    else:
+        print(*lines(rows), "", *summary(rows), sep="\n")
+
 
 if __name__ == "__main__":
-    BENCHMARK.main()
-    for what in ("step", "memory"):
-        errors = summary([row[f"{what}_error"] for row in BENCHMARK.rows() if f"{what}_error" in row])
-        print(f"{what}: half of {errors['runs']} within {errors['half']:.1%}, nine in ten within {errors['most']:.1%}")
+    main()

@@ -1,23 +1,82 @@
-"""What is said of the accuracy of predictions is what the measured runs show."""
+"""Measured runs are records, and what is said of accuracy is what they show."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
-from measured.__main__ import BENCHMARK, row_of, summary
+from measured.__main__ import accuracies, row_of
+from measured.commands import command_of
+from measured.records import RUNS, Record, records
 
-from debubble.costs.accuracy import MEMORY, STEP, Accuracy
+from debubble.costs import Cluster
+from debubble.costs.accuracy import accuracy_of, stated_accuracies
+from debubble.ir import InputError, RunOptions
+from debubble.models import models
 
-ROWS = {row["case"]: row for row in BENCHMARK.rows()}
-
-
-@pytest.mark.parametrize(("what", "said"), [("step", STEP), ("memory", MEMORY)])
-def test_the_stated_errors_are_those_of_the_results(what: str, said: Accuracy) -> None:
-    errors = [row[f"{what}_error"] for row in ROWS.values() if f"{what}_error" in row]
-    found = summary(errors)
-    assert said == Accuracy(runs=int(found["runs"]), half=round(found["half"], 3), most=round(found["most"], 3))
+RECORDS = {record.name: record for record in records()}
 
 
-@pytest.mark.parametrize("case", [*BENCHMARK.cases][::6])
-def test_the_results_are_the_predictions_of_these_costs(case: str) -> None:
-    for name, value in row_of(BENCHMARK.cases[case]).items():
-        assert ROWS[case][name] == (pytest.approx(value) if isinstance(value, float) else value)
+def test_there_are_at_least_150_measured_runs() -> None:
+    assert len(RECORDS) >= 150
+
+
+def test_at_least_60_of_them_have_a_measured_memory() -> None:
+    assert sum(record.memory is not None for record in RECORDS.values()) >= 60
+
+
+def test_about_half_of_the_runs_are_kept_for_testing() -> None:
+    halves = Counter(record.half for record in RECORDS.values())
+
+    assert abs(halves["fit"] - halves["test"]) < 0.15 * len(RECORDS)
+
+
+def test_a_run_at_another_scale_and_release_is_in_the_same_half() -> None:
+    record = RECORDS["megatron_bridge_26_06/06"]
+    other = {**record.entries, "cluster": "2048xH100-80GB", "batch": 3072, "framework": "megatron-bridge@26.02"}
+
+    assert Record("other", other).half == record.half
+
+
+def test_every_file_of_runs_names_its_source() -> None:
+    assert all(record.entries["source"] for record in RECORDS.values())
+    assert len(list(RUNS.glob("*.toml"))) > 10
+
+
+@pytest.mark.parametrize("name", [*RECORDS][::40])
+def test_a_record_is_predicted(name: str) -> None:
+    assert "refused" not in row_of(RECORDS[name])
+
+
+def test_a_command_says_degrees_layers_and_framework() -> None:
+    command = command_of(RECORDS["megatron_bridge_26_04/30"])
+
+    assert command.startswith("debubble simulate qwen3-235b-a22b --cluster 256xB300-288GB --schedule 1f1b")
+    assert "--framework megatron-bridge@26.04,dispatches_once=true" in command
+
+
+def test_a_run_of_unlike_layers_has_no_command() -> None:
+    with pytest.raises(InputError, match="recompute differently"):
+        command_of(RECORDS["torchtitan/00"])
+
+
+def test_the_narrowest_group_with_runs_gives_the_interval() -> None:
+    cluster = Cluster.parse("8xH100-80GB")
+    stated = accuracy_of("step", models["llama3-8b"], cluster, RunOptions(dtype="fp8"))
+
+    assert stated.group == "dense, Hopper, fp8"
+
+
+def test_hardware_without_measured_runs_has_the_interval_of_the_kind() -> None:
+    assert accuracy_of("step", models["llama3-8b"], Cluster.parse("8xL40S-48GB"), RunOptions()).group == "dense"
+
+
+def test_an_interval_of_a_prediction_is_in_its_unit() -> None:
+    stated = accuracy_of("step", models["llama3-8b"], Cluster.parse("8xH100-80GB"), RunOptions())
+
+    assert stated.of(2.0).high == pytest.approx(2 * stated.high)
+
+
+@pytest.mark.slow
+def test_thestated_accuracies_errors_are_those_of_the_records() -> None:
+    assert accuracies([row_of(record) for record in RECORDS.values()]) == stated_accuracies()

@@ -49,7 +49,7 @@ def test_fp16_costs_what_bf16_does() -> None:
     [
         ("8xA100-80GB", "fp8", "A100-80GB has no fp8: give --dtype bf16"),
         ("8xT4", "bf16", "T4-16GB has no bf16: give --dtype fp16 or fp32."),
-        ("8xH100", "fp6", "There is no dtype 'fp6'; there are: bf16, fp16, fp8, fp32."),
+        ("8xH100", "fp6", "There is no dtype 'fp6'; there are: bf16, fp16, fp8, mxfp8, nvfp4, fp32."),
     ],
 )
 def test_a_dtype_that_a_device_has_not_is_refused(cluster: str, dtype: str, sentence: str) -> None:

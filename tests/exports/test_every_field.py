@@ -47,6 +47,7 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "moment_dtype": ({"data": 2, "zero": 1}, "bf16"),
     "sequence_parallel": ({"tensor": 2}, False),
     "flash_attention": ({}, False),
+    "framework": ({}, "torchtitan@2025.06"),
 }
 """Option -> the options beside it, and a value that is not its default."""
 

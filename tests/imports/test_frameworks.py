@@ -216,7 +216,7 @@ def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Pa
 
 UNREAD = {
     "torchtitan": (
-        "a.toml", TITAN + "[compile]\nenable = true\n[metrics]\nlog_freq = 1\n", "compile.enable", "metrics.log_freq",
+        "a.toml", TITAN + "[mine]\nkernel = true\n[metrics]\nlog_freq = 1\n", "mine.kernel", "metrics.log_freq",
     ),
     "automodel": ("a.yaml", AUTOMODEL + "compile: {enabled: true}\nseed: 1\n", "compile.enabled", "seed"),
     "mindformers": (

@@ -185,7 +185,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
     text = SCRIPT.replace(
         "EXTRA",
         "--tensor-model-parallel-size 2 --fine-grained-activation-offloading --offload-modules core_attn attn_norm"
-        " --delta-offload-bytes-across-pp-ranks 1000 --enable-cuda-graph",
+        " --delta-offload-bytes-across-pp-ranks 1000 --my-kernel",
     )
     unread = job(tmp_path, text, cluster="8xA100-80GB").unread
 
@@ -196,7 +196,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         "Known",
     ]
     assert unread[0] == "--offload-modules attn_norm is not priced: activations are predicted to stay."
-    assert unread[-2] == "Not in the prediction: --enable-cuda-graph."
+    assert unread[-2] == "Not in the prediction: --my-kernel."
 
 
 @pytest.mark.parametrize(
@@ -278,10 +278,7 @@ def test_a_configuration_of_megatron_bridge_is_read(tmp_path: Path) -> None:
     assert (read.micro_batches, read.options.data, read.options.zero) == (16, 2, 1)
     assert (read.options.dtype, read.options.sequence_length) == ("fp8", 8192)
     assert set(read.strategies.values()) == {("core", "norm+mlp")}
-    assert read.unread == (
-        "--overlap-grad-reduce: gradients are predicted to be summed after the pipeline.",
-        "Known to cost neither time nor memory: --lr --train-iters dataset.path.",
-    )
+    assert read.unread == ("Known to cost neither time nor memory: --lr --train-iters dataset.path.",)
 
 
 def test_a_layout_of_megatron_bridge_may_be_lists_of_names(tmp_path: Path) -> None:
@@ -321,3 +318,18 @@ def test_what_is_given_takes_the_place_of_an_argument(tmp_path: Path) -> None:
 def test_what_is_given_is_a_positive_number(number: int, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"--pipeline must be at least 1, not {number}."):
         job(tmp_path, SCRIPT, pipeline=number)
+
+
+@pytest.mark.parametrize(
+    ("flags", "framework"),
+    [
+        ("", ""),
+        ("--tp-comm-overlap", "target,tensor_overlap=true"),
+        ("--overlap-grad-reduce", "target,gradient_overlap=true"),
+        ("--moe-enable-deepep --enable-cuda-graph", "target,dispatches_once=true,graphs=layers"),
+        ("--cuda-graph-impl full_iteration", "target,graphs=step"),
+        ("--fp8-format hybrid", "target,keeps_8_bits=true"),
+    ],
+)
+def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: str, framework: str) -> None:
+    assert job(tmp_path, SCRIPT.replace("EXTRA", flags), cluster="8xA100-80GB").options.framework == framework

@@ -98,7 +98,9 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     accuracy: Annotated[
         dict[str, Accuracy] | UnsetType,
         Meta(
-            description="With computed costs: errors of steps and memory on published runs that nothing was fitted to."
+            description="With computed costs: errors of `step` and `memory` on published runs like this that nothing"
+            " was fitted to, and the interval, `low` to `high` in seconds or bytes of the fullest device, that holds"
+            " nine in ten measured values."
         ),
     ] = UNSET
     days: Annotated[float | UnsetType, Meta(description="That training on --tokens takes.")] = UNSET
@@ -133,7 +135,7 @@ class FootprintAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     """Memory of the fullest device for one choice of degrees."""
 
     degrees: Degrees
-    fits: Literal["yes", "with recomputation", "no"]
+    fits: Literal["yes", "likely", "with recomputation", "no"]
     memory: Annotated[MemoryParts, Meta(description="Bytes by part, if nothing is recomputed.")]
     memory_recomputed: Annotated[MemoryParts, Meta(description="Bytes by part, if everything is.")]
     memory_limit: Annotated[float, Meta(description="Bytes that a plan may use.")]

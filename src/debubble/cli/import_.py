@@ -11,7 +11,16 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.names import cluster_completion, dtype_names, import_names, name_argument, name_option, planner_names
+from debubble.cli.names import (
+    cluster_completion,
+    completion,
+    dtype_names,
+    import_names,
+    known_frameworks,
+    name_argument,
+    name_option,
+    planner_names,
+)
 from debubble.cli.output import Json, SearchProgress, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable
 
@@ -33,6 +42,10 @@ class JobFacts(o.OptionGroup):
     dtype: str | None = o.option("Dtype of computing, in place of its own.", names=dtype_names, what="dtype")
     lora: int | None = o.option("Rank of LoRA adapters, in place of the configuration's (0: the whole model).")
     quantize: str | None = o.option("Format of the frozen weights beside adapters: nf4 or nf4-dq.")
+    framework: str | None = o.option(
+        "What is priced of the framework, in place of its own: NAME@VERSION[,TRAIT=VALUE ...].",
+        autocompletion=completion(known_frameworks),
+    )
     args: str | None = o.option(
         "The command line that starts the job: variables, then arguments, such as 'TP=4 1 8 --vocab-size 32000'."
     )
@@ -51,6 +64,7 @@ class JobFacts(o.OptionGroup):
             dtype=self.dtype,
             lora=self.lora,
             quantize=self.quantize,
+            framework=self.framework,
         )
 
 

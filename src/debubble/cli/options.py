@@ -17,6 +17,7 @@ from debubble.cli.names import (
     cluster_completion,
     completion,
     dtype_names,
+    known_frameworks,
     model_names,
     name_option,
     optimizer_names,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 SequenceLength = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Lora = Annotated[int, typer.Option(help="Train LoRA adapters of that rank on every linear layer (0: the whole model).")]
 Dtype = Annotated[
-    str, name_option(dtype_names, what="dtype", help="bf16, fp16, fp8 (linear layers; the rest bf16) or fp32.")
+    str, name_option(dtype_names, what="dtype", help="bf16, fp16, fp32, or of linear layers alone: fp8, mxfp8, nvfp4.")
 ]
 QUESTION, GIVEN, OUTPUT = "What is asked", "Costs instead of a MODEL", "Output"
 """Titles of sections of the help."""
@@ -140,6 +141,11 @@ class ModelRun(OptionGroup):
     )
     post_validation: bool = flag(
         "Update before the gradients' norm is known: the span counts, and copies that take updates back."
+    )
+    framework: str = option(
+        "Whose kernels and overlaps are priced, as NAME@VERSION[,TRAIT=VALUE ...], such as torchtitan@2025.06.",
+        default="",
+        autocompletion=completion(known_frameworks),
     )
     host_optimizer: float = option(
         "Share of the optimizer states that hosts keep, and step after the pipeline (megatron, primus).",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from debubble.costs.accuracy import MEMORY, STEP
+from debubble.costs.accuracy import Accuracy, accuracy_of
 from debubble.ir import WhatIf
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation
@@ -55,7 +55,7 @@ def plan_dict(
         **({} if plan.robustness is None else {"robustness": plan.robustness}),
         "candidates": plan.candidates,
         "remarks": scene.remarks,
-        **({} if why is None or plan.profile is not None else {"accuracy": {"step": STEP, "memory": MEMORY}}),
+        **({} if why is None else _accuracy_dict(plan, scene)),
         **explanation_dict(scene),
         **({} if why is None or tokens is None else {"days": why.days(tokens)}),
         **_what_if_dict(plan.what_ifs),
@@ -63,6 +63,19 @@ def plan_dict(
         **_configurations_dict(plan.degree_search, why),
         **({"pareto": front} if front else {}),
         **({"targets": nearest} if nearest else {}),
+    }
+
+
+def _accuracy_dict(plan: Plan, scene: Scene) -> dict[str, dict[str, Accuracy]]:
+    """The accuracy of step and memory, with their intervals, where costs are computed."""
+    if plan.profile is not None or plan.model_on_cluster is None:
+        return {}
+    predicted = {"step": float(scene.step_time), "memory": max(map(float, scene.peak_memory))}
+    return {
+        "accuracy": {
+            "step": accuracy_of("step", *plan.model_on_cluster, plan.options).of(predicted["step"]),
+            "memory": accuracy_of("memory", *plan.model_on_cluster, plan.options).of(predicted["memory"]),
+        }
     }
 
 

@@ -41,6 +41,7 @@ class ScheduleChoice(o.OptionGroup):
         "With MODEL: none, selective or full, on every layer, or on those of the stages that the schedule's options"
         " choose (default: full on such stages, none elsewhere)."
     )
+    layers: str | None = option("With MODEL: decoder layers of every stage, as 15,6x16,15 (default: units evenly).")
     host_chunks: int = option(
         "With --schedule: the last N chunks of every device have their optimizer states on the host, which steps them"
         " beside the pipeline.",
@@ -52,6 +53,13 @@ class ScheduleChoice(o.OptionGroup):
     def step_micro_batches(self) -> int:
         """Micro-batches of the step."""
         return MICRO_BATCHES if self.micro_batches is None else self.micro_batches
+
+    @property
+    def stage_layers(self) -> tuple[int, ...] | None:
+        """The layers of every stage, if they are given."""
+        from debubble.planners.partitioning.by_layers import layers_named
+
+        return None if self.layers is None else layers_named(self.layers)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -118,7 +126,12 @@ def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCost
     if path is None:
         raise InputError("Give a plan file, or a schedule with --schedule NAME (see `debubble schedules`).")
     run.refuse_given()
-    others = {"costs": given.costs, "recompute": choice.recompute, "host-chunks": choice.host_chunks or None}
+    others = {
+        "costs": given.costs,
+        "recompute": choice.recompute,
+        "layers": choice.layers,
+        "host-chunks": choice.host_chunks or None,
+    }
     choice.refuse(given, "a plan file says all of its step", **others)
     plan = Plan.load(path)
     if choice.memory_limit is not None:
@@ -140,7 +153,8 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
     return configuration_scene(
         named_model(name), run.require_cluster(), run.run_options, schedule=choice.schedule,
         micro_batches=choice.step_micro_batches, pipeline=run.pipeline, chunks=choice.chunks,
-        recompute=choice.recompute, memory_limit=choice.memory_limit, host_chunks=choice.host_chunks,
+        recompute=choice.recompute, memory_limit=choice.memory_limit, layers=choice.stage_layers,
+        host_chunks=choice.host_chunks,
         schedule_options=choice.settings,
     )  # fmt: skip
 
@@ -154,8 +168,9 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
     run.refuse_given()
     if choice.csv is not None:
         choice.refuse(given, "the CSV says the order of all operations", schedule=choice.schedule)
-    if choice.recompute is not None:
-        o.refuse_without_model("recompute")
+    for name in ("recompute", "layers"):
+        if getattr(choice, name) is not None:
+            o.refuse_without_model(name)
     if choice.csv is None:
         schedule, costs = _built(choice, given, objective="span" if run.post_validation else "makespan")
     else:

@@ -2,9 +2,9 @@
 
 from debubble.costs.cluster import Cluster, parse_size
 from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, read_profile, with_profile
+from debubble.costs.frameworks import DEEPSPEED, EAGER, FSDP, MEGATRON, Framework, framework_of_options, framework_with
 from debubble.costs.known_hardware import hardware
 from debubble.costs.model_units import joined_unit, model_units
-from debubble.costs.operators import DEEPSPEED, EAGER, FSDP, MEGATRON, Framework
 from debubble.costs.step import StepTail
 from debubble.costs.units import Partition, Strategy, Unit, Units
 
@@ -21,6 +21,8 @@ __all__ = [
     "Unit",
     "Units",
     "apply_profile",
+    "framework_of_options",
+    "framework_with",
     "hardware",
     "load_costs",
     "load_profile",

@@ -1,34 +1,91 @@
-"""How far off predictions were on measured runs that no cost was fitted to.
+"""How far off predictions were on measured runs that no cost was fitted to, and the interval that this gives a plan.
 
-Source: `python -m measured` in benchmarks/, whose summary stands here; a test holds the two together.
+Source: `python -m measured --docs` in benchmarks/, which writes `accuracy.json`: residuals of the half of its records
+that is kept for testing, by group (dense or a mixture of experts, generation of the hardware, dtype of products).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+import msgspec
+
+from debubble.costs.cluster import Cluster
+from debubble.ir import RunOptions
+from debubble.models.architecture import Architecture
+
+What = Literal["step", "memory"]
+
+GENERATIONS: Mapping[str, str] = {
+    "V100": "Volta", "A100": "Ampere", "A800": "Ampere", "H": "Hopper", "GH": "Hopper", "B200": "Blackwell",
+    "B300": "Blackwell", "GB": "Blackwell", "RTX4": "Ada", "RTX6000-Ada": "Ada", "L4": "Ada", "MI": "Instinct",
+}  # fmt: skip
+"""Beginnings of devices' names -> the generation of their hardware."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Errors of predictions, as shares of what was measured.
+    """Errors of predictions on published runs, as shares of what was measured, and the interval that they give one.
 
     Attributes:
         runs: Measured runs.
         half: The error that half of them do not exceed.
         most: The error that nine in ten do not exceed.
+        group: The runs' group.
+        low: The least that a value is likely to be, as a share of the predicted one, or in its unit.
+        high: The most; nine in ten measured values of the group are between them.
     """
 
     runs: int
     half: float
     most: float
+    group: str
+    low: float
+    high: float
 
     @property
     def words(self) -> str:
-        """The two errors."""
-        return f"half of {self.runs} within {100 * self.half:.0f}%, nine in ten within {100 * self.most:.0f}%"
+        """The group and the two errors."""
+        errors = f"half within {100 * self.half:.0f}%, nine in ten within {100 * self.most:.0f}%"
+        return f"{self.runs} published runs ({self.group}), {errors}"
+
+    def of(self, predicted: float) -> Accuracy:
+        """The same with the interval of a predicted value, in its unit."""
+        return Accuracy(self.runs, self.half, self.most, self.group, predicted * self.low, predicted * self.high)
 
 
-STEP = Accuracy(runs=47, half=0.132, most=0.377)
-"""Of seconds per step."""
-MEMORY = Accuracy(runs=36, half=0.124, most=0.477)
-"""Of the memory of the fullest device."""
+def group_of(model: Architecture, device: str, dtype: str) -> tuple[str, str, str]:
+    """The group of a run: kind of model, generation of its hardware, dtype of products."""
+    kind = "dense" if model.experts is None else "MoE"
+    generation = next((name for start, name in GENERATIONS.items() if device.startswith(start)), "other hardware")
+    return kind, generation, dtype
+
+
+def groups_of(model: Architecture, device: str, dtype: str) -> Iterator[str]:
+    """The run's group, and wider ones that it is in, the narrowest first."""
+    kind, generation, dtype = group_of(model, device, dtype)
+    yield f"{kind}, {generation}, {dtype}"
+    yield f"{kind}, {generation}"
+    yield kind
+    yield ALL
+
+
+ALL = "all"
+"""The group of all runs."""
+
+
+def accuracy_of(what: What, model: Architecture, cluster: Cluster, options: RunOptions) -> Accuracy:
+    """The accuracy of predictions for runs like this: of the narrowest group with enough measured runs."""
+    known = stated_accuracies()[what]
+    return next(known[name] for name in groups_of(model, cluster.slowest.name, options.dtype) if name in known)
+
+
+@cache
+def stated_accuracies() -> Mapping[What, Mapping[str, Accuracy]]:
+    """The accuracy of every group that has enough measured runs."""
+    content = files("debubble.costs").joinpath("accuracy.json").read_bytes()
+    return msgspec.json.decode(content, type=dict[What, dict[str, Accuracy]])

@@ -27,6 +27,14 @@ Published runs reserve 3-9% more than they allocate, and those above 72 of 80 Gi
 """
 
 
+CLOCK_BY_POWER = 1 / 3
+"""The exponent of power by which clocks rise: power is frequency times voltage squared, which follows frequency."""
+
+RELATIVE = ("fp8", "mxfp8", "nvfp4", "flash_2")
+"""Entries of the efficiencies that are in units of another one, and may be above 1."""
+MOST_RELATIVE = 4.0
+
+
 class EfficiencyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Shares of the peaks that replace the hardware's own; tables are lists of [size, share]."""
 
@@ -35,6 +43,9 @@ class EfficiencyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     attention_backward: tuple[tuple[float, float], ...] | None = None
     memory: float | None = None
     fp8: float | None = None
+    mxfp8: float | None = None
+    nvfp4: float | None = None
+    flash_2: float | None = None
     grouped_weight: float | None = None
     permute: float | None = None
     link: float | None = None
@@ -50,6 +61,8 @@ class DeviceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     flops: float
     memory_bandwidth: float
     fp8_flops: float = 0.0
+    fp4_flops: float = 0.0
+    power: float = 0.0
     bf16: bool = True
     link_bandwidth: float = PCIE4
     link_latency: float = PCIE_LATENCY
@@ -77,6 +90,8 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     host_memory: int | float | str | None = None
     flops: float | None = None
     fp8_flops: float | None = None
+    fp4_flops: float | None = None
+    power: float | None = None
     memory_bandwidth: float | None = None
     memory_limit: int | float | str | list[int | float | str] | None = None
     safety_margin: float = SAFETY_MARGIN
@@ -241,14 +256,19 @@ def _own(name: str, device: DeviceFile) -> Hardware:
     entries = msgspec.structs.asdict(device)
     memory, host = parse_size(device.memory), parse_size(device.host_memory) if device.host_memory else 0
     for entry, value in entries.items():
-        if entry not in ("bf16", "host_link", "memory", "host_memory", "fp8_flops"):
+        if entry not in ("bf16", "host_link", "memory", "host_memory", *_OPTIONAL_RATES):
             _check_rate(entry, value)
-    if device.fp8_flops:
-        _check_rate("fp8_flops", device.fp8_flops)
+    for entry in _OPTIONAL_RATES:
+        if entries[entry]:
+            _check_rate(entry, entries[entry])
     _check_duplex(device.host_link)
     return Hardware(
         **{**entries, "memory": memory, "host_memory": host}, name=name, efficiency=OTHER, source="the cluster file"
     )
+
+
+_OPTIONAL_RATES = ("fp8_flops", "fp4_flops", "power")
+"""Rates that a device may not have, or its maker not state."""
 
 
 def _check_rate(name: str, value: float) -> None:
@@ -295,7 +315,12 @@ def _with_overrides(type_: Hardware, file: ClusterFile) -> Hardware:
             _check_rate(name, value)
     for name, value in shares.items():
         _check_share(name, value)
-    return dataclasses.replace(type_, **changes, efficiency=dataclasses.replace(type_.efficiency, **shares))
+    reached = dataclasses.replace(type_.efficiency, **shares)
+    if file.power is not None:
+        if not type_.power:
+            raise InputError(f"power is given for {type_.name}, whose own is not known: give efficiencies instead.")
+        reached = reached.at_clock((file.power / type_.power) ** CLOCK_BY_POWER)
+    return dataclasses.replace(type_, **changes, efficiency=reached)
 
 
 def _check_share(name: str, value: float | Table) -> None:
@@ -304,7 +329,9 @@ def _check_share(name: str, value: float | Table) -> None:
     values = [share for _, share in value] if isinstance(value, tuple) else [value]
     if not sizes or sizes != sorted(set(sizes)) or not all(SMALLEST <= size <= LARGEST for size in sizes):
         raise InputError(f"{name} must be a list of [size, share] with positive, ascending sizes, not {value}.")
-    if name != "launch" and not all(SMALLEST <= share <= 1 for share in values):
+    if name in RELATIVE and not all(SMALLEST <= share <= MOST_RELATIVE for share in values):
+        raise InputError(f"{name} must be positive and at most {MOST_RELATIVE}, not {value}: bf16's share is its unit.")
+    if name not in ("launch", *RELATIVE) and not all(SMALLEST <= share <= 1 for share in values):
         raise InputError(f"{name} must be positive and at most 1, the whole peak, not {value}.")
     if name == "launch" and not SMALLEST <= values[0] <= LARGEST:
         raise InputError(f"launch must be positive and at most {LARGEST:.0e} seconds, not {value}.")

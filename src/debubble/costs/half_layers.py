@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from operator import add
 
 from debubble.costs.operators import Operator, Shapes, collectives, elementwise, matmul, norm, product
@@ -18,7 +19,7 @@ from debubble.models.mixers import AnyRecurrence, Attention, LatentAttention, Mi
 
 def attention(shapes: Shapes, layer: int) -> Iterator[Operator]:
     """The operators of what mixes the tokens of a layer."""
-    yield norm(shapes)
+    yield norm(shapes, kept_input=shapes.kept_input)
     yield collectives(shapes)
     mixer = shapes.model.per_layer[layer].attention
     if mixer is not None:
@@ -81,7 +82,10 @@ def _latent_attention(shapes: Shapes, latent: LatentAttention) -> Iterator[Opera
     )
     yield elementwise(shapes, "rotary", forward=4 * n * queries, backward=4 * n * queries)
     flops = 2 * n * latent.keys_per_token(shapes.options.sequence_length) * (queries + values)
-    yield _attention_core(shapes, flops=flops, heads=latent.heads / t, kept=values, exchanged=queries + values)
+    yield _attention_core(
+        shapes, flops=flops, heads=latent.heads / t, width=values / (latent.heads / t), kept=values,
+        exchanged=queries + values,
+    )  # fmt: skip
     yield matmul(shapes, "output", tokens=n, local=values, out=True)
 
 
@@ -127,6 +131,7 @@ def fused_core(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
         shapes,
         flops=4 * n * keys * q,
         heads=m.heads / o.tensor,
+        width=m.attention_width / m.heads,
         kept=q,
         exchanged=2 * kv,
         ring=plain,
@@ -155,9 +160,9 @@ def _sliced_core(shapes: Shapes, attention: Attention) -> Operator:
 
 
 def _attention_core(
-    shapes: Shapes, *, flops: float, heads: float, kept: float, exchanged: float, ring: bool = True
+    shapes: Shapes, *, flops: float, heads: float, width: float, kept: float, exchanged: float, ring: bool = True
 ) -> Operator:
-    """A fused core of so many operations, whose result has `kept` numbers per token.
+    """A fused core of so many operations, with heads of `width` numbers, whose result has `kept` numbers per token.
 
     Context parallelism exchanges the numbers of keys and values, and backward their gradients too.  In a `ring` it does
     so next to the core, and the longer one counts; gathering them comes before, and summing the gradients after.
@@ -165,11 +170,13 @@ def _attention_core(
     n, e, speed = shapes.tokens, shapes.element, shapes.speed
     rows, exchange = n * heads, _exchange(shapes, exchanged)
     both = max if ring else add
+    # The product after it keeps its own copy, in 8 bits.
+    copied = 0.0 if shapes.kept_input == e else shapes.kept_input
     return Operator(
         name="core",
-        forward=both(speed.attention(flops, rows=rows), exchange),
-        backward_input=both(speed.attention(2.5 * flops, rows=rows, backward=True), 2 * exchange),
-        saved=n * (e * kept + 4 * heads),
+        forward=both(speed.attention(flops, rows=rows, width=width), exchange),
+        backward_input=both(speed.attention(2.5 * flops, rows=rows, width=width, backward=True), 2 * exchange),
+        saved=n * ((e + copied) * kept + 4 * heads),
     )
 
 
@@ -209,16 +216,17 @@ def dropout(shapes: Shapes) -> Operator:
 def mlp(shapes: Shapes, layer: int) -> Iterator[Operator]:
     """The operators of an MLP half-layer, dense or a mixture of experts."""
     m, o = shapes.model, shapes.options
-    yield norm(shapes)
-    if isinstance(experts := m.per_layer[layer].mlp, Experts):
-        yield from _experts(shapes, experts)
+    experts = m.per_layer[layer].mlp
+    yield norm(shapes, kept_input=None if isinstance(experts, Experts) else shapes.kept_mlp_input)
+    if isinstance(experts, Experts):
+        yield from _experts(shapes, experts, layer)
     else:
         yield collectives(shapes)
         yield from _body(shapes, tokens=shapes.tokens, ffn=m.ffn / o.tensor)
     yield from _end(shapes)
 
 
-def _experts(shapes: Shapes, experts: Experts) -> Iterator[Operator]:
+def _experts(shapes: Shapes, experts: Experts, layer: int) -> Iterator[Operator]:
     """Routed evenly: every token passes through `per_token` experts, and travels there and back.
 
     A device routes its share of the residual stream: it sorts copies of the tokens by expert, sends them, and where
@@ -234,16 +242,18 @@ def _experts(shapes: Shapes, experts: Experts) -> Iterator[Operator]:
     gathering = speed.gather(e * h * routed, shards, beside=min(shards, speed.hardware.devices_per_node))
     body = list(_body(shapes, tokens=routed, ffn=experts.ffn / shards, experts=experts.count / o.expert))
     travel = 2 * _dispatch(shapes, experts, tokens=own)
-    beside = sum(op.forward for op in body) if shapes.framework.dispatch_overlap else 0.0
+    beside = 0.0
+    if shapes.framework.dispatch_overlap:
+        beside = sum(op.forward for op in chain(body, attention(shapes, layer)))
     moved = 2 * (sorting + gathering) + max(0.0, travel - beside)
     orders = INDEX * routed * (2 if o.expert > 1 else 1)
     probabilities = 4 * own * experts.count + (INDEX + 4) * sent
     yield matmul(shapes, "router", tokens=own, local=experts.count, layers=0, saved=probabilities)
     yield Operator(
-        name="dispatch", forward=moved, backward_input=moved,
-        saved=e * h * (sent + routed) + e * sent + orders, always=orders,
+        name="dispatch", forward=moved, backward_input=moved, per_expert=True,
+        saved=h * shapes.kept_input * routed + e * sent + orders, always=orders,
     )  # fmt: skip
-    yield from body
+    yield from (replace(op, per_expert=True) for op in body)
     if experts.shared:
         yield collectives(shapes)
         yield from _body(shapes, tokens=shapes.tokens, ffn=experts.shared / o.tensor)
@@ -253,7 +263,8 @@ INDEX = 8
 """Bytes of an index."""
 
 DIRECT = 0.95
-"""Share of the network's bandwidth that DeepEP reaches (its README: 43 to 58 GB/s over cards of 50 GB/s)."""
+"""Share of links and network that DeepEP reaches (its README: 153 of 160 GB/s within a node of H800s, 43 to 58 GB/s
+over cards of 50 GB/s)."""
 
 
 def _dispatch(shapes: Shapes, experts: Experts, *, tokens: float) -> float:
@@ -266,7 +277,7 @@ def _dispatch(shapes: Shapes, experts: Experts, *, tokens: float) -> float:
     if shapes.framework.dispatches_once:
         copies, crossings = _places(o.expert, experts), _places(nodes, experts)
         within = size * copies * (beside - 1) / beside
-        return speed.all_to_all(within=within, crossing=others * crossings, network=DIRECT)
+        return speed.all_to_all(within=within, crossing=others * crossings, reached=DIRECT)
     return speed.all_to_all(within=size * k * (beside - 1) / o.expert, crossing=others * k)
 
 
@@ -284,7 +295,8 @@ def _body(shapes: Shapes, *, tokens: float, ffn: float, experts: float = 1) -> I
         shapes, "mlp", tokens=tokens, local=up * ffn, saved=e * up * size, layers=up * adapted, experts=experts
     )  # fmt: skip
     if not (m.gated and shapes.framework.fused_activation):
-        yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=e * size)
+        kept = e if m.gated else shapes.kept_mlp_input
+        yield elementwise(shapes, "activation", forward=2 * size, backward=3 * size, saved=kept * size)
     if m.gated:
-        yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=e * size)
+        yield elementwise(shapes, "multiply", forward=3 * size, backward=5 * size, saved=shapes.kept_mlp_input * size)
     yield matmul(shapes, "output", tokens=tokens, local=ffn, out=True, layers=int(adapted), experts=experts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from debubble.ir.stage_costs import HostLink
@@ -31,6 +31,14 @@ class Efficiency:
     memory: float = 0.8
     fp8: float = 0.88
     """Share of the fp8 peak that products in fp8 reach, in units of bf16's share of its peak."""
+    mxfp8: float = 0.88
+    """The same with a scale per 32 numbers."""
+    nvfp4: float = 0.88
+    """The same of the 4-bit peak, with a scale per 16 numbers."""
+    flash_2: float = 1.0
+    """The pace of FlashAttention-2, as a share of the tables' of attention."""
+    narrow_heads: float = 0.0
+    """The exponent by which the pace of attention falls with the width of heads below 128."""
     grouped_weight: float = 0.7
     """Pace of weight gradients of several experts in one kernel, as a share of a single product's."""
     permute: float = 0.25
@@ -41,6 +49,21 @@ class Efficiency:
     launch: float = 15e-6
     """Seconds that every operator takes on top of its work."""
 
+    def at_clock(self, clock: float) -> Efficiency:
+        """The shares at another clock, of the peaks as they were."""
+
+        def scaled(table: Table) -> Table:
+            return tuple((size, reached * clock) for size, reached in table)
+
+        return replace(
+            self, matmul=scaled(self.matmul), attention=scaled(self.attention),
+            attention_backward=scaled(self.attention_backward),
+        )  # fmt: skip
+
+    def of_product(self, dtype: str) -> float:
+        """The share of its own peak that a dtype of products reaches, in units of bf16's share."""
+        return {"fp8": self.fp8, "mxfp8": self.mxfp8, "nvfp4": self.nvfp4}[dtype]
+
 
 # Micro-benchmarks published with SimuMax for A100 (PCIe) and B200, averaged over the layouts of forward and backward;
 # its shares of permutations and grouped weight gradients are A100's and B200's, others are by analogy.  Products on the
@@ -50,26 +73,39 @@ class Efficiency:
 # docs/notes/published.md).
 # Its attention is cuDNN 9's in Shah et al. 2024 (FlashAttention-3, figures 5 and 6) times the same.  Products in fp8
 # reach 0.709 of the peak where bf16 reaches 0.803 (Bekman, ml-engineering, "Maximum Achievable Matmul FLOPS", H100).
+# Older and narrower attention: FlashAttention-2 reaches 335 of 600 TFLOP/s at heads of 128, and heads of 64 0.66 times
+# the pace (Shah et al. 2024, figure 5); on A100 0.87 times (Dao 2023, figure 4); Blackwell's are Hopper's.
+# Blackwell's products in 8 and 4 bits, and Blackwell Ultra's clock (1.2 times, on its own power limit), fit the fp8,
+# mxfp8 and nvfp4 runs of Llama-3 in benchmarks/measured that are there for fitting (Megatron-Bridge 25.09 to 26.06).
 AMPERE = Efficiency(
     matmul=((128, 0.22), (256, 0.42), (512, 0.64), (1024, 0.70), (2048, 0.77), (4096, 0.80)),
     attention=((16384, 0.26), (32768, 0.39), (65536, 0.48), (131072, 0.54), (262144, 0.56)),
     attention_backward=((16384, 0.34), (32768, 0.38), (65536, 0.42), (131072, 0.45), (262144, 0.47)),
     grouped_weight=0.82,
     permute=0.19,
+    narrow_heads=0.2,
 )
 HOPPER = Efficiency(
     matmul=((128, 0.21), (256, 0.37), (512, 0.51), (1024, 0.60), (2048, 0.64), (4096, 0.66)),
     attention=((16384, 0.21), (32768, 0.33), (65536, 0.43), (131072, 0.47), (262144, 0.50)),
     attention_backward=((16384, 0.25), (32768, 0.31), (65536, 0.37), (131072, 0.39), (262144, 0.42)),
+    flash_2=0.55,
+    narrow_heads=0.6,
 )
 BLACKWELL = Efficiency(
     matmul=((128, 0.17), (256, 0.23), (512, 0.41), (1024, 0.48), (2048, 0.46), (4096, 0.45)),
     attention=((16384, 0.08), (32768, 0.16), (65536, 0.29), (131072, 0.37), (262144, 0.43), (524288, 0.48)),
     attention_backward=((16384, 0.17), (32768, 0.32), (65536, 0.37), (131072, 0.38), (262144, 0.39)),
     memory=0.66,
+    fp8=1.2,
+    mxfp8=1.14,
+    nvfp4=1.08,
+    flash_2=0.55,
     grouped_weight=0.58,
     permute=0.50,
+    narrow_heads=0.6,
 )
+BLACKWELL_ULTRA = replace(BLACKWELL.at_clock(1.2), fp8=1.23, mxfp8=1.2, nvfp4=0.75)
 OTHER = Efficiency(
     matmul=((128, 0.30), (512, 0.50), (2048, 0.65)),
     attention=((16384, 0.20), (65536, 0.40), (262144, 0.45)),
@@ -104,6 +140,10 @@ class Hardware:
     """Peak dense operations per second on 16-bit numbers, with sums in fp32."""
     fp8_flops: float = 0.0
     """Peak dense operations per second on fp8; 0: the device has none."""
+    fp4_flops: float = 0.0
+    """Peak dense operations per second on 4 bits; 0: the device has none."""
+    power: float = 0.0
+    """Watts that the maker allows; 0: not stated."""
     bf16: bool = True
     """True if its 16-bit numbers may be bf16; all have fp16."""
     memory_bandwidth: float
@@ -125,6 +165,12 @@ class Hardware:
     url: str = ""
     """The maker's page with these figures; empty: it publishes none."""
 
+
+GRAPH_LAUNCH = 3e-6
+"""Seconds between two kernels of a CUDA graph."""
+HOST_CALL = 140e-6
+"""Seconds that the host takes for one call of a module, forward or backward (fits mixtures of experts of
+Megatron-Bridge that no graph launches, H100 and B200)."""
 
 hardware: Registry[Hardware] = Registry("debubble.costs", what="device")
 
@@ -162,11 +208,12 @@ _AMPERE = {
 }  # fmt: skip
 _HOPPER = {
     "flops": 989e12, "fp8_flops": 1979e12, "network_bandwidth": _INFINIBAND_400, "host_bandwidth": PCIE5,
-    "efficiency": HOPPER, "host_memory": 256 * GIB,
+    "efficiency": HOPPER, "host_memory": 256 * GIB, "power": 700.0,
 }  # fmt: skip
 _BLACKWELL = {
-    "flops": 2250e12, "fp8_flops": 4500e12, "link_bandwidth": 900e9, "network_bandwidth": _INFINIBAND_400,
-    "host_bandwidth": PCIE5, "efficiency": BLACKWELL, "host_memory": 256 * GIB,
+    "flops": 2250e12, "fp8_flops": 4500e12, "fp4_flops": 9000e12, "link_bandwidth": 900e9,
+    "network_bandwidth": _INFINIBAND_400, "host_bandwidth": PCIE5, "efficiency": BLACKWELL, "host_memory": 256 * GIB,
+    "power": 1000.0,
 }  # fmt: skip
 _PCIE_4_CARD = {
     "link_bandwidth": PCIE4, "link_latency": PCIE_LATENCY, "network_bandwidth": _INFINIBAND_200,
@@ -218,16 +265,19 @@ _add("GH200-96GB", **{**_HOPPER, "flops": 989.5e12, "host_bandwidth": 450e9, "ho
 _add("B200-192GB", **_BLACKWELL, memory=179 * GIB, memory_bandwidth=7700e9,
      source="NVIDIA HGX B200 datasheet; 183359 MiB reported by the driver",
      url="https://www.nvidia.com/en-us/data-center/hgx/")  # fmt: skip
-_add("GB200-192GB", **{**_BLACKWELL, "flops": 2500e12, "fp8_flops": 5000e12, "host_bandwidth": 225e9,
-                       "host_memory": 240 * GIB},
+_add("GB200-192GB", **{**_BLACKWELL, "flops": 2500e12, "fp8_flops": 5000e12, "fp4_flops": 10000e12,
+                       "host_bandwidth": 225e9, "host_memory": 240 * GIB, "power": 1200.0},
      memory=185 * GIB, memory_bandwidth=8000e9, devices_per_node=72,
      source="NVIDIA GB200 NVL72 datasheet (186 GB; a Grace of 480 GB and its NVLink-C2C for two GPUs)",
      url="https://www.nvidia.com/en-us/data-center/gb200-nvl72/")  # fmt: skip
-_add("B300-288GB", **{**_BLACKWELL, "network_bandwidth": _INFINIBAND_800}, memory=268 * GIB, memory_bandwidth=8000e9,
+_add("B300-288GB", **{**_BLACKWELL, "fp4_flops": 13500e12, "network_bandwidth": _INFINIBAND_800,
+                      "efficiency": BLACKWELL_ULTRA, "power": 1100.0},
+     memory=268 * GIB, memory_bandwidth=8000e9,
      source="NVIDIA HGX B300 datasheet (2.1 TB and 72 PFLOP/s sparse fp8 for 8; ConnectX-8)",
      url="https://www.nvidia.com/en-us/data-center/hgx/")  # fmt: skip
-_add("GB300-288GB", **{**_BLACKWELL, "flops": 2500e12, "fp8_flops": 5000e12, "host_bandwidth": 225e9,
-                       "network_bandwidth": _INFINIBAND_800, "host_memory": 240 * GIB},
+_add("GB300-288GB", **{**_BLACKWELL, "flops": 2500e12, "fp8_flops": 5000e12, "fp4_flops": 15000e12,
+                       "host_bandwidth": 225e9, "network_bandwidth": _INFINIBAND_800, "host_memory": 240 * GIB,
+                       "efficiency": BLACKWELL_ULTRA, "power": 1400.0},
      memory=268 * GIB, memory_bandwidth=8000e9, devices_per_node=72,
      source="NVIDIA GB300 NVL72 datasheet (360 and 720 PFLOP/s sparse in bf16 and fp8 for 72; ConnectX-8; a Grace of"
             " 480 GB and its NVLink-C2C for two GPUs)",

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Any
 
 from debubble.costs.cluster import Cluster
+from debubble.costs.frameworks import Framework, framework_of_options
 from debubble.costs.half_layers import attention, mlp
+from debubble.costs.known_hardware import HOST_CALL
 from debubble.costs.operators import (
-    MEGATRON,
-    Framework,
     Operator,
     Shapes,
     elementwise,
@@ -44,7 +44,7 @@ def model_units(
     options: RunOptions | None = None,
     *,
     pipeline: int | None = None,
-    framework: Framework = MEGATRON,
+    framework: Framework | None = None,
 ) -> Units:
     """Seconds and bytes of a model's units: embedding, attention and MLP half-layers (or whole layers), head.
 
@@ -53,7 +53,7 @@ def model_units(
         cluster: The devices.
         options: Degrees, sequence length and number format of the run.
         pipeline: Pipeline devices; None: as many as the cluster has for these degrees.
-        framework: The framework whose kernels are priced.
+        framework: The framework whose kernels are priced; None: that of the options, or Megatron-LM.
 
     Raises:
         InputError: The degrees fit neither the model nor the cluster.
@@ -61,6 +61,7 @@ def model_units(
     options = options or RunOptions()
     layout = Layout.of(cluster, options, pipeline)
     check(model, options)
+    framework = framework or framework_of_options(options.framework)
     if model.whole_layers:
         framework = replace(framework, fused_activation=False)
     if options.expert_overlap:
@@ -70,13 +71,15 @@ def model_units(
         options = replace(options, sequence_length=options.sequence_length // options.slices)
     if not (options.sequence_parallel and options.flash_attention):
         framework = replace(
-            framework, sequence_parallel=options.sequence_parallel, flash=framework.flash and options.flash_attention
+            framework,
+            sequence_parallel=framework.sequence_parallel and options.sequence_parallel,
+            flash=framework.flash and options.flash_attention,
         )
-    speed = Speed.of(cluster.slowest, options.dtype)
+    speed = Speed.of(cluster.slowest, options.dtype, framework)
     builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
     paces = layout.slowest_ranks
     tables = {
-        name: builder.on(Speed.of(hardware, options.dtype)).all_units()
+        name: builder.on(Speed.of(hardware, options.dtype, framework)).all_units()
         for name, hardware in {hardware.name: hardware for hardware in paces}.items()
     }
     mixed = len(tables) > 1
@@ -167,6 +170,17 @@ def _without_states(unit: Unit) -> Unit:
     host = None if unit.on_host is None else added(HostStates, [])
     nothing: dict[str, Any] = dict.fromkeys(_OF_PARAMETERS, 0.0)
     return replace(unit, states=StateBytes.sum([]), on_host=host, **nothing)
+
+
+def _loss(shapes: Shapes, logits: float) -> Operator:
+    """Softmax and cross-entropy: in the logits' memory, or as the operators of torch, whose results are kept."""
+    if shapes.framework.fused_loss:
+        return elementwise(shapes, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits)
+    return elementwise(shapes, "loss", forward=8 * logits, backward=8 * logits, saved=TORCH_LOGIT_BYTES * logits)
+
+
+TORCH_LOGIT_BYTES = 14
+"""Bytes per logit in torch's loss: in 16 bits, widened to fp32, their log-softmax, and the gradient of it."""
 
 
 def check(model: Architecture, options: RunOptions) -> None:
@@ -339,7 +353,7 @@ class _Builder:
             backward_input=0.0,
             backward_weight=backward + waits.backward,
             static=0.0,
-            workspace=self.parameters.gathered_unit(counts.dense) + self._table_gradient(),
+            workspace=self.parameters.gathered_unit(counts.dense) + self._table_gradient() + s.framework.bucket_bytes,
             strategies={"none": Strategy(lookup.saved)},
             activation_after_input=self.boundary,
         )
@@ -367,7 +381,7 @@ class _Builder:
         model = self.shapes.model
         experts = model.expert_parameters(layer)
         dense = model.mlp_parameters(layer) - experts
-        adapters = model.mlp_adapters(self.shapes.options.lora)
+        adapters = model.mlp_adapters(self.shapes.options.lora) if self.shapes.adapts_mlp else 0
         counts = Counts(dense, experts, adapters, model.mlp_matrices(layer))
         return self._half("mlp", layer, lambda shapes: mlp(shapes, layer), counts)
 
@@ -394,7 +408,7 @@ class _Builder:
             norm(s),
             matmul(s, "logits", tokens=s.tokens, local=model.vocab / tensor, layers=0),
             *([] if model.logit_cap is None else [capped]),
-            elementwise(s, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits),
+            _loss(s, logits),
         ]
         own = 0.0 if s.options.lora else s.element * model.vocab * model.hidden / tensor
         workspace = own + self._layer_gradients(0) + self.parameters.gathered_unit(model.head_parameters)
@@ -410,9 +424,10 @@ class _Builder:
         *,
         workspace: float,
     ) -> Unit:
-        forward = sum(op.forward for op in operators)
-        backward_input = sum(op.backward_input for op in operators)
+        host = self._host_seconds(operators)
+        forward = max(host, sum(op.forward for op in operators))
         backward_weight = sum(op.backward_weight for op in operators)
+        backward_input = max(host - backward_weight, sum(op.backward_input for op in operators))
         waits = self.parameters.waits(forward, backward_input + backward_weight, counts)
         unit = Unit(
             type=kind,
@@ -423,11 +438,22 @@ class _Builder:
             static=0.0,
             strategies=strategies(operators, boundary=self.boundary, framework=self.shapes.framework),
             activation_after_input=sum(op.after_input for op in operators),
-            workspace=workspace,
+            workspace=workspace + self.shapes.framework.bucket_bytes,
             attention_forward=sum(op.longer_forward for op in operators),
             attention_backward=sum(op.longer_backward for op in operators),
         )
         return self.parameters.with_parameters(unit, counts, matrices=kind != "head")
+
+    def _host_seconds(self, operators: Sequence[Operator]) -> float:
+        """Seconds in which the host launches the kernels of operators, forward or backward, as far as no graph does."""
+        match self.shapes.framework.graphs:
+            case "none":
+                called = operators
+            case "layers":
+                called = [op for op in operators if op.per_expert]
+            case _:
+                called = []
+        return HOST_CALL * sum(op.calls for op in called)
 
     def _layer_gradients(self, layer: int) -> float:
         """A layer's weight gradients before they are added up."""
@@ -435,9 +461,20 @@ class _Builder:
         if s.options.lora:
             adapters = model.attention_adapters(s.options.lora) + model.mlp_adapters(s.options.lora)
             return s.element * adapters / s.options.tensor
-        experts = model.expert_parameters(layer)
-        dense = model.layer_parameters(layer) - experts
-        return s.element * (dense / s.options.tensor + experts / s.options.expert / s.options.expert_shards)
+        dense = model.layer_parameters(layer) - model.expert_parameters(layer)
+        return s.element * (dense / s.options.tensor + self._expert_gradients(layer))
+
+    def _expert_gradients(self, layer: int) -> float:
+        """Numbers of a layer's experts whose gradients are there before they are added up.
+
+        ZeRO-2 scatters those of all; otherwise they are added up at once, and one gradient per shape of weight stands
+        for them (Transformer Engine's dummy), as all experts have the same shapes.
+        """
+        s, model = self.shapes, self.shapes.model
+        own = model.expert_parameters(layer) / s.options.expert / s.options.expert_shards
+        experts = model.per_layer[layer].mlp
+        alike = isinstance(experts, Experts) and s.options.zero < 2
+        return own * s.options.expert / experts.count if alike and isinstance(experts, Experts) else own
 
     def _workspace(self, layer: int) -> float:
         s, model = self.shapes, self.shapes.model

@@ -11,41 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from debubble.costs.frameworks import Framework
 from debubble.costs.speed import Speed
 from debubble.costs.units import Strategy
 from debubble.ir import RunOptions
 from debubble.models.architecture import Architecture
 from debubble.models.quantization import quantized_bytes
 
-
-@dataclass(frozen=True, kw_only=True)
-class Framework:
-    """A training framework's way to run the model: what its kernels fuse and what they keep."""
-
-    flash: bool = True
-    """A fused attention core, which keeps no attention scores."""
-    fused_activation: bool = True
-    """Activation function and multiply in one kernel, which keeps only its input."""
-    sequence_parallel: bool = True
-    """Norms and residual stream divided over the tensor-parallel ranks."""
-    whole_layers: bool = True
-    """Full recomputation of both halves of a layer keeps one input, not two."""
-    gradient_bytes: int = 4
-    """Per parameter, in mixed precision."""
-    tensor_overlap: bool = False
-    """Tensor-parallel collectives next to the products that they feed or follow (Megatron's --tp-comm-overlap)."""
-    dispatches_once: bool = False
-    """A token travels once to a device and to a node, however many of its experts are there (DeepEP)."""
-    dispatch_overlap: bool = False
-    """Tokens travel next to the experts' computing of another micro-batch (DualPipe)."""
-    gathers_units: bool = False
-    """ZeRO-3 gathers the parameters of a unit at a time, for every micro-batch (FSDP), not those of a stage."""
-
-
-MEGATRON = Framework()
-DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2)
-EAGER = Framework(fused_activation=False, whole_layers=False)
-FSDP = Framework(gathers_units=True)
+CALLS = {"router": 6, "dispatch": 16, "collectives": 0, "rotary": 2, "core": 2}
+"""Calls by which the host launches an operator's kernels, where they are not one."""
+OVERLAPPED_PIECES = 4
+"""Pieces of a product next to which tensor-parallel collectives run (Transformer Engine's default), or one per rank."""
+UNCOMPILED_TRAFFIC = 2.0
+"""Memory traffic of elementwise operators that run one after another, over that of a fused kernel."""
+UNCOMPILED_RMSNORM, UNCOMPILED_ROTARY = 3.5, 4.0
+"""The same of an RMSNorm that is widened to fp32 and of rotary embeddings, as torch's operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +46,13 @@ class Operator:
     """Seconds that its forward takes more where half a slice of tokens more is before a slice of a sequence."""
     longer_backward: float = 0.0
     """The same of its backward for inputs."""
+    per_expert: bool = False
+    """True if its sizes depend on the router's choice, so that no CUDA graph of a layer has it."""
+
+    @property
+    def calls(self) -> int:
+        """Calls of the host that launch its kernels."""
+        return CALLS.get(self.name, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +90,27 @@ class Shapes:
         """Bytes per number in the dtype that the run computes in."""
         return self.speed.element
 
+    def uncompiled(self, name: str) -> float:
+        """Memory traffic of an elementwise operator as torch's operators, over that of a fused kernel."""
+        if name == "norm" and self.model.norm == "rmsnorm":
+            return UNCOMPILED_RMSNORM
+        return UNCOMPILED_ROTARY if name == "rotary" else UNCOMPILED_TRAFFIC
+
+    @property
+    def kept_input(self) -> float:
+        """Bytes per number of what a product keeps of its input for its weights' gradient."""
+        return self.speed.product_bytes if self.framework.keeps_8_bits else self.element
+
+    @property
+    def kept_mlp_input(self) -> float:
+        """The same of the products of MLPs, of which frozen ones keep nothing."""
+        return self.kept_input if self.adapts_mlp else 0.0
+
+    @property
+    def adapts_mlp(self) -> bool:
+        """False if LoRA leaves all but the query, key and value projections frozen."""
+        return not self.options.lora or self.framework.adapted == "all"
+
 
 def matmul(
     shapes: Shapes,
@@ -120,18 +128,22 @@ def matmul(
     Their two gradients are two more products of the same size; the weights' needs their input and their output's
     gradient, and adds up in the framework's gradients.  With LoRA, `layers` of them (0: none may) have adapters, whose
     weights alone have a gradient.  The head and routers stay in bf16 where the others are in fp8 (Transformer Engine's
-    recipes).  With several `experts` each has a product of its own for its share of the tokens.
+    recipes).  With several `experts` each has a product of its own for its share of the tokens.  Overlapped
+    collectives divide it forward into pieces, each with fewer rows.
     """
     h, e, speed, rank = shapes.model.hidden, shapes.element, shapes.speed, shapes.options.lora
     inner, outer = (local, h) if out else (h, local)
     each, whole = tokens / experts, name in ("logits", "router")
+    kernels = 1 if shapes.framework.grouped_experts else experts
 
-    def multiply(m: float, k: float, n: float, *, cast: float = 0.0, added: float = 0.0) -> float:
+    def multiply(m: float, k: float, n: float, *, cast: float = 0.0, added: float = 0.0, pieces: int = 1) -> float:
         if whole:
-            return speed.matmul(m, k, n, count=experts, added=added)
-        return speed.linear(m, k, n, count=experts, added=added, cast=cast)
+            return speed.matmul(m, k, n, count=experts, added=added, kernels=kernels)
+        m, count = m / pieces, experts * pieces
+        return speed.linear(m, k, n, count=count, added=added, cast=cast, kernels=kernels)
 
-    forward = multiply(each, inner, outer, cast=tokens * inner)
+    pieces = min(shapes.options.tensor, OVERLAPPED_PIECES) if shapes.framework.tensor_overlap else 1
+    forward = multiply(each, inner, outer, cast=tokens * inner, pieces=pieces)
     backward = multiply(each, outer, inner, cast=tokens * outer)
     if not rank:
         added = 2 * shapes.framework.gradient_bytes * experts * h * local
@@ -148,6 +160,8 @@ def matmul(
     # Quantised weights are read, and written in the run's dtype, before each product.
     format, size = shapes.options.quantize, h * local
     expanded = speed.stream(quantized_bytes(format, size) + e * size) if format else 0.0
+    if name != "projections" and not shapes.adapts_mlp:
+        return Operator(name=name, forward=forward + expanded, backward_input=backward + expanded, saved=saved)
     return Operator(
         name=name,
         forward=forward + adapters + expanded,
@@ -174,15 +188,22 @@ def product(shapes: Shapes, name: str, *, inner: float, outer: float, saved: flo
 def elementwise(shapes: Shapes, name: str, *, forward: float, backward: float, saved: float = 0.0) -> Operator:
     """An operator that is bound by memory: numbers read and written forward and backward."""
     e, speed = shapes.element, shapes.speed
+    traffic = e * (1.0 if shapes.framework.compiled else shapes.uncompiled(name))
     return Operator(
-        name=name, forward=speed.stream(e * forward), backward_input=speed.stream(e * backward), saved=saved
+        name=name, forward=speed.stream(traffic * forward), backward_input=speed.stream(traffic * backward), saved=saved
     )
 
 
-def norm(shapes: Shapes) -> Operator:
-    """The norm with the residual addition next to it."""
+def norm(shapes: Shapes, *, kept_input: float | None = None) -> Operator:
+    """The norm with the residual addition next to it.
+
+    Its result is kept as the input of the product that it feeds, so many bytes per number; None: as it is.
+    """
     size = shapes.stream
-    return elementwise(shapes, "norm", forward=5 * size, backward=6 * size, saved=shapes.norm_bytes * size)
+    kept = shapes.norm_bytes - (0.0 if kept_input is None else shapes.element - kept_input)
+    if shapes.framework.keeps_gathered:
+        kept *= shapes.division
+    return elementwise(shapes, "norm", forward=5 * size, backward=6 * size, saved=kept * size)
 
 
 def collectives(shapes: Shapes) -> Operator:

@@ -6,6 +6,7 @@ step divides (gradients are reduced, weights gathered), or in every micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from debubble.costs.operators import Shapes
 from debubble.costs.step import (
     HOST_MEMORY_BANDWIDTH,
     ParameterBytes,
+    expert_replicas_in_node,
     parameter_bytes,
     ranks_in_node,
     scattered_bytes,
@@ -91,15 +93,23 @@ class ParameterCosts:
         """Latency and bytes per second of the ring of these ranks."""
         return self.shapes.speed.ring(self._ranks, beside=ranks_in_node(self.shapes.speed, self.shapes.options))
 
+    def _bandwidth(self, each: ParameterBytes) -> float:
+        """Bytes per second of the ring of the ranks that share a parameter."""
+        if not each.of_experts:
+            return self._ring[1]
+        speed, ranks = self.shapes.speed, max(1, round(each.shards))
+        return speed.ring(ranks, beside=expert_replicas_in_node(speed, self.shapes.options))[1]
+
+    def _moving(self, own: _Own, size: Callable[[ParameterBytes], float]) -> float:
+        """Seconds of moving so many bytes of each parameter around the ring of the ranks that share it."""
+        return sum(
+            count * size(each) * (each.shards - 1) / each.shards / self._bandwidth(each) for count, each in own if count
+        )
+
     def _gradient_reduce(self, own: _Own) -> float:
         """Seconds per step of summing gradients."""
-        _, bandwidth = self._ring
-        moved = 0.0
-        for count, each in own:
-            if each.summed:
-                scattered = scattered_bytes(self.shapes.options, gradient=each.summed)
-                moved += count * scattered * (each.shards - 1) / each.shards
-        return moved / bandwidth
+        options = self.shapes.options
+        return self._moving(own, lambda each: scattered_bytes(options, gradient=each.summed) if each.summed else 0.0)
 
     def _stepped_parameters(self, own: _Own) -> float:
         """Parameters that the optimizer of one rank updates on the device."""
@@ -116,10 +126,9 @@ class ParameterCosts:
         """
         if self.shapes.options.zero < 2 or self._ranks == 1:
             return ShardWaits(0.0, 0.0)
-        latency, bandwidth = self._ring
+        latency, _ = self._ring
         own = self._own_parameters(counts, self.shapes.options)
-        moved = sum(count * (each.shards - 1) / each.shards * each.summed for count, each in own)
-        scatter = latency + moved / bandwidth
+        scatter = latency + self._moving(own, lambda each: each.summed)
         gather = latency + self._gather_seconds(own) if self._gathers_units else 0.0
         return ShardWaits(max(0.0, gather - forward), max(0.0, gather + scatter - backward))
 
@@ -137,8 +146,7 @@ class ParameterCosts:
 
     def _gather_seconds(self, own: _Own) -> float:
         """Seconds of gathering parameters that ZeRO-3 divides."""
-        _, bandwidth = self._ring
-        return self.shapes.element * sum(count * (each.shards - 1) / each.shards for count, each in own) / bandwidth
+        return self._moving(own, lambda each: self.shapes.element)
 
     def gathered_unit(self, parameters: float) -> float:
         """Bytes of whole weights that FSDP gathers."""
@@ -176,6 +184,7 @@ class ParameterCosts:
         each = parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)
         between = o.expert * o.expert_shards
         of_experts = parameter_bytes(o, shards=o.tensor * shards / between, gradient_bytes=gradient_bytes)
+        of_experts = replace(of_experts, of_experts=True)
         if o.lora:
             matrices = [weights / o.tensor for weights in counts.matrices] if o.quantize else []
             return [

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from debubble.costs.cluster import Cluster
+from debubble.costs.frameworks import Framework, framework_of_options
 from debubble.costs.known_hardware import share
-from debubble.costs.operators import MEGATRON, Framework
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import Speed, element_bytes
 from debubble.ir import InputError, Kind, Number, RunOptions, Schedule, StageCosts
@@ -53,6 +53,8 @@ class ParameterBytes:
     """Bytes of a whole gradient, which the ranks that share the parameter sum; 0 if it is not trained."""
     shards: float
     """Ranks that share the parameter."""
+    of_experts: bool = False
+    """True if it is an expert's."""
 
     @property
     def total(self) -> float:
@@ -181,13 +183,19 @@ class StepTail:
     cluster: Cluster
     options: RunOptions
     pipeline: int | None = None
-    framework: Framework = MEGATRON
+    framework: Framework | None = None
+    """None: that of the options, or Megatron-LM."""
+
+    @property
+    def _framework(self) -> Framework:
+        return self.framework or framework_of_options(self.options.framework)
 
     def of(self, schedule: Schedule, costs: StageCosts) -> float:
         """Seconds after this schedule's pipeline, with these costs of its stages."""
         return self.after(
             unsummed=_share_left(schedule, Kind.G, costs.gradient_reduce),
             unstepped=_share_left(schedule, Kind.S, costs.optimizer_step),
+            beside=_Computing.of(schedule, costs),
         )
 
     @property
@@ -203,38 +211,53 @@ class StepTail:
         """
         return 0.0 if self.options.host_optimizer else self.after(unsummed=0.0) - self.least
 
-    def after(self, *, unsummed: float = 1.0, unstepped: float = 1.0) -> float:
+    def after(
+        self, *, unsummed: float = 1.0, unstepped: float = 1.0, beside: _Computing | None = None
+    ) -> float:  # fmt: skip
         """Seconds after a pipeline that leaves these shares of a device's gradients and of its stages' steps.
 
         Args:
             unsummed: The share of a device's gradients that are still to be summed over replicas.
             unstepped: The share of a device's optimizer step that is still to be taken.
+            beside: What a framework that overlaps them hides the collectives behind; None: it hides them all.
         """
-        options = self.options
+        options, framework = self.options, self._framework
         layout = Layout.of(self.cluster, options, self.pipeline)
-        speed = Speed.of(self.cluster.slowest, options.dtype)
+        speed = Speed.of(self.cluster.slowest, options.dtype, framework)
         trained, in_matrices, in_experts = _trained_counts(self.model, options.lora)
         between = options.expert * options.expert_shards
         dense = (trained - in_experts) / layout.pipeline / options.tensor
         experts = in_experts / layout.pipeline / between
         ranks = options.data * options.context
         replicas = options.tensor * ranks // between
-        scattered = scattered_bytes(options, gradient=bytes_of_gradient(options, self.framework.gradient_bytes))
+        scattered = scattered_bytes(options, gradient=bytes_of_gradient(options, framework.gradient_bytes))
         # ZeRO-3 gathers inside the pipeline, where FSDP scatters, too.
         gathered = speed.element if options.zero in (1, 2) else 0
-        inside = options.zero >= 3 and self.framework.gathers_units
-        moved = 0.0 if inside else scattered * unsummed + gathered
-        neighbours = ranks_in_node(speed, options)
-        reduce = sum(
-            speed.gather(parameters * moved, count, beside=min(count, neighbours))
-            for parameters, count in ((dense, ranks), (experts, replicas))
+        inside = options.zero >= 3 and framework.gathers_units
+        rings = (
+            (dense, ranks, ranks_in_node(speed, options)),
+            (experts, replicas, expert_replicas_in_node(speed, options)),
         )
+
+        def ring(size: float) -> float:
+            return sum(
+                speed.gather(parameters * size, count, beside=min(count, beside)) for parameters, count, beside in rings
+            )
+
+        if inside:
+            reduce = 0.0
+        elif not framework.gradient_overlap:
+            reduce = ring(scattered * unsummed + gathered)
+        elif beside is None:
+            reduce = 0.0
+        else:
+            reduce = max(0.0, ring(scattered * unsummed) - beside.backward) + max(0.0, ring(gathered) - beside.forward)
         own = dense / ranks + experts / replicas if options.zero else dense + experts
         on_host = self._host_seconds(own * options.host_optimizer, sharing=layout.ranks_per_host_link)
         stepped = own * (1 - options.host_optimizer) * unstepped
         matrices = stepped * in_matrices / trained
         launch = speed.hardware.efficiency.launch if stepped else 0.0
-        on_device = launch + step_seconds(self.model, speed, options, self.framework, stepped, matrices=matrices)
+        on_device = launch + step_seconds(self.model, speed, options, framework, stepped, matrices=matrices)
         return reduce + max(on_device, on_host)
 
     def _host_seconds(self, parameters: float, *, sharing: float) -> float:
@@ -244,8 +267,26 @@ class StepTail:
             return 0.0
         bandwidth = hardware.host_bandwidth * hardware.efficiency.host / sharing
         moved = HOST_ELEMENT * parameters * (2 if hardware.host_link == "half-duplex" else 1) / bandwidth
-        traffic = step_traffic(self.options, gradient_bytes=self.framework.gradient_bytes)
+        traffic = step_traffic(self.options, gradient_bytes=self._framework.gradient_bytes)
         return max(moved, traffic * parameters / HOST_MEMORY_BANDWIDTH)
+
+
+@dataclass(frozen=True)
+class _Computing:
+    """Seconds in which every device computes its stages for one micro-batch, at least."""
+
+    forward: float
+    backward: float
+
+    @staticmethod
+    def of(schedule: Schedule, costs: StageCosts) -> _Computing:
+        forwards = [float(sum(costs.forward[s] for s in own)) for own in schedule.placement.stages_of if own]
+        backwards = [
+            float(sum(costs.backward_input[s] + costs.backward_weight[s] for s in own))
+            for own in schedule.placement.stages_of
+            if own
+        ]
+        return _Computing(min(forwards, default=0.0), min(backwards, default=0.0))
 
 
 @lru_cache
@@ -280,6 +321,11 @@ def scattered_bytes(options: RunOptions, *, gradient: float) -> float:
 def ranks_in_node(speed: Speed, options: RunOptions) -> int:
     """Data- and context-parallel ranks that share a node: tensor-parallel ones are between them."""
     return max(1, min(options.data * options.context, speed.hardware.devices_per_node // options.tensor))
+
+
+def expert_replicas_in_node(speed: Speed, options: RunOptions) -> int:
+    """Ranks of a node that have the same experts: all expert-parallel ranks are between them."""
+    return max(1, speed.hardware.devices_per_node // (options.expert * options.expert_shards))
 
 
 def _share_left(schedule: Schedule, kind: Kind, seconds: Sequence[Number]) -> float:

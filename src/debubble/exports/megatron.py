@@ -91,8 +91,11 @@ def _expert_overlap(plan: Plan) -> Decision:
 def _dtype(plan: Plan) -> Decision:
     """The costs count on an attention that keeps no scores, or on one that does."""
     attention = {"--attention-backend": "flash" if plan.options.flash_attention else "unfused"}
-    if plan.options.dtype == "fp8":
-        return {"--bf16": _ON, "--fp8-format": "hybrid", **attention}
+    match plan.options.dtype:
+        case "fp8":
+            return {"--bf16": _ON, "--fp8-format": "hybrid", **attention}
+        case "mxfp8":
+            return {"--bf16": _ON, "--fp8-format": "e4m3", "--fp8-recipe": "mxfp8", **attention}
     return {f"--{plan.options.dtype}": _ON, **attention}
 
 
@@ -302,8 +305,9 @@ _PARTS = {
 }  # fmt: skip
 """Part of the configuration -> the arguments that it has; all others are the model's."""
 _PRECISION = {"--bf16": "bf16_mixed", "--fp16": "fp16_mixed"}
-_FP8 = "bf16_with_fp8_delayed_scaling_mixed"
-_ELSEWHERE = ("--num-layers", "--fp8-format", "--attention-backend", *_PRECISION)
+_FP8 = {"hybrid": "bf16_with_fp8_delayed_scaling_mixed", "e4m3": "bf16_with_mxfp8_mixed"}
+"""--fp8-format -> the recipe of Megatron-Bridge."""
+_ELSEWHERE = ("--num-layers", "--fp8-format", "--fp8-recipe", "--attention-backend", *_PRECISION)
 
 _RECIPE = '''\
 """A plan of debubble for Megatron-Bridge: `apply` changes a recipe's configuration."""
@@ -358,7 +362,7 @@ def bridge_recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], 
         model.setdefault(name, None)
     model.setdefault("fine_grained_activation_offloading", False)
     return _RECIPE.format(
-        precision=repr(_FP8 if "--fp8-format" in arguments else precision),
+        precision=repr(_FP8[arguments["--fp8-format"]] if "--fp8-format" in arguments else precision),
         parts=pformat({"model": model, **parts}, width=110, sort_dicts=False),
         environment=dict(environment),
     )

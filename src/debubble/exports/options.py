@@ -96,7 +96,18 @@ def post_validation(plan: Plan) -> Decision:
     )
 
 
+def framework(plan: Plan) -> Decision:
+    """Decide on what a named framework fuses, overlaps and keeps: no target is told of it."""
+    if not plan.options.framework:
+        return {}
+    return Lost(
+        f"The plan counts on {plan.options.framework}: set what it fuses and overlaps, and the dtype of its gradients,"
+        " in the target's configuration."
+    )
+
+
 UNSETTABLE: OptionTable = {
+    "framework": framework,
     "expert_tensor": one_value,
     "lora": adapters,
     "quantize": quantized,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from debubble.costs import framework_with
 from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.model import hub_model
 from debubble.imports.registry import UserFacts, importer
@@ -51,6 +52,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         lora=_lora(read),
         quantize=_quantize(read),
         sequence_parallel=bool(read.get("distributed.sequence_parallel", False)) or tensor == 1,
+        framework=framework_with(gradient_bytes=2 if _reduces_in_16_bits(read) else None),
     )
     checkpointing = bool(read.get("distributed.activation_checkpointing", False))
     return ImportedJob(
@@ -63,6 +65,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order=order,
         strategies=layer_strategies(range(model.layers)) if checkpointing else {},
+        gradients="bf16" if _reduces_in_16_bits(read) else "fp32",
         unsaid=read.unsaid(
             dtype=_DTYPE_NAMES,
             gradients=("distributed.mp_policy.reduce_dtype",),
@@ -176,6 +179,11 @@ def _optimizer_class(read: SettingsReader) -> str:
     return str(read.get("optimizer._target_", "torch.optim.AdamW")).rpartition(".")[2]
 
 
+def _reduces_in_16_bits(read: SettingsReader) -> bool:
+    """Tell whether gradients are summed in bf16."""
+    return read.get("distributed.mp_policy.reduce_dtype") in _torch_names("bf16")
+
+
 def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_batches: int) -> Iterator[str]:
     if pipeline == 1:
         read.skip("distributed.pipeline.")
@@ -195,5 +203,5 @@ def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_
     policy = "distributed.mp_policy."
     yield from read.assume(f"{policy}_target_", "torch.distributed.fsdp.MixedPrecisionPolicy")
     yield from read.assume(f"{policy}output_dtype", *_torch_names(options.dtype))
-    yield from read.assume(f"{policy}reduce_dtype", *_torch_names("fp32"))
+    yield from read.assume(f"{policy}reduce_dtype", *_torch_names("fp32"), *_torch_names("bf16"))
     yield from read.assume(f"{policy}cast_forward_inputs", True)

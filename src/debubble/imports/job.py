@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from debubble.costs import Cluster
+from debubble.costs import Cluster, framework_of_options
 from debubble.costs.parallel_layout import Layout
-from debubble.costs.units import Partition, Units
 from debubble.imports.torch_orders import ZERO_BUBBLE, interleaved_zero_bubble
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model
 from debubble.planners.bounds import lower_bound
 from debubble.planners.model_problem import half_layers, problem_of
+from debubble.planners.partitioning.by_layers import Strategies, partition_by_layers
 from debubble.plans import ModelOnCluster, Plan
 from debubble.schedules import schedules
-from debubble.targets.levers import LAYERS
 from debubble.targets.offload import ModuleOffload
 
 FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
@@ -28,9 +25,6 @@ FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
 
 _NAMED = 3
 """Entries that the first line of an answer names."""
-
-Strategies = Mapping[int, tuple[str, str]]
-"""Layer -> the operators that its attention half and its MLP half recompute; those left out recompute nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +43,7 @@ class ImportedJob:
         passes: How often the pipeline fills and drains in a step: micro-batches are divided over so many passes.
         mtp_stage: The stage with the multi-token-prediction layers; None: the last.
         offload: The modules of every layer that are offloaded; None: nothing is.
-        gradients: The dtype in which the file says that gradients are summed, where that is not predicted.
+        gradients: The dtype in which the file says that gradients are summed, where that is not an option's.
         unsaid: Facts of the summary that the configuration does not say -> whose default stands for them.
         rest: What of the configuration is not in the prediction, or costs nothing.
     """
@@ -78,8 +72,10 @@ class ImportedJob:
     def summary(self) -> str:
         """What the prediction rests on and configurations often leave out: dtypes, sequence parallelism, ZeRO."""
         o = self.options
-        gradients = self.gradients or o.gradient_dtype
-        otherwise = {"gradients": "" if gradients == o.gradient_dtype else f"predicted as {o.gradient_dtype}"}
+        framework = framework_of_options(o.framework)
+        predicted = "bf16" if framework.gradient_bytes == 2 else o.gradient_dtype
+        gradients = self.gradients or predicted
+        otherwise = {"gradients": "" if gradients == predicted else f"predicted as {predicted}"}
         words = {
             "dtype": f"computes in {o.dtype}",
             "gradients": f"gradients in {gradients}",
@@ -140,7 +136,7 @@ class ImportedJob:
             )
         Layout.of(cluster, self.options, self.pipeline).check_all_used(self.options)
         units = half_layers(self.model, cluster, self.options, pipeline=self.pipeline, target=self.target)
-        partition = self._partition(units)
+        partition = partition_by_layers(units, self.layers, self.strategies, mtp_stage=self.mtp_stage)
         schedule = replace(self._schedule(), fused_recompute=partition.recomputing)
         if self.offload is not None:
             schedule, units = self.offload.schedule(schedule, units, partition), units.offloading_modules()
@@ -157,20 +153,6 @@ class ImportedJob:
             options=self.options,
             target=self.target,
         )
-
-    def _partition(self, units: Units) -> Partition:
-        """The stages: what is before the first layer in the first, what is after the last layer in the last."""
-        ends = list(accumulate(self.layers))
-        last = len(ends) - 1
-        beside = {"head": last, "mtp": last if self.mtp_stage is None else self.mtp_stage}
-        stages: list[list[tuple[int, str]]] = [[] for _ in ends]
-        for index, unit in enumerate(units.units):
-            if unit.type not in LAYERS or unit.layer is None:
-                stages[beside.get(unit.type, 0)].append((index, "none"))
-                continue
-            wanted = self.strategies.get(unit.layer, ("none", "none"))[unit.type == "mlp"]
-            stages[bisect_right(ends, unit.layer)].append((index, unit.strategy_named(wanted) or "none"))
-        return Partition(stages)
 
     def _schedule(self) -> Schedule:
         if isinstance(self.order, Schedule):

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 
+from debubble.costs import framework_with
+from debubble.costs.speed import PRODUCT_BYTES
 from debubble.exports.megatron import FSDP
 from debubble.imports.command_line import CommandLine
 from debubble.imports.deepspeed_partition import divided_states
@@ -108,6 +110,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         moment_dtype=_moment_dtype(arguments),
         sequence_parallel=tensor == 1 or "--sequence-parallel" in arguments,
         flash_attention=_keeps_no_scores(arguments),
+        framework=_framework(arguments),
     )
     strategies = _strategies(arguments, model, layers)
     return ImportedJob(
@@ -155,12 +158,39 @@ def _dtype(arguments: Arguments) -> str:
     """The dtype that the file says before one that is the framework's default."""
     names = [name for name in ("bf16", "fp16") if f"--{name}" in arguments]
     said = [name for name in names if arguments.settings.get(f"--{name}")]
-    fp8 = [name for name in _FP8 if name in arguments]
-    return "fp8" if fp8 else next(iter(said or names), "fp32")
+    if any(name in arguments for name in _FP8):
+        return "mxfp8" if arguments.word("--fp8-recipe") == "mxfp8" else "fp8"
+    return "nvfp4" if _FP4 in arguments else next(iter(said or names), "fp32")
 
 
 _FP8 = ("--fp8-format", "--fp8", "--fp8-hybrid", "--fp8-e4m3")
-_DTYPES = ("--bf16", "--fp16", *_FP8)
+_FP4 = "--fp4-format"
+_DTYPES = ("--bf16", "--fp16", *_FP8, _FP4)
+
+
+def _framework(arguments: Arguments) -> str:
+    """What the arguments fuse, overlap and keep otherwise than is priced without them."""
+    return framework_with(
+        keeps_8_bits=True if _dtype(arguments) in PRODUCT_BYTES else None,
+        adapted="qkv" if set(arguments.words("peft.target_modules")) == {"linear_qkv"} else None,
+        tensor_overlap=True if "--tp-comm-overlap" in arguments else None,
+        gradient_overlap=True if "--overlap-grad-reduce" in arguments else None,
+        dispatches_once=True if _dispatches_once(arguments) else None,
+        graphs=_graphs(arguments),
+    )
+
+
+def _dispatches_once(arguments: Arguments) -> bool:
+    """Tell whether tokens travel by DeepEP or HybridEP."""
+    return "--moe-enable-deepep" in arguments or arguments.word("--moe-token-dispatcher-type") == "flex"
+
+
+def _graphs(arguments: Arguments) -> str | None:
+    """The CUDA graphs: of a step, of layers, or what Megatron has by default."""
+    kind, scope = arguments.word("--cuda-graph-impl", "none"), arguments.words("--cuda-graph-scope")
+    if kind == "full_iteration" or "full_iteration" in scope:
+        return "step"
+    return "layers" if kind != "none" or "--enable-cuda-graph" in arguments else None
 
 
 def _gradient_dtype(arguments: Arguments) -> str:

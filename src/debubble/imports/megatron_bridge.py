@@ -81,8 +81,13 @@ def _arguments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _precision(recipe: str) -> Iterator[tuple[str, Any]]:
     """The dtypes of a recipe such as `bf16_with_fp8_delayed_scaling_mixed`."""
     yield "--fp16" if recipe.startswith("fp16") else "--bf16", True
-    if "fp8" in recipe:
+    if "mxfp8" in recipe:
+        yield "--fp8-format", "e4m3"
+        yield "--fp8-recipe", "mxfp8"
+    elif "fp8" in recipe:
         yield "--fp8-format", "hybrid"
+    elif "nvfp4" in recipe:
+        yield "--fp4-format", "e2m1"
 
 
 def _precision_entry(name: str, value: Any) -> Iterator[tuple[str, Any]]:

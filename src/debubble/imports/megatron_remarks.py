@@ -35,7 +35,7 @@ def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
     if "--deepspeed" in arguments and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
-    yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise")
+    yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--main-params-dtype", "fp32")
     if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
         for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
@@ -45,7 +45,7 @@ def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
         if kind != "LoRA":
             yield f"peft._target_ is {kind}, and the prediction counts on LoRA."
         modules = set(arguments.words("peft.target_modules"))
-        if modules and modules != _ADAPTED:
+        if modules and modules not in (_ADAPTED, {"linear_qkv"}):
             yield f"peft.target_modules is {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
     yield from arguments.assume("--min-offloaded-tensor-size", "0")
     for name in _COUNTED:
@@ -59,20 +59,18 @@ _ADAPTED = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
 """The linear layers that adapters are predicted on, by Megatron-Bridge's names."""
 
 _COUNTED = (
-    "--moe-token-dispatcher-type", "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer",
+    "--ckpt-format", "--use-distributed-optimizer", "--use-precision-aware-optimizer",
     "--disable-bias-linear", "--add-bias-linear", "--use-flash-attn", "--use-flash-attn-v2", "--moe-grouped-gemm",
     "--sequence-parallel", "--accumulate-allreduce-grads-in-fp32", "--fp8-format", "--fp8", "--deepspeed",
     "--checkpoint-activations", "--checkpoint-num-layers", "--deepspeed-activation-checkpointing",
     "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights", "--main-grads-dtype",
-    "--grad-reduce-in-bf16",
+    "--grad-reduce-in-bf16", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather",
+    "--moe-enable-deepep", "--enable-cuda-graph", "--cuda-graph-impl", "--cuda-graph-scope", "--fp4-format",
 )  # fmt: skip
 """Arguments that change nothing next to those that were read."""
 
 _UNPRICED = {
     "--delta-offload-bytes-across-pp-ranks": "all ranks are predicted to offload alike.",
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups are predicted to be as long as the pipeline.",
-    "--tp-comm-overlap": "tensor-parallel messages are predicted to be waited for.",
-    "--overlap-grad-reduce": "gradients are predicted to be summed after the pipeline.",
-    "--overlap-param-gather": "parameters are predicted to be gathered after the optimizer's step.",
 }
 """Arguments that change a step and are not predicted."""

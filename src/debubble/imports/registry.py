@@ -30,6 +30,7 @@ class UserFacts:
         dtype: Of computing; None: as the configuration says.
         lora: Rank of adapters; None: as the configuration says.
         quantize: Format of frozen weights; None: as the configuration says.
+        framework: What is priced, as `NAME@VERSION[,TRAIT=VALUE ...]`; None: as the configuration says.
     """
 
     cluster: Cluster
@@ -40,6 +41,7 @@ class UserFacts:
     dtype: str | None = None
     lora: int | None = None
     quantize: str | None = None
+    framework: str | None = None
 
     def __post_init__(self) -> None:
         for name, number in self._numbers.items():
@@ -55,7 +57,9 @@ class UserFacts:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the run that are given, whatever the configuration says."""
-        given = {"dtype": self.dtype, "lora": self.lora, "quantize": self.quantize}
+        given = {
+            "dtype": self.dtype, "lora": self.lora, "quantize": self.quantize, "framework": self.framework
+        }  # fmt: skip
         return {name: value for name, value in given.items() if value is not None}
 
     def check_followed(self, job: ImportedJob, path: Path) -> None:

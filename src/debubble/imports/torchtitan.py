@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from debubble.costs import framework_with
 from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.model import hub_model
 from debubble.imports.registry import UserFacts, importer
@@ -119,6 +120,7 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
         dtype=_dtype(read),
         sequence_parallel=bool(read.get("parallelism.enable_sequence_parallel", True)) or tensor == 1,
+        framework=_framework(read),
     )
     return ImportedJob(
         target="torchtitan",
@@ -262,6 +264,17 @@ def _policy(read: SettingsReader) -> str:
         return next(saved, "none")
     mode = str(read.get(f"{part}.mode", "none"))
     return str(read.get(f"{part}.selective_ac_option")) if mode == "selective" else mode
+
+
+def _framework(read: SettingsReader) -> str:
+    """What the file fuses and overlaps otherwise than is priced without it."""
+    eager = False if read.get("compile.enable", True) is False else None
+    return framework_with(
+        compiled=eager,
+        fused_activation=eager,
+        fused_loss=eager,
+        tensor_overlap=True if read.get("parallelism.enable_async_tensor_parallel", False) else None,
+    )
 
 
 def _unsaid(read: SettingsReader, given: UserFacts) -> dict[str, str]:

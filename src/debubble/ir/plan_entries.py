@@ -55,7 +55,8 @@ class RunOptions:
         expert_tensor: Ranks that divide each expert; None: as many as `tensor`.
         zero: What replicas divide: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
         optimizer: `adamw`, `adam`, `adamw-8bit`, `lion`, `muon`, `momentum` or `sgd`.
-        dtype: Of computing: `bf16`, `fp16`, `fp32`, or `fp8` for products next to bf16 activations.
+        dtype: Of computing: `bf16`, `fp16`, `fp32`, or the products' own next to bf16 activations: `fp8` (a scale per
+            tensor), `mxfp8` (per 32 numbers) or `nvfp4` (4 bits, per 16).
         lora: Rank of the low-rank adapters that are trained instead of the model's own parameters; 0: those are.
         quantize: Format of the frozen weights of linear layers next to adapters: `nf4` (4 bits, as in QLoRA), or
             `nf4-dq`, whose scales have 8 bits (double quantisation); None: the dtype's.
@@ -67,6 +68,8 @@ class RunOptions:
         moment_dtype: Of the optimizer's moments: `fp32`, `bf16` or `fp16`.
         sequence_parallel: Tensor-parallel ranks divide norms and the residual stream, too.
         flash_attention: A fused attention core, which keeps no scores.
+        framework: The framework whose kernels and overlaps are priced, as `NAME@VERSION[,TRAIT=VALUE ...]`; empty: that
+            of the target, or Megatron-LM's defaults.
     """
 
     micro_batch_size: int = 1
@@ -89,6 +92,7 @@ class RunOptions:
     moment_dtype: str = "fp32"
     sequence_parallel: bool = True
     flash_attention: bool = True
+    framework: str = ""
 
     @property
     def expert_shards(self) -> int:

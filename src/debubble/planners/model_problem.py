@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, model_units, with_profile
+from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, framework_of_options, model_units, with_profile
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Partition, Units
 from debubble.ir import InputError, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model
 from debubble.planners.partitioning.balance import even_counts
+from debubble.planners.partitioning.by_layers import partition_by_layers
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.plans import Plan
 from debubble.schedules import schedules
@@ -53,20 +54,24 @@ def problem_of(
         effort=effort,
         seed=seed, deadline=deadline, cache=cache, objective=objective_of(options),
         tail=StepTail(
-            model=model, cluster=cluster, options=options, pipeline=devices, framework=framework_of(target)
+            model=model, cluster=cluster, options=options, pipeline=devices, framework=framework_of(options, target)
         ),
         target=target,
     )  # fmt: skip
 
 
-def framework_of(target: str | None) -> Framework:
-    """The framework for a target: debubble's own runtime gathers whole stages with ZeRO-3, the others unit by unit."""
-    return MEGATRON if target in (None, "debubble") else FSDP
+def framework_of(options: RunOptions, target: str | None) -> Framework:
+    """The framework that the options name, or else the target's.
+
+    debubble's own runtime gathers whole stages with ZeRO-3, the others unit by unit.
+    """
+    return framework_of_options(options.framework, MEGATRON if target in (None, "debubble") else FSDP)
 
 
 def framework_of_plan(plan: Plan) -> Framework:
     """The framework with which a plan's costs were made."""
-    return FSDP if plan.options.zero >= 3 and not plan.costs.gathers else MEGATRON
+    gathers_units = plan.options.zero >= 3 and not plan.costs.gathers
+    return framework_of_options(plan.options.framework, FSDP if gathers_units else MEGATRON)
 
 
 def tail_seconds(plan: Plan, model: Model, cluster: Cluster) -> float:
@@ -86,7 +91,7 @@ def half_layers(
     target: str | None = None,
 ) -> Units:
     """The units in which plans list a model's stages, with the memory of the target."""
-    units = model_units(model, cluster, options, pipeline=pipeline, framework=framework_of(target))
+    units = model_units(model, cluster, options, pipeline=pipeline, framework=framework_of(options, target))
     levers = None if target is None else targets[target].levers_of(options)
     if units.on_devices and (profile is not None or levers is not None):
         raise InputError("Pipelines on devices of several types are planned without a profile and without --for.")
@@ -123,6 +128,7 @@ def fixed_configuration(
     chunks: int | None = None,
     recompute: str | None = None,
     memory_limit: float | str | None = None,
+    layers: Sequence[int] | None = None,
     host_chunks: int = 0,
     schedule_options: Mapping[str, Any] | None = None,
     **options: Any,
@@ -141,6 +147,8 @@ def fixed_configuration(
             `recomputed_stages`), for those alone, while the others keep everything.  None: `full` on the stages that
             the schedule names, `none` on all others.
         memory_limit: Per device, bytes or a text such as `20GiB`; None: the cluster's.
+        layers: Decoder layers of every stage; None: units are divided evenly.  They recompute alike, and what is before
+            and after them nothing.
         host_chunks: Chunks of every device, the last ones, whose optimizer states and step are the host's.
         schedule_options: Options of the schedule.
         options: Those of RunOptions.
@@ -167,6 +175,8 @@ def fixed_configuration(
             raise InputError(f"The schedule '{schedule}' does not cut sequences into slices; seq1f1b does.")
         given["slices"] = run.slices
     chunks = chunks or entry.default_chunks
+    if layers is not None:
+        return _of_layers(model, units, layers, entry, devices, micro_batches, recompute)
     counts = even_counts(units, devices * chunks)
     can_choose = bool(_STAGES_THAT_RECOMPUTE & entry.options)
     everywhere = Partition.cut(units, counts, strategy=recompute or ("full" if can_choose else "none"))
@@ -188,6 +198,29 @@ def fixed_configuration(
         raise InputError("--host-chunks needs a cluster with a link to the host, and no --host-optimizer.")
     hosted = made.placement.last_chunks(host_chunks)
     return made.with_host_steps(hosted), units.stage_costs(partition, made.placement, on_host=hosted)
+
+
+def _of_layers(
+    model: Model,
+    units: Units,
+    layers: Sequence[int],
+    entry: ScheduleEntry,
+    devices: int,
+    micro_batches: int,
+    recompute: str | None,
+) -> tuple[Schedule, StageCosts]:
+    """The schedule and stage costs of stages that are given by their layers."""
+    if len(layers) % devices or sum(layers) != model.layers:
+        raise InputError(
+            f"--layers has {sum(layers)} layers on {len(layers)} stages; the model has {model.layers}, and its stages"
+            f" are a multiple of the {devices} pipeline devices."
+        )
+    chosen = recompute or "none"
+    partition = partition_by_layers(units, layers, dict.fromkeys(range(model.layers), (chosen, chosen)))
+    chunks = len(layers) // devices
+    made = entry(devices=devices, micro_batches=micro_batches, chunks=chunks if chunks > 1 else None)
+    made = replace(made, fused_recompute=partition.recomputing)
+    return made, units.stage_costs(partition, made.placement)
 
 
 def _chooses(entry: ScheduleEntry, given: Mapping[str, Any]) -> bool:

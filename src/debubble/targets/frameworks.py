@@ -95,7 +95,7 @@ MEGATRON = (
     adam_on_hosts,
     small_moments_divided,
     experts_to_overlap,
-    fused_attention("bf16", "fp16", "fp8"),
+    fused_attention("bf16", "fp16", "fp8", "mxfp8"),
     text_alone,
 )
 """Rules of Megatron-LM, and of what takes its arguments."""

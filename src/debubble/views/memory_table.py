@@ -28,7 +28,7 @@ UNITS = {"GiB": 2**30, "MiB": 2**20}
 WITHOUT_DECIMALS = 100
 """From here on sizes are shown without decimals."""
 SHORT = {"with recomputation": "full"}
-STYLES = {"yes": "green", "with recomputation": "yellow", "no": "red"}
+STYLES = {"yes": "green", "likely": "green", "with recomputation": "yellow", "no": "red"}
 
 
 def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_out: int) -> RenderableType:
@@ -56,10 +56,15 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
     chunks = max((each.degrees.chunks or 1 for each in footprints if each.degrees.zero < 3), default=gathering)
     order = f"interleaved 1F1B of {chunks} chunks" if chunks > 1 else "1F1B"
     sharded = f" (with ZeRO-3 up to {gathering} chunks, two of them gathered)" if gathering > chunks else ""
+    doubt = (
+        f" `likely` where published runs like these took up to {max(each.most for each in footprints):.2f} times the"
+        " predicted bytes, which is more than there is;"
+    )
+    doubtful = doubt * any(each.fits == "likely" for each in footprints)
     words = (
         f"Degrees are {' x '.join(names)}, with {order} on even stages"
-        f"{sharded}: `yes` as they are, `full` if they recompute everything; offload and host optimizers, which `plan`"
-        " knows too, are not counted."
+        f"{sharded}: `yes` as they are,{doubtful} `full` if they recompute"
+        " everything; offload and host optimizers, which `plan` knows too, are not counted."
     )
     more = f"  {left_out} choices with context or expert ranks, or tensor ranks over several nodes, are in --json."
     return Group(Text(_verdict(footprints), style="bold"), table, Text(words + more * bool(left_out)))
@@ -70,7 +75,7 @@ def _verdict(footprints: Sequence[Footprint]) -> str:
     fitting = [each for each in footprints if each.fits != "no"]
     if not fitting:
         return "No choice fits by recomputation alone; `debubble plan` also tries offload and CPU optimizers."
-    as_it_is = [each for each in fitting if each.fits == "yes"]
+    as_it_is = [each for each in fitting if each.fits == "yes"] or [each for each in fitting if each.fits == "likely"]
 
     def bytes_of(each: Footprint) -> float:
         return float((each.kept if as_it_is else each.recomputed).total)

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from debubble.costs.accuracy import STEP
-from debubble.formatting import time_words
+from debubble.costs.accuracy import accuracy_of
+from debubble.formatting import size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import plan_runs_in
@@ -70,7 +70,7 @@ def plan_screen(
         ("Recompute", [*_recomputation(plan)]),
         ("Offload", [*_offload(plan)]),
         ("Runs in", [*_runs_in(plan, elsewhere)]),
-        ("Predicted", [*_accuracy(plan)]),
+        ("Predicted", [*_accuracy(plan, scene)]),
     ]
     lines = [Text(_title(plan), style="bold"), *_speed(scene, why, tokens), Text()]
     lines += [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
@@ -182,12 +182,20 @@ def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
         yield "adapters are configured by hand elsewhere"
 
 
-def _accuracy(plan: Plan) -> Iterator[str]:
-    """How far off predictions were, where the costs were computed and not measured."""
+def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
+    """The intervals of step and memory, where the costs were computed and not measured."""
     if plan.profile is not None:
         yield "from measured units"
         return
-    yield f"published steps: {STEP.words}"
+    if plan.model_on_cluster is None:
+        return
+    step = accuracy_of("step", *plan.model_on_cluster, plan.options)
+    memory = accuracy_of("memory", *plan.model_on_cluster, plan.options)
+    seconds, peak = step.of(float(scene.step_time)), memory.of(max(map(float, scene.peak_memory)))
+    low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
+    yield f"{low} to {high} a step, as {step.runs} published runs ({step.group})"
+    yield f"up to {size_words(peak.high)} on a device"
+    yield "`profile` narrows it"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:

@@ -103,8 +103,16 @@ def test_every_choice_has_every_level_once() -> None:
 def test_the_command_prints_all_choices_as_json(json_of: Any) -> None:
     answer = json_of("fits", "llama3-8b", "--cluster", "8xH100-80GB")
     assert len(answer["footprints"]) == len(footprints(job()))
-    assert {row["fits"] for row in answer["footprints"]} == {"yes", "with recomputation", "no"}
+    assert {row["fits"] for row in answer["footprints"]} == {"yes", "likely", "with recomputation", "no"}
     assert answer["reserve"] == pytest.approx(8 * 2**30)
+
+
+def test_what_may_take_more_than_there_is_fits_likely() -> None:
+    kept = footprints(job())[0]
+    room = replace(kept, limit=kept.kept.total, memory=1.1 * kept.kept.total)
+
+    assert replace(room, most=1.1).fits == "yes"
+    assert replace(room, most=1.2).fits == "likely"
 
 
 def test_the_table_says_what_fits_and_what_is_in_json_alone(run: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from debubble.costs.accuracy import accuracy_of
 from debubble.costs.units import Partition, StateBytes, Unit, Units
 from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
 from debubble.ir.degrees import Degrees, MemoryParts
@@ -21,7 +22,7 @@ from debubble.planners.degrees.space import Job, divisors, in_order, smallest_ba
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import Problem
 
-Fit = Literal["yes", "with recomputation", "no"]
+Fit = Literal["yes", "likely", "with recomputation", "no"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +34,19 @@ class Footprint:
     recomputed: MemoryParts
     limit: float
     """Bytes that a plan may use."""
+    memory: float
+    """Bytes that the device has."""
+    most: float = 1.0
+    """The most that measured runs like this took, over what is predicted."""
 
     @property
     def fits(self) -> Fit:
-        """The way in which 1F1B fits: `yes` as it is, `with recomputation`, or `no`."""
+        """The way in which 1F1B fits: `yes` as it is, `with recomputation`, or `no`.
+
+        `likely`: as it is, but measured runs took so much more than predicted that it may not.
+        """
         if self.kept.total <= self.limit:
-            return "yes"
+            return "yes" if self.kept.total * self.most <= self.memory else "likely"
         return "with recomputation" if self.recomputed.total <= self.limit else "no"
 
 
@@ -82,7 +90,19 @@ def footprint(degrees: Degrees, problem: Problem) -> Footprint:
     fullest, smallest = (
         max(range(problem.devices), key=lambda d: parts[d].total - limits[d]) for parts in (kept, recomputed)
     )
-    return Footprint(degrees=degrees, kept=kept[fullest], recomputed=recomputed[smallest], limit=limits[smallest])
+    return Footprint(
+        degrees=degrees, kept=kept[fullest], recomputed=recomputed[smallest], limit=limits[smallest],
+        **_uncertainty(problem, limits[smallest]),
+    )  # fmt: skip
+
+
+def _uncertainty(problem: Problem, limit: float) -> dict[str, float]:
+    """The memory of a device, and what measured runs took over what is predicted."""
+    tail = problem.tail
+    if tail is None:
+        return {"memory": limit}
+    most = accuracy_of("memory", tail.model, tail.cluster, tail.options).high
+    return {"memory": limit + tail.cluster.reserve, "most": most}
 
 
 def too_large(problem: Problem) -> str | None:

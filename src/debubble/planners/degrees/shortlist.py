@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from debubble.costs import MEGATRON
+from debubble.costs import framework_of_options
 from debubble.costs.step import parameter_bytes
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.space import Job, configurations, of_one_size
@@ -65,7 +65,9 @@ def least_states(job: Job, degrees: Degrees, *, on_hosts: bool = False) -> float
     for parameters, divided, shards in (
         (model.parameters - experts, degrees.tensor, dense_shards), (experts, among, expert_shards)
     ):  # fmt: skip
-        size = parameter_bytes(options, shards=shards, gradient_bytes=MEGATRON.gradient_bytes)
+        size = parameter_bytes(
+            options, shards=shards, gradient_bytes=framework_of_options(options.framework).gradient_bytes
+        )
         size = size.frozen if options.lora else size
         total += parameters / divided * (size.total - size.optimizer * on_hosts)
     return total / degrees.pipeline

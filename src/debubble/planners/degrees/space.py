@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from typing import TypeVar, cast
 
-from debubble.costs import MEGATRON, Cluster
+from debubble.costs import Cluster, framework_of_options
 from debubble.costs.model_units import check, check_slices
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.step import parameter_bytes
@@ -225,7 +225,7 @@ def _check(job: Job, degrees: Degrees) -> None:
         check_slices(job.model, options)
     if job.target is not None:
         targets[job.target].check(options, job.model, pipeline=degrees.pipeline)
-    parameter_bytes(options, shards=1, gradient_bytes=MEGATRON.gradient_bytes)
+    parameter_bytes(options, shards=1, gradient_bytes=framework_of_options(options.framework).gradient_bytes)
     joined = job.target is not None and targets[job.target].levers is not None and not job.model.whole_layers
     units = len(job.model.units) - (job.model.layers if joined else 0)
     stages = degrees.pipeline * (degrees.chunks or 1)

@@ -1,0 +1,201 @@
+"""Training frameworks: what their kernels fuse, overlap, keep and capture.
+
+`NAME@VERSION` is the newest entry that is not newer than the version; without a version, the newest of all.  Single
+traits follow after commas: `megatron-bridge@26.02,graphs=layers`.  The name `target` is what is priced without a name,
+which depends on the target of a plan: `target,tensor_overlap=true`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from debubble.ir import InputError
+from debubble.ir.stage_costs import LARGEST
+
+Graphs = Literal["none", "layers", "step"]
+Attention = Literal["fused", "flash-2", "flash-1"]
+Adapted = Literal["all", "qkv"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A training framework's way to run the model: what its kernels fuse and what they keep."""
+
+    flash: bool = True
+    """A fused attention core, which keeps no attention scores."""
+    attention: Attention = "fused"
+    """The generation of the fused attention core: FlashAttention-1 or -2, or the hardware's newest (cuDNN 9, FA 3)."""
+    fused_activation: bool = True
+    """Activation function and multiply in one kernel, which keeps only its input."""
+    compiled: bool = True
+    """Chains of elementwise operators in one kernel, written by hand or by a compiler."""
+    fused_loss: bool = True
+    """Softmax and loss in the logits' own memory."""
+    sequence_parallel: bool = True
+    """Norms and residual stream divided over the tensor-parallel ranks."""
+    whole_layers: bool = True
+    """Full recomputation of both halves of a layer keeps one input, not two."""
+    gradient_bytes: int = 4
+    """Per parameter, in mixed precision."""
+    bucket_bytes: int = 0
+    """Bytes of the buffers in which gradients are reduced and parameters gathered, on every device."""
+    keeps_8_bits: bool = False
+    """The inputs of fp8 products are kept in 8 bits for their weights' gradients (Transformer Engine)."""
+    tensor_overlap: bool = False
+    """Tensor-parallel collectives next to the products that they feed or follow (Megatron's --tp-comm-overlap)."""
+    gradient_overlap: bool = False
+    """Gradients are reduced next to the last backward, and parameters gathered next to the first forward."""
+    keeps_gathered: bool = False
+    """Inputs of tensor-parallel products are kept as gathered, not gathered again backward (torch's DTensor)."""
+    adapted: Adapted = "all"
+    """The linear layers that LoRA gives adapters; the inputs of others are not kept, as their weights are frozen."""
+    grouped_experts: bool = True
+    """The products of a device's experts, and their casts, in one kernel; otherwise one after another."""
+    dispatches_once: bool = False
+    """A token travels once to a device and to a node, however many of its experts are there (DeepEP, HybridEP)."""
+    dispatch_overlap: bool = False
+    """Tokens travel next to the experts' computing of another micro-batch (DualPipe)."""
+    gathers_units: bool = False
+    """ZeRO-3 gathers the parameters of a unit at a time, for every micro-batch (FSDP), not those of a stage."""
+    graphs: Graphs | None = None
+    """Kernels that CUDA graphs launch: none, those of dense layers and routers, or all.  None: the host is not priced,
+    as if it always kept ahead of its device."""
+
+
+MEGATRON = Framework()
+DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2)
+EAGER = Framework(fused_activation=False, whole_layers=False)
+FSDP = Framework(gathers_units=True)
+
+TARGET = "target"
+"""The name of what is priced where no framework is named."""
+
+_NVIDIA = Framework(
+    gradient_bytes=2, keeps_8_bits=True, tensor_overlap=True, gradient_overlap=True, gathers_units=True,
+    grouped_experts=False, adapted="qkv", graphs="none",
+)  # fmt: skip
+_ZERO_BUCKETS = 2 * 500_000_000 * 2
+"""DeepSpeed's reduce_bucket_size and allgather_bucket_size by default, in 16 bits."""
+_OF_2021 = Framework(flash=False, sequence_parallel=False, fused_loss=False, graphs="none")
+
+_UNCOMPILED: Mapping[str, Any] = {"compiled": False, "fused_activation": False, "fused_loss": False}
+_TITAN = Framework(gathers_units=True, keeps_gathered=True, attention="flash-2", graphs="none")
+
+FRAMEWORKS: Mapping[str, Mapping[str, Framework]] = {
+    # Narayanan et al. 2021; Korthikanti et al. 2022 (sequence parallelism); Megatron-LM's defaults with Transformer
+    # Engine: flash attention, fused activation and loss, gradients in fp32, nothing overlapped.
+    "megatron-lm": {
+        "2021": replace(_OF_2021, gathers_units=True),
+        "2022": replace(_OF_2021, sequence_parallel=True, gathers_units=True),
+        "2024": Framework(keeps_8_bits=True, gathers_units=True, grouped_experts=False, graphs="none"),
+    },
+    # The performance recipes: gradients in bf16, overlapped collectives, LoRA on queries, keys and values.
+    "megatron-bridge": {"25.09": _NVIDIA},
+    "nemo": {"24.05": _NVIDIA},
+    # BigScience's fork: fused softmax of scores, gradients in 16 bits, no sequence parallelism.
+    "megatron-deepspeed": {"2021": replace(_OF_2021, gradient_bytes=2, bucket_bytes=_ZERO_BUCKETS)},
+    # The artifact of Yuan et al., ATC'24.
+    "megatron-kwai": {"2023": Framework(attention="flash-2", fused_activation=False, graphs="none")},
+    # DeepSeek-V3's report: DeepEP and DualPipe.
+    "hai-llm": {
+        "2024": Framework(
+            keeps_8_bits=True, gradient_overlap=True, dispatches_once=True, dispatch_overlap=True, graphs="none"
+        ),
+    },
+    # FSDP2 and DTensor; benchmarks are compiled from the end of 2024 on, the loss from 2025 on.
+    "torchtitan": {
+        "2024.06": replace(_TITAN, **_UNCOMPILED),
+        "2024.12": replace(_TITAN, fused_loss=False),
+        "2025.06": _TITAN,
+    },
+    # Transformer Engine's layers and DeepEP on FSDP2.
+    "automodel": {"25.10": Framework(gathers_units=True, keeps_gathered=True, dispatches_once=True, graphs="none")},
+    # FSDP1 with Triton's flash attention.
+    "llm-foundry": {"2023": replace(FSDP, attention="flash-1", graphs="none", **_UNCOMPILED)},
+    "maxtext": {"2024": replace(FSDP, gradient_bytes=2, graphs="step")},
+    # Its own kernels are the model's: transformers as they are.
+    "deepspeed": {
+        "2023": replace(
+            DEEPSPEED, attention="flash-2", bucket_bytes=_ZERO_BUCKETS, graphs="none", **_UNCOMPILED
+        ),
+    },
+    "qlora-pipe": {"2024": replace(DEEPSPEED, attention="flash-2", compiled=False, graphs="none")},
+    "torch": {"2.0": replace(EAGER, attention="flash-2", graphs="none", **_UNCOMPILED)},
+}  # fmt: skip
+"""Framework -> version -> its traits from that version on."""
+FRAMEWORK_NAMES = tuple(f"{name}@{version}" for name, versions in FRAMEWORKS.items() for version in versions)
+"""Every `NAME@VERSION` that there is."""
+
+
+def framework_with(**traits: bool | int | str | None) -> str:
+    """What is priced without a name, with these traits, as `--framework` takes it; None: as it is."""
+    given = [f"{trait}={str(value).lower()}" for trait, value in traits.items() if value is not None]
+    return ",".join([TARGET, *given]) if given else ""
+
+
+def framework_of_options(text: str, default: Framework = MEGATRON) -> Framework:
+    """The framework that a run's options name; `default`, if they name none."""
+    return named_framework(text, default) if text else default
+
+
+@lru_cache
+def named_framework(text: str, default: Framework = MEGATRON) -> Framework:
+    """The framework that `NAME[@VERSION][,TRAIT=VALUE ...]` means; `default` is what `target` is.
+
+    Raises:
+        InputError: If there is no such framework, version or trait.
+    """
+    name, *traits = [part.strip() for part in text.split(",")]
+    name, _, version = name.partition("@")
+    versions = {"": default} if name == TARGET else FRAMEWORKS.get(name)
+    if versions is None:
+        near = get_close_matches(name, FRAMEWORKS, 1)
+        known = f"did you mean {near[0]}?" if near else f"there are: {', '.join(FRAMEWORKS)}."
+        raise InputError(f"There is no framework '{name}'; {known}")
+    given = {key.strip(): value.strip() for key, _, value in (trait.partition("=") for trait in traits)}
+    return replace(_version_of(name, versions, version), **{key: _trait(key, value) for key, value in given.items()})
+
+
+def _version_of(name: str, versions: Mapping[str, Framework], version: str) -> Framework:
+    if not version:
+        return versions[max(versions, key=_numbers)]
+    try:
+        not_newer = [known for known in versions if _numbers(known) <= _numbers(version)]
+    except ValueError:
+        raise InputError(f"'{version}' is no version of {name}; write it as numbers, such as {name}@2026.1.") from None
+    return versions[max(not_newer, key=_numbers) if not_newer else min(versions, key=_numbers)]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split("."))) if version else ()
+
+
+def _trait(name: str, value: str) -> Any:
+    """The value of a trait, of the trait's own type; raises InputError if it is none."""
+    hints = get_type_hints(Framework)
+    if name not in {f.name for f in fields(Framework)}:
+        near = get_close_matches(name, hints, 1)
+        known = f"did you mean {near[0]}?" if near else f"there are: {', '.join(hints)}."
+        raise InputError(f"A framework has no trait '{name}'; {known}")
+    if hints[name] is int:
+        if not value.isdecimal() or int(value) > LARGEST:
+            raise InputError(f"{name} is '{value}'; it must be a number of bytes.")
+        return int(value)
+    allowed = ("true", "false") if hints[name] is bool else tuple(_words_of(hints[name]))
+    if value not in allowed:
+        raise InputError(f"{name} is '{value}'; it must be one of: {', '.join(allowed)}.")
+    return value == "true" if hints[name] is bool else value
+
+
+def _words_of(hint: Any) -> Iterator[str]:
+    """The words of a Literal, or of the Literals of a union."""
+    if get_origin(hint) in (Union, types.UnionType):
+        for part in get_args(hint):
+            yield from _words_of(part)
+    elif get_origin(hint) is Literal:
+        yield from get_args(hint)

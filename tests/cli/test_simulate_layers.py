@@ -1,0 +1,48 @@
+"""Stages by their layers on the command line, which reproduces the predictions of measured runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from measured.__main__ import row_of
+from measured.commands import command_of
+from measured.records import records
+from typer.testing import CliRunner
+
+from debubble.cli.app import with_all_commands
+from debubble.ir import InputError
+from debubble.planners.partitioning.by_layers import layers_named
+
+NAMES = ("megatron_bridge_26_04/13", "nemo_24_07/06")
+RECORDS = {record.name: record for record in records() if record.name in NAMES}
+
+
+def simulated(command: str) -> Any:
+    answer = CliRunner().invoke(with_all_commands(), shlex.split(command)[1:])
+    assert answer.exit_code == 0, answer.output
+    return json.loads(answer.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_of_a_run_prints_its_prediction(name: str) -> None:
+    assert simulated(command_of(RECORDS[name]))["step_time"] == pytest.approx(row_of(RECORDS[name])["step"])
+
+
+def test_layers_are_written_in_short() -> None:
+    assert layers_named("15,2x16,1") == (15, 16, 16, 1)
+
+
+@pytest.mark.parametrize("text", ["", "2x", "x3", "a", "1,,2"])
+def test_what_are_no_layers_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="are no layers of stages; write them as 15,6x16,15"):
+        layers_named(text)
+
+
+def test_layers_that_are_not_the_models_are_refused() -> None:
+    command = "simulate llama3-8b --cluster 4xH100 --schedule 1f1b --layers 8,8,8,7"
+    error = CliRunner().invoke(with_all_commands(), command.split()).exception
+
+    assert "--layers has 31 layers on 4 stages; the model has 32" in str(error)

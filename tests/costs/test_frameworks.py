@@ -1,0 +1,199 @@
+"""What a framework fuses, overlaps, keeps and captures, by its name and version."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from debubble.costs import DEEPSPEED, FSDP, MEGATRON, Cluster, Framework, StepTail, Units, model_units
+from debubble.costs.frameworks import FRAMEWORKS, framework_of_options, framework_with, named_framework
+from debubble.costs.known_hardware import HOST_CALL, hardware
+from debubble.costs.speed import Speed
+from debubble.ir import InputError, RunOptions
+from debubble.models import models
+
+H100, BLACKWELL = Cluster.parse("8xH100-80GB"), Cluster.parse("8xB200-192GB")
+OPTIONS = RunOptions(tensor=8)
+
+
+def units(framework: Framework, *, model: str = "llama3-8b", options: RunOptions = OPTIONS) -> Units:
+    return model_units(models[model], H100, options, framework=framework)
+
+
+def test_a_version_is_the_newest_that_is_not_newer() -> None:
+    assert named_framework("torchtitan@2024.11") == FRAMEWORKS["torchtitan"]["2024.06"]
+
+
+def test_a_version_before_the_first_is_the_first() -> None:
+    assert named_framework("torchtitan@2020.1") == FRAMEWORKS["torchtitan"]["2024.06"]
+
+
+def test_a_name_without_a_version_is_the_newest() -> None:
+    assert named_framework("torchtitan") == FRAMEWORKS["torchtitan"]["2025.06"]
+
+
+def test_single_traits_override_the_frameworks() -> None:
+    changed = named_framework("nemo@24.09,graphs=step,gradient_bytes=4,tensor_overlap=false")
+
+    assert changed == replace(named_framework("nemo"), graphs="step", gradient_bytes=4, tensor_overlap=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("megatron", "There is no framework 'megatron'; did you mean megatron-lm?"),
+        ("nemo@new", "'new' is no version of nemo; write it as numbers"),
+        ("nemo,overlap=true", "A framework has no trait 'overlap'"),
+        ("nemo,graphs=all", "graphs is 'all'; it must be one of: none, layers, step."),
+        ("nemo,flash=yes", "flash is 'yes'; it must be one of: true, false."),
+        ("nemo,gradient_bytes=two", "gradient_bytes is 'two'; it must be a number of bytes."),
+    ],
+)
+def test_what_is_no_framework_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence.replace(".", "[.]")):
+        named_framework(text)
+
+
+def test_the_target_without_a_name_has_traits_too() -> None:
+    assert framework_of_options("target,flash=false", FSDP) == replace(FSDP, flash=False)
+    assert framework_of_options("", DEEPSPEED) == DEEPSPEED
+
+
+def test_traits_are_written_as_the_option_takes_them() -> None:
+    assert framework_with(flash=False, graphs=None, gradient_bytes=2) == "target,flash=false,gradient_bytes=2"
+    assert framework_with(flash=None) == ""
+
+
+def test_the_options_name_the_framework_of_units() -> None:
+    named = model_units(models["llama3-8b"], H100, replace(OPTIONS, framework="torchtitan@2024.06"))
+
+    assert named == units(named_framework("torchtitan@2024.06"))
+
+
+def test_the_host_bounds_small_units_that_no_graph_launches() -> None:
+    attention = units(replace(MEGATRON, graphs="none")).units[1]
+
+    assert attention.forward == pytest.approx(8 * HOST_CALL)
+    assert attention.backward_input + attention.backward_weight == pytest.approx(8 * HOST_CALL)
+
+
+def test_a_graph_of_layers_leaves_the_host_the_experts() -> None:
+    options = RunOptions(data=8, expert=8)
+    mlp = units(replace(MEGATRON, graphs="layers"), model="qwen3-30b-a3b", options=options).units[2]
+
+    assert mlp.forward == pytest.approx(19 * HOST_CALL)
+
+
+def test_a_graph_of_the_step_launches_kernels_one_after_another() -> None:
+    assert Speed.of(hardware["H100-80GB"], "bf16", replace(MEGATRON, graphs="step")).launch == 3e-6
+
+
+def test_inputs_of_fp8_products_are_kept_in_8_bits() -> None:
+    options = RunOptions(dtype="fp8")
+    wide, narrow = (units(replace(MEGATRON, keeps_8_bits=kept), options=options).units[2] for kept in (False, True))
+
+    assert wide.activation - narrow.activation == 4096 * (4096 + 14336)
+
+
+def test_the_attention_core_keeps_its_result_and_the_next_products_input() -> None:
+    options = RunOptions(dtype="fp8")
+    wide, narrow = (units(replace(MEGATRON, keeps_8_bits=kept), options=options).units[1] for kept in (False, True))
+
+    assert narrow.activation == wide.activation
+
+
+def test_adapters_on_projections_alone_keep_nothing_in_the_mlp() -> None:
+    options = RunOptions(lora=16)
+    everywhere, few = (units(replace(MEGATRON, adapted=where), options=options).units[2] for where in ("all", "qkv"))
+
+    assert everywhere.activation - few.activation > 2 * 4096 * (4096 + 14336)
+    assert few.backward_weight == 0
+
+
+def test_experts_one_after_another_launch_as_many_kernels() -> None:
+    options = RunOptions(data=8, expert=8)
+    together, apart = (
+        units(replace(MEGATRON, grouped_experts=grouped), model="qwen3-30b-a3b", options=options).units[2]
+        for grouped in (True, False)
+    )
+
+    assert apart.forward - together.forward == pytest.approx(2 * 15 * 15e-6)
+
+
+def test_torchs_loss_keeps_fourteen_bytes_per_logit() -> None:
+    fused, eager = (units(replace(MEGATRON, fused_loss=loss)).units[-1] for loss in (True, False))
+
+    assert eager.activation - fused.activation == pytest.approx(10 * 4096 * 128256 / 8)
+
+
+def test_elementwise_operators_one_after_another_move_more() -> None:
+    assert units(replace(MEGATRON, compiled=False)).units[1].forward > units(MEGATRON).units[1].forward
+
+
+def test_buckets_take_memory_on_every_device() -> None:
+    plain, bucketed = (units(replace(MEGATRON, bucket_bytes=size)).units for size in (0, 1000))
+
+    assert [unit.workspace + 1000 for unit in plain] == [unit.workspace for unit in bucketed]
+
+
+def test_flash_attention_2_is_slower_on_hopper() -> None:
+    speed = Speed.of(hardware["H100-80GB"], "bf16", replace(MEGATRON, attention="flash-2"))
+    newest = Speed.of(hardware["H100-80GB"], "bf16")
+
+    assert speed.attention(1e12, rows=1e6) - 15e-6 == pytest.approx((newest.attention(1e12, rows=1e6) - 15e-6) / 0.55)
+
+
+def test_narrow_heads_are_slower() -> None:
+    speed = Speed.of(hardware["H100-80GB"], "bf16")
+    wide, narrow = (speed.attention(1e12, rows=1e6, width=width) - 15e-6 for width in (128, 64))
+
+    assert narrow == pytest.approx(wide * 2**0.6)
+
+
+@pytest.mark.parametrize(("dtype", "share", "peak"), [("fp8", 1.2, 4500e12), ("mxfp8", 1.14, 4500e12)])
+def test_products_in_8_bits_reach_their_share_on_blackwell(dtype: str, share: float, peak: float) -> None:
+    speed = Speed.of(BLACKWELL.slowest, dtype)
+
+    assert speed.linear(8192, 8192, 8192) - 15e-6 == pytest.approx(2 * 8192**3 / (peak * share * 0.45))
+
+
+def test_four_bits_need_hardware_that_has_them() -> None:
+    with pytest.raises(InputError, match="H100-80GB has no nvfp4: give --dtype bf16, or fp4_flops in a cluster file"):
+        Speed.of(hardware["H100-80GB"], "nvfp4")
+
+
+def test_less_power_lowers_the_clock_by_its_cube_root() -> None:
+    limited = Cluster.from_dict({"devices": "8xH100-80GB", "power": 700 / 8}).slowest.efficiency
+
+    assert limited.matmul[-1][1] == pytest.approx(0.66 / 2)
+    assert limited.memory == 0.8
+
+
+def test_power_of_a_device_without_a_stated_one_is_refused() -> None:
+    with pytest.raises(InputError, match="power is given for L40S-48GB, whose own is not known"):
+        Cluster.from_dict({"devices": "8xL40S", "power": 300})
+
+
+def test_a_share_of_fp8_may_be_above_one() -> None:
+    assert Cluster.from_dict({"devices": "8xB200", "efficiency": {"fp8": 1.5}}).slowest.efficiency.fp8 == 1.5
+
+
+def test_overlapped_gradients_take_no_time_after_the_pipeline() -> None:
+    options = RunOptions(data=8, zero=1)
+    plain, hidden = (
+        StepTail(model=models["llama3-8b"], cluster=H100, options=options, framework=framework)
+        for framework in (MEGATRON, replace(MEGATRON, gradient_overlap=True))
+    )
+
+    assert hidden.after() < 0.1 * plain.after()
+
+
+def test_replicas_of_experts_meet_over_the_network() -> None:
+    cluster = Cluster.parse("64xH100-80GB")
+    within, across = (
+        StepTail(model=models["qwen3-30b-a3b"], cluster=cluster, options=RunOptions(data=64, expert=expert, zero=1))
+        for expert in (1, 8)
+    )
+
+    assert across.after() > 0.2 * within.after()
