@@ -161,9 +161,11 @@ def moment_bytes(options: RunOptions) -> int:
 
 
 def bytes_of_gradient(options: RunOptions, framework: int) -> int:
-    """Bytes of a gradient: in mixed precision the framework's, or two where the run keeps gradients in bf16."""
+    """Bytes of a gradient: in mixed precision the framework's, or two where the run keeps gradients in 16 bits."""
     element = _state_bytes("gradient", options.gradient_dtype)
-    return min(framework, element) if element_bytes(options.dtype) == 2 else 4
+    if element_bytes(options.dtype) != 2:
+        return 4
+    return element if element < 4 else framework
 
 
 def _state_bytes(what: str, dtype: str) -> int:
