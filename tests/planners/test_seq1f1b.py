@@ -56,6 +56,13 @@ def test_what_cannot_be_cut_is_refused(options: dict[str, Any], reason: str) -> 
         planned(**options)
 
 
+def test_a_search_of_degrees_plans_many_slices() -> None:
+    job = {"global_batch": 4, "sequence_length": 131_072, "context": 1, "tensor": 2, "effort": 1.0}
+    plan = db.plan("llama3-8b", "8xH100-80GB", **job)
+    assert plan.schedule.slices > 8
+    assert plan.degrees.slices == plan.schedule.slices
+
+
 def test_models_without_keys_to_hand_on_are_refused() -> None:
     with pytest.raises(InputError, match="only layers of causal attention with keys and values of their own"):
         db.plan("deepseek-v3", "8xH100-80GB", slices=2)

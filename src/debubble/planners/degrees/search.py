@@ -190,6 +190,8 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
     """The fastest answer of the quick plan and these planners, one after another in this process."""
     answers: list[Result] = []
     reasons: list[DebubbleError] = []
+    if problem.slices > 1:
+        names = planners_for(problem)
     for name in (QUICK, *names):
         try:
             if name == QUICK:
@@ -352,7 +354,7 @@ class _DegreesSearch:
                 lambda degrees: promise(self.problems[degrees]),
             ]
             rank(
-                [degrees for degrees in choices if degrees in self.problems], bounds=bounds, step=step,
+                [each for each in choices if each in self.problems and each.slices == 1], bounds=bounds, step=step,
                 count=WITH_HOSTS, ranking=ranking, over=lambda: effort.over, within=within,
             )  # fmt: skip
 
@@ -375,8 +377,9 @@ class _DegreesSearch:
         self.asked.add(degrees)
         problem = replace(self.problems[degrees], effort=FINAL * self.job.effort)
         large = problem.devices * problem.micro_batches >= LARGE
-        names = [name for name in planners_for(problem) if not large or name in ALSO_LARGE]
-        if problem.levers is None and not large and OF_HOST_STEPS not in names:
+        whole = problem.slices == 1
+        names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
+        if problem.levers is None and whole and not large and OF_HOST_STEPS not in names:
             names.append(OF_HOST_STEPS)
         try:
             *_, solution = fastest_of(problem, names)
