@@ -57,8 +57,9 @@ def test_what_cannot_be_cut_is_refused(options: dict[str, Any], reason: str) -> 
 
 
 def test_a_search_of_degrees_plans_many_slices() -> None:
-    job = {"global_batch": 4, "sequence_length": 131_072, "context": 1, "tensor": 2, "effort": 1.0}
-    plan = db.plan("llama3-8b", "8xH100-80GB", **job)
+    plan = db.plan(
+        "llama3-8b", "8xH100-80GB", global_batch=2, sequence_length=131_072, context=1, pipeline=8, effort=1.0
+    )
     assert plan.schedule.slices > 8
     assert plan.degrees.slices == plan.schedule.slices
 
