@@ -22,9 +22,9 @@ COMMAND = [sys.executable, str(ROOT / "benchmarks/gpu.py")]
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder and the figures of the two sections that take least."""
+    """The folder and the figures of the sections that take least."""
     folder = tmp_path_factory.mktemp("gpu")
-    given = ["--dry-run", "--sections", "machine,large", "--commit", "abc", "--output", str(folder)]
+    given = ["--dry-run", "--sections", "machine,large,slices", "--commit", "abc", "--output", str(folder)]
     subprocess.run([*COMMAND, *given], check=True, stdout=subprocess.PIPE)
     return folder, json.loads((folder / "gpu.json").read_text())
 
@@ -35,6 +35,7 @@ def test_every_section_says_how_it_ended_and_leaves_its_figures(dry: Any) -> Non
     assert {name: section["status"] for name, section in result["sections"].items()} == {
         "machine": "ran",
         "large": "ran",
+        "slices": "ran",
     }
     assert result["sections"]["machine"]["figures"]["launch"]["seconds"]["measured"] > 0
     assert sorted(path.name for path in folder.iterdir()) == ["gpu.json", "gpu.log"]
@@ -49,6 +50,11 @@ def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offl
         assert figures[way]["losses"][-1] < figures[way]["losses"][0]
     assert figures["offloaded"]["losses"] == pytest.approx(figures["recomputed"]["losses"], rel=1e-5)
     assert figures["offloaded"]["offloaded"] > 0
+
+
+def test_a_sequence_has_the_same_losses_in_slices(dry: Any) -> None:
+    figures = dry[1]["sections"]["slices"]["figures"]
+    assert figures["8 slices"]["losses"] == pytest.approx(figures["1 slices"]["losses"], rel=1e-5)
 
 
 def test_plans_without_a_profile_are_left_out_with_the_reason(tmp_path: Path) -> None:
