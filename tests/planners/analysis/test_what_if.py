@@ -132,3 +132,11 @@ def test_quick_advice_promises_no_more_than_the_bounds_of_the_changes_allow() ->
     roomy = cluster.with_limit(1.1 * min(cluster.memory_limits))
     bound = proven_step_bound(problem_of(model, roomy, plan.options, micro_batches=16)).time
     assert (told.get("10% more memory") or 0.0) >= float(bound) / step - 1 - 1e-3
+
+
+def test_slices_are_advised_where_sequences_are_few_and_long() -> None:
+    plan = db.plan("llama3-8b", "8xH100-80GB", micro_batches=2, sequence_length=16_384, planner="adapipe", effort=0.5)
+    advised = [change for change in quick_what_ifs(plan) if change.change == "--slices 4"]
+    assert [change.step_time is not None and change.step_time < plan.simulate().makespan for change in advised] == [
+        True
+    ]

@@ -11,6 +11,7 @@ plan's own problem.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,6 +22,7 @@ from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.bounds import proven_step_bound
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
+from debubble.planners.degrees.space import FEW, slice_choices
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -85,10 +87,22 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
                 bound = float(proven_step_bound(change.problem).time) / change.batch
                 seconds = max(seconds, (found[0].seconds_per_sequence or 0.0) * bound / planned * change.batch)
             found.append(replace(change.with_step(seconds), quick=True))
-            # Quick plans that are far from the plan itself say nothing about its changes.
+            # Quick plans that are far from the plan itself say nothing about its changes, unless they are faster.
             if (found[0].seconds_per_sequence or float("inf")) > REPRESENTATIVE * planned:
-                return ()
+                return _quick_slices(plan)
     return tuple(found)
+
+
+def _quick_slices(plan: Plan) -> tuple[WhatIf, ...]:
+    """Slices of sequences, if a quick plan of them is faster than the plan itself."""
+    assert plan.model_on_cluster is not None
+    changes = _changes(plan, *plan.model_on_cluster, effort=0.0, deadline=None)
+    for change in (change for change in changes if change.problem.slices > plan.options.slices):
+        with suppress(DebubbleError):
+            seconds = quick_step(change.problem)[0]
+            if seconds < seconds_per_step(plan):
+                return (replace(change.with_step(seconds), quick=True),)
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +199,11 @@ class _Change:
 
 
 def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadline: float | None) -> Iterator[_Change]:
-    def problem(cluster: Cluster, micro_batches: int, *, data: int = plan.options.data) -> Problem:
+    def problem(
+        cluster: Cluster, micro_batches: int, *, data: int = plan.options.data, slices: int = plan.options.slices
+    ) -> Problem:
         return problem_of(
-            model, cluster, replace(plan.options, data=data), micro_batches=micro_batches,
+            model, cluster, replace(plan.options, data=data, slices=slices), micro_batches=micro_batches,
             pipeline=plan.devices, effort=effort, deadline=deadline, target=plan.target,
         )  # fmt: skip
 
@@ -214,6 +230,12 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
         links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}
         faster = problem(Cluster.from_dict({**cluster.to_dict(), **links}), plan.micro_batches)
         yield _Change(words="links twice as fast", problem=faster, find=find, batch=batch, keeps_plan=True)
+    choices = slice_choices(plan.degrees, length=plan.options.sequence_length, target=plan.target)
+    if plan.options.slices == 1 and len(choices) > 1:
+        enough = [n for n in choices if n * m >= FEW * plan.devices]
+        with suppress(InputError):  # not every model's sequences can be cut
+            cut = problem(cluster, m, slices=min(enough, default=choices[-1]))
+            yield _Change(words=f"--slices {cut.slices}", problem=cut, find=find, batch=batch)
     node = cluster.slowest.devices_per_node
     for count in dict.fromkeys((cluster.count + min(node, cluster.count), 2 * cluster.count)):
         larger = cluster.with_count(count)

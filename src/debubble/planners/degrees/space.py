@@ -177,16 +177,17 @@ def _choices_of_ranks(job: Job, degrees: Degrees) -> Iterator[Degrees]:
             whole = replace(
                 divided, zero=zero, micro_batch_size=size, micro_batches=number, chunks=job.fixed.get("chunks")
             )
-            for slices in _choices(job, "slices", _slices(job, whole)):
+            for slices in _choices(
+                job, "slices", slice_choices(whole, length=job.options.sequence_length, target=job.target)
+            ):
                 yield replace(whole, slices=slices)
 
 
-def _slices(job: Job, degrees: Degrees) -> tuple[int, ...]:
-    """The slices that sequences are cut into, where there are too few to fill a pipeline."""
+def slice_choices(degrees: Degrees, *, length: int, target: str | None) -> tuple[int, ...]:
+    """The numbers of slices that sequences of so many tokens may be cut into: more than one where they are few."""
     few = degrees.pipeline > 1 and degrees.context == 1 and degrees.micro_batches < FEW * degrees.pipeline
-    if not few or job.target is not None:
+    if not few or target is not None:
         return (1,)
-    length = job.options.sequence_length
     most = min(MOST_SLICES, length // MIN_SLICE_TOKENS)
     return (1, *(n for n in (2**i for i in range(1, MOST_SLICES.bit_length())) if n <= most and length % n == 0))
 
