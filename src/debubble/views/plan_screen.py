@@ -193,7 +193,8 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     memory = accuracy_of("memory", *plan.model_on_cluster, plan.options)
     seconds, peak = step.of(float(scene.step_time)), memory.of(max(map(float, scene.peak_memory)))
     low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
-    yield f"{low} to {high} a step, as {step.runs} published runs ({step.group})"
+    yield f"{low} to {high} a step"
+    yield f"as {step.runs} published runs ({step.group})"
     yield f"up to {size_words(peak.high)} on a device"
     yield "`profile` narrows it"
 
