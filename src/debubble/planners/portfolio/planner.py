@@ -6,8 +6,7 @@ between neighbouring stages for the best few, re-choosing the recomputation afte
 
 Where the states of a split by work do not fit, units are divided by their states too, which count as little as fits.
 
-Where an order does not fit, hosts step the optimizers of the last chunks, of as few as that takes.  They do so, too,
-where it makes the best plan faster, because less is recomputed.
+Where an order does not fit, hosts step the optimizers of the last chunks, of as few as that takes.
 
 A step of many micro-batches is ranked and searched by a short one, to which the busiest device's time is added for
 each micro-batch that it lacks; only the best are built and simulated in full.
@@ -80,8 +79,6 @@ def portfolio(problem: Problem) -> Solution:
         share = spare.part(spare.left / (min(FINALISTS, len(candidates)) - rank))
         improved = _as_run(search.short, improve(search.short, candidate.priced, effort=share))
         candidates[rank] = search.candidate(candidate.order, improved)
-    best = min(candidates, key=lambda candidate: candidate.time)
-    candidates += search.on_hosts(best)
     return replace(search.fastest(candidates).solution, cut_off=search.effort.cut_off)
 
 
@@ -222,19 +219,6 @@ class _Portfolio:
         units = self.problem.units
         costs = units.stage_costs(Partition.cut(units, lengths), order.placement, on_host=hosted)
         return self._with_least_recomputation(order.build(self.short, costs).with_host_steps(hosted), lengths, costs)
-
-    def on_hosts(self, best: Candidate) -> list[Candidate]:
-        """The best candidate with optimizers on hosts, where that makes the whole step faster."""
-        faster = []
-        partition, schedule = best.priced.partition, best.priced.schedule
-        if partition is not None and schedule.fused_recompute and not schedule.host_steps:
-            for hosted in self._host_step_choices(best.order.placement):
-                if self.effort.over:
-                    break
-                with suppress(DebubbleError):
-                    found = self._on_hosts(best.order, partition.lengths, hosted)
-                    faster.append(self.candidate(best.order, found))
-        return [candidate for candidate in faster if candidate.time < best.time]
 
     def _step_time(self, found: PricedSchedule) -> float:
         """The pipeline's time, and what follows it: the optimizer step of the stages that are not on a host."""
