@@ -21,11 +21,12 @@ from debubble.planners.degrees.space import Job
 EFFORT = 1.0
 INTRODUCTION = """# Long contexts in slices
 
-Simulated steps of Llama-3 8B in bf16 with AdamW, of the best plan that `debubble plan llama3-8b --cluster CLUSTER
---sequence-length TOKENS --global-batch BATCH --effort 1` finds, with whole sequences (`--slices 1`), with slices and
-no context-parallel ranks (`--context 1`), and with both free.  None has run on these devices; attention to other
-ranks' keys goes around a ring next to computing where a node's links allow it.  Written by `python
-benchmarks/slices.py --docs`.
+2026-11-27.  Simulated steps of Llama-3 8B in bf16 with AdamW, of the best plan that `debubble plan llama3-8b
+--cluster CLUSTER --sequence-length TOKENS --global-batch BATCH --effort 1` finds, with whole sequences (`--slices 1`),
+with slices and no context-parallel ranks (`--context 1`), and with both free.  None has run on these devices;
+attention to other ranks' keys goes around a ring next to computing, which is predicted to hide its messages also where
+devices have PCIe alone.  Slices win where sequences cannot be divided among ranks, or where a pipeline is given:
+`debubble plan` then says how much they bring.  Written by `python benchmarks/slices.py --docs`.
 
 """
 

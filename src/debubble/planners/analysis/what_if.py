@@ -22,7 +22,7 @@ from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.bounds import proven_step_bound
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
-from debubble.planners.degrees.space import FEW, slice_choices
+from debubble.planners.degrees.space import slice_choices
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -232,9 +232,8 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
         yield _Change(words="links twice as fast", problem=faster, find=find, batch=batch, keeps_plan=True)
     choices = slice_choices(plan.degrees, length=plan.options.sequence_length, target=plan.target)
     if plan.options.slices == 1 and len(choices) > 1:
-        enough = [n for n in choices if n * m >= FEW * plan.devices]
         with suppress(InputError):  # not every model's sequences can be cut
-            cut = problem(cluster, m, slices=min(enough, default=choices[-1]))
+            cut = problem(cluster, m, slices=choices[-1])
             yield _Change(words=f"--slices {cut.slices}", problem=cut, find=find, batch=batch)
     node = cluster.slowest.devices_per_node
     for count in dict.fromkeys((cluster.count + min(node, cluster.count), 2 * cluster.count)):

@@ -184,12 +184,17 @@ def _choices_of_ranks(job: Job, degrees: Degrees) -> Iterator[Degrees]:
 
 
 def slice_choices(degrees: Degrees, *, length: int, target: str | None) -> tuple[int, ...]:
-    """The numbers of slices that sequences of so many tokens may be cut into: more than one where they are few."""
-    few = degrees.pipeline > 1 and degrees.context == 1 and degrees.micro_batches < FEW * degrees.pipeline
-    if not few or target is not None:
+    """The numbers of slices that sequences of so many tokens may be cut into: whole, or as many as fill the pipeline.
+
+    Where sequences are few and long these are FEW slices for each pipeline device, or as many as there are tokens for.
+    """
+    needed = FEW * degrees.pipeline
+    if degrees.pipeline == 1 or degrees.context > 1 or degrees.micro_batches >= needed or target is not None:
         return (1,)
-    most = min(MOST_SLICES, length // MIN_SLICE_TOKENS)
-    return (1, *(n for n in (2**i for i in range(1, MOST_SLICES.bit_length())) if n <= most and length % n == 0))
+    powers = (2**i for i in range(MOST_SLICES.bit_length()))
+    possible = [n for n in powers if length % n == 0 and n * MIN_SLICE_TOKENS <= length]
+    filling = min((n for n in possible if n * degrees.micro_batches >= needed), default=max(possible, default=1))
+    return tuple(dict.fromkeys((1, filling)))
 
 
 def _zero_levels(job: Job, pipeline: int) -> tuple[int, ...]:
