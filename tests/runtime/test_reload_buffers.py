@@ -101,3 +101,11 @@ def test_an_unused_buffer_is_given_back() -> None:
 def test_what_no_buffer_has_is_not_copied(buffers: MessageBuffers) -> None:
     tensor = torch.ones(SHAPE)
     assert buffers.own(tensor) is tensor
+
+
+def test_a_shorter_message_takes_a_longer_ones_buffer() -> None:
+    buffers = ReusedBuffers(CPU)
+    longer = buffers.take((4, 3), DTYPE)
+    buffers.own(longer)
+    shorter = buffers.take(SHAPE, torch.float64)
+    assert (shorter.data_ptr(), shorter.shape) == (longer.data_ptr(), SHAPE)

@@ -33,7 +33,7 @@ class HostMemory:
         """The content is no longer needed; here the buffer is freed with its last reference."""
 
 
-class _FreeBuffers(Generic[Buffer]):
+class FreeBuffers(Generic[Buffer]):
     """Buffers that can be used again.
 
     Most steps offload as many bytes as the one before, but batches of other lengths and uneven routing of experts
@@ -64,7 +64,7 @@ class Pinned(HostMemory):
     """
 
     def __init__(self) -> None:
-        self._free = _FreeBuffers[StreamHandoff]()
+        self._free = FreeBuffers[StreamHandoff]()
         self._made: list[tuple[int, Tensor]] = []
         self._lock = threading.Lock()
         finalize(self, _unpin, self._made).atexit = False  # the process's end unpins what is left
@@ -123,7 +123,7 @@ class Files(HostMemory):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._free = _FreeBuffers[Tensor]()
+        self._free = FreeBuffers[Tensor]()
         self._mapped: WeakSet[mmap.mmap] = WeakSet()
         """A mapping and its room on the disk end with the last tensor on it, as after a step that failed."""
         self._lock = threading.Lock()

@@ -7,12 +7,13 @@ backward is memory of the compute lane, and the buffer takes the next message.
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
+from math import prod
 
 import torch
 from torch import Tensor
 
+from debubble.runtime.memory.activations import as_bytes
+from debubble.runtime.memory.host import FreeBuffers
 from debubble.runtime.streams import StreamHandoff, used_here
 
 
@@ -32,28 +33,27 @@ class MessageBuffers:
 
 
 class ReusedBuffers(MessageBuffers):
-    """Buffers that take one message after another, as many as there ever are messages at a time."""
+    """Buffers that take one message after another, about as many as there ever are messages at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._lock = threading.Lock()
-        self._free: defaultdict[tuple[tuple[int, ...], torch.dtype], list[StreamHandoff]] = defaultdict(list)
+        self._free = FreeBuffers[StreamHandoff]()
         self._taken: set[int] = set()
+        """Addresses of the buffers that have a message, or wait for one."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A buffer for a message; the current stream waits for what read the one before it."""
-        with self._lock:
-            free = self._free[shape, dtype]
-            ready = free.pop() if free else None
-        buffer = torch.empty(shape, dtype=dtype, device=self._device) if ready is None else ready.receive()
-        self._taken.add(buffer.data_ptr())
-        return buffer
+        size = prod(shape) * dtype.itemsize
+        free = self._free.take(size)
+        content = torch.empty(size, dtype=torch.uint8, device=self._device) if free is None else free.receive()
+        self._taken.add(content.data_ptr())
+        return content[:size].view(dtype).view(shape)
 
     def give_back(self, buffer: Tensor) -> None:
         """The current stream was given the last that reads the buffer."""
         self._taken.discard(buffer.data_ptr())
-        with self._lock:
-            self._free[tuple(buffer.shape), buffer.dtype].append(StreamHandoff.of(buffer))
+        content = as_bytes(buffer.untyped_storage())
+        self._free.put(len(content), StreamHandoff.of(content))
 
     def own(self, message: Tensor) -> Tensor:
         """A copy of the message in the current stream; what came without a buffer is the tensor itself."""
