@@ -197,7 +197,7 @@ class StepTail:
         return self.after(
             unsummed=_share_left(schedule, Kind.G, costs.gradient_reduce),
             unstepped=_share_left(schedule, Kind.S, costs.optimizer_step),
-            beside=_Computing.of(schedule, costs),
+            hidden_by=_Computing.of(schedule, costs),
         )
 
     @property
@@ -214,14 +214,14 @@ class StepTail:
         return 0.0 if self.options.host_optimizer else self.after(unsummed=0.0) - self.least
 
     def after(
-        self, *, unsummed: float = 1.0, unstepped: float = 1.0, beside: _Computing | None = None
+        self, *, unsummed: float = 1.0, unstepped: float = 1.0, hidden_by: _Computing | None = None
     ) -> float:  # fmt: skip
         """Seconds after a pipeline that leaves these shares of a device's gradients and of its stages' steps.
 
         Args:
             unsummed: The share of a device's gradients that are still to be summed over replicas.
             unstepped: The share of a device's optimizer step that is still to be taken.
-            beside: What a framework that overlaps them hides the collectives behind; None: it hides them all.
+            hidden_by: The computing next to which a framework that overlaps them runs collectives; None: it hides all.
         """
         options, framework = self.options, self._framework
         layout = Layout.of(self.cluster, options, self.pipeline)
@@ -243,17 +243,20 @@ class StepTail:
 
         def ring(size: float) -> float:
             return sum(
-                speed.gather(parameters * size, count, beside=min(count, beside)) for parameters, count, beside in rings
+                speed.gather(parameters * size, count, beside=min(count, in_node))
+                for parameters, count, in_node in rings
             )
 
         if inside:
             reduce = 0.0
         elif not framework.gradient_overlap:
             reduce = ring(scattered * unsummed + gathered)
-        elif beside is None:
+        elif hidden_by is None:
             reduce = 0.0
         else:
-            reduce = max(0.0, ring(scattered * unsummed) - beside.backward) + max(0.0, ring(gathered) - beside.forward)
+            reduce = max(0.0, ring(scattered * unsummed) - hidden_by.backward) + max(
+                0.0, ring(gathered) - hidden_by.forward
+            )
         own = dense / ranks + experts / replicas if options.zero else dense + experts
         on_host = self._host_seconds(own * options.host_optimizer, sharing=layout.ranks_per_host_link)
         stepped = own * (1 - options.host_optimizer) * unstepped

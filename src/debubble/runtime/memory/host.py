@@ -51,6 +51,7 @@ class FreeBuffers(Generic[Buffer]):
             return self._of_size[min(large_enough)].pop() if large_enough else None
 
     def put(self, size: int, buffer: Buffer) -> None:
+        """Take a buffer of that many bytes back."""
         with self._lock:
             self._of_size[size].append(buffer)
 
