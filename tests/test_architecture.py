@@ -50,8 +50,8 @@ def test_every_paper_has_the_same_parts() -> None:
         assert {"planner.py", "paper.py", "figures"} <= {part.name for part in folder.iterdir()}
 
 
-def test_planners_have_a_fixed_order() -> None:
-    assert tuple(db.planners) == ORDER
+def test_the_planners_that_are_listed_first_are_there() -> None:
+    assert tuple(db.planners)[: len(ORDER)] == ORDER
 
 
 def test_ignored_lint_rules_name_files_that_exist() -> None:

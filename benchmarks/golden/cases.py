@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from debubble.exports import exports
+
 NEVER = ("--deadline", "3600")
 """A deadline that no search meets: answers depend on the effort alone."""
 EFFORT = 0.5
 """The effort of all cases but the settings and the searches of degrees."""
 CALLS = json.loads(Path(__file__).with_name("calls.json").read_text())
-TARGETS = ("torch", "torchtitan", "automodel", "megatron", "primus", "deepspeed", "mindformers")
+TARGETS = tuple(exports)
 
 
 @dataclass(frozen=True)

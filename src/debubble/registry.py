@@ -90,7 +90,8 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def add(self, name: str, member: T) -> T:
         """Register a member under a name that is not taken, and return it."""
-        assert name not in self._members or name in self._again, f"{name} is registered twice"
+        taken = name in self._members and name not in self._again
+        assert not taken, f"The {self._what} '{name}' is registered already: by {self._members[name]}."
         self._members[name] = member
         return member
 

@@ -87,7 +87,7 @@ def test_a_message_for_a_receiver_that_waits_moves_once_it_is_asked_for_and_leav
 
 
 def test_a_recomputation_runs_beside_the_message_that_its_backward_waits_for() -> None:
-    costs = StageCosts.of(stages=2, forward=1, communication=5, communication_model="receiver")
+    costs = StageCosts.of(stages=2, forward=1, recompute=10, communication=5, communication_model="receiver")
     timeline = timeline_of("0F0 0R0 0B0", "1F0 1B0", costs=costs, micro_batches=1)
     assert [timeline.by_name[name].start for name in ("1F0", "1B0", "0R0", "0B0")] == [6, 7, 1, 14]
 

@@ -21,7 +21,7 @@ from debubble.exports.options import (
     by_value,
     global_batch,
     one_setting,
-    one_value,
+    set_by_target_rules,
 )
 from debubble.exports.reduction import recomputed_layers, require_order, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
@@ -110,10 +110,10 @@ OPTIONS: OptionTable = {
     **UNSETTABLE,
     "micro_batch_size": one_setting("train_micro_batch_size_per_gpu", "micro_batch_size"),
     "sequence_length": _length,
-    "tensor": one_value,
+    "tensor": set_by_target_rules,
     "data": global_batch("train_batch_size"),
-    "context": one_value,
-    "expert": one_value,
+    "context": set_by_target_rules,
+    "expert": set_by_target_rules,
     "zero": _zero,
     "optimizer": _optimizer,
     "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),

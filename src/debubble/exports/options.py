@@ -58,8 +58,8 @@ def by_value(option: str, settings: Mapping[str, Mapping[str, Any]]) -> Callable
     return lambda plan: settings[getattr(plan.options, option)]
 
 
-def one_value(plan: Plan) -> Decision:
-    """The rule of an option of which the target has one value alone, and refuses the others."""
+def set_by_target_rules(plan: Plan) -> Decision:
+    """Write nothing: the target has one value alone, and a rule in `targets/frameworks.py` refuses the others."""
     return {}
 
 
@@ -108,17 +108,17 @@ def framework(plan: Plan) -> Decision:
 
 UNSETTABLE: OptionTable = {
     "framework": framework,
-    "expert_tensor": one_value,
+    "expert_tensor": set_by_target_rules,
     "lora": adapters,
     "quantize": quantized,
     "post_validation": post_validation,
-    "host_optimizer": one_value,
-    "expert_overlap": one_value,
-    "slices": one_value,
-    "gradient_dtype": one_value,
-    "moment_dtype": one_value,
-    "sequence_parallel": one_value,
-    "flash_attention": one_value,
+    "host_optimizer": set_by_target_rules,
+    "expert_overlap": set_by_target_rules,
+    "slices": set_by_target_rules,
+    "gradient_dtype": set_by_target_rules,
+    "moment_dtype": set_by_target_rules,
+    "sequence_parallel": set_by_target_rules,
+    "flash_attention": set_by_target_rules,
 }
 """The rules of options that most targets have no setting for."""
 

@@ -33,7 +33,7 @@ WIDEST = 2
 """A stage may have this many times the mean work."""
 
 
-@planner("adapipe", paper="AdaPipe, ASPLOS 2024")
+@planner("adapipe", paper="AdaPipe, ASPLOS 2024", plain=True)
 def adapipe(problem: Problem) -> Solution:
     """1F1B with the least recomputation per stage, and the partition that balances it."""
     schedule = one_f_one_b(devices=problem.devices, micro_batches=problem.micro_batches)

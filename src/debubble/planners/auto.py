@@ -50,7 +50,7 @@ def planners_for(problem: Problem) -> list[str]:
         usual = ASKED_FOR_TARGETS
     asked = [name for name in planners if name != "auto" and (problem.compare or name in usual or _is_plugin(name))]
     own = problem.levers is not None and isinstance(problem.levers.orders, OwnOrders)
-    return [name for name in asked if name in OF_OWN_ORDERS] if own else asked
+    return [name for name in asked if planners[name].plain] if own else asked
 
 
 ASKED = ("joint", "portfolio", "adapipe")
@@ -64,12 +64,6 @@ ASKED_OF_STAGES = ("joint", "portfolio", "optpipe")
 def _is_plugin(name: str) -> bool:
     """Tell whether another distribution has registered the planner."""
     return planners[name].function.__module__.partition(".")[0] != "debubble"
-
-
-OF_OWN_ORDERS = (
-    "adapipe", "dapple", "dapple+", "megatron-even", "megatron-kwai", "merak", "pipedream", "portfolio", "scope",
-)  # fmt: skip
-"""Planners whose answers are 1F1B or interleaved 1F1B without offload."""
 
 
 def fastest_of(problem: Problem, names: Sequence[str]) -> Iterator[Solution]:

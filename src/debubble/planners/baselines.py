@@ -35,13 +35,13 @@ from debubble.schedules.one_f_one_b import one_f_one_b
 from debubble.simulator import Repricer
 
 
-@planner("dapple", paper="DAPPLE, PPoPP 2021")
+@planner("dapple", paper="DAPPLE, PPoPP 2021", plain=True)
 def dapple(problem: Problem) -> Solution:
     """1F1B on the even partition, without recomputation."""
     return _even_1f1b(problem, strategy="none")
 
 
-@planner("dapple+", paper="Obscura's baseline, ATC 2025")
+@planner("dapple+", paper="Obscura's baseline, ATC 2025", plain=True)
 def dapple_plus(problem: Problem) -> Solution:
     """1F1B on the even partition, recomputing everything."""
     return _even_1f1b(problem, strategy="full")
@@ -59,7 +59,7 @@ def _even_1f1b(problem: Problem, *, strategy: str) -> Solution:
     return stages.solution(schedule, stages.named(strategy))
 
 
-@planner("megatron-kwai", paper="Megatron-Kwai, ATC 2024")
+@planner("megatron-kwai", paper="Megatron-Kwai, ATC 2024", plain=True)
 def megatron_kwai(problem: Problem) -> Solution:
     """1F1B on the even partition, all units recomputing the same operators, chosen as cheap as the limit allows."""
     reason: InfeasibleError | None = None
@@ -87,19 +87,19 @@ def _cheap_first(problem: Problem) -> list[str]:
     return ["none", *sorted(names - {"none"}, key=time)]
 
 
-@planner("megatron-even", paper="Megatron-LM, SC 2021")
+@planner("megatron-even", paper="Megatron-LM, SC 2021", plain=True)
 def megatron_even(problem: Problem) -> Solution:
     """Equal runs of layers, the same number of fully recomputed ones on every stage."""
     return _on_megatron(problem, split=even_counts, recompute=_uniform_recomputation)
 
 
-@planner("merak", paper="Merak, TPDS 2023")
+@planner("merak", paper="Merak, TPDS 2023", plain=True)
 def merak(problem: Problem) -> Solution:
     """Keep the even split; every stage fully recomputes the fewest layers that make it fit."""
     return _on_megatron(problem, split=even_counts, recompute=PartitionSearch.fitted)
 
 
-@planner("pipedream", paper="PipeDream, SOSP 2019")
+@planner("pipedream", paper="PipeDream, SOSP 2019", plain=True)
 def pipedream(problem: Problem) -> Solution:
     """Balance the stages' compute exactly, then recompute uniformly as far as memory demands."""
     return _on_megatron(problem, split=balanced_counts, recompute=_uniform_recomputation)

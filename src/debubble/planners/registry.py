@@ -114,6 +114,7 @@ class PlannerEntry:
     searches: bool
     peers: bool = False
     slices: bool = False
+    plain: bool = False
 
     @property
     def summary(self) -> str:
@@ -246,7 +247,13 @@ planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner",
 
 
 def planner(
-    name: str, *, paper: str, searches: bool = False, peers: bool = False, slices: bool = False
+    name: str,
+    *,
+    paper: str,
+    searches: bool = False,
+    peers: bool = False,
+    slices: bool = False,
+    plain: bool = False,
 ) -> Callable[[Callable[[Problem], FoundT]], Callable[[Problem], FoundT]]:
     """Register a planner.
 
@@ -257,10 +264,12 @@ def planner(
             the effort is worth a process.
         peers: Whether it can keep activations on other devices.
         slices: Whether it plans sequences that are cut into slices.
+        plain: Whether its answers are 1F1B or interleaved 1F1B without offload, for frameworks that have orders of
+            their own.
     """
 
     def register(find: Callable[[Problem], FoundT]) -> Callable[[Problem], FoundT]:
-        planners.add(name, PlannerEntry(name, find, paper, searches, peers, slices))
+        planners.add(name, PlannerEntry(name, find, paper, searches, peers, slices, plain))
         return find
 
     return register

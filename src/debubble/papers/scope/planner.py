@@ -36,7 +36,7 @@ FINALISTS = 3
 """Candidates from which the local search begins."""
 
 
-@planner("scope", paper="SCOPE, DPEXA 2025", searches=True)
+@planner("scope", paper="SCOPE, DPEXA 2025", searches=True, plain=True)
 def scope(problem: Problem) -> Solution:
     """Assign layers with their strategies to stages and chunks by an integer program, re-scored by simulation."""
     effort = problem.begun()

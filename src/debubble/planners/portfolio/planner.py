@@ -69,7 +69,7 @@ class Candidate:
     time: float
 
 
-@planner("portfolio", paper="debubble's own", searches=True)
+@planner("portfolio", paper="debubble's own", searches=True, plain=True)
 def portfolio(problem: Problem) -> Solution:
     """Try every schedule with every number of chunks, partition and recompute to fit."""
     search = _Portfolio(problem, problem.begun())
