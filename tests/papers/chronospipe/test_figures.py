@@ -1,5 +1,7 @@
 """ChronosPipe's figures come out as the oracles say; what is fitted predicts what is not."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +128,11 @@ def test_appendix_a_differs_from_its_text_where_equation_8_does() -> None:
 
 def test_figure_16_hosts_more_chunks_the_faster_the_host_is() -> None:
     assert [hosted_chunks(4, time) for time in (16, 24, 32, 64)] == [3, 2, 1, 0]
+
+
+def test_the_page_has_the_throughputs_by_model_of_messages() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "notes" / "chronospipe.md").read_text()
+    shown = re.findall(r"^\| \d+a?: .*?\|.*?\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    computed = [tuple(str(share) for share in row[-3:]) for row in message_models().rows]
+    assert set(shown) <= set(computed)
+    assert len(shown) == 6

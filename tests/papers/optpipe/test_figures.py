@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from debubble.ir import StageCosts
+from debubble.papers.optpipe.figures.program import reductions
 from debubble.papers.optpipe.figures.runs import BASELINES, METHODS, Setting, attempt, samples_needed, searched
 from debubble.papers.optpipe.figures.tables import (
     PRINTED,
@@ -145,3 +148,11 @@ def test_figure_6_says_what_is_saved_against_the_fastest_baseline() -> None:
     assert [row[9:11] for row in table.rows] == [(16.7, 4.8), (16.7, 0.0)]
     assert "ours against it as printed is 33.3% there and 33.3% over all rows" in table.note
     assert "against the fastest baseline, zb limited, OptPipe saves 0 to 4.8%." in table.note
+
+
+@pytest.mark.slow
+def test_the_page_has_the_sizes_that_the_reductions_leave() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "notes" / "optpipe.md").read_text()
+    for sizes in reductions().rows:
+        cells = " | ".join(f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in sizes)
+        assert f"| {cells} |" in page
