@@ -342,7 +342,8 @@ class ClaimAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     statement: str
     paper: Annotated[str, Meta(description="The paper's figures, as it prints them.")]
     ours: Annotated[str, Meta(description="Our figures; empty: there are none.")]
-    verdict: Annotated[str, Meta(description="How the two compare.")]
+    verdict: Annotated[str, Meta(description="How the cells of the two compare, and why those differ that do.")]
+    kind: Annotated[str, Meta(description="printed, derived, read off a figure, qualitative or ours.")]
 
 
 class TableAnswer(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -121,7 +121,7 @@ def _print_result(result: EntryResult) -> None:
     out.print(f"\n[bold]{result.place}[/bold]: {result.what}")
     for claim in result.claims:
         out.print(_indented(claim.statement, 2))
-        figures = f"the paper: {claim.paper}; ours: {claim.ours}; " if claim.ours else ""
+        figures = f"the paper ({claim.kind}): {claim.paper}; ours: {claim.ours}; " if claim.ours else ""
         out.print(_indented(f"{figures}{claim.verdict}", 4), style="dim")
     for table in result.tables:
         out.print(f"\n{table.title}", style="bold", markup=False)

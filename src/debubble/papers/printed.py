@@ -4,6 +4,8 @@ The file has four kinds of entries:
 
 * `[printed]`: figures of the paper that the computation needs, such as the cells of a table or the bars of a figure;
 * `[claim.PLACE.KEY]`: a claim, with its statement, the paper's figures as printed, their unit, and why ours differ;
+  `kind` says where the figures come from if that is not what `PrintedPaper.claim` takes for granted, `mended` that the
+  paper contradicts itself, and `inputs` which cells were chosen to be the paper's;
 * `[table.KEY]`: title, columns, basis and note of a table;
 * `[texts]`: sentences that several of them share.
 
@@ -19,7 +21,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from debubble.papers.claims import Claim, compared, holds, stated, unavailable
+from debubble.papers.claims import Claim, Kind, compared, stated, unavailable
 from debubble.papers.registry import Table
 
 
@@ -47,6 +49,8 @@ class PrintedPaper:
         *,
         printed: str | Sequence[str] | None = None,
         because: str | None = None,
+        kind: Kind | None = None,
+        inputs: Sequence[int] | None = None,
         **words: object,
     ) -> Claim:
         """A claim of the paper next to ours.
@@ -54,24 +58,35 @@ class PrintedPaper:
         Args:
             key: The claim, as `PLACE.KEY`.
             ours: Whether the statement holds, what ours reads, or our figures; None: debubble computes nothing.
-            printed: What the paper prints, if that is computed; by default what the file has: one for each of ours, or
-                one for all of them.
+            printed: What the paper prints, if that is computed, and so derived; by default what the file has: one for
+                each of ours, or one for all of them.
             because: Why ours differ, if that is chosen by the caller; by default what the file has.
+            kind: Where the figures come from, if that is chosen by the caller.
+            inputs: The cells that were chosen to be the paper's, if the caller says that.
             words: What fills the braces of the sentences.
         """
         entry, filled = self.claims[key], {**self.texts, **words}
         statement = str(entry["statement"]).format(**filled)
         reason = str(entry.get("because", "") if because is None else because).format(**filled)
         paper: Any = entry.get("paper", "") if printed is None else printed
+        usual: Kind = "qualitative" if ours is None or isinstance(ours, bool) else "derived" if printed else "printed"
+        chosen, mended = kind or entry.get("kind", usual), entry.get("mended", False)
         if ours is None:
-            return unavailable(statement, paper=paper, because=reason)
+            return unavailable(statement, paper=paper, because=reason, kind=chosen)
         if isinstance(ours, bool):
-            return holds(statement, ours, because=reason)
+            ours, paper = "yes" if ours else "no", "yes"
         if isinstance(ours, str):
-            return stated(statement, paper=paper, ours=ours, because=reason)
-        if len(paper) == 1:
-            paper = paper * len(ours)
-        return compared(statement, paper=paper, ours=ours, unit=entry.get("unit", ""), because=reason)
+            return stated(statement, paper=paper, ours=ours, because=reason, kind=chosen, mended=mended)
+        return compared(
+            statement,
+            paper=paper * len(ours) if len(paper) == 1 else paper,
+            ours=ours,
+            unit=entry.get("unit", ""),
+            because=reason,
+            kind=chosen,
+            mended=mended,
+            inputs=entry.get("inputs", ()) if inputs is None else inputs,
+        )
 
     def table(self, key: str, rows: Sequence[tuple[Any, ...]], *, basis: str | None = None, **words: object) -> Table:
         """A table whose title, columns, basis and note the file has; `words` fill the braces of title and note."""

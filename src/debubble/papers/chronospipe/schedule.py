@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from fractions import Fraction
+from types import MappingProxyType
 
 from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.ir.stage_costs import PerStage
@@ -145,13 +146,20 @@ def periodic(
     costs = costs or StageCosts.of(stages=devices * chunks)
     shares = {chunk: share for chunk, share in (recompute or {}).items() if share}
     rhythm = rhythm_of(costs, devices=devices, chunks=chunks, shares=shares, group=group)
-    best = _least_memory(rhythm, micro_batches, costs, shares)
+    return scheduled(name, _least_memory(rhythm, micro_batches, costs, shares), micro_batches, shares)
+
+
+def scheduled(
+    name: str, timetable: Timetable, micro_batches: int, shares: Mapping[int, Number] = MappingProxyType({})
+) -> Schedule:
+    """The order of a timetable, whose chunks recompute their shares."""
+    devices, chunks = timetable.rhythm.devices, timetable.rhythm.chunks
     return Schedule(
         name=name,
         placement=Placement.looped(devices, chunks),
         micro_batches=micro_batches,
         orders=tuple(
-            tuple(Op(kind, chunk * devices + d, j) for _, kind, chunk, j in best.operations(d, micro_batches))
+            tuple(Op(kind, chunk * devices + d, j) for _, kind, chunk, j in timetable.operations(d, micro_batches))
             for d in range(devices)
         ),
         # Between chunks there may be an interval: a blocking message would have to wait for its end.

@@ -1,8 +1,9 @@
 """The memory model after ChronosPipe's figures: what a layer holds, and how much of it each schedule keeps.
 
 Activations of one layer and token, with flash attention, norms and activation function recomputed, and the inputs of
-the column-parallel products not divided over the tensor-parallel ranks (section 6.1):
-4 h + (4 q + 4 kv + 4 ffn) / t bytes, or 2 ffn without a gate.  Model states: 18 bytes per parameter.
+the column-parallel products not divided over the tensor-parallel ranks (section 6.1), and with Megatron's second copy
+of attention's result: 4 h + (6 q + 4 kv + 4 ffn) / t bytes, or 2 ffn without a gate.  Model states: 18 bytes per
+parameter.
 
 What a schedule keeps is simulated: its peak on device 0 in blocks, of p v blocks that all layers have.
 """
@@ -15,7 +16,7 @@ from functools import cache
 
 from debubble.ir import Number, StageCosts
 from debubble.ir.stage_costs import CommunicationModel
-from debubble.papers.chronospipe.offload import KEPT_BYTES, STATE_BYTES
+from debubble.papers.chronospipe.offload import KEPT_BYTES, STATE_BYTES, offload_states
 from debubble.schedules import schedules
 from debubble.simulator import Timeline, simulate
 
@@ -24,8 +25,6 @@ LIMIT = 32
 """GB of device memory."""
 MESSAGE = Fraction(104, 1000)
 """T_c in T_unit (section 6.1)."""
-FITTED_LAYER = 17.23 / (13 / 16) / 48
-"""GB of one layer's activations (LLaMA2-70B's, t = 8, 2 x 4096 tokens): the paper's 17.23 GB are 13 / 16 of 48."""
 LAYER_STATES = STATE_BYTES * 42e9 / 48 / 64 / GB
 """GB of states per layer of the model, on each of 64 devices: 48 layers have 42 B parameters."""
 
@@ -50,7 +49,7 @@ class Shape:
 
     def layer_activation(self, *, tokens: int, tensor: int) -> float:
         """GB on one device."""
-        divided = 4 * self.queries + 4 * self.keys + (4 if self.gated else 2) * self.ffn
+        divided = 6 * self.queries + 4 * self.keys + (4 if self.gated else 2) * self.ffn
         return tokens * (4 * self.hidden + divided / tensor) / GB
 
     def layer_states(self, *, tensor: int) -> float:
@@ -62,6 +61,15 @@ LLAMA2_70B = Shape(name="LLaMA2-70B", layers=80, hidden=8192, queries=8192, keys
 QWEN2_32B = Shape(name="Qwen2.5-32B", layers=64, hidden=5120, queries=5120, keys=1024, ffn=27648, gated=True)
 PALM_62B = Shape(name="PaLM-62B", layers=64, hidden=8192, queries=8192, keys=256, ffn=32768, gated=True)
 OPT_66B = Shape(name="OPT-66B", layers=64, hidden=9216, queries=9216, keys=9216, ffn=36864, gated=False)
+
+
+LAYER = LLAMA2_70B.layer_activation(tokens=2 * 4096, tensor=8)
+"""GB of one layer's activations."""
+
+HOST_STEP = Fraction(4 * 10_000, 4545)
+"""T_unit of D and S of a chunk, fitted to Figure 14's 45.45% at PP4: the 4 T_unit of two idle backwards are that."""
+PARAMETER_LOAD = HOST_STEP / 2
+"""T_unit of P: half of D and S, as Figure 8 draws it."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,9 @@ class Method:
         if self.recomputed and not made.explicit_recompute:
             shares = dict.fromkeys(range(p * v), self.recomputed)
             made = replace(made, fused_recompute=frozenset(shares), recompute_fraction=shares)
+        if self.on_host:
+            made = offload_states(made, chunks=[v - 1])
+            costs = costs.replace(host_step=HOST_STEP, parameter_load=PARAMETER_LOAD)
         return simulate(made, costs)
 
     def activations(self, p: int) -> float:

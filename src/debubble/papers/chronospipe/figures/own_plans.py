@@ -80,6 +80,13 @@ def _beside(job: PlannedStep, run: Timeline | None, full: Timeline) -> tuple[Cel
     return round(float(full.makespan / run.makespan), 3), job.mfu(run)
 
 
+def forward_time(sequence_length: int) -> float:
+    """Seconds of a layer of LLaMA2-70B by our cost model."""
+    options = RunOptions(sequence_length=sequence_length, tensor=TENSOR, micro_batch_size=2)
+    attention, mlp = model_units(models["llama2-70b"], CLUSTER, options, pipeline=PIPELINE).units[1:3]
+    return float(attention.forward + mlp.forward)
+
+
 def models_12() -> Mapping[str, Model]:
     """Figure 12's models; PaLM's and OPT's shapes as families that differ from them in norm or activation alone."""
     shapes = {name: Model.from_hf(config) for name, config in PAPER.printed["models"].items()}

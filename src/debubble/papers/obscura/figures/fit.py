@@ -31,6 +31,8 @@ LAYER_PARAMETERS, TABLE_PARAMETERS = 0.3172, 0.3277
 """Billions: of one Llama-2 layer (h = 5120, ffn = 13824), of embedding and head together."""
 ACTIVATION, STATIC = 9.636, 57.82
 """a and W of one stage at 28B."""
+MESSAGE = 0.68
+"""A message in units of time: 0.068 of a forward of Figure 5's stages, whose ten layers are 13B's on four devices."""
 BANDWIDTH = 25 * 2.943 / (0.6 * 312)
 """GB per unit of time, a layer's forward being 2.943 TFLOP."""
 
@@ -79,9 +81,12 @@ def _computed_layer(name: str) -> Sequence[Unit]:
     return model_units(models[name], cluster, RunOptions(sequence_length=4096), pipeline=DEVICES).units[1:3]
 
 
-def problem(family: str | Family, size: str, micro_batches: int) -> Problem:
-    """One column of Figure 12."""
-    return Problem(devices=DEVICES, micro_batches=micro_batches, workload=ModelUnits(units(family, size)), chunks=1)
+def problem(family: str | Family, size: str, micro_batches: int, *, messages: bool = False) -> Problem:
+    """One column of Figure 12; `messages` take time, as Figure 5's do."""
+    workload = units(family, size)
+    if messages:
+        workload = replace(workload, communication=MESSAGE, communication_model="receiver")
+    return Problem(devices=DEVICES, micro_batches=micro_batches, workload=ModelUnits(workload), chunks=1)
 
 
 def units(family: str | Family, size: str) -> Units:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from debubble.ir import InfeasibleError, Number, Schedule
+from debubble.ir import InfeasibleError, Kind, Number, Schedule
 from debubble.papers.obscura.configurations import Configuration, FittedConfiguration, candidate, configurations
 from debubble.papers.obscura.planner import Counts, SimulatedSolution, adjustments, fastest
 from debubble.papers.obscura.schedule import dependency_relaxed, most_migrated, strawman
@@ -39,13 +40,37 @@ def strawman_full(problem: Problem) -> Solution:
 
 
 def relaxed_full(problem: Problem) -> Solution:
-    """Dependency relaxation alone: full recomputation on the stages that CMB-Identifying adjusts."""
+    """Dependency relaxation alone: the stages that CMB-Identifying adjusts recompute as few whole layers as fit."""
     stages = Stages.even(problem)
+    assert isinstance(stages, UnitStages), "the fitted models are units"
     roles = Roles.of(stages)
     schedule = dependency_relaxed(
         devices=problem.devices, micro_batches=problem.micro_batches, adjusted_stages=roles.adjusted
     )
-    return stages.solution(schedule, roles.choices(stages, "full"))
+    choices = roles.choices(stages, "full")
+    fewest = [_fewest_layers(stages, s, _most_alive(schedule, s)) for s in range(roles.adjusted)]
+    return stages.solution(schedule, [*fewest, *choices[roles.adjusted :]])
+
+
+def _most_alive(schedule: Schedule, stage: int) -> int:
+    """The micro-batches that a stage holds at most."""
+    held = itertools.accumulate({Kind.F: 1, Kind.B: -1}.get(op.kind, 0) for op in schedule.orders[stage])
+    return max(held)
+
+
+def _fewest_layers(stages: UnitStages, stage: int, alive: int) -> StageRecomputation:
+    """The first layers of a stage recomputed in full, as few as fit; all of them if none do."""
+    first = sum(stages.lengths[:stage])
+    held = stages.units.units[first : first + stages.lengths[stage]]
+    layers = sorted({unit.layer for unit in held if unit.layer is not None})
+    full = stages.named("full")[stage]
+    for number in range(len(layers)):
+        names = tuple("full" if unit.layer in layers[:number] else "none" for unit in held)
+        chosen = [unit.strategies[name] for unit, name in zip(held, names, strict=True)]
+        kept, again = sum(float(s.activation) for s in chosen), sum(float(s.recompute) for s in chosen)
+        if alive * kept + full.workspace <= stages.budget(stage):
+            return StageRecomputation(kept, again, full.workspace, names)
+    return full
 
 
 @dataclass(frozen=True)
