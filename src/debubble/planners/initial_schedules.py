@@ -24,7 +24,7 @@ IN_V = ("zb-v", "v-half", "v-min", "dualpipe-v")
 def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
     """The published schedules that answer the problem, fastest first: no search from them ends after one of them.
 
-    With a link to the host they are PipeOffload and, for one stage per device, AdaOffload; with or without a link, `zb`
+    They are PipeOffload, which without a link moves nothing, and with one, for one stage per device, AdaOffload; `zb`
     for one stage per device and those in IN_LOOP and IN_V for several, which move nothing.  None of them recomputes or
     moves parts of activations.  Where more effort is left than that takes, `zb` searches its own order too, as that
     schedule does by default, unless the bound of orders that move nothing says that it cannot be the fastest start.
@@ -38,7 +38,8 @@ def initial(problem: OrderProblem, effort: Effort) -> list[Schedule]:
     effort.spend(
         START * problem.stages * problem.micro_batches * TRIED if linear else sum(_price(problem, n) for n in names)
     )
-    if problem.offload and problem.placement == Placement.looped(problem.devices, problem.placement.chunks):
+    may_move = problem.offload or problem.costs.offload is None
+    if may_move and problem.placement == Placement.looped(problem.devices, problem.placement.chunks):
         schedules_built.append(build("pipeoffload", chunks=problem.placement.chunks))
     if problem.offload and linear:
         schedules_built.append(build("adaoffload"))
