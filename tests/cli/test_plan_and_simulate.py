@@ -91,7 +91,7 @@ def test_a_models_plan_is_simulated_under_a_limit_in_bytes(run: Any, tmp_path: P
     assert run(*call, "-o", plan)[2].endswith("plan.json: `debubble train`, `rehearse`, `show` and `export` take it.\n")
     code, _, err = run("simulate", plan, "--memory-limit", "1MiB")
     assert code == 1
-    assert "more than its limit of 1.00 MiB" in err
+    assert "above its limit of 1.00 MiB" in err
 
 
 def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_simulate_with_post_validation_chooses_the_schedule_by_its_span(run: Any
 def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(run: Any) -> None:
     code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2")
     assert code == 1
-    assert "use devices with 4" in err
+    assert "its peak would be 4, above its limit of 2" in err
 
 
 def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path: Path) -> None:
@@ -444,3 +444,16 @@ def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> N
     assert plans[0].keys() == {"schema", "event", "seconds", "planner", "schedule", "step_time", "gap"}
     assert answer["event"] == "answer"
     assert answer["step_time"] == plans[0]["step_time"]
+
+
+@pytest.mark.parametrize("command", ["plan", "fits"])
+def test_a_memory_limit_that_no_device_has_is_refused(run: Any, command: str) -> None:
+    code, _, err = run(command, "llama-tiny", "--cluster", "2xA100-80GB", "--memory-limit", "400GiB")
+    assert code == 2
+    assert "--memory-limit 400GiB is more than the 80 GiB that A100-80GB has" in err
+
+
+def test_a_picture_is_not_written_under_the_name_of_another_format(run: Any, tmp_path: Path) -> None:
+    code, _, err = run("show", str(tmp_path / "plan.json"), "--png", str(tmp_path / "plan.jpg"))
+    assert code == 2
+    assert err.endswith("plan.jpg: that is no name of PNG; write " + str(tmp_path / "plan.png") + ".\n")

@@ -91,7 +91,9 @@ def _refusals_as_input_errors(ctx: Any) -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
-        raise InputError(f"{error.format_message().rstrip('.')}; see `{ctx.command_path} -h`.") from None
+        whole = ctx.command.name
+        read = "" if ctx.parent is None or ctx.info_name == whole else f"'{ctx.info_name}' is read as '{whole}': "
+        raise InputError(f"{read}{error.format_message().rstrip('.')}; see `{ctx.command_path} -h`.") from None
 
 
 def _whole_options(arguments: list[str], parameters: list[Any]) -> list[str]:

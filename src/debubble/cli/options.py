@@ -251,6 +251,19 @@ def _declared(field: Field[Any], hint: Any) -> Any:
     return copy(field.metadata["option"] if field.metadata else hint.__metadata__[0])
 
 
+def with_memory_limit(cluster: Cluster, text: str | None) -> Cluster:
+    """The cluster under --memory-limit; raises InputError for more than any of its devices has."""
+    if text is None:
+        return cluster
+    limited, largest = cluster.with_limit(text), max(cluster.types, key=lambda type_: type_.memory)
+    if min(limited.memory_limits) > largest.memory:
+        raise InputError(
+            f"--memory-limit {text} is more than the {largest.memory / 2**30:.4g} GiB that {largest.name} has; give"
+            " less, or memory_limit in a cluster file to plan for devices that do not exist."
+        )
+    return limited
+
+
 def required_devices(devices: int | None, *, otherwise: str = "") -> int:
     """The pipeline devices of abstract costs; raises InputError, which says what `otherwise` to give, without them."""
     if devices is None:

@@ -17,6 +17,9 @@ from debubble.plans import Plan
 if TYPE_CHECKING:
     from debubble.views import Scene
 
+OTHER_SUFFIXES = {".html", ".png", ".svg", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"}
+"""Endings of files that a viewer opens by what the name says."""
+
 
 @app.command(rich_help_panel="Look")
 @with_delayed_message("Drawing")
@@ -56,6 +59,11 @@ def show(
     if len(plans) > 2 or (len(plans) == 2 and trace is not None):
         raise InputError("Show one plan, with --trace if it was measured, or two plans.")
     check_writable(html, png, svg, pdf, perfetto)
+    for form, file in {"html": html, "png": png, "svg": svg, "pdf": pdf}.items():
+        if file is not None and file.suffix.lower() in OTHER_SUFFIXES - {f".{form}"}:
+            raise InputError(
+                f"--{form} {file}: that is no name of {form.upper()}; write {file.with_suffix(f'.{form}')}."
+            )
     loaded = [Plan.load(plan) for plan in plans]
     scenes: Sequence[Scene] = [_predicted(plan, path) for plan, path in zip(loaded, plans, strict=True)]
     if trace is not None:

@@ -132,3 +132,11 @@ def test_quick_advice_promises_no_more_than_the_bounds_of_the_changes_allow() ->
     roomy = cluster.with_limit(1.1 * min(cluster.memory_limits))
     bound = proven_step_bound(problem_of(model, roomy, plan.options, micro_batches=16)).time
     assert (told.get("10% more memory") or 0.0) >= float(bound) / step - 1 - 1e-3
+
+
+def test_a_faster_plan_of_the_same_job_is_said_to_be_faster() -> None:
+    plan, _ = planned("dapple")
+    batch = plan.degrees.global_batch
+    again = WhatIf(change="the same job again", lever=False, step_time=8.0, seconds_per_sequence=8.0 / batch)
+    [line] = what_if_lines(replace(plan, what_ifs=(again,)), 10.0)
+    assert line == "What would help (planned): the same job again: 8 s, 20.0% faster per sequence."
