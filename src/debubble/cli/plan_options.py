@@ -50,6 +50,7 @@ class Question(o.OptionGroup):
         "Lengths of the data set's sequences, in tokens: micro-batches differ, and are balanced and ordered."
     )
     compare: bool = flag("Let auto ask every planner, the papers' and the baselines too, and show their answers.")
+    fastest: bool = flag("With --global-batch: the fastest plan, even if a simpler one takes at most 2% longer.")
     robust: bool = flag("Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.")
 
     @property

@@ -5,6 +5,7 @@
    best step: no other choice can be among the five best quick plans.  Choices that take the same step count as one.
 3. The five best are planned thoroughly, in parallel, and the fastest one of them by more planners (or all five by the
    planner that was asked for).
+4. Of all plans within the job's tolerance of the fastest, the simplest is the answer (`simplest`).
 
 All of it is counted in work, so that the same call gives the same plan on every machine.  `pareto_front` plans again
 under less and less memory.
@@ -25,7 +26,7 @@ from typing import Generic, TypeVar
 from debubble.costs import Cluster
 from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
-from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
+from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, UsualChoice
 from debubble.planners.auto import fastest_of, planners_for
 from debubble.planners.degrees.estimate import (
     promise,
@@ -36,6 +37,7 @@ from debubble.planners.degrees.estimate import (
     uneven_promise,
 )
 from debubble.planners.degrees.memory import parts_at_peak, too_large
+from debubble.planners.degrees.simplest import PlannedChoice, simplest, usual_choices
 from debubble.planners.degrees.space import Job, configurations, of_one_size, ordinary_choices, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
@@ -55,6 +57,8 @@ OF_HOST_STEPS = "chronos"
 """The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice too."""
 NEGLIGIBLE = 1e-6
 """Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""
+NEAR = 1.1
+"""Factor of the best quick plan's step up to which the usual choices are planned thoroughly, too."""
 WITH_HOSTS = 4
 """Choices that are planned with hosts."""
 UNEVEN = 2
@@ -220,6 +224,8 @@ class _DegreesSearch:
         self.results: dict[Degrees, Result] = {}
         self.asked: set[Degrees] = set()
         """Those that `auto` has planned."""
+        self.usual: dict[str, Degrees | str] = {}
+        """Name of a usual choice -> its fastest, or why none fits."""
         self.interrupted = False
 
     @cached_property
@@ -231,8 +237,11 @@ class _DegreesSearch:
         """All three steps; what they find stays when they are interrupted."""
         self.plan_ordinary()
         self.rank()
+        self._plan_usual()
         if self.planner == "auto":
-            self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
+            near = NEAR * min(self.ranking.steps.values(), default=0.0)
+            usual = [d for d in self.usual.values() if isinstance(d, Degrees) and self.ranking.steps[d] <= near]
+            self._plan_side_by_side(dict.fromkeys((*self.ranking.best(BEST), *usual)), thorough, share=THOROUGH)
             self._plan_further()
             self._finish()
         else:
@@ -282,6 +291,25 @@ class _DegreesSearch:
             lambda degrees: quick_bound(self.problems[degrees]),
         ]
         rank(list(self.problems), bounds=bounds, step=step, count=BEST, ranking=self.ranking, over=lambda: effort.over)
+
+    def _plan_usual(self) -> None:
+        """Make quick plans of the usual choices, the fastest micro-batches of each; larger ones if these are faster."""
+        for name, choices in usual_choices(self.legal).items():
+            reasons = [self.too_large.get(choices[0], "")]
+            for degrees in choices:
+                if degrees in self.ranking.steps or degrees not in self.problems:
+                    continue
+                best = min((self.ranking.steps.get(each, math.inf) for each in choices), default=math.inf)
+                try:
+                    if quick_bound(self.problems[degrees]) < best:
+                        self.ranking.steps[degrees], self.quick[degrees] = quick_step(self.problems[degrees])
+                        self.ranking.slower -= self.ranking.slower > 0
+                except DebubbleError as refusal:
+                    reasons.append(str(refusal))
+            fit = [degrees for degrees in choices if degrees in self.ranking.steps]
+            self.usual[name] = (
+                min(fit, key=lambda each: self.ranking.steps[each]) if fit else next(filter(None, reasons), "")
+            )
 
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
@@ -414,11 +442,17 @@ class _DegreesSearch:
         if self.planner == "auto" or not self.results:
             # Also where the planners had no answer, or no time for one.
             for degrees in self.ranking.best(BEST):
-                if degrees not in self.results:
-                    self.results[degrees] = verify(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
+                self._verified(degrees)
         shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST]
-        best = shown[0]
+        fastest = self._summary(shown[0])
+        usual = tuple(self._usual_row(name, choice) for name, choice in self.usual.items())
+        plan, levers = self._simplest()
+        best = plan.degrees
+        shown = [best, *(degrees for degrees in shown if degrees != best)][:BEST]
+        slower = plan.step > fastest.step_time * (1 + NEGLIGIBLE)
         found = DegreeSearch(
+            fastest=FasterPlan(configuration=fastest, levers=levers) if slower else None,
+            usual=usual,
             configurations=tuple(self._summary(degrees) for degrees in shown),
             # After a Ctrl-C they may not have been listed.
             legal=len(self.legal) if "legal" in vars(self) else len(self.problems),
@@ -429,6 +463,39 @@ class _DegreesSearch:
             interrupted=self.interrupted,
         )
         return Best(degrees=best, problem=self.problems[best], result=self.results[best], search=found)
+
+    def _verified(self, degrees: Degrees) -> Result:
+        """The best plan of a choice, its quick plan if no planner has answered."""
+        if degrees not in self.results:
+            self.results[degrees] = verify(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
+        return self.results[degrees]
+
+    def _simplest(self) -> tuple[PlannedChoice, tuple[str, ...]]:
+        """The plan to recommend, which becomes its choice's result, and the levers of the fastest plan."""
+        plans = [
+            PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
+            for degrees, result in self.results.items()
+        ]
+        fastest = min(plans, key=lambda plan: plan.step)
+        if self.planner == "auto":
+            near = fastest.step * (1 + self.job.tolerance)
+            plans += [
+                PlannedChoice(degrees=degrees, solution=solution, step=self.ranking.steps[degrees])
+                for degrees, solution in self.quick.items()
+                if self.job.tolerance and degrees in self.ranking.steps and self.ranking.steps[degrees] <= near
+            ]
+        plan = simplest(plans, tolerance=self.job.tolerance) if self.job.tolerance else fastest
+        if plan.degrees not in self.results or self.results[plan.degrees].solution is not plan.solution:
+            self.results[plan.degrees] = verify(QUICK, self.problems[plan.degrees], plan.solution, 0.0)
+        return plan, fastest.levers
+
+    def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
+        if isinstance(choice, str):
+            return UsualChoice(name=name, reason=choice)
+        if self.planner == "auto" or choice in self.results:
+            self._verified(choice)
+            return UsualChoice(name=name, configuration=self._summary(choice))
+        return UsualChoice(name=name, reason=f"The planner '{self.planner}' did not plan it.")
 
     def _nothing_fits(self) -> DebubbleError:
         tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
