@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from debubble.cli.job_file import with_job_file
 from debubble.errors import InputError
 from debubble.registry import full_name
 
@@ -26,7 +27,8 @@ class SectionedCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments, with the names of options written out."""
         with _refusals_as_input_errors(ctx):
-            return super().parse_args(ctx, _whole_options(args, self.get_params(ctx)))
+            parameters = self.get_params(ctx)
+            return super().parse_args(ctx, with_job_file(_whole_options(args, parameters), ctx, parameters))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each title; options without one come last."""
