@@ -7,23 +7,19 @@
    planner that was asked for).
 4. Of all plans within the job's tolerance of the fastest, the simplest is the answer (`simplest`).
 
-All of it is counted in work, so that the same call gives the same plan on every machine.  `pareto_front` plans again
-under less and less memory.
+All of it is counted in work, so that the same call gives the same plan on every machine.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Generic, TypeVar
 
-from debubble.costs import Cluster
 from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, UsualChoice
@@ -37,6 +33,7 @@ from debubble.planners.degrees.estimate import (
     uneven_promise,
 )
 from debubble.planners.degrees.memory import parts_at_peak, too_large
+from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking, rank
 from debubble.planners.degrees.simplest import PlannedChoice, simplest, usual_choices
 from debubble.planners.degrees.space import Job, configurations, of_one_size, ordinary_choices, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
@@ -55,8 +52,6 @@ ALSO_LARGE = ("adapipe", "portfolio")
 """Planners that are asked all the same."""
 OF_HOST_STEPS = "chronos"
 """The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice too."""
-NEGLIGIBLE = 1e-6
-"""Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""
 NEAR = 1.1
 """Factor of the best quick plan's step up to which the usual choices are planned thoroughly, too."""
 WITH_HOSTS = 4
@@ -70,81 +65,6 @@ ORDINARY, LOOKED_AT = 3, 40
 """Ordinary choices that have a quick plan before all choices are listed, of how many that are looked at."""
 QUICK = "quick plan"
 """Name of a quick plan's planner."""
-
-K = TypeVar("K", bound=Hashable)
-
-
-@dataclass
-class Ranking(Generic[K]):
-    """The fastest choices of those that were looked at."""
-
-    steps: dict[K, float] = field(default_factory=dict)
-    """Seconds of those that fit, in the order in which they were taken."""
-    refused: dict[K, DebubbleError] = field(default_factory=dict)
-    slower: int = 0
-    """How many cannot be among the best."""
-    left: int = 0
-    """How many are not looked at yet."""
-
-    def best(self, count: int) -> list[K]:
-        """The fastest, fastest first; of those that take the same step, the first that was taken."""
-        found: list[K] = []
-        for choice in sorted(self.steps, key=lambda choice: self.steps[choice]):
-            if len(found) == count:
-                break
-            if not found or self.steps[choice] > self.steps[found[-1]] * (1 + NEGLIGIBLE):
-                found.append(choice)
-        return found
-
-
-def rank(
-    choices: Sequence[K],
-    *,
-    bounds: Sequence[Callable[[K], float]],
-    step: Callable[[K], float],
-    count: int,
-    ranking: Ranking[K],
-    over: Callable[[], bool] = lambda: False,
-    within: float = math.inf,
-) -> None:
-    """Rank choices by the steps of their quick plans, without planning those that cannot be among the best.
-
-    The choice with the least bound comes first: it gets its next bound, or, after the last one, is planned.
-
-    Args:
-        choices: What to rank.
-        bounds: Seconds that the quick plan of a choice takes at least; from the quickest to work out to the tightest.
-            One may raise DebubbleError if it shows that nothing fits.
-        step: Seconds of its quick plan; raises DebubbleError if it does not fit.
-        count: How many of the best must be right.
-        ranking: What is filled in, choice by choice, so that it stands when the work is interrupted.
-        over: Whether the effort is spent; something that fits is looked for all the same.
-        within: Seconds beyond which no choice is looked at.
-    """
-    coarsest, *tighter = bounds
-    waiting = [(coarsest(choice), place, 0) for place, choice in enumerate(choices) if choice not in ranking.steps]
-    heapq.heapify(waiting)
-    known_best = ranking.best(count)
-    most = min(within, ranking.steps[known_best[-1]]) if len(known_best) == count else within
-    while waiting:
-        ranking.left = len(waiting)
-        bound, place, known = heapq.heappop(waiting)
-        if bound > most:
-            ranking.left, ranking.slower = 0, len(waiting) + 1
-            return
-        if over() and ranking.steps:
-            return
-        choice = choices[place]
-        try:
-            if known < len(tighter):
-                heapq.heappush(waiting, (max(bound, tighter[known](choice)), place, known + 1))
-                continue
-            ranking.steps[choice] = step(choice)
-        except DebubbleError as refusal:
-            ranking.refused[choice] = refusal
-        best = ranking.best(count)
-        most = min(within, ranking.steps[best[-1]]) if len(best) == count else within
-    ranking.left = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -523,33 +443,3 @@ class _DegreesSearch:
             planner=result.planner,
             schedule=schedule.name,
         )
-
-
-POINTS = 6
-"""Points that are looked for, the first plan's among them."""
-LESS = 0.8
-"""The memory of a point's successor, as a share of its own."""
-SHARE = 0.1
-"""The part of the effort for each point."""
-
-
-def pareto_front(job: Job, best: ConfigurationSummary) -> tuple[ConfigurationSummary, ...]:
-    """Plans none of which is both slower and larger than another one, fastest first, from the fastest known on.
-
-    Each is the quickest quick plan of all choices of degrees that stays within 80% of the memory of the one before.
-    """
-    found, front = best, [best]
-    for _ in range(POINTS - 1):
-        smaller = replace(job, cluster=_with_limit(job.cluster, LESS * found.peak_memory), effort=SHARE * job.effort)
-        try:
-            found = quickest(smaller).search.configurations[0]
-        except DebubbleError:
-            break
-        front = [point for point in front if point.step_time < found.step_time] + [found]
-    return tuple(front)
-
-
-def _with_limit(cluster: Cluster, memory: float) -> Cluster:
-    """The cluster where a plan may use so many bytes of a device, and no more than it may now."""
-    limits = [min(limit, int(memory)) for limit in cluster.memory_limits]
-    return Cluster.from_dict({**cluster.to_dict(), "memory_limit": limits})
