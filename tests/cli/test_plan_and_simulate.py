@@ -457,3 +457,26 @@ def test_a_picture_is_not_written_under_the_name_of_another_format(run: Any, tmp
     code, _, err = run("show", str(tmp_path / "plan.json"), "--png", str(tmp_path / "plan.jpg"))
     assert code == 2
     assert err.endswith("plan.jpg: that is no name of PNG; write " + str(tmp_path / "plan.png") + ".\n")
+
+
+def test_several_schedules_are_compared_and_drawn(run: Any, tmp_path: Path) -> None:
+    page, png = tmp_path / "all.html", tmp_path / "all.png"
+    code, out, _ = run(
+        "simulate", "--schedule", "gpipe,1f1b, zb-h1", "--devices", "4", "--html", str(page), "--png", str(png)
+    )  # fmt: skip
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines() if line.strip() and "%" in line] == [
+        ["gpipe", "33"], ["1f1b", "33"], ["zb-h1", "27"],
+    ]  # fmt: skip
+    assert "zb-h1" in page.read_text()
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_schedules_that_do_not_fit_are_named_next_to_those_that_do(run: Any) -> None:
+    code, out, _ = run(
+        "simulate", "--schedule", "gpipe,1f1b", "--devices", "4", "--memory-limit", "4", "--json"
+    )  # fmt: skip
+    answer = json.loads(out)
+    assert code == 0
+    assert [each["schedule"] for each in answer["schedules"]] == ["1f1b"]
+    assert "above its limit of 4" in answer["do_not_fit"]["gpipe"]

@@ -175,6 +175,12 @@ class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     micro_batches: int
     operations: int
     remarks: list[str]
+    schedules: Annotated[
+        list[dict[str, Any]] | UnsetType, Meta(description="Of several schedules, the same figures of each that fits.")
+    ] = UNSET
+    do_not_fit: Annotated[
+        dict[str, str] | UnsetType, Meta(description="Of several schedules, why others do not fit.")
+    ] = UNSET
 
 
 class SceneFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
