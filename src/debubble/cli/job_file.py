@@ -31,13 +31,8 @@ FILES = ("model", "cluster")
 def with_job_file(arguments: Sequence[str], ctx: Any, parameters: Sequence[Any]) -> list[str]:
     """The arguments with a job file's model in its place; its other entries become the context's defaults.
 
-    Args:
-        arguments: Those of the command, with whole names of options.
-        ctx: The command's context; its object tells the options of commands by their names.
-        parameters: The command's parameters.
-
-    Raises:
-        InputError: If the file cannot be read, has no model, or has a key that no command knows.
+    The context's object tells the options of other commands.  Raises InputError if the file cannot be read, has no
+    model, or has a key that no command knows.
     """
     place = _job_file(arguments, parameters) if ctx.command.name in JOB_COMMANDS else None
     if place is None:

@@ -255,10 +255,8 @@ def with_memory_limit(cluster: Cluster, text: str | None) -> Cluster:
         return cluster
     limited, largest = cluster.with_limit(text), max(cluster.types, key=lambda type_: type_.memory)
     if min(limited.memory_limits) > largest.memory:
-        raise InputError(
-            f"--memory-limit {text} is more than the {largest.memory / 2**30:.4g} GiB that {largest.name} has; give"
-            " less, or memory_limit in a cluster file to plan for devices that do not exist."
-        )
+        has = f"the {largest.memory / 2**30:.4g} GiB that {largest.name} has"
+        raise InputError(f"--memory-limit {text} is more than {has}; give less, or memory_limit in a cluster file.")
     return limited
 
 

@@ -123,10 +123,7 @@ CONFIGURATION_COLUMNS = ("degrees", "step", "tokens/s/GPU", "MFU", "memory")
 
 
 def configuration_rows(search: DegreeSearch, *, most: int | None = None) -> Rows:
-    """The best choices of degrees, the plan's first, and the usual ones.
-
-    Those that take the same step are one row, of the least memory.
-    """
+    """The best choices of degrees, the plan's first (of the same step one row, of the least memory), and usual ones."""
     best = search.configurations[:most]
     usual = [each for each in search.usual if each.configuration not in best]
     left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""

@@ -40,27 +40,24 @@ class PlannedChoice:
     @property
     def levers(self) -> tuple[str, ...]:
         """What it uses beyond data parallelism with ZeRO, in words."""
-        return tuple(levers_of(self.degrees, self.solution))
+        return tuple(self._levers())
 
-
-def levers_of(degrees: Degrees, solution: Solution) -> Iterator[str]:
-    """The levers that a plan uses, in words."""
-    for name in ("pipeline", "tensor", "context", "expert", "slices"):
-        if getattr(degrees, name) > 1:
-            yield f"{name} {getattr(degrees, name)}"
-    schedule, partition = solution.schedule, solution.partition
-    if degrees.pipeline > 1:
-        if schedule.placement.chunks > 1:
+    def _levers(self) -> Iterator[str]:
+        schedule, partition = self.solution.schedule, self.solution.partition or ()
+        for name in ("pipeline", "tensor", "context", "expert", "slices"):
+            if (degree := getattr(self.degrees, name)) > 1:
+                yield f"{name} {degree}"
+        if self.degrees.pipeline > 1 and schedule.placement.chunks > 1:
             yield f"{schedule.placement.chunks} chunks"
-        lengths = [len(stage) for stage in partition or ()]
-        if lengths and max(lengths) - min(lengths) > UNEVEN_UNITS:
+        lengths = [len(stage) for stage in partition] or [0]
+        if self.degrees.pipeline > 1 and max(lengths) - min(lengths) > UNEVEN_UNITS:
             yield "uneven stages"
-    if any(strategy != "none" for stage in partition or () for _, strategy in stage):
-        yield "recomputation"
-    if any(op.kind is Kind.O for op in schedule.operations):
-        yield "offload"
-    if schedule.host_steps:
-        yield "CPU optimizer"
+        if any(strategy != "none" for stage in partition for _, strategy in stage):
+            yield "recomputation"
+        if any(op.kind is Kind.O for op in schedule.operations):
+            yield "offload"
+        if schedule.host_steps:
+            yield "CPU optimizer"
 
 
 def simplest(plans: Sequence[PlannedChoice], *, tolerance: float) -> PlannedChoice:
