@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 import debubble as db
 from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
@@ -83,3 +85,14 @@ def test_usual_choices_are_shown_with_steps_or_with_reasons() -> None:
     assert data.configuration is None
     assert data.reason is not None
     assert data.reason.startswith("The model's states alone need 72.73 GiB")
+
+
+@pytest.mark.slow
+def test_plain_fsdp_is_planned_with_offload_where_its_quick_plan_recomputes() -> None:
+    lora = Job(
+        model=db.models["qwen2.5-14b"], cluster=db.Cluster.parse("4xRTX4090-24GB"), global_batch=32, effort=1.0,
+        options=RunOptions(lora=16),
+    )  # fmt: skip
+    best, plain = search_degrees(lora), Degrees(data=4, zero=3, micro_batches=8)
+    assert best.degrees == plain
+    assert float(best.result.time) < 0.9 * quick_step(lora.problem(plain))[0]

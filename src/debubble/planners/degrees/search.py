@@ -54,6 +54,8 @@ OF_HOST_STEPS = "chronos"
 """The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice too."""
 NEAR = 1.1
 """Factor of the best quick plan's step up to which the usual choices are planned thoroughly, too."""
+CLOSE = 1.05
+"""Factor of the fastest step up to which the fastest usual choice is given to `auto`, too."""
 WITH_HOSTS = 4
 """Choices that are planned with hosts."""
 UNEVEN = 2
@@ -163,6 +165,7 @@ class _DegreesSearch:
             usual = [d for d in self.usual.values() if isinstance(d, Degrees) and self.ranking.steps[d] <= near]
             self._plan_side_by_side(dict.fromkeys((*self.ranking.best(BEST), *usual)), thorough, share=THOROUGH)
             self._plan_further()
+            self._offload_usual()
             self._finish()
         else:
             self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
@@ -230,6 +233,18 @@ class _DegreesSearch:
             self.usual[name] = (
                 min(fit, key=lambda each: self.ranking.steps[each]) if fit else next(filter(None, reasons), "")
             )
+
+    def _offload_usual(self) -> None:
+        """Plan usual choices whose quick plans recompute, where offload in its place may make them the fastest."""
+        known = self._steps()
+        best = min(known.values(), default=math.inf)
+
+        def is_hopeful(degrees: Degrees) -> bool:
+            plan = PlannedChoice(degrees=degrees, solution=self.quick[degrees], step=known[degrees])
+            return "recomputation" in plan.levers and step_bound(self.problems[degrees]) < best
+
+        unplanned = [each for each in self.usual.values() if isinstance(each, Degrees) and each not in self.results]
+        self._plan_side_by_side(filter(is_hopeful, unplanned), thorough, share=THOROUGH)
 
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
@@ -312,12 +327,16 @@ class _DegreesSearch:
         return ranking
 
     def _finish(self) -> None:
-        """Give the fastest choice to `auto`, unless it is optimal."""
+        """Give the fastest choice to `auto`, and the fastest usual one if it is close, unless they are optimal."""
         if not self.results:
             return
         best = min(self.results, key=lambda degrees: self.results[degrees].time)
-        if best not in self.asked and self.results[best].gap > 0:
-            self._ask(best)
+        usual = [each for each in self.usual.values() if isinstance(each, Degrees) and each in self.results]
+        close = [each for each in usual if self.results[each].time <= CLOSE * self.results[best].time]
+        simple = min(close, key=lambda degrees: self.results[degrees].time, default=best)
+        for degrees in dict.fromkeys((best, simple)):
+            if degrees not in self.asked and self.results[degrees].gap > 0:
+                self._ask(degrees)
 
     def _ask(self, degrees: Degrees) -> None:
         self.asked.add(degrees)
