@@ -30,9 +30,9 @@ def init(
     if file.exists():
         raise InputError(f"{file} is there already: name another file, or remove it.")
     check_writable(file)
-    given: dict[str, Any] = {
-        "model": model, "cluster": cluster, "global_batch": global_batch, "sequence_length": sequence_length,
-    }  # fmt: skip
+    given: dict[str, Any] = dict(
+        model=model, cluster=cluster, global_batch=global_batch, sequence_length=sequence_length
+    )
     notes = {
         **_notes(),
         "model": "A built-in name (`debubble models`), a Hugging Face config.json, or a folder with one.",

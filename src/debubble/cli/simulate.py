@@ -170,9 +170,8 @@ def _draw(scenes: Sequence[Scene], *, html: Path | None, png: Path | None) -> No
         from debubble.views.picture import picture
 
         write_whole(png, picture(scenes, "png"))
-    for file in (html, png):
-        if file is not None:
-            log().print(f"Wrote {file}.")
+    for file in filter(None, (html, png)):
+        log().print(f"Wrote {file}.")
 
 
 def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:

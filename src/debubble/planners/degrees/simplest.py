@@ -25,13 +25,7 @@ USUAL_CHOICES = {3: "FSDP (ZeRO-3)", 1: "data parallel (ZeRO-1)", 0: "one device
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedChoice:
-    """A plan of a choice of degrees, before or after its verification.
-
-    Attributes:
-        degrees: The choice.
-        solution: The plan.
-        step: Seconds of its step.
-    """
+    """A plan of a choice of degrees, before or after its verification, and the seconds of its step."""
 
     degrees: Degrees
     solution: Solution
@@ -61,12 +55,7 @@ class PlannedChoice:
 
 
 def simplest(plans: Sequence[PlannedChoice], *, tolerance: float) -> PlannedChoice:
-    """The plan with the fewest levers of those whose step is within `tolerance` of the fastest; of equals the fastest.
-
-    Args:
-        plans: Plans, at least one.
-        tolerance: Share of the fastest step.
-    """
+    """The plan with the fewest levers of those whose step is at most that share above the fastest; then the fastest."""
     most = min(plan.step for plan in plans) * (1 + tolerance)
     near = [plan for plan in plans if plan.step <= most]
     return min(near, key=lambda plan: (len(plan.levers), plan.step, in_order(plan.degrees)))
@@ -74,11 +63,7 @@ def simplest(plans: Sequence[PlannedChoice], *, tolerance: float) -> PlannedChoi
 
 def usual_choices(legal: Sequence[Degrees]) -> dict[str, list[Degrees]]:
     """The legal choices without any model parallelism, by the name of their ZeRO level, small micro-batches first."""
-    plain = [
-        d for d in legal if d.devices == d.data and d.expert == d.slices == 1 and d.expert_tensor is None
-    ]  # fmt: skip
-    found = {
-        name: sorted((d for d in plain if d.zero == zero), key=lambda d: d.micro_batch_size)
-        for zero, name in USUAL_CHOICES.items()
-    }
+    plain = [d for d in legal if d.devices == d.data and d.expert == d.slices == 1 and d.expert_tensor is None]
+    plain.sort(key=lambda degrees: degrees.micro_batch_size)
+    found = {name: [d for d in plain if d.zero == zero] for zero, name in USUAL_CHOICES.items()}
     return {name: choices for name, choices in found.items() if choices}
