@@ -480,3 +480,19 @@ def test_schedules_that_do_not_fit_are_named_next_to_those_that_do(run: Any) -> 
     assert code == 0
     assert [each["schedule"] for each in answer["schedules"]] == ["1f1b"]
     assert "above its limit of 4" in answer["do_not_fit"]["gpipe"]
+
+
+def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
+    call = ("plan", "llama-tiny", "--cluster", "8xA100-80GB", "--global-batch", "64", "--effort", "0.2")
+    code, out, _ = run(*call)
+    assert code == 0
+    assert re.search(r"Faster +0\.\d% less time with CPU optimizer · --fastest takes it", out)
+    code, out, _ = run(*call, "--fastest")
+    assert code == 0
+    assert "Faster" not in out
+
+
+def test_fastest_is_refused_where_no_degrees_are_searched(run: Any) -> None:
+    code, _, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--fastest")
+    assert code == 2
+    assert "--fastest is for searches of degrees: give --global-batch" in err

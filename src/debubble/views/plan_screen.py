@@ -177,7 +177,7 @@ def _faster(plan: Plan) -> Iterator[str]:
         return
     faster, step = plan.degree_search.fastest, plan.degree_search.configurations[0].step_time
     gained = 100 * (1 - faster.configuration.step_time / step)
-    yield f"{gained:.1f}% less with {', '.join(faster.levers) or str(faster.configuration.degrees)}"
+    yield f"{gained:.1f}% less time with {', '.join(faster.levers) or str(faster.configuration.degrees)}"
     yield "--fastest takes it"
 
 
