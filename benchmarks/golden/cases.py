@@ -16,6 +16,8 @@ from debubble.exports import exports
 
 NEVER = ("--deadline", "3600")
 """A deadline that no search meets: answers depend on the effort alone."""
+FASTEST = (*NEVER, "--fastest")
+"""Searches of degrees are judged by the fastest plan that they find, not by the simpler one that they recommend."""
 EFFORT = 0.5
 """The effort of all cases but the settings and the searches of degrees."""
 CALLS = json.loads(Path(__file__).with_name("calls.json").read_text())
@@ -83,7 +85,7 @@ def _models() -> Iterator[PlanCase]:
         model, *rest = words.split()
         name = "-".join((model, *(word.lstrip("-") for word in rest if not word.startswith("--micro"))))
         run = [word for word in rest if word not in ("--planner", "--swap", "--for", "--chunks")]
-        search = NEVER if "--global-batch" in rest else ("--effort", str(EFFORT), *NEVER)
+        search = FASTEST if "--global-batch" in rest else ("--effort", str(EFFORT), *NEVER)
         fits = (model, *rest) if len(run) == len(rest) else None
         yield PlanCase(f"model-{name}"[:70], (model, *rest, *search), fits=fits)
 

@@ -66,18 +66,20 @@ class ExportError(DebubbleError):
 class OutOfMemoryError(InfeasibleError):
     """An operation can never start under its device's limit.
 
-    `missing` is in bytes (or abstract units); the sentence ends with the cheapest change that would make it fit.
+    `missing` and `peak`, what the device would need at most, are in bytes (or abstract units); the sentence ends with
+    the cheapest change that would make it fit.
     """
 
     def __init__(
-        self, *, device: int, operation: str, stage: int, micro_batch: int, missing: float, limit: float, advice: str
-    ) -> None:
+        self, *, device: int, operation: str, stage: int, micro_batch: int, missing: float, peak: float, limit: float,
+        advice: str,
+    ) -> None:  # fmt: skip
         self.device = device
         self.operation = operation
         self.limit = limit
         super().__init__(
-            f"Device {device} runs out of memory at {operation} (stage {stage}, micro-batch {micro_batch}): it needs"
-            f" {readable(missing)} more than its limit of {readable(limit)}; {advice}.",
+            f"Device {device} runs out of memory at {operation} (stage {stage}, micro-batch {micro_batch}): its peak"
+            f" would be {readable(peak)}, above its limit of {readable(limit)}; {advice}.",
             missing=missing,
         )
 

@@ -77,6 +77,7 @@ def test_commands_options_and_names_are_called_by_a_beginning_that_no_other_has(
     [
         ("pla llama-tiny", "'pla' may be plan or planners: write more of it."),
         ("pln llama-tiny", "There is no command 'pln'; did you mean 'plan'?"),
+        ("plann llama-tiny", "'plann' is read as 'planners': Got unexpected extra argument"),
         ("simulate --micro 4", "'--micro' may be --micro-batches or --micro-batch-size: write more of it."),
         ("simulate --microbatches=4", "There is no option '--microbatches'; did you mean '--micro-batches'"),
         ("simulate --schedule zb-", "'zb-' may be zb-h1, zb-h2 or zb-v: write more of it."),

@@ -91,7 +91,7 @@ def test_a_models_plan_is_simulated_under_a_limit_in_bytes(run: Any, tmp_path: P
     assert run(*call, "-o", plan)[2].endswith("plan.json: `debubble train`, `rehearse`, `show` and `export` take it.\n")
     code, _, err = run("simulate", plan, "--memory-limit", "1MiB")
     assert code == 1
-    assert "more than its limit of 1.00 MiB" in err
+    assert "above its limit of 1.00 MiB" in err
 
 
 def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_simulate_with_post_validation_chooses_the_schedule_by_its_span(run: Any
 def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(run: Any) -> None:
     code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2")
     assert code == 1
-    assert "use devices with 4" in err
+    assert "its peak would be 4, above its limit of 2" in err
 
 
 def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path: Path) -> None:
@@ -444,3 +444,55 @@ def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> N
     assert plans[0].keys() == {"schema", "event", "seconds", "planner", "schedule", "step_time", "gap"}
     assert answer["event"] == "answer"
     assert answer["step_time"] == plans[0]["step_time"]
+
+
+@pytest.mark.parametrize("command", ["plan", "fits"])
+def test_a_memory_limit_that_no_device_has_is_refused(run: Any, command: str) -> None:
+    code, _, err = run(command, "llama-tiny", "--cluster", "2xA100-80GB", "--memory-limit", "400GiB")
+    assert code == 2
+    assert "--memory-limit 400GiB is more than the 80 GiB that A100-80GB has" in err
+
+
+def test_a_picture_is_not_written_under_the_name_of_another_format(run: Any, tmp_path: Path) -> None:
+    code, _, err = run("show", str(tmp_path / "plan.json"), "--png", str(tmp_path / "plan.jpg"))
+    assert code == 2
+    assert err.endswith("plan.jpg: that is no name of PNG; write " + str(tmp_path / "plan.png") + ".\n")
+
+
+def test_several_schedules_are_compared_and_drawn(run: Any, tmp_path: Path) -> None:
+    page, png = tmp_path / "all.html", tmp_path / "all.png"
+    code, out, _ = run(
+        "simulate", "--schedule", "gpipe,1f1b, zb-h1", "--devices", "4", "--html", str(page), "--png", str(png)
+    )  # fmt: skip
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines() if line.strip() and "%" in line] == [
+        ["gpipe", "33"], ["1f1b", "33"], ["zb-h1", "27"],
+    ]  # fmt: skip
+    assert "zb-h1" in page.read_text()
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_schedules_that_do_not_fit_are_named_next_to_those_that_do(run: Any) -> None:
+    code, out, _ = run(
+        "simulate", "--schedule", "gpipe,1f1b", "--devices", "4", "--memory-limit", "4", "--json"
+    )  # fmt: skip
+    answer = json.loads(out)
+    assert code == 0
+    assert [each["schedule"] for each in answer["schedules"]] == ["1f1b"]
+    assert "above its limit of 4" in answer["do_not_fit"]["gpipe"]
+
+
+def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
+    call = ("plan", "llama-tiny", "--cluster", "8xA100-80GB", "--global-batch", "64", "--effort", "0.2")
+    code, out, _ = run(*call)
+    assert code == 0
+    assert re.search(r"Faster +0\.\d% less time with CPU optimizer · --fastest takes it", out)
+    code, out, _ = run(*call, "--fastest")
+    assert code == 0
+    assert "Faster" not in out
+
+
+def test_fastest_is_refused_where_no_degrees_are_searched(run: Any) -> None:
+    code, _, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--fastest")
+    assert code == 2
+    assert "--fastest is for searches of degrees: give --global-batch" in err

@@ -181,3 +181,24 @@ def test_a_file_that_is_nested_too_deeply_is_refused_with_a_sentence(tmp_path: P
 def test_every_device_of_a_maker_that_publishes_figures_names_the_page_that_has_them() -> None:
     without = {name for name, device in hardware.items() if not device.url.startswith("https://")}
     assert without == {"A800-80GB", "A800-PCIe-80GB", "H800-80GB", "H20-96GB", "Ascend-910-64GB", "CPU"}
+
+
+def test_a_file_names_nodes_as_the_command_line_does() -> None:
+    cluster = Cluster.from_dict({"devices": "2x4xA100-40GB", "link_latency": 1e-6})
+
+    assert cluster == Cluster.from_dict({"devices": "8xA100-40GB", "devices_per_node": 4, "link_latency": 1e-6})
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ({"device": "A100-40GB"}, "unknown field `device`; the fields are devices, devices_per_node"),
+        ({"devices": "2xL4", "efficiency": {"matmull": 1}}, "the fields are matmul, attention, attention_backward"),
+        ({"devices": "2xMine", "hardware": {"Mine": {**OWN, "ram": 1}}}, "the fields are memory, flops"),
+        ({"devices": "2xL4", "network_bandwidth": "100Gb/s"}, "bytes per second of one device"),
+        ({"devices": "8xGTX1080"}, "A cluster file describes any other under `hardware`"),
+    ],
+)
+def test_errors_of_cluster_files_say_what_may_stand_there(entries: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        Cluster.from_dict(entries)

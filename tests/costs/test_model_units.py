@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.costs import EAGER, MEGATRON, Cluster, Framework, Unit, Units, model_units
+from debubble.costs.frameworks import FSDP
 from debubble.costs.half_layers import fused_core
 from debubble.costs.operators import Shapes
 from debubble.costs.speed import Speed
@@ -508,3 +509,25 @@ def test_a_run_without_fused_attention_or_divided_norms_is_priced_so(
     said = model_units(models["llama2-7b"], cluster, replace(run, **options), pipeline=4)
 
     assert said.units == model_units(models["llama2-7b"], cluster, run, pipeline=4, framework=framework).units
+
+
+@pytest.mark.parametrize("framework", [MEGATRON, FSDP], ids=["stages", "units"])
+def test_zero_3_divides_and_gathers_quantised_weights(framework: Framework) -> None:
+    """FSDP-QLoRA, as Answer.AI trains it: ranks hold and exchange parts of the 4-bit codes."""
+    m = models["llama3-8b"]
+    options = RunOptions(sequence_length=S, lora=16, quantize="nf4", data=2)
+    whole, divided = (
+        model_units(m, A100S, replace(options, zero=zero), framework=framework).units[1] for zero in (2, 3)
+    )
+    size = sum(quantized_bytes("nf4", weights) for weights in m.attention_matrices(0))
+    others = 2 * (m.attention_parameters(0) - sum(m.attention_matrices(0))) + 2 * m.attention_adapters(16)
+    assert whole.states is not None
+    assert divided.states is not None
+    assert whole.states.weights == pytest.approx(size + others, rel=1e-12)
+    assert divided.states.weights == pytest.approx((size + others) / 2, rel=1e-12)
+    matrices = (*m.attention_matrices(0), *m.mlp_matrices(0))
+    layer = sum(quantized_bytes("nf4", n) for n in matrices) + 2 * (m.layer_parameters(0) - sum(matrices))
+    if framework.gathers_units:  # the layer that computes, and the next one
+        assert divided.workspace - whole.workspace == pytest.approx(2 * layer, rel=1e-12)
+    else:
+        assert divided.gathered == pytest.approx(size + others, rel=1e-12)

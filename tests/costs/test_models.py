@@ -359,3 +359,24 @@ def test_a_mixture_in_every_layer_needs_no_width_of_dense_ones() -> None:
     )  # fmt: skip
 
     assert model.parameters == 34_660_610_688
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen/Qwen2.5-14B", "qwen2.5-14b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "llama3-70b"),
+        ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+        ("google/gemma-3-12b-it", "gemma3-12b"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b"),
+    ],
+)
+def test_a_known_model_has_its_name_on_the_hub_too(text: str, name: str) -> None:
+    assert named_model(text) is models[name]
+
+
+def test_an_unknown_name_of_the_hub_is_answered_with_how_to_get_its_config() -> None:
+    with pytest.raises(InputError, match=r"hf download foo/bar-7b config\.json --local-dir bar-7b"):
+        named_model("foo/bar-7b")

@@ -132,3 +132,12 @@ def test_the_page_shows_what_an_import_answers(run: Any) -> None:
     head, *changes = answer.split("\n\n")[0].splitlines()
     assert " ".join(out.split()).startswith(head)
     assert [line for line in changes if line not in out] == []
+
+
+def test_changes_to_megatron_fsdp_name_the_variable_that_they_need(megatron: Any) -> None:
+    job = SCRIPT.replace("EXTRA", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    _, out, _ = megatron(job, "--cluster", "4xA100-80GB", "--degrees", "--effort", "0.2", "--json")
+    changes = {change["name"]: change["then"] for change in json.loads(out)["changes"]}
+
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS" in changes) == ("--use-megatron-fsdp" in changes)
+    assert changes.get("CUDA_DEVICE_MAX_CONNECTIONS", "32") == "32"

@@ -206,7 +206,7 @@ def test_a_swap_to_a_peer_occupies_the_peer() -> None:
 def test_memory_that_nothing_can_free_is_named_with_what_would_help() -> None:
     costs = StageCosts.of(stages=4, memory_limit=3)
     with pytest.raises(
-        db.OutOfMemoryError, match=r"Device 0 .* 0F3 \(.*, micro-batch 3\): it needs 1 more .* use devices with 4"
+        db.OutOfMemoryError, match=r"Device 0 .* 0F3 \(.*, micro-batch 3\): its peak would be 4, above .* limit of 3"
     ):
         db.simulate(db.schedules["1f1b"](devices=4, micro_batches=8), costs)
 

@@ -15,7 +15,7 @@ from debubble.costs.files import UnitsFile
 from debubble.costs.known_hardware import Hardware
 from debubble.imports.comparison import Figures, SettingChange
 from debubble.ir import CandidateSummary, PlannedUnit
-from debubble.ir.degrees import ConfigurationSummary, Degrees, MemoryParts
+from debubble.ir.degrees import ConfigurationSummary, Degrees, FasterPlan, MemoryParts, UsualChoice
 from debubble.ir.plan_entries import Robustness
 from debubble.planners.analysis.explanation import CauseSeconds
 from debubble.planners.analysis.nearest_plans import NearestPlan
@@ -121,6 +121,14 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
         list[ConfigurationSummary] | UnsetType,
         Meta(description="The best choices of degrees, the plan's first; alone where the degrees were given."),
     ] = UNSET
+    fastest: Annotated[
+        FasterPlan | UnsetType,
+        Meta(description="With --global-batch: the fastest plan and its levers, where the plan is a simpler one."),
+    ] = UNSET
+    usual: Annotated[
+        list[UsualChoice] | UnsetType,
+        Meta(description="With --global-batch: plain FSDP and ZeRO-1, with quick plans or why they do not fit."),
+    ] = UNSET
     search: SearchFigures | UnsetType = UNSET
     pareto: Annotated[
         list[ConfigurationSummary] | UnsetType,
@@ -167,6 +175,12 @@ class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     micro_batches: int
     operations: int
     remarks: list[str]
+    schedules: Annotated[
+        list[dict[str, Any]] | UnsetType, Meta(description="Of several schedules, the same figures of each that fits.")
+    ] = UNSET
+    do_not_fit: Annotated[
+        dict[str, str] | UnsetType, Meta(description="Of several schedules, why others do not fit.")
+    ] = UNSET
 
 
 class SceneFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):

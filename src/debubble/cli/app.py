@@ -14,7 +14,7 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -37,6 +37,15 @@ class App(typer.Typer):
         return super().command(name, cls=SectionedCommand, **settings)
 
 
+def options_of(commands: Sequence[str]) -> set[str]:
+    """The names of the options of these commands, without their dashes."""
+    for name in commands:
+        importlib.import_module(f"debubble.cli.{name}")
+    known: Any = typer.main.get_group(app).commands
+    options = (option for name in commands for each in known[name].params for option in each.opts)
+    return {option.removeprefix("--") for option in options if option.startswith("--")}
+
+
 app = App(
     name="debubble",
     cls=CommandGroup,
@@ -45,7 +54,7 @@ app = App(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]},
+    context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"], "obj": options_of},
 )
 
 

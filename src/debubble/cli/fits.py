@@ -45,8 +45,7 @@ def fits(
     from debubble.planners.degrees import Job, footprints, footprints_with
     from debubble.views.memory_table import render_footprints
 
-    devices = run.require_cluster()
-    devices = devices if memory_limit is None else devices.with_limit(memory_limit)
+    devices = o.with_memory_limit(run.require_cluster(), memory_limit)
     fixed = run.degrees if chunks is None else {**run.degrees, "chunks": chunks}
     priced = named_model(model)
     job = Job(

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from debubble.cli.job_file import with_job_file
 from debubble.errors import InputError
 from debubble.registry import full_name
 
@@ -26,7 +27,8 @@ class SectionedCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments, with the names of options written out."""
         with _refusals_as_input_errors(ctx):
-            return super().parse_args(ctx, _whole_options(args, self.get_params(ctx)))
+            parameters = self.get_params(ctx)
+            return super().parse_args(ctx, with_job_file(_whole_options(args, parameters), ctx, parameters))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each title; options without one come last."""
@@ -91,7 +93,9 @@ def _refusals_as_input_errors(ctx: Any) -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
-        raise InputError(f"{error.format_message().rstrip('.')}; see `{ctx.command_path} -h`.") from None
+        whole = ctx.command.name
+        read = "" if ctx.parent is None or ctx.info_name == whole else f"'{ctx.info_name}' is read as '{whole}': "
+        raise InputError(f"{read}{error.format_message().rstrip('.')}; see `{ctx.command_path} -h`.") from None
 
 
 def _whole_options(arguments: list[str], parameters: list[Any]) -> list[str]:

@@ -11,6 +11,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
+from debubble.cli.job_file import save_job
 from debubble.cli.names import (
     cluster_completion,
     completion,
@@ -85,7 +86,9 @@ def import_(
         str, name_option(planner_names, what="planner", help="A planner's name; see `planners`.")
     ] = "auto",
     search: o.SearchLimits,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the faster plan here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the faster plan here, or a job file: NAME.toml.")
+    ] = None,
     as_it_is: Annotated[
         bool, typer.Option("--as-it-is", help="Do not plan again; -o writes the job's own plan.")
     ] = False,
@@ -109,7 +112,10 @@ def import_(
                 plan_again, yours, degrees=degrees, planner=planner, progress=SearchProgress(status), **asdict(search)
             )
             comparison, best = compare(importer, settings, yours, again)
-    if output is not None:
+    if output is not None and output.suffix == ".toml":
+        save_job(yours, output)
+        log().print(f"The job is in {output}: `debubble plan {output}`.", soft_wrap=True)
+    elif output is not None:
         best.save(output)
         log().print(f"The plan is in {output}.")
     if json:

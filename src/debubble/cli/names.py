@@ -15,7 +15,9 @@ Names = Callable[[], Iterable[str]]
 """The names that there are, which are looked up when they are needed."""
 
 
-def name_option(names: Names, *declarations: str, what: str, help: str, metavar: str | None = None) -> Any:
+def name_option(
+    names: Names, *declarations: str, what: str, help: str, metavar: str | None = None, several: bool = False
+) -> Any:
     """An option that takes one of these names.
 
     Args:
@@ -24,8 +26,9 @@ def name_option(names: Names, *declarations: str, what: str, help: str, metavar:
         what: The word for one of them, in errors.
         help: What the help says.
         metavar: How the help writes its value.
+        several: Whether it takes a list too, as `1f1b,zb-v`.
     """
-    return typer.Option(*declarations, help=help, metavar=metavar, **_one_of(names, what))
+    return typer.Option(*declarations, help=help, metavar=metavar, **_one_of(names, what, several=several))
 
 
 def name_argument(names: Names, *, what: str, help: str, metavar: str | None = None) -> Any:
@@ -33,11 +36,14 @@ def name_argument(names: Names, *, what: str, help: str, metavar: str | None = N
     return typer.Argument(help=help, metavar=metavar, **_one_of(names, what))
 
 
-def _one_of(names: Names, what: str) -> dict[str, Any]:
+def _one_of(names: Names, what: str, *, several: bool = False) -> dict[str, Any]:
     """How a value is read, as the name that it is or begins (None where it was not given), and completed."""
 
     def read(value: str | None) -> str | None:
-        return None if value is None else full_name(value, names(), what=what)
+        if value is None:
+            return None
+        parts = value.split(",") if several else [value]
+        return ",".join(full_name(part.strip() if several else part, names(), what=what) for part in parts)
 
     return {"callback": read, "autocompletion": completion(names)}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, get_type_h
 
 import typer
 
+from debubble.cli.job_file import DEGREES as DEGREES
 from debubble.cli.names import (
     Names,
     cluster_completion,
@@ -47,7 +48,7 @@ Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a c
 UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.", rich_help_panel=GIVEN)]
 _MODEL = typer.Argument(
     metavar="MODEL",
-    help="A built-in name, a config.json, or a folder with one.",
+    help="A built-in name, a config.json, a folder with one, or a job file (see `init`).",
     autocompletion=completion(model_names),
 )
 ModelName = Annotated[str, _MODEL]
@@ -65,9 +66,6 @@ def parse_cluster(text: str | None) -> Cluster:
     if text is None:
         raise InputError("Give the devices with --cluster, such as --cluster 8xA100-80GB (see `debubble hardware`).")
     return Cluster.parse(text)
-
-
-DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size", "slices")
 
 
 def refuse_without_model(name: str) -> NoReturn:
@@ -249,6 +247,17 @@ def _declared(field: Field[Any], hint: Any) -> Any:
     if "help" in field.metadata:
         return typer.Option(*field.metadata["declarations"], help=field.metadata["help"])
     return copy(field.metadata["option"] if field.metadata else hint.__metadata__[0])
+
+
+def with_memory_limit(cluster: Cluster, text: str | None) -> Cluster:
+    """The cluster under --memory-limit; raises InputError for more than any of its devices has."""
+    if text is None:
+        return cluster
+    limited, largest = cluster.with_limit(text), max(cluster.types, key=lambda type_: type_.memory)
+    if min(limited.memory_limits) > largest.memory:
+        has = f"the {largest.memory / 2**30:.4g} GiB that {largest.name} has"
+        raise InputError(f"--memory-limit {text} is more than {has}; give less, or memory_limit in a cluster file.")
+    return limited
 
 
 def required_devices(devices: int | None, *, otherwise: str = "") -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from fractions import Fraction
 from functools import wraps
+from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
@@ -17,6 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from debubble.errors import InputError
+from debubble.files import check_writable
 from debubble.formatting import ANSWER_VERSION, time_words
 
 if TYPE_CHECKING:
@@ -46,6 +49,20 @@ def figure_table(*columns: str, **style: Any) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     return table
+
+
+SUFFIXES = {".html", ".png", ".svg", ".pdf", ".jpg", ".jpeg", ".gif", ".webp"}
+"""Endings of files that a viewer opens by what the name says."""
+
+
+def check_pictures(**files: Path | None) -> None:
+    """Refuse pictures, by their format, that cannot be written or have the ending of another format."""
+    check_writable(*files.values())
+    for form, file in files.items():
+        if file is not None and file.suffix.lower() in SUFFIXES - {f".{form}"}:
+            raise InputError(
+                f"--{form} {file}: that is no name of {form.upper()}; write {file.with_suffix(f'.{form}')}."
+            )
 
 
 def print_answer(**entries: Any) -> None:

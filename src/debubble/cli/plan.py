@@ -126,6 +126,7 @@ def _request(
     from debubble.models import named_model
 
     named, cluster = named_model(model), run.require_cluster()
+    o.with_memory_limit(cluster, asked.memory_limit)  # refuse what no device has, before the search
     return ModelRequest(
         model=named, cluster=cluster, run=run, asked=asked, given=given, search=search, stream=stream
     )  # fmt: skip

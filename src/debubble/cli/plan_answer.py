@@ -113,6 +113,8 @@ def explanation_dict(scene: Scene) -> dict[str, Any]:
 def _configurations_dict(search: DegreeSearch | None, why: Explanation | None) -> dict[str, Any]:
     """The best choices of degrees, the plan's first, and how many were looked at where they were searched."""
     if search is not None:
-        counts = {key: value for key, value in vars(search).items() if key != "configurations"}
-        return {"configurations": search.configurations, "search": counts}
+        others = ("configurations", "fastest", "usual")
+        counts = {key: value for key, value in vars(search).items() if key not in others}
+        faster = {} if search.fastest is None else {"fastest": search.fastest}
+        return {"configurations": search.configurations, **faster, "usual": search.usual, "search": counts}
     return {} if why is None else {"configurations": [why.configuration]}

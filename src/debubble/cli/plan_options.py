@@ -50,6 +50,7 @@ class Question(o.OptionGroup):
         "Lengths of the data set's sequences, in tokens: micro-batches differ, and are balanced and ordered."
     )
     compare: bool = flag("Let auto ask every planner, the papers' and the baselines too, and show their answers.")
+    fastest: bool = flag("With --global-batch: the fastest plan, even if a simpler one takes at most 2% longer.")
     robust: bool = flag("Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.")
 
     @property
@@ -99,6 +100,8 @@ def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Gi
         raise InputError(f"--tokens must be a positive number, not {output.tokens:g}.")
     if output.json and output.json_stream:
         raise InputError("Give --json for one object, or --json-stream for a line per plan, not both.")
+    if asked.fastest and asked.global_batch is None:
+        raise InputError("--fastest is for searches of degrees: give --global-batch, or leave it out.")
     check_writable(output.output, output.html)
     if model is None:
         _refuse_what_only_a_model_has(asked, given, output)
@@ -117,7 +120,7 @@ def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Gi
 def _refuse_what_only_a_model_has(asked: Question, given: GivenCosts, output: Output) -> None:
     for name, value in {
         "global_batch": asked.global_batch, "profile": given.profile, "tokens": output.tokens, "for": asked.target,
-        "targets": output.targets, "pareto": output.pareto, "lengths": asked.lengths,
+        "targets": output.targets, "fastest": asked.fastest, "pareto": output.pareto, "lengths": asked.lengths,
     }.items():  # fmt: skip
         if value is not None and value is not False:
             o.refuse_without_model(name)

@@ -46,7 +46,7 @@ class ModelRequest:
             self.model, self.cluster, global_batch=asked.global_batch, micro_batches=asked.micro_batches,
             planner=asked.planner, chunks=asked.chunks, memory_limit=asked.memory_limit, profile=self.given.profile,
             target=target, swap=cast("Swap", asked.swap), robust=asked.robust, compare=asked.compare,
-            lengths=asked.lengths, progress=SearchProgress(status, stream=self.stream),
+            fastest=asked.fastest, lengths=asked.lengths, progress=SearchProgress(status, stream=self.stream),
             **asdict(self.search), **self.run.degrees, **self.run.settings,
         )  # fmt: skip
 

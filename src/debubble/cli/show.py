@@ -10,7 +10,7 @@ import typer
 
 from debubble.cli.app import app
 from debubble.cli.names import name_option, size_names, theme_names
-from debubble.cli.output import Json, console, log, print_answer, with_delayed_message
+from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
 from debubble.ir import InfeasibleError, InputError
 from debubble.plans import Plan
 
@@ -55,7 +55,8 @@ def show(
 
     if len(plans) > 2 or (len(plans) == 2 and trace is not None):
         raise InputError("Show one plan, with --trace if it was measured, or two plans.")
-    check_writable(html, png, svg, pdf, perfetto)
+    check_writable(perfetto)
+    check_pictures(html=html, png=png, svg=svg, pdf=pdf)
     loaded = [Plan.load(plan) for plan in plans]
     scenes: Sequence[Scene] = [_predicted(plan, path) for plan, path in zip(loaded, plans, strict=True)]
     if trace is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -12,8 +13,9 @@ from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.names import schedule_names
 from debubble.cli.options import option
-from debubble.cli.output import Json, console, print_answer, with_delayed_message
-from debubble.ir import InputError, Schedule, StageCosts
+from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
+from debubble.files import write_whole
+from debubble.ir import InfeasibleError, InputError, Schedule, ScheduleError, StageCosts
 from debubble.plans import Plan
 
 if TYPE_CHECKING:
@@ -30,7 +32,10 @@ class ScheduleChoice(o.OptionGroup):
     section: ClassVar[str] = "The schedule"
 
     schedule: str | None = option(
-        "1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`).", names=schedule_names, what="schedule"
+        "1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`); several, as 1f1b,zb-v, are compared.",
+        names=schedule_names,
+        what="schedule",
+        several=True,
     )
     csv: Path | None = option("An order of operations as torch writes it.")
     micro_batches: int | None = option("Micro-batches per step (default: 8).")
@@ -48,6 +53,12 @@ class ScheduleChoice(o.OptionGroup):
         default=0,
         metavar="N",
     )
+
+    @property
+    def each(self) -> tuple[ScheduleChoice, ...]:
+        """A choice for every schedule that is named, or the only one."""
+        names = () if self.schedule is None else self.schedule.split(",")
+        return tuple(replace(self, schedule=name) for name in names) or (self,)
 
     @property
     def step_micro_batches(self) -> int:
@@ -104,19 +115,63 @@ def simulate(
     choice: ScheduleChoice,
     given: AbstractCosts,
     run: o.ModelRun,
+    html: Annotated[Path | None, typer.Option(help="Write the page: the schedules under each other.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture of them on one time scale.")] = None,
     json: Json = False,
 ) -> None:
     """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs.
 
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
     """
-    if choice.schedule is None and choice.csv is None:
-        scene = _scene_of_plan(source, choice, given, run)
-    elif source is not None:
-        scene = _scene_of_model(source, choice, given, run)
+    check_pictures(html=html, png=png)
+    choices = choice.each
+    scenes, misfits = _scenes(source, choices, given, run)
+    _draw(scenes, html=html, png=png)
+    if json:
+        others = [] if len(choices) == 1 else [_figures(scene) for scene in scenes]
+        print_answer(**_figures(scenes[0]), **({"schedules": others, "do_not_fit": misfits} if others else {}))
     else:
-        scene = _scene_of_costs(choice, given, run)
-    _show(scene, json=json)
+        from debubble.views.scene_table import render_compared, render_scenes
+
+        console().print(render_scenes(scenes) if len(choices) == 1 else render_compared(scenes, misfits))
+
+
+def _scene(source: str | None, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
+    if choice.schedule is None and choice.csv is None:
+        return _scene_of_plan(source, choice, given, run)
+    if source is not None:
+        return _scene_of_model(source, choice, given, run)
+    return _scene_of_costs(choice, given, run)
+
+
+def _scenes(
+    source: str | None, choices: Sequence[ScheduleChoice], given: AbstractCosts, run: o.ModelRun
+) -> tuple[list[Scene], dict[str, str]]:
+    """The steps of the schedules that fit, and why the others do not; raises the last reason if none fits."""
+    scenes: list[Scene] = []
+    misfits: dict[str, str] = {}
+    for choice in choices:
+        try:
+            scenes.append(_scene(source, choice, given, run))
+        except (InfeasibleError, ScheduleError) as error:
+            if len(misfits) == len(choices) - 1:
+                raise
+            misfits[str(choice.schedule)] = str(error)
+    return scenes, misfits
+
+
+def _draw(scenes: Sequence[Scene], *, html: Path | None, png: Path | None) -> None:
+    """Write the page and the picture that were asked for."""
+    if html is not None:
+        from debubble.views import views
+
+        write_whole(html, views["html"](scenes))
+    if png is not None:
+        from debubble.views.picture import picture
+
+        write_whole(png, picture(scenes, "png"))
+    for file in filter(None, (html, png)):
+        log().print(f"Wrote {file}.")
 
 
 def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
@@ -206,33 +261,29 @@ def _limit_of_plan(plan: Plan, text: str) -> float | int | None:
     return parse_size(text)
 
 
-def _show(scene: Scene, *, json: bool) -> None:
+def _figures(scene: Scene) -> dict[str, Any]:
+    """The keys of `answers.SimulateAnswer`, but for the version."""
+    from debubble.simulator import by_cause
+
     timeline = scene.timeline
     schedule = timeline.program.schedule
-    if json:
-        from debubble.simulator import by_cause
-
-        print_answer(
-            schedule=schedule.name,
-            step_time=scene.step_time,
-            makespan=timeline.makespan,
-            span=timeline.span,
-            ideal_fraction=timeline.ideal_fraction,
-            bubble_fraction=timeline.bubble_fraction,
-            forward_bubbles=list(timeline.forward_bubbles),
-            backward_bubbles=list(timeline.backward_bubbles),
-            bubbles=[{cause.value: t for cause, t in by_cause(idle).items() if t} for idle in scene.bubbles],
-            peak_memory=list(timeline.peak_memory),
-            devices=schedule.devices,
-            stages=schedule.stages,
-            micro_batches=schedule.micro_batches,
-            operations=len(timeline.operations),
-            remarks=list(scene.remarks),
-        )
-        return
-    from debubble.views.scene_table import render_scenes
-
-    console().print(render_scenes([scene]))
+    return dict(
+        schedule=schedule.name,
+        step_time=scene.step_time,
+        makespan=timeline.makespan,
+        span=timeline.span,
+        ideal_fraction=timeline.ideal_fraction,
+        bubble_fraction=timeline.bubble_fraction,
+        forward_bubbles=list(timeline.forward_bubbles),
+        backward_bubbles=list(timeline.backward_bubbles),
+        bubbles=[{cause.value: t for cause, t in by_cause(idle).items() if t} for idle in scene.bubbles],
+        peak_memory=list(timeline.peak_memory),
+        devices=schedule.devices,
+        stages=schedule.stages,
+        micro_batches=schedule.micro_batches,
+        operations=len(timeline.operations),
+        remarks=list(scene.remarks),
+    )
 
 
 def _value(text: str) -> Any:

@@ -76,7 +76,7 @@ class DeviceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A cluster file, field by field.  Bandwidths are bytes per second and direction."""
+    """A cluster file, field by field.  Bandwidths are bytes per second and direction, of one device."""
 
     devices: str
     devices_per_node: int | None = None
@@ -142,10 +142,6 @@ class Cluster(PickledFields):
         name = str(text)
         if Path(name).suffix in (".yaml", ".yml", ".json"):
             return Cluster.from_dict(_read(Path(name)))
-        nodes = re.fullmatch(r"\s*(\d{1,7})\s*x\s*([1-9]\d{0,6})\s*x\s*(?!\d+x)([^\s+]+)\s*", name)
-        if nodes is not None:
-            each = int(nodes[2])
-            return Cluster.from_dict({"devices": f"{int(nodes[1]) * each}x{nodes[3]}", "devices_per_node": each})
         return Cluster.from_dict({"devices": name})
 
     @staticmethod
@@ -155,7 +151,11 @@ class Cluster(PickledFields):
             # Not strict: YAML reads 5e9 as a text.
             file = msgspec.convert(entries, ClusterFile, strict=False)
         except msgspec.ValidationError as error:
-            raise InputError(f"The cluster file is wrong: {error}.") from error
+            raise InputError(f"The cluster file is wrong: {error}{_legal_fields(str(error))}.") from error
+        nodes = re.fullmatch(r"\s*(\d{1,7})\s*x\s*([1-9]\d{0,6})\s*x\s*(?!\d+x)([^\s+]+)\s*", file.devices)
+        if nodes is not None:
+            each = int(nodes[2])
+            file.devices, file.devices_per_node = f"{int(nodes[1]) * each}x{nodes[3]}", file.devices_per_node or each
         named = _types(file.devices, {name: _own(name, device) for name, device in file.hardware.items()})
         types = tuple(type_ for count, each in named for type_ in [_with_overrides(each, file)] * count)
         # A plan names its devices in full: a shorter name may mean another device one day.
@@ -225,6 +225,19 @@ class Cluster(PickledFields):
                 )
                 break
         return tuple(said)
+
+
+def _legal_fields(error: str) -> str:
+    """What msgspec's sentence on a field leaves out: the fields that there are, or the unit of a number."""
+    if "unknown field" in error:
+        part: type[msgspec.Struct] = ClusterFile
+        part = EfficiencyFile if "$.efficiency" in error else DeviceFile if "$.hardware" in error else part
+        return f"; the fields are {', '.join(part.__struct_fields__)}"
+    if "bandwidth`" in error:
+        return (
+            "; a bandwidth is a number of bytes per second of one device: four devices that share 100 Gb/s have 3.125e9"
+        )
+    return ""
 
 
 def slowest(types: Sequence[Hardware]) -> Hardware:

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from debubble.errors import InputError
 from debubble.ir.stage_costs import HostLink
 from debubble.registry import Registry, full_name
 
@@ -186,7 +187,12 @@ def find_hardware(name: str) -> Hardware:
     Raises InputError if there is none or more than one.
     """
     sized = [known for known in hardware if re.fullmatch(rf"{re.escape(name)}-\d+GB", known, re.IGNORECASE)]
-    return hardware[full_name(name, sized or hardware, what="device")]
+    try:
+        return hardware[full_name(name, sized or hardware, what="device")]
+    except InputError as error:
+        if "there are:" not in str(error):
+            raise
+        raise InputError(f"{error}  A cluster file describes any other under `hardware` (docs/costs.md).") from None
 
 
 def _add(name: str, **entries: object) -> None:

@@ -483,7 +483,8 @@ class _Builder:
         between = s.options.expert * s.options.expert_shards / s.options.tensor
         whole = model.layer_parameters(layer) - experts + experts / between
         # The layer that computes and the next one, which is gathered meanwhile.
-        gathered = 2 * self.parameters.gathered_unit(whole)
+        matrices = (*model.attention_matrices(layer), *model.mlp_matrices(layer)) if s.options.quantize else ()
+        gathered = 2 * self.parameters.gathered_unit(whole, matrices)
         activations = 2 * s.element * s.tokens * width / s.options.tensor
         return self._layer_gradients(layer) + activations + gathered + self._dequantized_bytes()
 

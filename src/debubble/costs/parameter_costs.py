@@ -6,7 +6,7 @@ step divides (gradients are reduced, weights gathered), or in every micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ class ParameterCosts:
             gradient_reduce=self._gradient_reduce(own),
             optimizer_step=step_seconds(s.model, s.speed, s.options, s.framework, stepped, matrices=orthogonalized),
             parameter_gather=self._gather_seconds(own) if self._gathers_stages else 0.0,
-            gathered=s.element * sum(count for count, _ in own) if self._gathers_stages else 0,
+            gathered=sum(count * self._gathered_bytes(each) for count, each in own) if self._gathers_stages else 0,
             undivided=sum(count * (each.summed - each.gradient) for count, each in own),
         )
 
@@ -146,11 +146,20 @@ class ParameterCosts:
 
     def _gather_seconds(self, own: _Own) -> float:
         """Seconds of gathering parameters that ZeRO-3 divides."""
-        return self._moving(own, lambda each: self.shapes.element)
+        return self._moving(own, self._gathered_bytes)
 
-    def gathered_unit(self, parameters: float) -> float:
-        """Bytes of whole weights that FSDP gathers."""
-        return self.shapes.element * parameters / self.shapes.options.tensor if self._gathers_units else 0.0
+    def _gathered_bytes(self, each: ParameterBytes) -> float:
+        return self.shapes.element if each.quantized is None else each.quantized
+
+    def gathered_unit(self, parameters: float, matrices: Sequence[int] = ()) -> float:
+        """Bytes of whole weights that FSDP gathers; `matrices` are those of them that may be quantised."""
+        s = self.shapes
+        if not self._gathers_units:
+            return 0.0
+        size = s.element * parameters
+        if s.options.quantize:
+            size += sum(quantized_bytes(s.options.quantize, n) - s.element * n for n in matrices)
+        return size / s.options.tensor
 
     def _on_host(self, counts: Counts, stepped: float) -> HostStates | None:
         """Costs with the optimizer on the host: weights and gradients stay, and each rank moves its own share.
@@ -187,9 +196,14 @@ class ParameterCosts:
         of_experts = replace(of_experts, of_experts=True)
         if o.lora:
             matrices = [weights / o.tensor for weights in counts.matrices] if o.quantize else []
+            divided = shards if o.zero >= 3 else 1
+            sizes = [quantized_bytes(o.quantize or "", n) / n for n in matrices]
             return [
                 (counts.dense / o.tensor - sum(matrices), each.frozen),
-                *((n, replace(each.frozen, weight=quantized_bytes(o.quantize or "", n) / n)) for n in matrices),
+                *(
+                    (n, replace(each.frozen, weight=size / divided, quantized=size))
+                    for n, size in zip(matrices, sizes, strict=True)
+                ),
                 (counts.experts / between, of_experts.frozen),
                 (counts.adapters / o.tensor, each),
             ]

@@ -55,6 +55,8 @@ class ParameterBytes:
     """Ranks that share the parameter."""
     of_experts: bool = False
     """True if it is an expert's."""
+    quantized: float | None = None
+    """Bytes of a whole weight that is quantised, which ZeRO-3 gathers so (FSDP-QLoRA); None: it is not."""
 
     @property
     def total(self) -> float:

@@ -38,7 +38,7 @@ def torch(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
     if any(how != "none" for how in recompute):
         losses.append(
             "The CSV cannot say what is recomputed: checkpoint the layers in your model, per stage:"
-            f" {'; '.join(f'{stage}: {how}' for stage, how in enumerate(recompute))}."
+            f" {'; '.join(f'{stage}: {how}' for stage, how in enumerate(recompute) if how)}."
         )
     unlike = {name: value for name, value in settings.items() if name in _SIZES or value != getattr(_DEFAULT, name)}
     if unlike:

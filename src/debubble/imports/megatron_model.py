@@ -7,9 +7,9 @@ import re
 
 from debubble.imports.megatron_arguments import Arguments
 from debubble.imports.megatron_scripts import SCRIPT
-from debubble.imports.model import ExpertSizes, LatentSizes, Sizes, hub_model
+from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.ir import InputError
-from debubble.models import Model
+from debubble.models import Model, hub_model
 
 _OTHER_LAYERS = re.compile(
     r"--(hybrid-attention-ratio|hybrid-mlp-ratio|heterogeneous-layers.*|linear-attention-.*|encoder-num-layers|spec"

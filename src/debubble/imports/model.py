@@ -1,27 +1,13 @@
-"""The model of a job, by a hub's name for it, or by its sizes where a framework has no Hugging Face config."""
+"""The model of a job by its sizes, where a framework has no Hugging Face config."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from debubble.ir import InputError
-from debubble.models import Model, models
-
-_SUFFIXES = re.compile(
-    r"-(instruct|hf|base|it|chat|thinking|preview|bf16|fp8|v\d\.\d|\d{4}|(?<=r1-)distill)(?=-|$)|^(hf|meta)-"
-)
-"""Parts of hubs' names that say how a model was trained, and nothing of its layers."""
-
-
-def hub_model(name: str) -> Model | None:
-    """The known model that a hub's name such as `meta-llama/Meta-Llama-3-8B` means; None if none is."""
-    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    short = _SUFFIXES.sub("", last)
-    names = (last, short, short.replace("llama-", "llama"), re.sub(r"-(?=\d)", "", short, count=1))
-    return next((models[each] for each in names if each in models), None)
+from debubble.models import Model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,13 @@ from typing import Any
 
 from debubble.costs import framework_with
 from debubble.imports.job import Batch, ImportedJob, batches_in
-from debubble.imports.model import hub_model
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.torch_hosts import balanced_layers, chunks_of, expert_ranks, layer_strategies, layers_of, order_of
 from debubble.imports.torchtitan_models import flavor_model
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
-from debubble.models import Model
+from debubble.models import Model, hub_model
 
 RECOMPUTED = "plan.py: RECOMPUTED_LAYERS"
 """The setting of debubble's own recipe, in place of a checkpointing mode."""

@@ -93,11 +93,31 @@ class ConfigurationSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UsualChoice:
+    """A choice without model parallelism, which a user expects to see: FSDP, or data parallelism with ZeRO-1."""
+
+    name: str
+    configuration: ConfigurationSummary | None = None
+    """Its fastest quick plan; None: no size of micro-batches fits."""
+    reason: str | None = None
+    """Why none fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FasterPlan:
+    """The fastest plan that was found, where a simpler one that is nearly as fast is recommended."""
+
+    configuration: ConfigurationSummary
+    levers: tuple[str, ...]
+    """What it uses beyond data parallelism with ZeRO, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DegreeSearch:
     """The record of a search of degrees: how many it looked at, and the best that it found."""
 
     configurations: tuple[ConfigurationSummary, ...]
-    """Fastest first; the first is the plan's."""
+    """The plan's first, then the fastest."""
     legal: int
     """Choices of degrees that divide model, batch and devices."""
     too_large: int
@@ -110,3 +130,7 @@ class DegreeSearch:
     """Choices that were left when the effort was spent."""
     interrupted: bool = False
     """True if Ctrl-C ended it."""
+    fastest: FasterPlan | None = None
+    """A plan that is faster than the recommended one, and less simple; None: the plan is the fastest."""
+    usual: tuple[UsualChoice, ...] = ()
+    """The usual choices, as far as they are legal."""

@@ -2,12 +2,12 @@
 
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
-from debubble.models.known_models import as_model, models, named_model
+from debubble.models.known_models import as_model, hub_model, models, named_model
 from debubble.registry import index_by_name
 
 Model = ModelConfig
 """The public name."""
 
-__all__ = ["Experts", "Model", "ModelConfig", "as_model", "models", "named_model"]
+__all__ = ["Experts", "Model", "ModelConfig", "as_model", "hub_model", "models", "named_model"]
 
 index_by_name(__name__)

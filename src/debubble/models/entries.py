@@ -165,7 +165,7 @@ def read_entries(path: Path) -> Entries:
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"The model config {file} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The model config {file.absolute()} cannot be read: {error.strerror}.") from error
     except RecursionError as error:
         raise InputError(f"{file} is not a model config: it is nested too deeply.") from error
     except ValueError as error:

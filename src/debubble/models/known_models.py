@@ -7,6 +7,7 @@ GPT-3 from Brown et al. 2020, Table 2.1, in Megatron-LM's shape (hidden size 512
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,34 @@ models: Registry[ModelConfig] = Registry("debubble.models", what="model")
 
 
 def named_model(text: str) -> ModelConfig:
-    """The model of a built-in name or its only beginning, a `config.json`, or a folder with one.
+    """The model of a built-in name or its only beginning, a hub's name for it, a `config.json`, or a folder with one.
 
     Raises InputError if the text is none of them.
     """
     if text not in models and (Path(text).exists() or Path(text).suffix == ".json"):
         return ModelConfig.from_hf(text)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        if (known := hub_model(text)) is not None:
+            return known
+        raise InputError(
+            f"There is no model or file '{text}'; for a model of the Hugging Face hub, fetch its config, `hf download"
+            f" {text} config.json --local-dir {text.rpartition('/')[2]}`, and give that folder."
+        )
     return models[full_name(text, models, what="model or file")]
+
+
+_SUFFIXES = re.compile(
+    r"-(instruct|hf|base|it|chat|thinking|preview|bf16|fp8|v\d\.\d|\d{4}|(?<=r1-)distill)(?=-|$)|^(hf|meta)-"
+)
+"""Parts of hubs' names that say how a model was trained, and nothing of its layers."""
+
+
+def hub_model(name: str) -> ModelConfig | None:
+    """The known model that a hub's name such as `meta-llama/Meta-Llama-3-8B` means; None if none is."""
+    last = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    short = _SUFFIXES.sub("", last)
+    names = (last, short, short.replace("llama-", "llama"), re.sub(r"-(?=\d)", "", short, count=1))
+    return next((models[each] for each in names if each in models), None)
 
 
 def as_model(model: ModelConfig | str | Path) -> ModelConfig:

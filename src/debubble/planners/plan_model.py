@@ -14,6 +14,7 @@ from debubble.ir import InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, as_model
 from debubble.planners.degrees import Job, search_degrees
+from debubble.planners.degrees.simplest import TOLERANCE
 from debubble.planners.micro_batch_order import with_lengths
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.problem import Problem, Swap
@@ -43,6 +44,7 @@ def plan(
     swap: Swap = "host",
     robust: bool = False,
     compare: bool = False,
+    fastest: bool = False,
     lengths: Path | str | Mapping[int, int] | None = None,
     progress: Listener | None = None,
     **options: Any,
@@ -74,6 +76,8 @@ def plan(
         robust: Compare plans by their mean step under disturbances (noise, a slow device, slow links), not by the
             predicted one; not with `global_batch`.
         compare: Let `auto` ask every planner, the papers' and the baselines too; not with `global_batch`.
+        fastest: With `global_batch`: the fastest plan, even if a simpler one takes at most 2% longer, which is the
+            answer otherwise.
         lengths: The lengths of the sequences: a file (see `costs.lengths.read_lengths`), or how many sequences have
             so many tokens; None: all have `sequence_length`.  Not with `global_batch`.
         progress: Called after every choice of degrees that was looked at, and every planner that answered.
@@ -100,7 +104,10 @@ def plan(
         _refuse_of_given_degrees(profile=profile, swap=swap, robust=robust, compare=compare, lengths=lengths)
         given = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
         fixed = {name: degree for name, degree in given.items() if name in DEGREES and degree is not None}
-        job = Job(model=model, cluster=cluster, global_batch=global_batch, options=run, fixed=fixed, **search)
+        job = Job(
+            model=model, cluster=cluster, global_batch=global_batch, options=run, fixed=fixed,
+            tolerance=0.0 if fastest else TOLERANCE, **search,
+        )  # fmt: skip
         return _plan_of_job(job, planner, progress)
     if target is not None and swap != "host":
         raise InputError("Where activations go follows from the target; leave out the swap or the target.")
@@ -217,7 +224,7 @@ def plan_again(plan_: Plan, *, degrees: bool = False, **search: Any) -> Plan:
     options = vars(plan_.options)
     batch: dict[str, Any]
     if degrees:
-        batch = {"global_batch": plan_.degrees.global_batch}
+        batch = {"global_batch": plan_.degrees.global_batch, "fastest": True}
         kept = {name: value for name, value in options.items() if name not in DEGREES}
     else:
         batch, kept = {"micro_batches": plan_.micro_batches, "pipeline": plan_.devices}, options

@@ -5,6 +5,7 @@ Rows have a label and phrases; lines break between phrases alone, so that a figu
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -69,6 +70,7 @@ def plan_screen(
         ("Parallelism", [*_parallelism(plan)]),
         ("Recompute", [*_recomputation(plan)]),
         ("Offload", [*_offload(plan)]),
+        ("Faster", [*_faster(plan)]),
         ("Runs in", [*_runs_in(plan, elsewhere)]),
         ("Predicted", [*_accuracy(plan, scene)]),
     ]
@@ -78,14 +80,15 @@ def plan_screen(
     lines += _row("Limited by", [*_limits(why)], width)
     lines += _row("Bound", [_bound(plan, scene)], width)
     lines += _row("Would help", [*_changes(plan, scene)], width)
-    lines += _row("Not tried", [*_not_tried(plan)], width)
+    left_out = [*_not_tried(plan)]
+    lines += _row("Not tried", left_out, width) if left_out else []
     return [*lines, *_row("Next", [_next(plan)], width)]
 
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
     """A label and its phrases, broken into lines between phrases."""
     lines, line = [], ""
-    for phrase in phrases:
+    for phrase in (part for long in phrases for part in textwrap.wrap(long, width - LABEL)):
         longer = f"{line}{SEPARATOR}{phrase}" if line else phrase
         if line and len(longer) > width - LABEL:
             lines.append(line)
@@ -132,7 +135,7 @@ def _parallelism(plan: Plan) -> Iterator[str]:
     if o.zero:
         yield f"ZeRO-{o.zero}{' (FSDP)' if o.zero == 3 else ''}"
     slices = f" in {o.slices} slices" if o.slices > 1 else ""
-    yield f"{plan.micro_batches} micro-batches of {o.micro_batch_size}{slices}"
+    yield f"{plan.micro_batches} micro-batch{'es' * (plan.micro_batches != 1)} of {o.micro_batch_size}{slices}"
 
 
 def _unit_words(plan: Plan) -> str:
@@ -154,7 +157,7 @@ def _recomputation(plan: Plan) -> Iterator[str]:
     for n, (name, count) in enumerate(ways[:WAYS]):
         yield f"{name} in {count}{f' of {total} {_unit_words(plan)}' if n == 0 else ''}"
     if others := ways[WAYS:]:
-        yield f"{len(others)} other ways in {sum(count for _, count in others)}"
+        yield f"{len(others)} other way{'s' * (len(others) != 1)} in {sum(count for _, count in others)}"
     if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
         yield f"more for {deeper} of {plan.schedule.stages * plan.micro_batches} forwards"
 
@@ -166,6 +169,16 @@ def _offload(plan: Plan) -> Iterator[str]:
     if stepped := len(plan.schedule.host_steps):
         all_ = stepped == plan.schedule.stages
         yield "CPU optimizer" if all_ else f"CPU optimizer for {stepped} of {plan.schedule.stages} stages"
+
+
+def _faster(plan: Plan) -> Iterator[str]:
+    """The fastest plan, where this one is simpler and nearly as fast."""
+    if plan.degree_search is None or plan.degree_search.fastest is None:
+        return
+    faster, step = plan.degree_search.fastest, plan.degree_search.configurations[0].step_time
+    gained = 100 * (1 - faster.configuration.step_time / step)
+    yield f"{gained:.1f}% less time with {', '.join(faster.levers) or str(faster.configuration.degrees)}"
+    yield "--fastest takes it"
 
 
 def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
@@ -285,7 +298,7 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         yield f"{left} choices of degrees, for lack of time"
     if plan.planner == "auto" and plan.degree_search is None and plan.target is None:
         yield "the papers' planners (--compare)"
-    elif plan.planner != "auto":
+    elif plan.planner != "auto" and plan.degree_search is None:
         yield "other planners (--planner auto)"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import CandidateSummary, PlannedUnit, RunOptions
-from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
+from debubble.ir.degrees import ConfigurationSummary, DegreeSearch, UsualChoice
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan
 from debubble.plans import Plan
@@ -123,13 +123,14 @@ CONFIGURATION_COLUMNS = ("degrees", "step", "tokens/s/GPU", "MFU", "memory")
 
 
 def configuration_rows(search: DegreeSearch, *, most: int | None = None) -> Rows:
-    """The best choices of degrees, fastest first; those that take the same step are one row, of the least memory."""
+    """The best choices of degrees, the plan's first (of the same step one row, of the least memory), and usual ones."""
     best = search.configurations[:most]
+    usual = [each for each in search.usual if each.configuration not in best]
     left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""
     return Rows(
         title=f"Degrees: the best {len(best)} of {search.legal}",
         columns=CONFIGURATION_COLUMNS,
-        rows=[_configuration_row(equal) for equal in _equal_steps(best)],
+        rows=[*(_configuration_row(equal) for equal in _equal_steps(best)), *map(_usual_row, usual)],
         texts=frozenset({"degrees"}),
         caption=f"{search.too_large} do not fit by quick plans, {search.slower} cannot be faster{left}.",
     )
@@ -147,15 +148,23 @@ def pareto_rows(front: Sequence[ConfigurationSummary]) -> Rows:
 
 
 def _equal_steps(configurations: Sequence[ConfigurationSummary]) -> Iterator[list[ConfigurationSummary]]:
-    """Runs of configurations whose steps differ by less than a millionth, fastest first."""
+    """Runs of configurations whose steps differ by less than a millionth, in their order."""
     run: list[ConfigurationSummary] = []
     for each in configurations:
-        if run and each.step_time > run[0].step_time * (1 + 1e-6):
+        if run and abs(each.step_time / run[0].step_time - 1) > 1e-6:
             yield run
             run = []
         run.append(each)
     if run:
         yield run
+
+
+def _usual_row(usual: UsualChoice) -> tuple[str, ...]:
+    """One row for a choice that users expect to see."""
+    if usual.configuration is None:
+        return f"{usual.name}: {(usual.reason or '').partition(';')[0]}", "does not fit", "", "", ""
+    words, *figures = _configuration_row([usual.configuration])
+    return f"{usual.name}: {words}", *figures
 
 
 def _configuration_row(equal: Sequence[ConfigurationSummary]) -> tuple[str, ...]:

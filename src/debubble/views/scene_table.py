@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -97,6 +97,27 @@ def render_scenes(scenes: Sequence[Scene]) -> RenderableType:
         *([] if compared is None else [rich_table(compared)]),
         *(_render_scene(scene, letter) for scene, letter in zip(scenes, letters(scenes), strict=True)),
     )
+
+
+def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str]) -> RenderableType:
+    """A row for every schedule, in the order in which they were named, and why others do not fit."""
+    stages = [scene.timeline.program.schedule.stages for scene in scenes]
+    more = len(set(stages)) > 1 and not scenes[0].seconds
+    rows = Rows(
+        title="Schedules",
+        columns=("schedule", "step", "bubble", "peak memory", "stages"),
+        rows=[
+            (
+                scene.title, time_words(float(scene.step_time), seconds=scene.seconds),
+                f"{100 * scene.timeline.bubble_fraction:.1f}%", size_words(float(max(scene.peak_memory))),
+                f"{count}",
+            )
+            for scene, count in zip(scenes, stages, strict=True)
+        ],
+        texts=frozenset({"schedule"}),
+        caption="Costs are per stage: schedules of more stages have more work here." if more else "",
+    )  # fmt: skip
+    return Group(rich_table(rows), *(Text(f"{name}: {reason}") for name, reason in misfits.items()))
 
 
 def letters(scenes: Sequence[Scene]) -> list[str]:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.ir import InfeasibleError
-from debubble.planners.degrees.search import BEST, Ranking, rank
+from debubble.planners.degrees.ranking import Ranking, rank
+from debubble.planners.degrees.search import BEST
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from debubble.errors import OutOfMemoryError, readable
+from debubble.errors import OutOfMemoryError
 from debubble.ir.arrays import Numbers, entries, exact
 from debubble.ir.lowering.op_costs import Tables
 from debubble.ir.ops import CODE, COMPUTE, RESHARDS, UNSHARDS, Kind, Op
@@ -145,6 +145,7 @@ class Admission:
             stage=op.stage,
             micro_batch=op.micro_batch,
             missing=float(missing),
+            peak=float(self._peak()),
             limit=float(self.limit),
             advice=self._advice(position, missing),
         )
@@ -165,8 +166,8 @@ class Admission:
             missing -= saved[stage]
         if missing <= 0:
             which = f"stage {chosen[0]}" if len(chosen) == 1 else f"stages {', '.join(map(str, sorted(chosen)))}"
-            return f"recompute on {which}, or use devices with {readable(float(self._peak()))}"
-        return f"use devices with {readable(float(self._peak()))}"
+            return f"recompute on {which}, or use larger devices"
+        return "use larger devices"
 
     def _live(self, position: int) -> set[tuple[int, int]]:
         """The stages and micro-batches whose activations the device holds once an operation has started."""

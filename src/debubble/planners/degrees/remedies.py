@@ -13,7 +13,7 @@ from debubble.ir import DebubbleError
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import footprint, too_large
-from debubble.planners.degrees.search import Ranking, rank
+from debubble.planners.degrees.ranking import Ranking, rank
 from debubble.planners.degrees.shortlist import shortlist
 from debubble.planners.degrees.space import Job
 from debubble.planners.problem import Problem

@@ -5,6 +5,7 @@
    best step: no other choice can be among the five best quick plans.  Choices that take the same step count as one.
 3. The five best are planned thoroughly, in parallel, and the fastest one of them by more planners (or all five by the
    planner that was asked for).
+4. Of all plans within the job's tolerance of the fastest, the simplest is the answer (`simplest`).
 
 All of it is counted in work, so that the same call gives the same plan on every machine.  `pareto_front` plans again
 under less and less memory.
@@ -12,20 +13,18 @@ under less and less memory.
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Generic, TypeVar
 
 from debubble.costs import Cluster
 from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
-from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch
+from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, UsualChoice
 from debubble.planners.auto import fastest_of, planners_for
 from debubble.planners.degrees.estimate import (
     promise,
@@ -36,6 +35,8 @@ from debubble.planners.degrees.estimate import (
     uneven_promise,
 )
 from debubble.planners.degrees.memory import parts_at_peak, too_large
+from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking, rank
+from debubble.planners.degrees.simplest import PlannedChoice, simplest, usual_choices
 from debubble.planners.degrees.space import Job, configurations, of_one_size, ordinary_choices, smallest_batches
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
@@ -53,8 +54,10 @@ ALSO_LARGE = ("adapipe", "portfolio")
 """Planners that are asked all the same."""
 OF_HOST_STEPS = "chronos"
 """The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice too."""
-NEGLIGIBLE = 1e-6
-"""Share of a step by which a later answer must be faster to take the place of an earlier, simpler one."""
+NEAR = 1.1
+"""Factor of the best quick plan's step up to which the usual choices are planned thoroughly, too."""
+CLOSE = 1.05
+"""Factor of the fastest step up to which the fastest usual choice is given to `auto`, too."""
 WITH_HOSTS = 4
 """Choices that are planned with hosts."""
 UNEVEN = 2
@@ -66,81 +69,6 @@ ORDINARY, LOOKED_AT = 3, 40
 """Ordinary choices that have a quick plan before all choices are listed, of how many that are looked at."""
 QUICK = "quick plan"
 """Name of a quick plan's planner."""
-
-K = TypeVar("K", bound=Hashable)
-
-
-@dataclass
-class Ranking(Generic[K]):
-    """The fastest choices of those that were looked at."""
-
-    steps: dict[K, float] = field(default_factory=dict)
-    """Seconds of those that fit, in the order in which they were taken."""
-    refused: dict[K, DebubbleError] = field(default_factory=dict)
-    slower: int = 0
-    """How many cannot be among the best."""
-    left: int = 0
-    """How many are not looked at yet."""
-
-    def best(self, count: int) -> list[K]:
-        """The fastest, fastest first; of those that take the same step, the first that was taken."""
-        found: list[K] = []
-        for choice in sorted(self.steps, key=lambda choice: self.steps[choice]):
-            if len(found) == count:
-                break
-            if not found or self.steps[choice] > self.steps[found[-1]] * (1 + NEGLIGIBLE):
-                found.append(choice)
-        return found
-
-
-def rank(
-    choices: Sequence[K],
-    *,
-    bounds: Sequence[Callable[[K], float]],
-    step: Callable[[K], float],
-    count: int,
-    ranking: Ranking[K],
-    over: Callable[[], bool] = lambda: False,
-    within: float = math.inf,
-) -> None:
-    """Rank choices by the steps of their quick plans, without planning those that cannot be among the best.
-
-    The choice with the least bound comes first: it gets its next bound, or, after the last one, is planned.
-
-    Args:
-        choices: What to rank.
-        bounds: Seconds that the quick plan of a choice takes at least; from the quickest to work out to the tightest.
-            One may raise DebubbleError if it shows that nothing fits.
-        step: Seconds of its quick plan; raises DebubbleError if it does not fit.
-        count: How many of the best must be right.
-        ranking: What is filled in, choice by choice, so that it stands when the work is interrupted.
-        over: Whether the effort is spent; something that fits is looked for all the same.
-        within: Seconds beyond which no choice is looked at.
-    """
-    coarsest, *tighter = bounds
-    waiting = [(coarsest(choice), place, 0) for place, choice in enumerate(choices) if choice not in ranking.steps]
-    heapq.heapify(waiting)
-    known_best = ranking.best(count)
-    most = min(within, ranking.steps[known_best[-1]]) if len(known_best) == count else within
-    while waiting:
-        ranking.left = len(waiting)
-        bound, place, known = heapq.heappop(waiting)
-        if bound > most:
-            ranking.left, ranking.slower = 0, len(waiting) + 1
-            return
-        if over() and ranking.steps:
-            return
-        choice = choices[place]
-        try:
-            if known < len(tighter):
-                heapq.heappush(waiting, (max(bound, tighter[known](choice)), place, known + 1))
-                continue
-            ranking.steps[choice] = step(choice)
-        except DebubbleError as refusal:
-            ranking.refused[choice] = refusal
-        best = ranking.best(count)
-        most = min(within, ranking.steps[best[-1]]) if len(best) == count else within
-    ranking.left = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +150,8 @@ class _DegreesSearch:
         self.results: dict[Degrees, Result] = {}
         self.asked: set[Degrees] = set()
         """Those that `auto` has planned."""
+        self.usual: dict[str, Degrees | str] = {}
+        """Name of a usual choice -> its fastest, or why none fits."""
         self.interrupted = False
 
     @cached_property
@@ -233,9 +163,13 @@ class _DegreesSearch:
         """All three steps; what they find stays when they are interrupted."""
         self.plan_ordinary()
         self.rank()
+        self._plan_usual()
         if self.planner == "auto":
-            self._plan_side_by_side(self.ranking.best(BEST), thorough, share=THOROUGH)
+            near = NEAR * min(self.ranking.steps.values(), default=0.0)
+            usual = [d for d in self.usual.values() if isinstance(d, Degrees) and self.ranking.steps[d] <= near]
+            self._plan_side_by_side(dict.fromkeys((*self.ranking.best(BEST), *usual)), thorough, share=THOROUGH)
             self._plan_further()
+            self._offload_usual()
             self._finish()
         else:
             self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
@@ -284,6 +218,37 @@ class _DegreesSearch:
             lambda degrees: quick_bound(self.problems[degrees]),
         ]
         rank(list(self.problems), bounds=bounds, step=step, count=BEST, ranking=self.ranking, over=lambda: effort.over)
+
+    def _plan_usual(self) -> None:
+        """Make quick plans of the usual choices, the fastest micro-batches of each; larger ones if these are faster."""
+        for name, choices in usual_choices(self.legal).items():
+            reasons = [self.too_large.get(choices[0], "")]
+            for degrees in choices:
+                if degrees in self.ranking.steps or degrees not in self.problems:
+                    continue
+                best = min((self.ranking.steps.get(each, math.inf) for each in choices), default=math.inf)
+                try:
+                    if quick_bound(self.problems[degrees]) < best:
+                        self.ranking.steps[degrees], self.quick[degrees] = quick_step(self.problems[degrees])
+                        self.ranking.slower -= self.ranking.slower > 0
+                except DebubbleError as refusal:
+                    reasons.append(str(refusal))
+            fit = [degrees for degrees in choices if degrees in self.ranking.steps]
+            self.usual[name] = (
+                min(fit, key=lambda each: self.ranking.steps[each]) if fit else next(filter(None, reasons), "")
+            )
+
+    def _offload_usual(self) -> None:
+        """Plan usual choices whose quick plans recompute, where offload in its place may make them the fastest."""
+        known = self._steps()
+        best = min(known.values(), default=math.inf)
+
+        def is_hopeful(degrees: Degrees) -> bool:
+            plan = PlannedChoice(degrees=degrees, solution=self.quick[degrees], step=known[degrees])
+            return "recomputation" in plan.levers and step_bound(self.problems[degrees]) < best
+
+        unplanned = [each for each in self.usual.values() if isinstance(each, Degrees) and each not in self.results]
+        self._plan_side_by_side(filter(is_hopeful, unplanned), thorough, share=THOROUGH)
 
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
@@ -366,12 +331,16 @@ class _DegreesSearch:
         return ranking
 
     def _finish(self) -> None:
-        """Give the fastest choice to `auto`, unless it is optimal."""
+        """Give the fastest choice to `auto`, and the fastest usual one if it is close, unless they are optimal."""
         if not self.results:
             return
         best = min(self.results, key=lambda degrees: self.results[degrees].time)
-        if best not in self.asked and self.results[best].gap > 0:
-            self._ask(best)
+        usual = [each for each in self.usual.values() if isinstance(each, Degrees) and each in self.results]
+        close = [each for each in usual if self.results[each].time <= CLOSE * self.results[best].time]
+        simple = min(close, key=lambda degrees: self.results[degrees].time, default=best)
+        for degrees in dict.fromkeys((best, simple)):
+            if degrees not in self.asked and self.results[degrees].gap > 0:
+                self._ask(degrees)
 
     def _ask(self, degrees: Degrees) -> None:
         self.asked.add(degrees)
@@ -417,11 +386,17 @@ class _DegreesSearch:
         if self.planner == "auto" or not self.results:
             # Also where the planners had no answer, or no time for one.
             for degrees in self.ranking.best(BEST):
-                if degrees not in self.results:
-                    self.results[degrees] = verify(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
+                self._verified(degrees)
         shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST]
-        best = shown[0]
+        fastest = self._summary(shown[0])
+        usual = tuple(self._usual_row(name, choice) for name, choice in self.usual.items())
+        plan, levers = self._simplest()
+        best = plan.degrees
+        shown = [best, *(degrees for degrees in shown if degrees != best)][:BEST]
+        slower = plan.step > fastest.step_time * (1 + NEGLIGIBLE)
         found = DegreeSearch(
+            fastest=FasterPlan(configuration=fastest, levers=levers) if slower else None,
+            usual=usual,
             configurations=tuple(self._summary(degrees) for degrees in shown),
             # After a Ctrl-C they may not have been listed.
             legal=len(self.legal) if "legal" in vars(self) else len(self.problems),
@@ -432,6 +407,39 @@ class _DegreesSearch:
             interrupted=self.interrupted,
         )
         return Best(degrees=best, problem=self.problems[best], result=self.results[best], search=found)
+
+    def _verified(self, degrees: Degrees) -> Result:
+        """The best plan of a choice, its quick plan if no planner has answered."""
+        if degrees not in self.results:
+            self.results[degrees] = verify(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
+        return self.results[degrees]
+
+    def _simplest(self) -> tuple[PlannedChoice, tuple[str, ...]]:
+        """The plan to recommend, which becomes its choice's result, and the levers of the fastest plan."""
+        plans = [
+            PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
+            for degrees, result in self.results.items()
+        ]
+        fastest = min(plans, key=lambda plan: plan.step)
+        if self.planner == "auto":
+            near = fastest.step * (1 + self.job.tolerance)
+            plans += [
+                PlannedChoice(degrees=degrees, solution=solution, step=self.ranking.steps[degrees])
+                for degrees, solution in self.quick.items()
+                if self.job.tolerance and degrees in self.ranking.steps and self.ranking.steps[degrees] <= near
+            ]
+        plan = simplest(plans, tolerance=self.job.tolerance) if self.job.tolerance else fastest
+        if plan.degrees not in self.results or self.results[plan.degrees].solution is not plan.solution:
+            self.results[plan.degrees] = verify(QUICK, self.problems[plan.degrees], plan.solution, 0.0)
+        return plan, fastest.levers
+
+    def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
+        if isinstance(choice, str):
+            return UsualChoice(name=name, reason=choice)
+        if self.planner == "auto" or choice in self.results:
+            self._verified(choice)
+            return UsualChoice(name=name, configuration=self._summary(choice))
+        return UsualChoice(name=name, reason=f"The planner '{self.planner}' did not plan it.")
 
     def _nothing_fits(self) -> DebubbleError:
         tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"

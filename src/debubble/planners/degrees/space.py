@@ -58,6 +58,8 @@ class Job:
     seed: int = 0
     target: str | None = None
     """The framework that is to run the plan; None: none in particular."""
+    tolerance: float = 0.0
+    """Share of the fastest step by which a simpler plan may be slower and is preferred."""
 
     def __post_init__(self) -> None:
         for name, degree in self.fixed.items():

@@ -102,7 +102,7 @@ async function simulate() {
   const { figures, page: content, error } = await ask("trial", { form });
   say(trial, error);
   trial.querySelector(".figures").textContent = figures ? `${figures.step} per step, ${figures.bubble} bubble, ${figures.peak} of ${figures.limit}` : "";
-  if (content) page.srcdoc = content;
+  page.srcdoc = content || "";  // no picture of another configuration next to an error
   busy = false;
   if (again) { again = false; simulate(); }
 }

@@ -1,0 +1,54 @@
+"""`debubble init`: a commented job file to begin with."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from debubble.cli import options as o
+from debubble.cli.app import app
+from debubble.cli.output import console
+from debubble.files import check_writable, write_whole
+from debubble.ir import InputError
+
+
+@app.command(rich_help_panel="Plan")
+def init(
+    file: Annotated[Path, typer.Argument(help="The job file to write.", metavar="[FILE]")] = Path("job.toml"),
+    *,
+    model: Annotated[str, typer.Option(help="A built-in name, a config.json, or a folder with one.")] = "llama3-8b",
+    cluster: Annotated[str, typer.Option(help=o.CLUSTER)] = "8xH100-80GB",
+    global_batch: Annotated[int, typer.Option(help="Sequences per step.")] = 64,
+    sequence_length: o.SequenceLength = 4096,
+) -> None:
+    """Write a commented job file, which `plan`, `fits` and `simulate` take in place of a MODEL and its options."""
+    from debubble.cli.job_file import job_text
+
+    if file.exists():
+        raise InputError(f"{file} is there already: name another file, or remove it.")
+    check_writable(file)
+    given: dict[str, Any] = dict(
+        model=model, cluster=cluster, global_batch=global_batch, sequence_length=sequence_length
+    )
+    notes = {
+        **_notes(),
+        "model": "A built-in name (`debubble models`), a Hugging Face config.json, or a folder with one.",
+        "global_batch": "Sequences per step: degrees, ZeRO and micro-batches that are not given are searched.",
+    }
+    others = dict.fromkeys(name for name in notes if name not in given)
+    write_whole(file, job_text({**given, **others}, notes).encode())
+    console().print(f"Wrote {file}: edit it, then `debubble plan {file}`.", soft_wrap=True)
+
+
+def _notes() -> dict[str, str]:
+    """The help of every option of a model's run, by its name."""
+    types = get_type_hints(o.ModelRun, include_extras=True)
+    found = {}
+    for f in fields(o.ModelRun):
+        declared = f.metadata.get("option") or types[f.name].__metadata__[0]
+        default = "" if f.default in (None, "", False) else f" (default: {f.default})"
+        found[f.name] = f"{declared.help}{default}"
+    return found

@@ -1,0 +1,129 @@
+"""Job files: the MODEL, its devices and the options of a run as TOML, in place of a command line.
+
+A key is an option's name, with `_` or `-`; options of the command line override it.  Keys that belong to another of the
+commands that take job files are left alone, so that one file serves all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from debubble.errors import InputError
+from debubble.files import parse, read_file, write_whole
+from debubble.registry import unknown_name
+
+if TYPE_CHECKING:
+    from debubble.plans import Plan
+
+JOB_COMMANDS = ("plan", "fits", "simulate")
+"""The commands that take a job file in place of a MODEL."""
+DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size", "slices")
+"""Keys of the degrees."""
+FILES = ("model", "cluster")
+"""Keys whose values may name files, which are looked for next to the job file too."""
+
+
+def with_job_file(arguments: Sequence[str], ctx: Any, parameters: Sequence[Any]) -> list[str]:
+    """The arguments with a job file's model in its place; its other entries become the context's defaults.
+
+    The context's object tells the options of other commands.  Raises InputError if the file cannot be read, has no
+    model, or has a key that no command knows.
+    """
+    place = _job_file(arguments, parameters) if ctx.command.name in JOB_COMMANDS else None
+    if place is None:
+        return [*arguments]
+    file = Path(arguments[place])
+    entries = read_job(file)
+    names = _options(parameters)
+    if others := entries.keys() - names.keys() - {"model"}:
+        known = ctx.obj(JOB_COMMANDS)
+        for key in sorted(others - known):
+            raise InputError(f"{file}: {unknown_name(key, sorted(known), what='entry')}")
+    ctx.default_map = {names[key]: value for key, value in entries.items() if key in names}
+    if "model" not in entries:
+        raise InputError(f'The job file {file} has no model: write model = "llama3-8b", or see `debubble init`.')
+    return [*arguments[:place], str(entries["model"]), *arguments[place + 1 :]]
+
+
+def read_job(file: Path) -> dict[str, Any]:
+    """The entries of a job file by the names of options, with the places of the files next to it."""
+    content = read_file(file, "job file").decode(errors="replace")
+    read = parse(tomllib.loads, content, f"The job file {file} is not TOML")
+    entries = {key.replace("_", "-"): value for key, value in read.items()}
+    for key in FILES:
+        if isinstance(entries.get(key), str) and (file.parent / entries[key]).exists():
+            entries[key] = str(file.parent / entries[key])
+    return entries
+
+
+def job_text(entries: Mapping[str, Any], notes: Mapping[str, str]) -> str:
+    """A job file's content: the entries that have a value, each after its note; None: it is commented out."""
+    lines = [
+        "# A job of debubble: `debubble plan` plans it, `debubble fits` says what takes the memory.  An option of the",
+        "# command line overrides the entry of the same name.",
+    ]
+    for name, value in entries.items():
+        note = notes.get(name)
+        lines += ["", f"# {note}"] if note else []
+        lines.append(f"# {name} = ..." if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
+
+
+def save_job(plan: Plan, file: Path) -> None:
+    """Write the job file of a model's plan, and next to it the model or the cluster if they have no name."""
+    from debubble.costs import Cluster
+    from debubble.models import models
+
+    assert plan.model is not None
+    assert plan.cluster is not None
+    config, devices = plan.model.config, plan.cluster.to_dict()
+    model = next((name for name, other in models.items() if other.config == config), None)
+    if model is None:
+        model = _save_next_to(file, "model", config)
+    cluster = str(devices["devices"])
+    if Cluster.parse(cluster) != plan.cluster:
+        cluster = _save_next_to(file, "cluster", devices)
+    options = {
+        f.name: getattr(plan.options, f.name)
+        for f in fields(plan.options)
+        if getattr(plan.options, f.name) != f.default and f.name not in DEGREES
+    }
+    given = {
+        "model": model, "cluster": cluster, "global_batch": plan.degrees.global_batch, **options,
+        **({} if plan.target is None else {"for": plan.target}),
+        **{name: value for name in DEGREES if (value := getattr(plan.degrees, name, None)) is not None},
+    }  # fmt: skip
+    notes = {"pipeline": "The job's own degrees: those that are left out are searched.", "for": "Who runs the plan."}
+    write_whole(file, job_text(given, notes).encode())
+
+
+def _save_next_to(file: Path, what: str, content: Mapping[str, Any]) -> str:
+    place = file.with_name(f"{file.stem}-{what}.json")
+    write_whole(place, json.dumps(content, indent=1).encode())
+    return place.name
+
+
+def _job_file(arguments: Sequence[str], parameters: Sequence[Any]) -> int | None:
+    """The place of the first argument that is no option, nor its value, if it ends in .toml."""
+    takes_value = {name: not getattr(each, "is_flag", False) for each in parameters for name in each.opts}
+    is_value = False
+    for place, argument in enumerate(arguments):
+        if is_value:
+            is_value = False
+        elif argument.startswith("-") and argument != "-":
+            is_value = "=" not in argument and takes_value.get(argument, False)
+        else:
+            return place if argument.endswith(".toml") else None
+    return None
+
+
+def _options(parameters: Sequence[Any]) -> dict[str, str]:
+    """Name of an option without its dashes -> name of its parameter."""
+    return {
+        name.removeprefix("--"): each.name for each in parameters for name in each.opts if name.startswith("--")
+    }  # fmt: skip

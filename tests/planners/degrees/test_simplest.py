@@ -1,0 +1,98 @@
+"""The simplest plan within a tolerance of the fastest, and the usual choices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.ir import RunOptions
+from debubble.ir.degrees import Degrees
+from debubble.planners.degrees import Job, configurations, search_degrees
+from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.degrees.simplest import PlannedChoice, simplest, usual_choices
+
+
+def job(*, cluster: str = "4xA100-80GB", batch: int = 8, **settings: Any) -> Job:
+    return Job(
+        model=db.models["llama-tiny"], cluster=db.Cluster.parse(cluster), global_batch=batch, effort=0.2,
+        options=RunOptions(sequence_length=128), **settings,
+    )  # fmt: skip
+
+
+def planned(degrees: Degrees, step: float) -> PlannedChoice:
+    return PlannedChoice(degrees=degrees, solution=quick_step(job().problem(degrees))[1], step=step)
+
+
+PLAIN = planned(Degrees(data=4, zero=1, micro_batches=2), 1.015)
+PIPELINE = planned(Degrees(pipeline=2, data=2, zero=1, micro_batches=4, chunks=1), 1.01)
+BOTH = planned(Degrees(pipeline=2, tensor=2, micro_batches=8, chunks=1), 1.0)
+
+
+def test_levers_are_named() -> None:
+    assert [plan.levers for plan in (PLAIN, PIPELINE, BOTH)] == [(), ("pipeline 2",), ("pipeline 2", "tensor 2")]
+
+
+def test_the_plan_with_fewest_levers_within_the_tolerance_is_chosen() -> None:
+    assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.02) is PLAIN
+    assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.012) is PIPELINE
+    assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.001) is BOTH
+
+
+def test_of_equally_simple_plans_the_fastest_is_chosen() -> None:
+    slower = replace(PLAIN, degrees=replace(PLAIN.degrees, zero=3), step=1.019)
+    assert simplest([slower, PLAIN, BOTH], tolerance=0.02) is PLAIN
+
+
+def test_usual_choices_have_no_model_parallelism() -> None:
+    usual = usual_choices(configurations(job()))
+    assert list(usual) == ["FSDP (ZeRO-3)", "data parallel (ZeRO-1)"]
+    assert {(d.devices, d.data, d.zero) for d in usual["FSDP (ZeRO-3)"]} == {(4, 4, 3)}
+    assert [d.micro_batch_size for d in usual["FSDP (ZeRO-3)"]] == [1, 2]
+
+
+def test_the_recommended_plan_is_the_first_configuration() -> None:
+    best = search_degrees(job(tolerance=0.5)).search
+    assert best.configurations[0].degrees.data == 4
+    assert best.fastest is not None
+    assert best.fastest.configuration.step_time < best.configurations[0].step_time
+    assert best.fastest.levers
+
+
+def test_without_a_tolerance_the_fastest_plan_is_the_answer() -> None:
+    best = search_degrees(job())
+    assert best.search.fastest is None
+    steps = [each.step_time for each in best.search.configurations]
+    assert steps == sorted(steps)
+
+
+def test_the_same_call_recommends_the_same_plan() -> None:
+    first, second = (search_degrees(job(tolerance=0.02)) for _ in range(2))
+    assert (first.degrees, first.result.time) == (second.degrees, second.result.time)
+
+
+def test_usual_choices_are_shown_with_steps_or_with_reasons() -> None:
+    fits = search_degrees(job()).search.usual
+    assert [each.configuration is not None for each in fits] == [True, True]
+    large = Job(
+        model=db.models["llama2-13b"], cluster=db.Cluster.parse("8xA100-40GB"), global_batch=8, effort=0.1,
+        options=RunOptions(sequence_length=1024),
+    )  # fmt: skip
+    fsdp, data = search_degrees(large).search.usual
+    assert fsdp.configuration is not None
+    assert data.configuration is None
+    assert data.reason is not None
+    assert data.reason.startswith("The model's states alone need 72.73 GiB")
+
+
+@pytest.mark.slow
+def test_plain_fsdp_is_planned_with_offload_where_its_quick_plan_recomputes() -> None:
+    lora = Job(
+        model=db.models["qwen2.5-14b"], cluster=db.Cluster.parse("4xRTX4090-24GB"), global_batch=32, effort=1.0,
+        options=RunOptions(lora=16),
+    )  # fmt: skip
+    best, plain = search_degrees(lora), Degrees(data=4, zero=3, micro_batches=8)
+    assert best.degrees == plain
+    assert float(best.result.time) < 0.9 * quick_step(lora.problem(plain))[0]
