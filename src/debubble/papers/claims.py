@@ -36,9 +36,9 @@ class Verdict:
 
     def __str__(self) -> str:
         counts = Counter(self.words)
-        many = len(self.words) > 1
+        several = len(self.words) > 1
         text = ", ".join(
-            f"{counts[word]} {_PLURAL.get(word, word)}" if many else word for word in WORDS if counts[word]
+            f"{counts[word]} {_PLURAL.get(word, word)}" if several else word for word in WORDS if counts[word]
         )
         return f"{text} because {self.because}" if self.because else text
 
@@ -151,7 +151,7 @@ def _agree(text: str, value: float) -> bool:
 
 
 def _rounded(text: str, value: float | None) -> str:
-    """A figure with as many digits as are printed."""
+    """A figure with as several digits as are printed."""
     if value is None:
         return "none"
     digits = _digits(text)

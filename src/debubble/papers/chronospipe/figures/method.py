@@ -132,7 +132,7 @@ def figure_5() -> Iterator[Exhibit]:
     overhead = [100 * (1 - 6 * 128 / float(time)) for time in blocking.values()]
     yield PAPER.claim("figure-5.time", [row[2] for row in table.rows], printed=[str(row[1]) for row in table.rows])
     yield PAPER.claim("figure-5.peak-share", [number(row[3]) for row in table.rows])
-    yield PAPER.claim("figure-5.peak-formula", [100 * CHRONOS.activations(MANY)], stages=MANY)
+    yield PAPER.claim("figure-5.peak-formula", [100 * CHRONOS.activations(LONG_PIPELINE)], stages=LONG_PIPELINE)
     yield PAPER.claim("figure-5.message-bubbles", overhead)
     yield PAPER.claim("figure-5.times-as-many", [_messages_of(v) / _messages_of(1) for v in (2, 3, 4)])
     yield table
@@ -140,7 +140,7 @@ def figure_5() -> Iterator[Exhibit]:
     yield _messages()
 
 
-MANY = 128
+LONG_PIPELINE = 128
 """Stages from which on a peak is its limit, to a percent."""
 
 

@@ -135,11 +135,11 @@ def figure_16() -> Iterator[Exhibit]:
         v: step_window(Method("", "chronos", v).run(4, 24), device=0, chunk=v - 1) / Fraction(4, v) for v in (2, 3, 4)
     }
     kept = {v: [percent(1 - 2 / 3 * hosted_chunks(v, time) / v) for time in HOST_TIMES] for v in idle}
-    like_three, held, least = _order_of_four(float(idle[3]))
+    like_three, peak_share, least = _order_of_four(float(idle[3]))
     yield PAPER.claim(
         "figure-16.idle-backwards",
         [float(idle[3] / 2), like_three / 2],
-        held=100 * held,
+        peak_share=100 * peak_share,
         least=100 * least,
         idle=float(idle[4] / 2),
     )
@@ -167,8 +167,8 @@ def _order_of_four(wanted: float) -> tuple[float, float, float]:
         run = simulate(scheduled("chronos", timetable, 24), costs)
         idle = float(step_window(run, device=0, chunk=3)) / 2
         found.append((abs(idle - wanted), float(run.peak_memory[0]), idle))
-    _, held, idle = min(found)
-    return idle, held, min(peak for _, peak, _ in found)
+    _, peak_share, idle = min(found)
+    return idle, peak_share, min(peak for _, peak, _ in found)
 
 
 def hosted_chunks(chunks: int, time: int) -> int:

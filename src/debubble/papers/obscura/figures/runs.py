@@ -54,19 +54,19 @@ def relaxed_full(problem: Problem) -> Solution:
 
 def _most_alive(schedule: Schedule, stage: int) -> int:
     """The micro-batches that a stage holds at most."""
-    held = itertools.accumulate({Kind.F: 1, Kind.B: -1}.get(op.kind, 0) for op in schedule.orders[stage])
-    return max(held)
+    in_flight = itertools.accumulate({Kind.F: 1, Kind.B: -1}.get(op.kind, 0) for op in schedule.orders[stage])
+    return max(in_flight)
 
 
 def _fewest_layers(stages: UnitStages, stage: int, alive: int) -> StageRecomputation:
     """The first layers of a stage recomputed in full, as few as fit; all of them if none do."""
     first = sum(stages.lengths[:stage])
-    held = stages.units.units[first : first + stages.lengths[stage]]
-    layers = sorted({unit.layer for unit in held if unit.layer is not None})
+    owned = stages.units.units[first : first + stages.lengths[stage]]
+    layers = sorted({unit.layer for unit in owned if unit.layer is not None})
     full = stages.named("full")[stage]
     for number in range(len(layers)):
-        names = tuple("full" if unit.layer in layers[:number] else "none" for unit in held)
-        chosen = [unit.strategies[name] for unit, name in zip(held, names, strict=True)]
+        names = tuple("full" if unit.layer in layers[:number] else "none" for unit in owned)
+        chosen = [unit.strategies[name] for unit, name in zip(owned, names, strict=True)]
         kept, again = sum(float(s.activation) for s in chosen), sum(float(s.recompute) for s in chosen)
         if alive * kept + full.workspace <= stages.budget(stage):
             return StageRecomputation(kept, again, full.workspace, names)
