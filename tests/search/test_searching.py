@@ -142,7 +142,7 @@ def test_link_groups_share_their_lane() -> None:
 
 
 def test_what_fits_nowhere_is_refused() -> None:
-    with pytest.raises(InfeasibleError, match="use devices with"):
+    with pytest.raises(InfeasibleError, match="its peak would be 2, above its limit of 0"):
         next(search(uniform(2, 2, offload=10, limit=0), steps=1))
 
 

@@ -54,6 +54,8 @@ class Framework:
     """Inputs of tensor-parallel products are kept as gathered, not gathered again backward (torch's DTensor)."""
     adapted: Adapted = "all"
     """The linear layers that LoRA gives adapters; the inputs of others are not kept, as their weights are frozen."""
+    keeps_copies: bool = True
+    """The copies of tokens that are sent to experts are kept for the backward, next to those that have arrived."""
     grouped_experts: bool = True
     """The products of a device's experts, and their casts, in one kernel; otherwise one after another."""
     dispatches_once: bool = False
@@ -86,7 +88,7 @@ _OF_2021 = Framework(flash=False, sequence_parallel=False, fused_loss=False, gra
 _UNCOMPILED: Mapping[str, Any] = {"compiled": False, "fused_activation": False, "fused_loss": False}
 _TITAN = Framework(gathers_units=True, keeps_gathered=True, attention="flash-2", graphs="none")
 
-FRAMEWORKS: Mapping[str, Mapping[str, Framework]] = {
+_VERSIONS: Mapping[str, Mapping[str, Framework]] = {
     # Narayanan et al. 2021; Korthikanti et al. 2022 (sequence parallelism); Megatron-LM's defaults with Transformer
     # Engine: flash attention, fused activation and loss, gradients in fp32, nothing overlapped.
     "megatron-lm": {
@@ -127,7 +129,11 @@ FRAMEWORKS: Mapping[str, Mapping[str, Framework]] = {
     "qlora-pipe": {"2024": replace(DEEPSPEED, attention="flash-2", compiled=False, graphs="none")},
     "torch": {"2.0": replace(EAGER, attention="flash-2", graphs="none", **_UNCOMPILED)},
 }  # fmt: skip
-"""Framework -> version -> its traits from that version on."""
+FRAMEWORKS: Mapping[str, Mapping[str, Framework]] = {
+    name: {version: replace(traits, keeps_copies=False) for version, traits in versions.items()}
+    for name, versions in _VERSIONS.items()
+}
+"""Framework -> version -> its traits from that version on; measured memory of mixtures has no copies that were sent."""
 FRAMEWORK_NAMES = tuple(f"{name}@{version}" for name, versions in FRAMEWORKS.items() for version in versions)
 """Every `NAME@VERSION` that there is."""
 

@@ -249,9 +249,10 @@ def _experts(shapes: Shapes, experts: Experts, layer: int) -> Iterator[Operator]
     orders = INDEX * routed * (2 if o.expert > 1 else 1)
     probabilities = 4 * own * experts.count + (INDEX + 4) * sent
     yield matmul(shapes, "router", tokens=own, local=experts.count, layers=0, saved=probabilities)
+    copies = e * sent if shapes.framework.keeps_copies else 0.0
     yield Operator(
         name="dispatch", forward=moved, backward_input=moved, per_expert=True,
-        saved=h * shapes.kept_input * routed + e * sent + orders, always=orders,
+        saved=h * (shapes.kept_input * routed + copies) + e * sent + orders, always=orders,
     )  # fmt: skip
     yield from (replace(op, per_expert=True) for op in body)
     if experts.shared:
