@@ -99,7 +99,7 @@ def measure(ranks: int) -> Row:
 
 def page(rows: list[Row]) -> str:
     """A line per number of ranks."""
-    lines = [(row["ranks"], f"{row['measured']:.2f}", f"{row['predicted']:.2f}") for row in rows]
+    lines = [(str(row["ranks"]), f"{row['measured']:.2f}", f"{row['predicted']:.2f}") for row in rows]
     return table(("ranks", f"step with {SLICES} slices over one without, measured", "predicted"), lines)
 
 
