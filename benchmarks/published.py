@@ -75,7 +75,8 @@ class PublishedRun:
         cluster = given.pop("cluster")
         return PublishedRun(
             model=model, cluster=Cluster.from_dict(cluster if isinstance(cluster, dict) else {"devices": cluster}),
-            degrees=Degrees(**given.pop("degrees")), framework=replace(MEGATRON, keeps_copies=False, **given.pop("framework", {})), **given,
+            degrees=Degrees(**given.pop("degrees")),
+            framework=replace(MEGATRON, keeps_copies=False, **given.pop("framework", {})), **given,
         )  # fmt: skip
 
     @property
