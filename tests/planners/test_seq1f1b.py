@@ -14,7 +14,7 @@ from debubble.ir import InputError, Kind, Op, RunOptions
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.planners import FixedStages, Problem, planners
 
-LONG = {"micro_batches": 1, "sequence_length": 131_072, "effort": 1.0}
+LONG = {"micro_batches": 1, "sequence_length": 131_072, "effort": 0.2}
 
 
 def planned(**options: Any) -> db.Plan:
@@ -58,7 +58,7 @@ def test_what_cannot_be_cut_is_refused(options: dict[str, Any], reason: str) -> 
 
 def test_a_search_of_degrees_plans_many_slices() -> None:
     plan = db.plan(
-        "llama3-8b", "8xH100-80GB", global_batch=2, sequence_length=131_072, context=1, pipeline=8, effort=1.0
+        "llama3-8b", "8xH100-80GB", global_batch=2, sequence_length=131_072, context=1, pipeline=8, effort=0.3
     )
     assert plan.schedule.slices > 8
     assert plan.degrees.slices == plan.schedule.slices

@@ -7,7 +7,7 @@ that is kept for testing, by group (dense or a mixture of experts, generation of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -61,7 +61,7 @@ class Accuracy:
 def group_of(model: Architecture, device: str, dtype: str) -> tuple[str, str, str]:
     """The group of a run: kind of model, generation of its hardware, dtype of products."""
     kind = "dense" if model.experts is None else "MoE"
-    generation = next((name for start, name in GENERATIONS.items() if device.startswith(start)), "other hardware")
+    generation = next((name for start, name in GENERATIONS.items() if device.startswith(start)), OTHER)
     return kind, generation, dtype
 
 
@@ -74,14 +74,16 @@ def groups_of(model: Architecture, device: str, dtype: str) -> Iterator[str]:
     yield ALL
 
 
-ALL = "all"
-"""The group of all runs."""
+ALL, OTHER = "all", "other hardware"
+"""The group of all runs, and the generation of hardware on which none was measured."""
 
 
 def accuracy_of(what: What, model: Architecture, cluster: Cluster, options: RunOptions) -> Accuracy:
     """The accuracy of predictions for runs like this: of the narrowest group with enough measured runs."""
-    known = stated_accuracies()[what]
-    return next(known[name] for name in groups_of(model, cluster.slowest.name, options.dtype) if name in known)
+    known, device = stated_accuracies()[what], cluster.slowest.name
+    found = next(known[name] for name in groups_of(model, device, options.dtype) if name in known)
+    measured = group_of(model, device, options.dtype)[1] != OTHER
+    return found if measured else replace(found, group=f"{found.group}, on {OTHER}")
 
 
 @cache
