@@ -73,6 +73,7 @@ def test_the_same_call_recommends_the_same_plan() -> None:
     assert (first.degrees, first.result.time) == (second.degrees, second.result.time)
 
 
+@pytest.mark.slow
 def test_usual_choices_are_shown_with_steps_or_with_reasons() -> None:
     fits = search_degrees(job()).search.usual
     assert [each.configuration is not None for each in fits] == [True, True]
