@@ -25,8 +25,8 @@ INTRODUCTION = """# Long contexts in slices
 --cluster CLUSTER --sequence-length TOKENS --global-batch BATCH --effort 1` finds, with whole sequences (`--slices 1`),
 with slices and no context-parallel ranks (`--context 1`), and with both free.  None has run on these devices;
 attention to other ranks' keys goes around a ring next to computing, which is predicted to hide its messages also where
-devices have PCIe alone.  Slices win where sequences cannot be divided among ranks, or where a pipeline is given:
-`debubble plan` then says how much they bring.  Written by `python benchmarks/slices.py --docs`.
+devices have PCIe alone.  `debubble plan` says of a given pipeline how much slices bring.  Written by
+`python benchmarks/slices.py --docs`.
 
 """
 

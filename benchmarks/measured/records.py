@@ -17,16 +17,17 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+
+from published import in_turn
 
 from debubble.costs import Cluster
 from debubble.imports.job import ImportedJob, even_layers
 from debubble.ir import RunOptions
 from debubble.models import Model, models
-from debubble.models.architecture import Experts
 from debubble.planners.partitioning.by_layers import layers_named
 
 RUNS = Path(__file__).with_name("runs")
@@ -89,7 +90,7 @@ class Record:
     def model(self) -> Model:
         """Its model; `experts_in_turn`: token t has the experts after those of token t - 1."""
         model = model_named(self.entries["model"])
-        return _in_turn(model) if self.entries.get("experts_in_turn") else model
+        return in_turn(model) if self.entries.get("experts_in_turn") else model
 
     @property
     def seconds(self) -> float | None:
@@ -167,15 +168,6 @@ class Record:
         if recompute == "op":
             return {layer: TORCHTITAN_OP[layer % 2] for layer in range(layers)}
         return dict.fromkeys(range(self.entries.get("recompute_layers", layers)), (recompute, recompute))
-
-
-def _in_turn(model: Model) -> Model:
-    layers = tuple(
-        replace(layer, mlp=replace(layer.mlp, reach=layer.mlp.per_token / layer.mlp.count))
-        if isinstance(layer.mlp, Experts) else layer
-        for layer in model.per_layer
-    )  # fmt: skip
-    return replace(model, per_layer=layers)
 
 
 def model_named(name: str) -> Model:

@@ -280,7 +280,7 @@ def _figures(scene: Scene) -> dict[str, Any]:
         peak_memory=list(timeline.peak_memory),
         devices=schedule.devices,
         stages=schedule.stages,
-        micro_batches=schedule.micro_batches,
+        micro_batches=schedule.micro_batches // schedule.slices,
         operations=len(timeline.operations),
         remarks=list(scene.remarks),
     )

@@ -355,6 +355,20 @@ class Units(PickledFields):
         tables = tuple(tuple(map(change, table)) for table in self.on_devices)
         return replace(self, units=tuple(map(change, self.units)), on_devices=tables)
 
+    @cached_property
+    def average_slice(self) -> Units:
+        """The units with the attention of an average slice of a sequence; themselves without slices."""
+        if self.attention_scale is None:
+            return self
+        longer = sum(self.attention_scale) / len(self.attention_scale) - 1
+        return self.map_units(
+            lambda unit: replace(
+                unit,
+                forward=unit.forward + longer * unit.attention_forward,
+                backward_input=unit.backward_input + longer * unit.attention_backward,
+            )
+        )
+
     def on(self, device: int) -> tuple[Unit, ...]:
         """The units as a pipeline device runs them."""
         return self.on_devices[device] if self.on_devices else self.units

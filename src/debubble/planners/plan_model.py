@@ -113,6 +113,8 @@ def plan(
         raise InputError("Where activations go follows from the target; leave out the swap or the target.")
     if target is not None and lengths is not None:
         raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
+    if run.slices > 1 and lengths is not None:
+        raise InputError("Slices are equal parts of equal sequences: leave out the lengths or the slices.")
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     count = MICRO_BATCHES if micro_batches is None else micro_batches
     problem = problem_of(

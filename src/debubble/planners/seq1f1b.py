@@ -145,16 +145,7 @@ def _best_split(problem: Problem, units: Units, repricer: Repricer) -> PricedSch
 
 def _splits(units: Units, placement: Placement) -> list[Sequence[int]]:
     """The split by the work of an average slice, and the even one."""
-    pattern = units.attention_scale or (1,)
-    longer = sum(pattern) / len(pattern) - 1
-    average = units.map_units(
-        lambda unit: replace(
-            unit,
-            forward=unit.forward + longer * unit.attention_forward,
-            backward_input=unit.backward_input + longer * unit.attention_backward,
-        )
-    )
-    return [balanced_by_device(average, placement), even_counts(units, placement.stages)]
+    return [balanced_by_device(units.average_slice, placement), even_counts(units, placement.stages)]
 
 
 def _step_time(problem: Problem, point: PricedSchedule) -> float:

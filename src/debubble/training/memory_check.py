@@ -11,6 +11,7 @@ from debubble.costs.host_memory import offloaded_peaks
 from debubble.errors import readable
 from debubble.ir import DebubbleError, InfeasibleError, InputError
 from debubble.planners.plan_model import plan as make_plan
+from debubble.planners.registry import SLICED
 from debubble.plans import Plan
 from debubble.runtime.failures import DeviceMemoryError
 
@@ -88,10 +89,11 @@ def _advice(plan: Plan, *, beyond: float) -> str:
     if described is None:
         return "Plan again with a lower memory limit."
     timeline = plan.simulate()
+    planner = SLICED if plan.schedule.slices > 1 else "portfolio"
     limit = max(1, int(LESS * float(max(timeline.peak_memory)) - beyond))
     try:
         found = make_plan(
-            *described, micro_batches=plan.micro_batches, planner="portfolio", pipeline=plan.devices,
+            *described, micro_batches=plan.micro_batches, planner=planner, pipeline=plan.devices,
             memory_limit=limit, effort=EFFORT, profile=plan.profile, **asdict(plan.options),
         )  # fmt: skip
     except InfeasibleError:

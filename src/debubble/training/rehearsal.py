@@ -73,11 +73,12 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
 def messages(plan: Plan) -> StepState:
     """Messages of the real size; a number each where the plan has no model."""
     o = plan.options
-    shape = (1,) if plan.model is None else (o.micro_batch_size, o.sequence_length, plan.model.hidden)
+    tokens = o.sequence_length // plan.schedule.slices
+    shape = (1,) if plan.model is None else (o.micro_batch_size, tokens, plan.model.hidden)
     return StepState(
         tokens=[],
         micro_batches=[],
-        boundary=[shape] * plan.micro_batches,
+        boundary=[shape] * plan.schedule.micro_batches,
         dtype=DTYPES[o.dtype],
         step_stage=lambda stage: None,
     )

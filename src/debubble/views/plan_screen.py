@@ -159,13 +159,13 @@ def _recomputation(plan: Plan) -> Iterator[str]:
     if others := ways[WAYS:]:
         yield f"{len(others)} other way{'s' * (len(others) != 1)} in {sum(count for _, count in others)}"
     if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
-        yield f"more for {deeper} of {plan.schedule.stages * plan.micro_batches} forwards"
+        yield f"more for {deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards"
 
 
 def _offload(plan: Plan) -> Iterator[str]:
     """What goes to the host."""
     if moved := sum(op.kind is Kind.O for op in plan.schedule.operations):
-        yield f"{moved} of {plan.schedule.stages * plan.micro_batches} activations"
+        yield f"{moved} of {plan.schedule.stages * plan.schedule.micro_batches} activations"
     if stepped := len(plan.schedule.host_steps):
         all_ = stepped == plan.schedule.stages
         yield "CPU optimizer" if all_ else f"CPU optimizer for {stepped} of {plan.schedule.stages} stages"

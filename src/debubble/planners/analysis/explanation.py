@@ -137,7 +137,7 @@ class Explanation:
         devices, timeline = self.plan.devices, self.timeline
         optimizer = sum(float(o.duration) for lane in timeline.compute for o in lane if o.op.kind is Kind.S)
         recomputation, busy = float(sum(timeline.recompute)), float(sum(timeline.busy))
-        collectives = self._collectives * self.plan.micro_batches
+        collectives = self._collectives * self.plan.schedule.micro_batches
         seconds = {
             "compute": busy - recomputation - optimizer - collectives,
             "collectives": collectives,

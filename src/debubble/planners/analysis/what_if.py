@@ -220,7 +220,7 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
     if plan.schedule.host_steps or any(op.kind is Kind.O for op in plan.schedule.operations):
         bare = replace(same, workload=ModelUnits(replace(units, offload_bandwidth=None, module_bandwidth=None)))
         yield _Change(words="no offload", problem=bare, find=find, batch=batch, lever=True)
-    if plan.schedule.name != "1f1b":
+    if plan.schedule.name != "1f1b" and plan.schedule.slices == 1:
         plain = partial(thorough, names=("adapipe",))
         yield _Change(words="plain 1F1B", problem=replace(same, chunks=1), find=plain, batch=batch, lever=True)
     if units.memory_limit is not None:

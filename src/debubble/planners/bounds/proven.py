@@ -138,11 +138,8 @@ def lower_bound(problem: Problem) -> Number:
 def _bound_of_units(problem: Problem, units: Units) -> Number:
     m = problem.whole_micro_batches
     path = problem.shortest * sum(u.forward + u.backward_input for u in units.units)
-    work = [unit.work for unit in units.units]
-    if units.attention_scale is not None:
-        # Of all slices of a sequence; its first one is the shortest.
-        longer = sum(units.attention_scale) / problem.slices - 1
-        work = [u.work + longer * (u.attention_forward + u.attention_backward) for u in units.units]
+    # Of all slices of a sequence; its first one is the shortest.
+    work = [unit.work for unit in units.average_slice.units]
     return max(m * sum(work) / _paces(problem, units), path, m * max(work))
 
 

@@ -81,6 +81,8 @@ PLAN, FOUND = "plan.json", "found.json"
 
 def check_searchable(plan: Plan) -> None:
     """Refuse a plan with more than the search can order.  Raises InputError with one sentence."""
+    if plan.schedule.slices > 1:
+        raise InputError("--online orders whole sequences, but the plan divides them into slices: train it without.")
     stages = plan.schedule.host_steps
     beside = {op for op in plan.schedule.operations if op.kind in (Kind.G, *HOST_STEP)}
     kept = plan.schedule.without_host_steps().with_host_steps(stages).operations

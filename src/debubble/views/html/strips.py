@@ -32,12 +32,12 @@ def partition_strip(plan: Plan) -> dict[str, Any]:
     def stage_of(stage: int) -> dict[str, Any]:
         units = plan.partition[stage]
         groups = [(name, list(group)) for name, group in groupby(units, key=lambda unit: unit.strategy)]
-        offload = f"offloads {moved[stage]} of {plan.micro_batches} micro-batches" if moved[stage] else ""
+        offload = f"offloads {moved[stage]} of {plan.schedule.micro_batches} micro-batches" if moved[stage] else ""
         host = "optimizer on the host" if stage in plan.schedule.host_steps else ""
         return {
             "number": stage,
             "share": f"{100 * work[stage] / most:.3f}",
-            "offload": f"{100 * moved[stage] / plan.micro_batches:.0f}" if moved[stage] else "",
+            "offload": f"{100 * moved[stage] / plan.schedule.micro_batches:.0f}" if moved[stage] else "",
             "host": bool(host),
             "words": "; ".join(filter(None, [f"stage {stage}: {', '.join(unit_runs(units))}", offload, host])),
             "runs": [
