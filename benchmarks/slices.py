@@ -43,7 +43,7 @@ CASES = {
     f"{cluster.partition('x')[2].partition('-')[0]}-{tokens // 1024}k-{batch}": Case(cluster, tokens, batch)
     for cluster in ("8xL40S-48GB", "8xRTX4090-24GB", "8xH100-80GB")
     for tokens in (2**15, 2**17, 2**19)
-    for batch in (1, 4)
+    for batch in (1, 4, 16)
 }
 
 

@@ -10,7 +10,7 @@ from ortools.sat.python import cp_model
 
 import debubble as db
 from debubble.costs import model_units
-from debubble.ir import InputError, Kind, Op, RunOptions
+from debubble.ir import InfeasibleError, InputError, Kind, Op, RunOptions
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.planners import FixedStages, Problem, planners
 
@@ -32,6 +32,14 @@ def test_auto_asks_the_planner_of_slices() -> None:
     assert [candidate.planner for candidate in plan.candidates] == ["seq1f1b"]
     assert (plan.schedule.slices, plan.micro_batches) == (8, 1)
     assert plan.lower_bound <= plan.simulate().makespan
+
+
+def test_hosts_step_optimizers_that_do_not_fit() -> None:
+    options = {**LONG, "tensor": 2, "slices": 32}
+    plan = db.plan("llama3-8b", "8xRTX4090-24GB", planner="seq1f1b", **options)
+    assert plan.schedule.host_steps
+    with pytest.raises(InfeasibleError):
+        db.plan("llama3-8b", "8xRTX4090-24GB", planner="seq1f1b", swap="none", **options)
 
 
 def test_other_planners_refuse_slices() -> None:

@@ -90,9 +90,10 @@ def test_slices_leave_for_the_host_without_their_keys(share: float) -> None:
     assert_trains_as_whole_sequences(plan_for(moved, LLAMA), LLAMA)
 
 
-@pytest.mark.parametrize("options", [{"tensor": 2}, {"data": 2, "zero": 2}], ids=str)
-def test_slices_go_with_tensor_parallelism_and_zero(options: dict[str, Any]) -> None:
-    plan = plan_for(sliced(slices=3), LLAMA, **options)
+@pytest.mark.parametrize("hosted", [set(), {0, 1}], ids=["", "CPU optimizer"])
+@pytest.mark.parametrize("options", [{}, {"tensor": 2}, {"data": 2, "zero": 2}], ids=str)
+def test_sliced_steps_change_parameters_as_whole_ones(options: dict[str, Any], hosted: set[int]) -> None:
+    plan = plan_for(sliced(slices=3).with_host_steps(hosted), LLAMA, **options)
     batch = batch_of(LLAMA, rows=2 * plan.options.data)
 
     def one(pipeline: Any) -> Any:

@@ -218,6 +218,12 @@ class Problem:
         """The length of the shortest micro-batch, over that of a whole one."""
         return min(self.entries.micro_batch_scale or (1,))
 
+    def host_step_choices(self, placement: Placement) -> list[frozenset[int]]:
+        """The stages whose optimizers hosts may step: the last chunk of every device, the last two, and so on."""
+        if self.levers is not None or isinstance(self.workload, FixedStages) or not self.units.hostable:
+            return []
+        return [placement.last_chunks(chunks) for chunks in range(1, placement.chunks + 1)]
+
     @property
     def chunk_choices(self) -> tuple[int, ...]:
         """The numbers of chunks that a planner may choose from."""

@@ -3,7 +3,8 @@
 Source: Ao Sun et al., Seq1F1B, NAACL 2025 (arXiv:2406.03488), whose orders are in `schedules/seq1f1b.py`.  The paper
 plans neither partition nor recomputation: here each order takes the least recomputation that fits, as `portfolio` does,
 and units are then moved between stages as long as that makes the step faster.  Where slices take unlike times, list
-schedules of them are tried too, and few of them are ordered by the exact model.  Nothing is offloaded.
+schedules of them are tried too, and few of them are ordered by the exact model.  Where an order does not fit, hosts step
+the optimizers of the last chunks, of as few as that takes.  No activation is offloaded.
 """
 
 from __future__ import annotations
@@ -15,9 +16,15 @@ from itertools import accumulate, product
 from typing import Any
 
 from debubble.costs.units import Units
-from debubble.ir import DebubbleError, InputError, Kind, Placement, Schedule
+from debubble.ir import DebubbleError, InfeasibleError, InputError, Kind, Placement, Schedule
 from debubble.planners.partitioning.balance import balanced_by_device, even_counts
-from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, priced_stages
+from debubble.planners.partitioning.local_search import (
+    PartitionSearch,
+    PricedSchedule,
+    improve,
+    priced_stages,
+    step_time,
+)
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import SLICED, planner
 from debubble.schedules import schedules
@@ -48,14 +55,14 @@ def seq1f1b(problem: Problem) -> Iterator[Solution]:
             reasons.append(error)
     if not points:
         raise closest(reasons)
-    points.sort(key=lambda point: _step_time(problem, point))
+    points.sort(key=lambda point: step_time(problem, point))
     yield points[0].solution
     finalists = points[:FINALISTS]
     improved = [
         improve(problem, point, effort=effort.part(effort.left / (len(finalists) - rank)))
         for rank, point in enumerate(finalists)
     ]
-    best = min((*points, *improved), key=lambda point: _step_time(problem, point))
+    best = min((*points, *improved), key=lambda point: step_time(problem, point))
     best = _reordered(problem, best, effort)
     yield replace(best.solution, cut_off=effort.cut_off)
 
@@ -74,6 +81,8 @@ def _orders(problem: Problem) -> Iterator[Schedule]:
 def _reordered(problem: Problem, point: PricedSchedule, effort: Effort) -> PricedSchedule:
     """The point with a faster order of its stages, if a list schedule or the exact model has one."""
     schedule, costs = point.schedule, point.costs
+    if schedule.host_steps:
+        return point
     orders = OrderProblem(
         placement=schedule.placement, micro_batches=schedule.micro_batches, costs=costs,
         objective=problem.objective, fused_recompute=schedule.fused_recompute,
@@ -117,7 +126,21 @@ def _list_schedules(problem: Problem, point: PricedSchedule) -> Iterator[Schedul
 
 
 def _fitted(problem: Problem, schedule: Schedule, effort: Effort) -> PricedSchedule:
-    """The order on the better of two splits, with the least recomputation that fits; raises DebubbleError if none."""
+    """The order on the better of two splits, with the least recomputation and the fewest CPU optimizer steps that fit.
+
+    Raises DebubbleError if it does not fit.
+    """
+    try:
+        return _with_least_recomputation(problem, schedule, effort)
+    except InfeasibleError:
+        for hosted in problem.host_step_choices(schedule.placement):
+            with suppress(InfeasibleError):
+                return _with_least_recomputation(problem, schedule.with_host_steps(hosted), effort)
+        raise
+
+
+def _with_least_recomputation(problem: Problem, schedule: Schedule, effort: Effort) -> PricedSchedule:
+    """The order on the better of two splits, with the least recomputation that fits."""
     repricer = Repricer(schedule)
     try:
         match problem.workload:
@@ -147,7 +170,3 @@ def _splits(units: Units, placement: Placement) -> list[Sequence[int]]:
     """The split by the work of an average slice, and the even one."""
     return [balanced_by_device(units.average_slice, placement), even_counts(units, placement.stages)]
 
-
-def _step_time(problem: Problem, point: PricedSchedule) -> float:
-    tail = 0 if problem.tail is None else problem.tail.of(point.schedule, point.costs)
-    return point.time + float(tail)

@@ -286,6 +286,8 @@ class _DegreesSearch:
         ]
         if best == math.inf:
             hopeful += sorted(with_hosts.refused, key=lambda degrees: promise(self.problems[degrees]))[:WITH_HOSTS]
+            sliced = (degrees for degrees in refused if degrees.slices > 1)
+            hopeful += sorted(sliced, key=lambda degrees: step_bound(self.problems[degrees]))[:WITH_HOSTS]
         if self.planner != "auto":
             self._plan_side_by_side(hopeful, self.planner, share=1.0)
             return

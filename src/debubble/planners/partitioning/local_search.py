@@ -46,6 +46,11 @@ class PricedSchedule:
         return Solution(schedule=self.schedule, costs=self.costs, partition=self.partition)
 
 
+def step_time(problem: Problem, point: PricedSchedule) -> float:
+    """The time of the whole step: the pipeline's part, and the optimizer steps that follow it on devices."""
+    return point.time + (0.0 if problem.tail is None else float(problem.tail.of(point.schedule, point.costs)))
+
+
 def priced_stages(problem: Problem, repricer: Repricer, costs: StageCosts) -> PricedSchedule:
     """The repricer's schedule on fixed stages, of which the fewest recompute.
 

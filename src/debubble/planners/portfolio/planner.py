@@ -24,7 +24,14 @@ from dataclasses import dataclass, replace
 
 from debubble.costs.units import Partition
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
-from debubble.planners.partitioning.local_search import PartitionSearch, PricedSchedule, improve, loads, priced_stages
+from debubble.planners.partitioning.local_search import (
+    PartitionSearch,
+    PricedSchedule,
+    improve,
+    loads,
+    priced_stages,
+    step_time,
+)
 from debubble.planners.portfolio.published import as_published
 from debubble.planners.portfolio.trials import (
     TRIES,
@@ -186,7 +193,7 @@ class _Portfolio:
         try:
             return self._with_least_recomputation(trial.order.build(self.short, costs), lengths, costs)
         except InfeasibleError:
-            for hosted in self._host_step_choices(trial.order.placement):
+            for hosted in self.problem.host_step_choices(trial.order.placement):
                 with suppress(InfeasibleError):
                     self.effort.spend(trial.price(self.short.micro_batches))
                     return self._on_hosts(trial.order, lengths, hosted)
@@ -207,30 +214,17 @@ class _Portfolio:
             pairs = repricer.schedule.stages * self.short.micro_batches
             self.effort.spend(RESIMULATED * pairs * repricer.simulations)
 
-    def _host_step_choices(self, placement: Placement) -> list[frozenset[int]]:
-        """The stages whose optimizers hosts may step: the last chunk of every device, the last two, and so on."""
-        workload = self.problem.workload
-        if self.problem.levers is not None or isinstance(workload, FixedStages) or not workload.units.hostable:
-            return []
-        return [placement.last_chunks(chunks) for chunks in range(1, placement.chunks + 1)]
-
     def _on_hosts(self, order: Order, lengths: Sequence[int], hosted: frozenset[int]) -> PricedSchedule:
         """The order whose hosts step these stages; raises DebubbleError if it does not fit."""
         units = self.problem.units
         costs = units.stage_costs(Partition.cut(units, lengths), order.placement, on_host=hosted)
         return self._with_least_recomputation(order.build(self.short, costs).with_host_steps(hosted), lengths, costs)
 
-    def _step_time(self, found: PricedSchedule) -> float:
-        """The pipeline's time, and what follows it: the optimizer step of the stages that are not on a host."""
-        return found.time + (
-            0.0 if self.problem.tail is None else float(self.problem.tail.of(found.schedule, found.costs))
-        )
-
     def candidate(self, order: Order, found: PricedSchedule) -> Candidate:
         """Price a schedule of the short step for the whole one."""
         lacking = self.problem.micro_batches - self.short.micro_batches
         each = max(loads(found.costs, found.schedule.placement, found.schedule.fused_recompute))
-        return Candidate(order, found, self._step_time(found) + lacking * each)
+        return Candidate(order, found, step_time(self.problem, found) + lacking * each)
 
     def fastest(self, candidates: list[Candidate]) -> PricedSchedule:
         """The fastest of the best candidates in full; of the others the first that fits, if none of those does."""
@@ -250,7 +244,7 @@ class _Portfolio:
                 reasons.append(error)
         if not whole:
             raise closest(reasons)
-        return min(whole, key=self._step_time)
+        return min(whole, key=lambda point: step_time(self.problem, point))
 
     def price_in_full(self, candidate: Candidate) -> float:
         """Effort of building and fitting a candidate with all micro-batches; 0 where the short step has them all."""
