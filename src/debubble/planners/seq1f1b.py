@@ -3,8 +3,8 @@
 Source: Ao Sun et al., Seq1F1B, NAACL 2025 (arXiv:2406.03488), whose orders are in `schedules/seq1f1b.py`.  The paper
 plans neither partition nor recomputation: here each order takes the least recomputation that fits, as `portfolio` does,
 and units are then moved between stages as long as that makes the step faster.  Where slices take unlike times, list
-schedules of them are tried too, and few of them are ordered by the exact model.  Where an order does not fit, hosts step
-the optimizers of the last chunks, of as few as that takes.  No activation is offloaded.
+schedules of them are tried too, and few of them are ordered by the exact model.  Where an order does not fit, hosts
+step the optimizers of the last chunks, of as few as that takes.  No activation is offloaded.
 """
 
 from __future__ import annotations
@@ -169,4 +169,3 @@ def _best_split(problem: Problem, units: Units, repricer: Repricer) -> PricedSch
 def _splits(units: Units, placement: Placement) -> list[Sequence[int]]:
     """The split by the work of an average slice, and the even one."""
     return [balanced_by_device(units.average_slice, placement), even_counts(units, placement.stages)]
-
