@@ -35,7 +35,7 @@ def test_auto_asks_the_planner_of_slices() -> None:
 
 
 def test_hosts_step_optimizers_that_do_not_fit() -> None:
-    options = {**LONG, "tensor": 2, "slices": 32}
+    options: dict[str, Any] = {**LONG, "tensor": 2, "slices": 32}
     plan = db.plan("llama3-8b", "8xRTX4090-24GB", planner="seq1f1b", **options)
     assert plan.schedule.host_steps
     with pytest.raises(InfeasibleError):
