@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.costs.lengths import orders_of, read_lengths, typical_step
+from debubble.costs.lengths import MicroBatchSize, orders_of, read_lengths, typical_step
 from debubble.ir import InputError
 
 
@@ -37,19 +37,25 @@ def test_what_says_no_length_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_step_of_single_sequences_has_the_quantiles_of_the_histogram() -> None:
-    scales = typical_step({100: 1, 200: 2, 400: 1}, micro_batches=4, micro_batch_size=1, sequence_length=400)
-    assert scales == [1, 0.5, 0.5, 0.25]
+    sizes = typical_step({100: 1, 200: 2, 400: 1}, micro_batches=4, micro_batch_size=1, sequence_length=400)
+    assert sizes == [(1, 1), (0.5, 0.5), (0.5, 0.5), (0.25, 0.25)]
 
 
-def test_sequences_are_dealt_so_that_micro_batches_are_even() -> None:
-    scales = typical_step({100: 1, 200: 1, 300: 1, 400: 1}, micro_batches=2, micro_batch_size=2, sequence_length=400)
-    assert scales == [500 / 800, 500 / 800]
+def test_micro_batches_have_about_as_many_tokens() -> None:
+    sizes = typical_step({100: 1, 200: 1, 300: 1, 400: 1}, micro_batches=2, micro_batch_size=2, sequence_length=400)
+    assert [size.tokens for size in sizes] == [500 / 800, 500 / 800]
 
 
 def test_of_every_round_of_replicas_the_longest_counts() -> None:
     histogram = {100: 1, 200: 1, 300: 1, 400: 1}
-    scales = typical_step(histogram, micro_batches=2, micro_batch_size=1, sequence_length=400, replicas=2)
-    assert scales == [1, 0.5]
+    sizes = typical_step(histogram, micro_batches=2, micro_batch_size=1, sequence_length=400, replicas=2)
+    assert [size.tokens for size in sizes] == [1, 0.5]
+
+
+def test_tokens_see_half_of_their_own_sequence() -> None:
+    (size,) = typical_step({300: 1, 100: 1}, micro_batches=1, micro_batch_size=2, sequence_length=400)
+    pairs = sum(n + 1 for length in (300, 100) for n in range(length))
+    assert size.keys == pytest.approx(pairs / 400 / 200, rel=0.01)
 
 
 def test_a_sequence_that_is_longer_than_asked_for_is_refused() -> None:
@@ -64,14 +70,14 @@ def test_a_sequence_that_is_longer_than_asked_for_is_refused() -> None:
     replicas=st.integers(1, 3),
 )
 def test_no_micro_batch_is_longer_than_a_full_one(histogram: dict[int, int], m: int, size: int, replicas: int) -> None:
-    scales = typical_step(
+    sizes = typical_step(
         histogram, micro_batches=m, micro_batch_size=size, sequence_length=64, replicas=replicas
     )  # fmt: skip
-    assert len(scales) == m
-    assert all(0 < scale <= 1 for scale in scales)
-    assert scales == sorted(scales, reverse=True)
+    assert len(sizes) == m
+    assert all(0 < size.tokens <= 1 and 0 < size.keys <= 1 for size in sizes)
+    assert [size.tokens for size in sizes] == sorted((size.tokens for size in sizes), reverse=True)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=9))
-def test_orders_only_rearrange(scales: list[int]) -> None:
-    assert all(sorted(order) == sorted(scales) for order in orders_of(scales))
+@given(st.lists(st.integers(1, 5).map(MicroBatchSize), min_size=1, max_size=9))
+def test_orders_only_rearrange(sizes: list[MicroBatchSize]) -> None:
+    assert all(sorted(order) == sorted(sizes) for order in orders_of(sizes))

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.costs.lengths import orders_of
+from debubble.costs import model_units
+from debubble.costs.lengths import MicroBatchSize, orders_of
 from debubble.costs.units import Partition, Strategy, Unit, Units
-from debubble.ir import InfeasibleError, InputError, Placement
+from debubble.ir import InfeasibleError, InputError, Placement, RunOptions
 from debubble.planners import ModelUnits, Problem, planners
 from debubble.planners.bounds import lower_bound
 from debubble.planners.micro_batch_order import with_lengths
@@ -24,7 +25,8 @@ from debubble.views.scene import Scene
 
 LAYER = Unit(
     type="dense", layer=0, forward=4, backward_input=5, backward_weight=3, static=10,
-    strategies={"none": Strategy(8), "cmb": Strategy(6, 1), "mlp": Strategy(4, 3), "full": Strategy(1, 4)},
+    attention_forward=1, attention_backward=2,
+    strategies={"none": Strategy(8), "cmb": Strategy(6, 1), "mlp": Strategy(4, 3), "full": Strategy(1, 4, attention=1)},
 )  # fmt: skip
 UNITS = Units(units=(LAYER,) * 8, communication=1, offload_bandwidth=4, memory_limit=(200,))
 PROBLEM = Problem(workload=ModelUnits(UNITS), devices=4, micro_batches=5, effort=0.2, deadline=1e6)
@@ -36,42 +38,51 @@ REFUSALS = {
 """The planners that cannot, and their sentences."""
 
 
+SCALES = [0.125, 0.25, 0.5, 0.75, 1.0]
+
+
+def sizes_of(scales: list[float]) -> list[MicroBatchSize]:
+    """Micro-batches of one sequence each."""
+    return [MicroBatchSize(scale, scale) for scale in scales]
+
+
+def lengths_of(problem: Problem) -> tuple[float, ...]:
+    assert isinstance(problem.workload, ModelUnits)
+    return tuple(map(float, problem.workload.units.micro_batch_scale or ()))
+
+
 def one_f_one_b(order: tuple[float, ...]) -> float:
-    units = replace(UNITS, micro_batch_scale=order, memory_limit=None)
+    units = replace(UNITS.of_lengths(order, order), memory_limit=None)
     costs = units.stage_costs(Partition.cut(units, [2, 2, 2, 2]), Placement.linear(4))
     return float(simulate(schedules["1f1b"](devices=4, micro_batches=len(order)), costs).makespan)
 
 
-@given(scales=st.lists(st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0]), min_size=5, max_size=5))
+@given(scales=st.lists(st.sampled_from(SCALES), min_size=5, max_size=5))
 @settings(max_examples=25, deadline=None)
 def test_the_order_of_a_few_is_the_best_of_all(scales: list[float]) -> None:
-    problem = with_lengths(PROBLEM, scales)
-    assert isinstance(problem.workload, ModelUnits)
-    order = problem.workload.units.micro_batch_scale
-    assert order is not None
+    order = lengths_of(with_lengths(PROBLEM, sizes_of(scales)))
     assert sorted(order) == sorted(scales)
     best = min(one_f_one_b(other) for other in set(permutations(scales)))
-    assert one_f_one_b(tuple(map(float, order))) == pytest.approx(best)
+    assert one_f_one_b(order) == pytest.approx(best)
 
 
-@given(scales=st.lists(st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0]), min_size=8, max_size=8))
+@given(scales=st.lists(st.sampled_from(SCALES), min_size=8, max_size=8))
 @settings(max_examples=10, deadline=None)
 def test_the_order_of_many_is_no_slower_than_any_simple_one(scales: list[float]) -> None:
-    problem = with_lengths(replace(PROBLEM, micro_batches=8), scales)
-    assert isinstance(problem.workload, ModelUnits)
-    order = tuple(map(float, problem.workload.units.micro_batch_scale or ()))
+    order = lengths_of(with_lengths(replace(PROBLEM, micro_batches=8), sizes_of(scales)))
     assert sorted(order) == sorted(scales)
-    assert one_f_one_b(order) <= min(map(one_f_one_b, orders_of(scales))) + 1e-9
+    simple = [tuple(size.tokens for size in sizes) for sizes in orders_of(sizes_of(scales))]
+    assert one_f_one_b(order) <= min(map(one_f_one_b, simple)) + 1e-9
 
 
-def test_the_bound_counts_micro_batches_by_their_length() -> None:
-    problem = with_lengths(PROBLEM, [0.25] * 5)
+def test_the_bound_counts_micro_batches_by_their_tokens() -> None:
+    problem = with_lengths(PROBLEM, [MicroBatchSize(0.25)] * 5)
     assert lower_bound(problem) == pytest.approx(0.25 * float(lower_bound(PROBLEM)))
 
 
 @pytest.mark.parametrize("name", sorted(planners))
 def test_every_planner_keeps_to_the_lengths_or_says_that_it_cannot(name: str) -> None:
-    problem = with_lengths(PROBLEM, [1.0, 0.5, 0.5, 0.25, 0.25])
+    problem = with_lengths(PROBLEM, sizes_of([1.0, 0.5, 0.5, 0.25, 0.25]))
     assert isinstance(problem.workload, ModelUnits)
     said: list[str] = []
     try:
@@ -86,13 +97,30 @@ def test_every_planner_keeps_to_the_lengths_or_says_that_it_cannot(name: str) ->
     assert result.time == simulate(result.solution.schedule, result.solution.costs).makespan
 
 
-def test_a_plan_for_lengths_counts_their_tokens_and_says_what_is_approximate() -> None:
+def test_a_plan_for_lengths_says_what_is_approximate() -> None:
     model, cluster = db.models["llama3-8b"], db.Cluster.parse("4xA100-80GB")
     ask = partial(db.plan, model, cluster, micro_batches=4, planner="dapple", sequence_length=1024)
     full, short = ask(), ask(lengths={1024: 1, 512: 3})
     assert sorted(map(float, short.costs.micro_batch_scale or ())) == [0.5, 0.5, 0.5, 1]
     assert short.simulate().makespan < full.simulate().makespan
-    assert any("in proportion to their tokens" in remark for remark in Scene.predicted(short).remarks)
+    assert any("attention within a window" in remark for remark in Scene.predicted(short).remarks)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v2-lite", "mistral-7b"])
+def test_short_sequences_cost_what_a_job_of_that_length_does(model: str) -> None:
+    """But for pace: products of fewer tokens are slower."""
+    cluster = db.Cluster.parse("1xH100-80GB")
+    run = RunOptions(sequence_length=65_536, micro_batch_size=1)
+    whole = model_units(db.models[model], cluster, run).units[1]
+    short = model_units(db.models[model], cluster, replace(run, sequence_length=16_384)).units[1]
+    assert whole.seeing(0.25).forward / 4 == pytest.approx(short.forward, rel=0.03)
+
+
+def test_packed_short_sequences_take_less_time_than_one_long_one() -> None:
+    ask = partial(db.plan, "llama3-8b", "4xH100-80GB", planner="megatron-even", micro_batches=4, sequence_length=65_536)
+    ask = partial(ask, micro_batch_size=1)
+    steps = [ask(lengths={length: 1}, tensor=4).simulate().makespan for length in (65_536, 32_768)]
+    assert steps[1] < 0.45 * steps[0]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def small_problems(draw: Any) -> Problem:
 
     costs = db.StageCosts.of(
         stages=p, forward=times(4, 8), backward_input=times(4, 9), backward_weight=times(3, 6),
-        communication=draw(st.integers(0, 2)), attention_scale=tuple(2 * i + 1 for i in range(n)),
+        communication=draw(st.integers(0, 2)), slices=n, attention_scale=tuple(2 * i + 1 for i in range(n)),
         attention_forward=times(0, 4), attention_backward=times(0, 8),
     )  # fmt: skip
     return Problem(workload=FixedStages(costs), devices=p, micro_batches=m * n, effort=20.0)

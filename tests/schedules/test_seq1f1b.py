@@ -88,7 +88,7 @@ def test_slices_that_divide_no_sequence_are_refused() -> None:
 
 COSTS = db.StageCosts.of(
     stages=1, forward=5, backward_input=7, backward_weight=2, recompute=5, activation=10, activation_recomputed=4,
-    offload=10, attention_scale=(1, 3, 5), attention_forward=2, attention_backward=3, attention_recompute=2,
+    offload=10, slices=3, attention_scale=(1, 3, 5), attention_forward=2, attention_backward=3, attention_recompute=2,
     keys_and_values=4, key_value_gradient=6,
 )  # fmt: skip
 

@@ -160,10 +160,14 @@ class ModelRun(OptionGroup):
     )
     moment_dtype: str = option("Dtype of the optimizer's moments: fp32 or bf16 (megatron, primus).", default="fp32")
     sequence_parallel: bool = option(
-        "Whether tensor-parallel ranks divide norms, too.", "--sequence-parallel/--no-sequence-parallel", default=True
+        "Whether tensor-parallel ranks divide norms, too, if the framework does.",
+        "--sequence-parallel/--no-sequence-parallel",
+        default=True,
     )
     flash_attention: bool = option(
-        "Whether attention keeps no scores.", "--flash-attention/--no-flash-attention", default=True
+        "Whether attention keeps no scores, if the framework has such a kernel.",
+        "--flash-attention/--no-flash-attention",
+        default=True,
     )
 
     @property

@@ -110,7 +110,7 @@ class GivenRequest:
         count = MICRO_BATCHES if asked.micro_batches is None else asked.micro_batches
         problem = Problem(
             workload=workload, devices=devices, chunks=asked.chunks,
-            micro_batches=count * len(sliced.attention_scale or (1,)),
+            micro_batches=count * sliced.slices,
             objective="span" if self.run.post_validation else "makespan", **asdict(self.search),
         )  # fmt: skip
         return replace(problem.swapping(cast("Swap", asked.swap)), robust=asked.robust, compare=asked.compare)

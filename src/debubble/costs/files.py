@@ -128,6 +128,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     memory_limit: int | float | list[int | float] | None = None
     static: int | float = 0
     micro_batch_scale: list[int | float] | None = None
+    slices: int = 1
     attention_scale: list[int | float] | None = None
     optimizer_step: int | float = 0
     host_step: int | float = 0

@@ -82,10 +82,11 @@ def _latent_attention(shapes: Shapes, latent: LatentAttention) -> Iterator[Opera
     )
     yield elementwise(shapes, "rotary", forward=4 * n * queries, backward=4 * n * queries)
     flops = 2 * n * latent.keys_per_token(shapes.options.sequence_length) * (queries + values)
-    yield _attention_core(
+    latent_core = _attention_core(
         shapes, flops=flops, heads=latent.heads / t, width=values / (latent.heads / t), kept=values,
         exchanged=queries + values,
     )  # fmt: skip
+    yield _quadratic(latent_core)
     yield matmul(shapes, "output", tokens=n, local=values, out=True)
 
 
@@ -123,19 +124,25 @@ def fused_core(shapes: Shapes, attention: Attention) -> Iterator[Operator]:
     m, o = shapes.model, shapes.options
     n, q, kv = shapes.tokens, m.attention_width / o.tensor, m.kv_width / o.tensor
     keys = attention.keys_per_token(o.sequence_length)
-    plain = m.attention_cap is None and keys == o.sequence_length / 2
+    whole = keys == o.sequence_length / 2
     if o.slices > 1:
         yield _sliced_core(shapes, attention)
         return
-    yield _attention_core(
+    fused = _attention_core(
         shapes,
         flops=4 * n * keys * q,
         heads=m.heads / o.tensor,
         width=m.attention_width / m.heads,
         kept=q,
         exchanged=2 * kv,
-        ring=plain,
+        ring=whole and m.attention_cap is None,
     )
+    yield _quadratic(fused) if whole else fused
+
+
+def _quadratic(core: Operator) -> Operator:
+    """The core of attention to all tokens before a token."""
+    return replace(core, longer_forward=core.forward, longer_backward=core.backward_input)
 
 
 def _sliced_core(shapes: Shapes, attention: Attention) -> Operator:
@@ -198,11 +205,13 @@ def core(shapes: Shapes) -> Iterator[Operator]:
     scores = n * s * m.heads / o.tensor
     traffic = shapes.speed.stream(e * (7 if m.dropout else 5) * scores)
     flops, rows = 4 * n * s * q, n * m.heads / o.tensor
-    yield Operator(
-        name="core",
-        forward=shapes.speed.attention(flops, rows=rows) + traffic,
-        backward_input=shapes.speed.attention(2 * flops, rows=rows) + traffic,
-        saved=scores * (2 * e + 1 if m.dropout else e),
+    yield _quadratic(
+        Operator(
+            name="core",
+            forward=shapes.speed.attention(flops, rows=rows) + traffic,
+            backward_input=shapes.speed.attention(2 * flops, rows=rows) + traffic,
+            saved=scores * (2 * e + 1 if m.dropout else e),
+        )
     )
     yield Operator(name="context", forward=0.0, backward_input=0.0, saved=e * n * q)
 

@@ -1,8 +1,8 @@
 """Sequences of different lengths: their histogram, and the micro-batches of a typical step.
 
-Each micro-batch has at most `micro_batch_size` sequences, one after the other without padding, and costs in proportion
-to its tokens.  For activations and linear layers that is exact.  Attention's time grows with the square of a length, so
-that the time of what is shorter than the longest is overrated, and the memory is not underrated.
+Each micro-batch has at most `micro_batch_size` sequences, one after the other without padding.  Its activations and
+linear layers cost in proportion to its tokens, its attention in proportion to the keys that these see, which are half
+of their own sequence's on average.
 """
 
 from __future__ import annotations
@@ -11,13 +11,26 @@ import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from debubble.files import read_file
 from debubble.ir import InputError
 
 Histogram = Mapping[int, int]
 """Sequences by their number of tokens."""
+
+
+class MicroBatchSize(NamedTuple):
+    """The size of a micro-batch.
+
+    Attributes:
+        tokens: Its tokens over those of a full one.
+        keys: The keys that a token sees on average, over those in a sequence of full length.
+    """
+
+    tokens: float
+    keys: float = 1.0
+
 
 _FORMS = (
     "a JSON object of lengths and counts, a list of lengths, one length in each line, or JSON lines with `input_ids`"
@@ -92,12 +105,11 @@ def _length(entry: Any) -> float:
 
 def typical_step(
     histogram: Histogram, *, micro_batches: int, micro_batch_size: int, sequence_length: int, replicas: int = 1
-) -> list[float]:
+) -> list[MicroBatchSize]:
     """The micro-batches of a step whose sequences are the quantiles of a histogram, balanced by their tokens.
 
-    The longest sequences are assigned first, each to the micro-batch with the fewest tokens that has a place left.  Of
-    as
-    many replicas the micro-batches go, longest first, one to each; of every round the longest counts.
+    The longest sequences are assigned first, each to the micro-batch with the fewest tokens that has a place left.
+    The micro-batches go, longest first, one to each replica in turn; of every round the longest counts.
 
     Args:
         histogram: Sequences by their number of tokens.
@@ -107,7 +119,7 @@ def typical_step(
         replicas: Pipelines that share the step.
 
     Returns:
-        Per micro-batch of a pipeline, its tokens over those of a full one, longest first.
+        The micro-batches of a pipeline, longest first.
 
     Raises:
         InputError: If a sequence is longer than `sequence_length`.
@@ -120,16 +132,24 @@ def typical_step(
         )
     bins = micro_batches * replicas
     lengths = _quantiles(histogram, bins * micro_batch_size)
-    open_bins = [(0, k, micro_batch_size) for k in range(bins)]
-    full: list[int] = []
+    # The numbers put bins of equally many tokens in order.
+    open_bins: list[tuple[int, int, list[int]]] = [(0, k, []) for k in range(bins)]
+    full: list[list[int]] = []
     for length in sorted(lengths, reverse=True):
-        tokens, k, places = heapq.heappop(open_bins)
-        if places > 1:
-            heapq.heappush(open_bins, (tokens + length, k, places - 1))
+        tokens, k, sequences = heapq.heappop(open_bins)
+        sequences.append(length)
+        if len(sequences) < micro_batch_size:
+            heapq.heappush(open_bins, (tokens + length, k, sequences))
         else:
-            full.append(tokens + length)
-    full.sort(reverse=True)
-    return [tokens / (micro_batch_size * sequence_length) for tokens in full[::replicas]]
+            full.append(sequences)
+    full.sort(key=sum, reverse=True)
+    return [
+        MicroBatchSize(
+            tokens=sum(sequences) / (micro_batch_size * sequence_length),
+            keys=sum(length**2 for length in sequences) / (sum(sequences) * sequence_length),
+        )
+        for sequences in full[::replicas]
+    ]
 
 
 def _quantiles(histogram: Histogram, count: int) -> list[int]:
@@ -144,13 +164,13 @@ def _quantiles(histogram: Histogram, count: int) -> list[int]:
     return lengths
 
 
-def orders_of(scales: Sequence[float]) -> list[tuple[float, ...]]:
+def orders_of(sizes: Sequence[MicroBatchSize]) -> list[tuple[MicroBatchSize, ...]]:
     """Orders of micro-batches that may be fast: longest first, last, in the middle, and at both ends.
 
     Args:
-        scales: Their sizes, in any order.
+        sizes: Their sizes, in any order.
     """
-    down = sorted(scales, reverse=True)
+    down = sorted(sizes, reverse=True)
     middle = (*down[1::2][::-1], *down[::2])
     ends = (*down[::2], *down[1::2][::-1])
     return list(dict.fromkeys((tuple(down), tuple(down[::-1]), middle, ends)))

@@ -94,6 +94,7 @@ def model_units(
         memory_limit=layout.memory_limit,
         stage_entries=builder.parameters.per_stage(),
         divides_gradients=options.zero >= 2,
+        slices=options.slices,
         attention_scale=None if options.slices == 1 else tuple(2 * i + 1 for i in range(options.slices)),
     )
 

@@ -43,9 +43,10 @@ class Operator:
     always: float = 0.0
     """Bytes that it leaves whatever is recomputed."""
     longer_forward: float = 0.0
-    """Seconds that its forward takes more where half a slice of tokens more is before a slice of a sequence."""
+    """The part of `forward` that grows with the keys that a token sees; of a slice, what a slice takes more whose
+    tokens see once more the keys of those of the first."""
     longer_backward: float = 0.0
-    """The same of its backward for inputs."""
+    """The part of `backward_input` that does."""
     per_expert: bool = False
     """True if its sizes depend on the router's choice, so that no CUDA graph of a layer has it."""
 

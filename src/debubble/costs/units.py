@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, count, cycle, pairwise
 from typing import Any, NamedTuple, Self, TypeVar
 
 from msgspec import UNSET
@@ -32,7 +32,11 @@ class Strategy:
     """Bytes kept where the unit before it, of the same layer, is in its stage and recomputes in full: a framework that
     recomputes whole layers keeps one input for both.  None: as elsewhere."""
     attention: Number = 0
-    """Time that it takes more where half a slice of tokens more is before a slice of a sequence."""
+    """The part of `recompute` that grows with the keys that a token sees."""
+
+    def seeing(self, keys: Number) -> Strategy:
+        """The strategy where a token sees so many times as many keys."""
+        return replace(self, recompute=self.recompute + (keys - 1) * self.attention, attention=keys * self.attention)
 
 
 Costs = TypeVar("Costs", "StateBytes", "HostStates")
@@ -103,9 +107,9 @@ class Unit:
     undivided: Number = 0
     """Bytes that its gradients have beyond this rank's part (ZeRO-2), where they stay whole until they are summed."""
     attention_forward: Number = 0
-    """Time that its forward takes more where half a slice of tokens more is before a slice of a sequence."""
+    """The part of `forward` that grows with the keys that a token sees."""
     attention_backward: Number = 0
-    """The same of its backward for inputs."""
+    """The part of `backward_input` that does."""
     keys_and_values: Number = 0
     """Bytes of a slice's keys and values, which stay on the device from its forward to its backward."""
     key_value_gradient: Number = 0
@@ -120,6 +124,17 @@ class Unit:
     def work(self) -> Number:
         """Time per micro-batch of the forward and the whole backward."""
         return self.forward + self.backward_input + self.backward_weight
+
+    def seeing(self, keys: Number) -> Unit:
+        """The unit where a token sees so many times as many keys."""
+        return replace(
+            self,
+            forward=self.forward + (keys - 1) * self.attention_forward,
+            backward_input=self.backward_input + (keys - 1) * self.attention_backward,
+            strategies={name: strategy.seeing(keys) for name, strategy in self.strategies.items()},
+            attention_forward=keys * self.attention_forward,
+            attention_backward=keys * self.attention_backward,
+        )
 
     def strategy_named(self, operators: str) -> str | None:
         """The name of the strategy that recomputes what a plan says, of the operators that the unit has.
@@ -146,7 +161,10 @@ def fastest_units(tables: Sequence[Sequence[Unit]]) -> tuple[Unit, ...]:
                 name: replace(strategy, recompute=min(unit.strategies[name].recompute for unit in alike))
                 for name, strategy in first.strategies.items()
             }
-        times = ("forward", "backward_input", "backward_weight", "gradient_reduce", "optimizer_step")
+        times = (
+            "forward", "backward_input", "backward_weight", "attention_forward", "attention_backward",
+            "gradient_reduce", "optimizer_step",
+        )  # fmt: skip
         least = {time: min(getattr(unit, time) for unit in alike) for time in times}
         fastest.append(replace(first, strategies=merged[id(first.strategies)], **least))
     return tuple(fastest)
@@ -221,8 +239,10 @@ class Units(PickledFields):
     static: Number = 0
     """Bytes on every device next to its units' own."""
     micro_batch_scale: tuple[Number, ...] | None = None
+    slices: int = 1
+    """Slices of every sequence: the units are those of its first one."""
     attention_scale: tuple[Number, ...] | None = None
-    """As of StageCosts: the units are those of a slice.  None: sequences are whole."""
+    """As of StageCosts: the units are those of tokens that see the fewest keys."""
     stage_entries: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of StageCosts that every stage has, next to what its units add up to."""
     on_devices: tuple[tuple[Unit, ...], ...] = ()
@@ -242,6 +262,7 @@ class Units(PickledFields):
             static=(self.static,),
             memory_limit=self.memory_limit,
             micro_batch_scale=self.micro_batch_scale,
+            attention_scale=None if self.slices > 1 else self.attention_scale,
             link_groups=self.link_groups,
         )
 
@@ -278,16 +299,18 @@ class Units(PickledFields):
         bandwidth = self.offload_bandwidth
         transfer = None if bandwidth is None else tuple(stage.activation / bandwidth for stage in stages)
         sums = dict(zip(StageSums._fields, zip(*stages, strict=True), strict=True))
+        of_stages: dict[str, Any] = {name: sums[name] for name in _OF_STAGES}
+        of_stages |= {name: tuple(time + self.stage_entries.get(name, 0) for time in sums[name]) for name in _ADDED}
+        of_stages |= dict.fromkeys(("host_step", "gradient_offload", "parameter_load", *SLICED), (0,) * len(stages))
+        if bandwidth is not None and self.streams:
+            of_stages |= {name: sums[name] for name in OVERLAPS}
         # Built directly: `StageCosts.of` would check again, for every point of a search, what `Units` has checked.
         costs = StageCosts(
-            **{name: sums[name] for name in _OF_STAGES},
-            **{name: tuple(time + self.stage_entries.get(name, 0) for time in sums[name]) for name in _ADDED},
-            **dict.fromkeys(("host_step", "gradient_offload", "parameter_load", *SLICED), (0,) * len(stages)),
+            **of_stages,
             communication=(self.communication,) * len(stages),
             communication_model=self.communication_model,
             offload=transfer,
             reload=transfer,
-            **({name: sums[name] for name in OVERLAPS} if bandwidth is not None and self.streams else {}),
             host_link=self.host_link,
             link_groups=self.link_groups,
             static=tuple(self._static([stages[s] for s in own], own, on_host) for own in placement.stages_of),
@@ -295,17 +318,18 @@ class Units(PickledFields):
             micro_batch_scale=self.micro_batch_scale,
         )
         others = {name: value for name, value in self.stage_entries.items() if name not in _ADDED}
-        sliced = {} if self.attention_scale is None else self._sliced_entries(partition, placement)
-        entries = {**others, **(self._host_entries(partition, on_host) if on_host else {}), **sliced}
+        attention = {} if self.attention_scale is None else self._attention_entries(partition, placement)
+        entries = {**others, **(self._host_entries(partition, on_host) if on_host else {}), **attention}
         return costs.replace(**entries) if entries else costs
 
-    def _sliced_entries(
+    def _attention_entries(
         self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement
-    ) -> Mapping[str, Sequence[Number]]:
-        """What slices of sequences add to the stages' costs."""
+    ) -> Mapping[str, int | Sequence[Number]]:
+        """What slices of sequences, or micro-batches of different lengths, add to the stages' costs."""
         tables = [self.on(device) for device in placement.device_of]
         stages = [[(table[i], s) for i, s in stage] for table, stage in zip(tables, partition, strict=True)]
         return {
+            "slices": self.slices,
             "attention_scale": self.attention_scale or (),
             "attention_forward": [sum(unit.attention_forward for unit, _ in stage) for stage in stages],
             "attention_backward": [sum(unit.attention_backward for unit, _ in stage) for stage in stages],
@@ -356,18 +380,24 @@ class Units(PickledFields):
         return replace(self, units=tuple(map(change, self.units)), on_devices=tables)
 
     @cached_property
-    def average_slice(self) -> Units:
-        """The units with the attention of an average slice of a sequence; themselves without slices."""
+    def average(self) -> Units:
+        """The units with the attention of the average token; themselves if all tokens see equally many keys."""
         if self.attention_scale is None:
             return self
-        longer = sum(self.attention_scale) / len(self.attention_scale) - 1
-        return self.map_units(
-            lambda unit: replace(
-                unit,
-                forward=unit.forward + longer * unit.attention_forward,
-                backward_input=unit.backward_input + longer * unit.attention_backward,
-            )
-        )
+        tokens = self.micro_batch_scale or (1,) * len(self.attention_scale)
+        seen = sum(keys * count for keys, count in zip(cycle(self.attention_scale), tokens))
+        return self.map_units(lambda unit: unit.seeing(seen / sum(tokens)))
+
+    def of_lengths(self, tokens: tuple[Number, ...], keys: tuple[Number, ...]) -> Units:
+        """The units of whole sequences for micro-batches of different lengths.
+
+        Args:
+            tokens: Per micro-batch, its tokens over those of a full one.
+            keys: Per micro-batch, the keys that a token sees on average, over those in a full one.
+        """
+        least = min(keys)
+        units = self.map_units(lambda unit: unit.seeing(least))
+        return replace(units, micro_batch_scale=tokens, attention_scale=tuple(each / least for each in keys))
 
     def on(self, device: int) -> tuple[Unit, ...]:
         """The units as a pipeline device runs them."""

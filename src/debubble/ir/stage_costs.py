@@ -93,9 +93,11 @@ class StageCosts:
     memory_limit: PerStage | None = None
     micro_batch_scale: tuple[Number, ...] | None = None
     """Relative length of each micro-batch; scales times and activations."""
+    slices: int = 1
+    """Slices of every sequence, each of which counts as a micro-batch."""
     attention_scale: tuple[Number, ...] | None = None
-    """Per slice of a sequence, the tokens up to the middle of it, over those to the middle of the first; None: no
-    slices.  Equal ones have 1, 3, 5 and so on."""
+    """Per slice of a sequence, or per micro-batch, the keys that a token sees on average, over those where they are
+    least; equal slices have 1, 3, 5 and so on.  None: they see equally many."""
     attention_forward: PerStage = (0,)
     """What F takes more for each such measure of tokens more."""
     attention_backward: PerStage = (0,)
@@ -170,6 +172,7 @@ class StageCosts:
         static: Number | Sequence[Number] = 0,
         memory_limit: Number | Sequence[Number] | None = None,
         micro_batch_scale: Sequence[Number] | None = None,
+        slices: int = 1,
         attention_scale: Sequence[Number] | None = None,
         attention_forward: Number | Sequence[Number] = 0,
         attention_backward: Number | Sequence[Number] = 0,
@@ -213,6 +216,8 @@ class StageCosts:
             raise InputError(
                 f"communication_model is '{communication_model}'; it must be latency, exclusive, receiver or blocking."
             )
+        if not isinstance(slices, int) or slices < 1 or (slices > 1 and len(attention_scale or ()) != slices):
+            raise InputError(f"'attention_scale' must have a number for each of {slices} 'slices'.")
         if host_link not in get_args(HostLink):
             raise InputError(f"host_link is '{host_link}'; it must be full-duplex or half-duplex.")
         return StageCosts(
@@ -223,6 +228,7 @@ class StageCosts:
             static=_numbers("static", static),
             memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit),
             micro_batch_scale=None if micro_batch_scale is None else _numbers("micro_batch_scale", micro_batch_scale),
+            slices=slices,
             attention_scale=None if attention_scale is None else _numbers("attention_scale", attention_scale),
         )
 
@@ -271,6 +277,7 @@ class StageCosts:
             static=self.static,
             memory_limit=self.memory_limit,
             micro_batch_scale=self.micro_batch_scale,
+            attention_scale=None if self.slices > 1 else self.attention_scale,
             link_groups=self.link_groups,
         )
 
@@ -293,7 +300,7 @@ class StageCosts:
         return 1 if self.micro_batch_scale is None else self.micro_batch_scale[micro_batch]
 
     def attention_scale_of(self, micro_batch: int) -> Number:
-        """The factor on the part of times that grows with the tokens before a slice."""
+        """The factor on the part of times that grows with the keys that a token sees."""
         pattern = self.attention_scale
         return self.scale_of(micro_batch) * (1 if pattern is None else pattern[micro_batch % len(pattern)])
 
@@ -313,7 +320,7 @@ class StageCosts:
 SLICED = (
     "attention_forward", "attention_backward", "attention_recompute", "keys_and_values", "key_value_gradient",
 )  # fmt: skip
-"""Entries per stage that slices of sequences add."""
+"""Entries per stage that slices of sequences, or micro-batches of different lengths, add."""
 PER_STAGE = (
     "forward", "backward_input", "backward_weight", "recompute", "activation", "activation_after_input",
     "activation_recomputed", "recompute_deeper", "activation_deeper", "recompute_workspace",
@@ -366,14 +373,16 @@ def check_counts(
     static: Sequence[Number],
     memory_limit: Sequence[Number] | None,
     micro_batch_scale: Sequence[Number] | None,
+    attention_scale: Sequence[Number] | None,
     link_groups: Sequence[Sequence[int]],
 ) -> None:
     """Refuse entries that are for another number of devices or micro-batches, with an InputError that names one."""
     for name, values in (("static", static), ("memory_limit", memory_limit)):
         if values is not None and len(values) not in (1, devices):
             raise InputError(f"'{name}' has {len(values)} numbers for {devices} devices.")
-    if micro_batch_scale is not None and len(micro_batch_scale) != micro_batches:
-        raise InputError(f"'micro_batch_scale' has {len(micro_batch_scale)} numbers for {micro_batches} micro-batches.")
+    for name, values in (("micro_batch_scale", micro_batch_scale), ("attention_scale", attention_scale)):
+        if values is not None and len(values) != micro_batches:
+            raise InputError(f"'{name}' has {len(values)} numbers for {micro_batches} micro-batches.")
     last = max((device for group in link_groups for device in group), default=0)
     if last >= devices:
         raise InputError(f"'link_groups' names device {last}, but there are {devices} devices.")

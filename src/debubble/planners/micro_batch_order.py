@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import permutations
 from math import factorial
 
-from debubble.costs.lengths import orders_of
+from debubble.costs.lengths import MicroBatchSize, orders_of
 from debubble.costs.units import Partition
 from debubble.ir import Placement
 from debubble.planners.partitioning.balance import balanced_counts
@@ -24,27 +24,30 @@ TRIED = 400
 """Orders that are simulated, about."""
 
 
-def with_lengths(problem: Problem, scales: Sequence[float]) -> Problem:
-    """The problem of model units with micro-batches of these sizes, each over that of a full one, in a good order.
+def with_lengths(problem: Problem, sizes: Sequence[MicroBatchSize]) -> Problem:
+    """The problem of model units with micro-batches of these sizes, in a good order.
 
     Every planner keeps to the order.
     """
-    order = _best_order(problem, scales)
-    return replace(problem, workload=ModelUnits(replace(problem.units, micro_batch_scale=order)))
+    order = _best_order(problem, sizes)
+    return replace(problem, workload=ModelUnits(problem.units.of_lengths(*zip(*order, strict=True))))
 
 
-def _best_order(problem: Problem, scales: Sequence[float]) -> tuple[float, ...]:
-    units, p, m = problem.units, problem.devices, len(scales)
+def _best_order(problem: Problem, sizes: Sequence[MicroBatchSize]) -> tuple[MicroBatchSize, ...]:
+    p, m = problem.devices, len(sizes)
+    units = problem.units.of_lengths(*zip(*sizes, strict=True))
     placement = Placement.linear(p)
     costs = units.stage_costs(Partition.cut(units, balanced_counts(units, p)), placement).with_limit(None)
     repricer = Repricer(one_f_one_b(devices=p, micro_batches=m))
 
-    def time(order: tuple[float, ...]) -> float:
-        return float(problem.time_of(repricer.price(costs.replace(micro_batch_scale=order))))
+    def time(order: tuple[MicroBatchSize, ...]) -> float:
+        tokens, keys = zip(*order, strict=True)
+        priced = costs.replace(micro_batch_scale=tokens, attention_scale=[each / min(keys) for each in keys])
+        return float(problem.time_of(repricer.price(priced)))
 
     if factorial(m) <= TRIED:
-        return min(sorted(set(permutations(scales))), key=time)
-    fastest, best = min((time(order), order) for order in orders_of(scales))
+        return min(sorted(set(permutations(sizes))), key=time)
+    fastest, best = min((time(order), order) for order in orders_of(sizes))
     tried, distance = 0, m // 2
     while distance and tried < TRIED:
         improved = False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster, read_profile
-from debubble.costs.lengths import checked_lengths, read_lengths, typical_step
+from debubble.costs.lengths import MicroBatchSize, checked_lengths, read_lengths, typical_step
 from debubble.ir import InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, as_model
@@ -171,7 +171,9 @@ def _check_whole(name: str, value: object) -> None:
         raise InputError(f"{name} must be a whole number, not {value!r}.")
 
 
-def _micro_batch_sizes(lengths: Path | str | Mapping[int, int], run: RunOptions, micro_batches: int) -> list[float]:
+def _micro_batch_sizes(
+    lengths: Path | str | Mapping[int, int], run: RunOptions, micro_batches: int
+) -> list[MicroBatchSize]:
     """The sizes of a typical step's micro-batches."""
     histogram = read_lengths(Path(lengths)) if isinstance(lengths, str | Path) else checked_lengths(lengths)
     return typical_step(

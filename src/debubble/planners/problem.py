@@ -205,7 +205,7 @@ class Problem:
     @property
     def slices(self) -> int:
         """Slices of every sequence: `micro_batches` counts all of them."""
-        return len(self.entries.attention_scale or (1,))
+        return self.entries.slices
 
     @property
     def whole_micro_batches(self) -> Number:

@@ -167,5 +167,5 @@ def _best_split(problem: Problem, units: Units, repricer: Repricer) -> PricedSch
 
 
 def _splits(units: Units, placement: Placement) -> list[Sequence[int]]:
-    """The split by the work of an average slice, and the even one."""
-    return [balanced_by_device(units.average_slice, placement), even_counts(units, placement.stages)]
+    """The split by the work of the average token, and the even one."""
+    return [balanced_by_device(units.average, placement), even_counts(units, placement.stages)]

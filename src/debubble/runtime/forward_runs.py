@@ -36,7 +36,7 @@ class ForwardRuns:
         self._schedule = self._plan.schedule.with_whole_sequences()
         costs = self._plan.costs
         program = lower_forwards(
-            self._schedule, costs.replace(attention_scale=None) if costs.attention_scale else costs
+            self._schedule, costs.replace(slices=1, attention_scale=None) if costs.slices > 1 else costs
         )
         messages = Ledger(self._lanes.device)
         operations = replace(runner.operations, program=program, messages=messages, evaluating=True)

@@ -113,7 +113,7 @@ class OrderProblem:
     @property
     def slices(self) -> int:
         """Slices of every sequence, all of which `micro_batches` counts."""
-        return len(self.costs.attention_scale or (1,))
+        return self.costs.slices
 
     @cached_property
     def op_costs(self) -> OpCosts:

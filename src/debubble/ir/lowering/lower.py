@@ -398,9 +398,9 @@ def check_costs(schedule: Schedule, costs: StageCosts) -> None:
     if costs.stages != schedule.stages:
         raise InputError(f"The costs are for {costs.stages} stages, but the schedule has {schedule.stages}.")
     costs.check_for(devices=schedule.devices, micro_batches=schedule.micro_batches)
-    if costs.attention_scale is not None and len(costs.attention_scale) != schedule.slices:
+    if costs.slices not in (1, schedule.slices):
         raise InputError(
-            f"The costs are for {len(costs.attention_scale)} slices of a sequence, but the schedule"
+            f"The costs are for {costs.slices} slices of a sequence, but the schedule"
             f" '{schedule.name}' has {schedule.slices}."
         )
     for device, stages in enumerate(schedule.placement.stages_of):

@@ -21,7 +21,7 @@ from debubble.ir.stage_costs import Number, PerStage, StageCosts
 class Tables(NamedTuple):
     """Costs by [R in list, kind, stage, micro-batch].
 
-    The last axis has one entry if all micro-batches are alike, or one for each slice of a sequence if all sequences
+    The last axis has one entry if all micro-batches are equal, or one for each slice of a sequence if all sequences
     are.
     `R in list` is 1 for the operations of a stage and micro-batch that an R recomputes, and 2 where that is deeper.
     """
@@ -151,13 +151,13 @@ class _TableBuilder:
     def __init__(self, op_costs: OpCosts, dtype: Any, *, level: int) -> None:
         self.op_costs, self.costs, self.dtype, self.explicit = op_costs, op_costs.costs, dtype, level > 0
         self.scale = np.array([self.costs.micro_batch_scale or (1,)], dtype=dtype)
-        self.slices = len(self.costs.attention_scale or (1,))
-        if self.costs.attention_scale is not None:
+        self.slices = self.costs.slices
+        pattern = self.costs.attention_scale
+        if pattern is not None:
             shares = (*all_shares(op_costs.recompute_fraction), *all_shares(op_costs.offload_fraction))
-            count = max(self.slices, self.scale.shape[1], *(len(each) for _, each in shares))
-            pattern = np.array([self.costs.attention_scale * (count // self.slices)], dtype=dtype)
-            self.longer = (pattern - 1) * self.scale
-            """Times that attention to the tokens before a slice takes, over attention to its own."""
+            count = max(len(pattern), self.scale.shape[1], *(len(each) for _, each in shares))
+            self.longer = (np.array([pattern * (count // len(pattern))], dtype=dtype) - 1) * self.scale
+            """What attention takes more than where its tokens see the fewest keys, over what it takes there."""
         self.recomputed_fraction = self._fractions(op_costs.recompute_fraction)
         self.fused = self._mask(() if self.explicit else op_costs.fused_recompute)
         self.whole = self._column(self.costs.activation)
@@ -248,14 +248,14 @@ class _TableBuilder:
     def _times(self) -> dict[Kind, Numbers]:
         """Times of the kinds."""
         costs, scale, column = self.costs, self.scale, self._column
-        recompute = self._sliced(self.recompute * scale, costs.attention_recompute, self.recomputed_fraction)
+        recompute = self._with_attention(self.recompute * scale, costs.attention_recompute, self.recomputed_fraction)
         backward_input, backward_weight = column(costs.backward_input), column(costs.backward_weight)
         communication = column(costs.communication)
-        by_input = self._sliced(backward_input * scale, costs.attention_backward)
+        by_input = self._with_attention(backward_input * scale, costs.attention_backward)
         backward = by_input + backward_weight * scale
         host_steps = self._mask(self.op_costs.host_steps)
         time = {
-            Kind.F: self._sliced(column(costs.forward) * scale, costs.attention_forward),
+            Kind.F: self._with_attention(column(costs.forward) * scale, costs.attention_forward),
             Kind.B: np.where(self.fused, backward + recompute, backward),
             Kind.I: np.where(self.fused, by_input + recompute, by_input),
             Kind.W: backward_weight * scale,
@@ -273,9 +273,11 @@ class _TableBuilder:
             time |= {Kind.O: column(costs.offload) * share * scale, Kind.L: column(costs.reload) * share * scale}
         return time
 
-    def _sliced(self, time: Numbers, attention: PerStage, share: Number | Numbers = 1) -> Numbers:
-        """The times of slices, of which attention's part grows with the tokens before them."""
-        result: Numbers = time if self.slices == 1 else time + self._column(attention) * share * self.longer
+    def _with_attention(self, time: Numbers, attention: PerStage, share: Number | Numbers = 1) -> Numbers:
+        """The times of slices or micro-batches, of which attention's part grows with the keys that a token sees."""
+        if self.costs.attention_scale is None:
+            return time
+        result: Numbers = time + self._column(attention) * share * self.longer
         return result
 
     def _moved_share(self) -> Numbers:

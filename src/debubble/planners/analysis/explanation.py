@@ -275,8 +275,8 @@ MUCH_BUBBLE = 0.5
 """Share of the devices' time above which a bubble is remarked on."""
 
 PROPORTIONAL = (
-    "Micro-batches differ in length and are priced in proportion to their tokens, which overrates the attention of"
-    " short ones; of several replicas the one with the longest is counted."
+    "Micro-batches differ in length; attention within a window, and what a profile measured, is priced in proportion to"
+    " their tokens, and of several replicas the one with the longest is counted."
 )
 
 

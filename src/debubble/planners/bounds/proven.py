@@ -138,8 +138,8 @@ def lower_bound(problem: Problem) -> Number:
 def _bound_of_units(problem: Problem, units: Units) -> Number:
     m = problem.whole_micro_batches
     path = problem.shortest * sum(u.forward + u.backward_input for u in units.units)
-    # Of all slices of a sequence; its first one is the shortest.
-    work = [unit.work for unit in units.average_slice.units]
+    # The path above is that of tokens that see the fewest keys.
+    work = [unit.work for unit in units.average.units]
     return max(m * sum(work) / _paces(problem, units), path, m * max(work))
 
 

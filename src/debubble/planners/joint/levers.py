@@ -154,7 +154,7 @@ class Levers:
     def fill(self, type_: int, level: int, begin: int, count: int) -> None:
         """Fill a row of the table: a stage of so many units, from one on, at a level, on a type of device."""
         stage = self._stage(begin, begin + count, level)
-        sums = self.units.stage_sums(stage, self.examples[type_])
+        sums = self.units.average.stage_sums(stage, self.examples[type_])
         recomputes = any(name != "none" for _, name in stage)
         dropped = sums.activation - sums.activation_recomputed if recomputes else 0
         kept = sums.activation - dropped

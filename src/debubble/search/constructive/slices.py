@@ -72,7 +72,7 @@ class _Dispatch:
     ) -> None:
         self.placement, self.costs, self.in_flight, self.first = placement, costs, in_flight, forwards_first
         self.op_costs = OpCosts(costs=costs, fused_recompute=fused_recompute)
-        self.slices = len(costs.attention_scale or (1,))
+        self.slices = costs.slices
         self.items = sequences * self.slices
         self.orders: list[list[Op]] = [[] for _ in range(placement.devices)]
         self.free = [0.0] * placement.devices
