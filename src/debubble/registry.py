@@ -2,9 +2,9 @@
 
 Adding a schedule, planner, view or exporter is adding one file with a decorated function, or a folder whose
 `__init__.py` imports it; other modules of that folder are loaded when they are needed.  Planners and schedules of the
-papers are loaded from `debubble.papers`, where each paper has a folder with modules of fixed names.  Other
-distributions add theirs by an entry point in the group of the folder's name, whose module registers them when it is
-imported:
+papers are loaded from `debubble.papers`, and what belongs to a framework from `debubble.frameworks`, where each has a
+folder with modules of fixed names.  Other distributions add theirs by an entry point in the group of the folder's name,
+whose module registers them when it is imported:
 
     [project.entry-points."debubble.schedules"]
     mine = "my_package.my_schedule"
@@ -30,8 +30,8 @@ from debubble.errors import DebubbleError, InputError, PluginError
 
 T = TypeVar("T")
 
-PAPERS = "debubble.papers"
-"""The package with one folder per paper.  It imports the registries, so they know it by name alone."""
+PAPERS, FRAMEWORKS = "debubble.papers", "debubble.frameworks"
+"""The packages with one folder per paper and per framework.  They import the registries, which know them by name."""
 
 
 def full_name(name: str, names: Iterable[str], *, what: str) -> str:
@@ -67,19 +67,21 @@ _MEANT = {("planner", schedule): "megatron-even" for schedule in ("1f1b", "gpipe
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """The members of `package` and of the papers, by name.
+    """The members of `package` and of the folders of another package, by name.
 
     Args:
         package: The package whose modules register members when they are imported.
         what: The word for a member in messages.
-        in_papers: The module of each paper's folder that registers members too, if the folder has it.
+        folders: A package, and the module of each of its folders that registers members too, if the folder has it.
         order: Names that come first, in this order; the others follow as they are registered.
     """
 
-    def __init__(self, package: str, *, what: str, in_papers: str | None = None, order: Sequence[str] = ()) -> None:
+    def __init__(
+        self, package: str, *, what: str, folders: tuple[str, str] | None = None, order: Sequence[str] = ()
+    ) -> None:
         self._package = package
         self._what = what
-        self._in_papers = in_papers
+        self._folders = folders
         self._order = {name: place for place, name in enumerate(order)}
         self._members: dict[str, T] = {}
         self._loaded = self._loading = False
@@ -141,11 +143,12 @@ class Registry(Mapping[str, T], Generic[T]):
                 self._loading = False
 
     def _modules(self) -> list[str]:
-        """Full names of the modules to import, in the order of their own names and those of the papers' folders."""
+        """Full names of the modules to import, in the order of their own names and those of folders."""
         modules = [(name, f"{self._package}.{name}") for name, _ in _contents(self._package)]
-        if self._in_papers:
-            folders = [name for name, is_folder in _contents(PAPERS) if is_folder]
-            in_folders = [(name, f"{PAPERS}.{name}.{self._in_papers}") for name in folders]
+        if self._folders is not None:
+            package, own = self._folders
+            folders = [name for name, is_folder in _contents(package) if is_folder]
+            in_folders = [(name, f"{package}.{name}.{own}") for name in folders]
             modules += [(name, module) for name, module in in_folders if importlib.util.find_spec(module)]
         return [module for _, module in sorted(modules)]
 

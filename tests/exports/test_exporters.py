@@ -15,7 +15,7 @@ import yaml
 import debubble as db
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
-from debubble.exports.megatron import layout
+from debubble.frameworks.megatron.export import layout
 from debubble.ir import CandidateSummary, ExportError, Kind, Op, PlannedUnit, Schedule
 from debubble.models import Model
 from debubble.plans import Plan

@@ -17,7 +17,7 @@ import yaml
 import debubble as db
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
-from debubble.exports.megatron import layout
+from debubble.frameworks.megatron.export import layout
 from debubble.ir import Kind
 from debubble.plans import Plan
 from debubble.targets.offload import ModuleOffload

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 import debubble as db
-from debubble.exports.torch_csv import read, to_csv
+from debubble.frameworks.torch.export import read, to_csv
 from debubble.ir import InputError, Schedule, ScheduleError, StageCosts
 from tests.strategies import random_schedules
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from debubble.imports.megatron import conflicts
+from debubble.frameworks.megatron.import_ import conflicts
 from debubble.plans import Plan
 from tests.imports.test_megatron import SCRIPT
 

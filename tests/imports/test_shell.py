@@ -8,7 +8,7 @@ import pytest
 
 from debubble.imports.command_line import CommandLine
 from debubble.imports.settings import read_arguments
-from debubble.imports.shell import follow
+from debubble.imports.shell.scripts import follow
 from debubble.ir import InputError
 
 AS_IN_BASH = [

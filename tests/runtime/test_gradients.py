@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from debubble.exports.torch_csv import read, to_csv
+from debubble.frameworks.torch.export import read, to_csv
 from tests.support.runtime_cases import (
     GPT2,
     GPT2_UNTIED,

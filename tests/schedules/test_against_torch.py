@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.exports.torch_csv import read
+from debubble.frameworks.torch.export import read
 
 torch = pytest.importorskip("torch")
 

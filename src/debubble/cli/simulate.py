@@ -229,7 +229,7 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
     if choice.csv is None:
         schedule, costs = _built(choice, given, objective="span" if run.post_validation else "makespan")
     else:
-        from debubble.exports.torch_csv import read
+        from debubble.frameworks.torch.export import read
 
         schedule = read(choice.csv)
         costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit))

@@ -59,7 +59,7 @@ def by_value(option: str, settings: Mapping[str, Mapping[str, Any]]) -> Callable
 
 
 def set_by_target_rules(plan: Plan) -> Decision:
-    """Write nothing: the target has one value alone, and a rule in `targets/frameworks.py` refuses the others."""
+    """Write nothing: the target has one value alone, and a rule of the target refuses the others."""
     return {}
 
 

@@ -14,7 +14,7 @@ from debubble.exports.reduction import compute_only, with_kept_ends
 from debubble.ir import ExportError
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
-from debubble.registry import Registry
+from debubble.registry import FRAMEWORKS, Registry
 from debubble.targets import Target, targets
 
 
@@ -42,7 +42,7 @@ class ExportDraft:
     losses: tuple[str, ...] = ()
 
 
-exports: Registry[Exporter] = Registry("debubble.exports", what="export target")
+exports: Registry[Exporter] = Registry("debubble.exports", folders=(FRAMEWORKS, "export"), what="export target")
 
 
 def exporter(

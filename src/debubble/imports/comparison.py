@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from debubble.exports import exports
-from debubble.exports.megatron import environment
 from debubble.formatting import size_words, time_words
 from debubble.imports.registry import Importer, Settings
 from debubble.ir import DebubbleError, OutOfMemoryError
@@ -133,9 +132,8 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
         alike = before.get(name) == value and not _file(value)
         if not alike and not (name in settings and _words(now) == _words(value)):
             yield SettingChange(name=name, now=now, then=value)
-    if importer.name == "megatron":
-        asked, had = environment(wanted), environment(before)
-        yield from (SettingChange(name=name, now=None, then=asked[name]) for name in asked if name not in had)
+    asked, had = importer.environment(wanted), importer.environment(before)
+    yield from (SettingChange(name=name, now=None, then=asked[name]) for name in asked if name not in had)
     names = sorted(before.keys() | wanted.keys())
     changed = {name: wanted.get(name) for name in names if before.get(name) != wanted.get(name)}
     gone = [name for name, value in changed.items() if value is None and name in settings]

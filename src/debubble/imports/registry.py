@@ -14,7 +14,7 @@ from debubble.imports.job import ImportedJob
 from debubble.imports.settings import SettingsReader
 from debubble.ir import InputError
 from debubble.models import Model
-from debubble.registry import Registry
+from debubble.registry import FRAMEWORKS, Registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,9 @@ Settings = Mapping[str, Any]
 ReadJob = Callable[[SettingsReader, UserFacts], ImportedJob]
 """Reads a job from the settings of a file, with what its user adds."""
 
+Environment = Callable[[Settings], Mapping[str, str]]
+"""The environment variables that the framework asks for with these settings."""
+
 Conflicts = Callable[[Settings, Settings], Iterable[str]]
 """Names the job's settings, the first, that cannot stand next to the changed ones, the second."""
 
@@ -91,6 +94,7 @@ class Importer:
         read_job: Reads what they say of the job.
         file: Which of the files that an export writes has the settings.
         conflicts: The job's settings that cannot stand next to those that a plan changes (None: leaves out).
+        environment: The environment variables that settings ask for.
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
     """
 
@@ -99,6 +103,7 @@ class Importer:
     read_job: ReadJob
     file: str
     conflicts: Conflicts
+    environment: Environment
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None
 
     def read(self, path: Path, arguments: str | None) -> Settings:
@@ -120,7 +125,9 @@ class Importer:
         return read.with_given(given.options).with_whole_layers()
 
 
-imports: Registry[Importer] = Registry("debubble.imports", what="framework to import from")
+imports: Registry[Importer] = Registry(
+    "debubble.imports", folders=(FRAMEWORKS, "import_"), what="framework to import from"
+)
 
 
 def importer(
@@ -129,6 +136,7 @@ def importer(
     settings: Callable[[Path], Settings],
     file: str,
     conflicts: Conflicts = lambda job, changed: (),
+    environment: Environment = lambda settings: {},
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None,
 ) -> Callable[[ReadJob], ReadJob]:
     """Register an importer under the name of its target.
@@ -138,11 +146,12 @@ def importer(
         settings: Reads a file's settings; raises InputError with a sentence if it is none.
         file: The file of an export that has the settings.
         conflicts: Names the job's settings that cannot stand next to changed ones.
+        environment: The environment variables that settings ask for.
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
     """
 
     def register(job: ReadJob) -> ReadJob:
-        imports.add(name, Importer(name, settings, job, file, conflicts, with_arguments))
+        imports.add(name, Importer(name, settings, job, file, conflicts, environment, with_arguments))
         return job
 
     return register

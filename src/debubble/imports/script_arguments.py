@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.megatron_scripts import SCRIPT, is_other_script
-from debubble.imports.shell import OF_TRAINING, ScriptRun, Started
+from debubble.imports.shell.scripts import OF_TRAINING, ScriptRun, Started
+from debubble.imports.training_scripts import SCRIPT, is_other_script
 from debubble.ir import InputError
 
 _UNSET = re.compile(r"\$(\w+|\{\w+(\[[@*]\])?\}|@|\*|\((?!\().*\))", re.DOTALL)

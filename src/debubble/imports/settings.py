@@ -20,7 +20,7 @@ from debubble.files import parse, read_file
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import NO_DEFAULTS, Defaults
 from debubble.imports.script_arguments import named_arguments, training_words
-from debubble.imports.shell import OF_TRAINING, follow
+from debubble.imports.shell.scripts import OF_TRAINING, follow
 from debubble.ir import InputError
 
 _READERS: Mapping[str, Callable[[str], Any]] = {

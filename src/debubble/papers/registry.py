@@ -14,7 +14,7 @@ from typing import Any
 
 from debubble.papers.claims import Claim, unavailable
 from debubble.papers.drawings import Bars, Drawing, svg
-from debubble.registry import Registry
+from debubble.registry import PAPERS, Registry
 
 Cell = str | int | float | None
 
@@ -132,7 +132,7 @@ class PaperReport:
     results: tuple[EntryResult, ...]
 
 
-papers: Registry[Paper] = Registry("debubble.papers", what="paper", in_papers="paper")
+papers: Registry[Paper] = Registry("debubble.papers", what="paper", folders=(PAPERS, "paper"))
 """Name -> paper, by the names that `debubble reproduce` takes."""
 
 

@@ -21,7 +21,7 @@ from debubble.planners.bounds import OF_ORDERS, check_states, proven_bound, prov
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.progress import Improvement, tell
 from debubble.planners.restriction import as_run, with_module_offload
-from debubble.registry import Registry, guarding_plugins
+from debubble.registry import PAPERS, Registry, guarding_plugins
 from debubble.schedules.registry import check_size
 from debubble.simulator import Timeline
 from debubble.targets.target import runs_in
@@ -243,7 +243,9 @@ ORDER = (
 
 FoundT = TypeVar("FoundT", bound=Answers)
 
-planners: Registry[PlannerEntry] = Registry("debubble.planners", what="planner", in_papers="planner", order=ORDER)
+planners: Registry[PlannerEntry] = Registry(
+    "debubble.planners", what="planner", folders=(PAPERS, "planner"), order=ORDER
+)
 
 
 def planner(

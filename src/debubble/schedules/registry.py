@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from debubble.ir import InputError, Number, Schedule, StageCosts
-from debubble.registry import Registry, guarding_plugins
+from debubble.registry import PAPERS, Registry, guarding_plugins
 
 MOST_PAIRS = 2**22
 """Pairs of stage and micro-batch beyond which a schedule is refused: it would take minutes and gigabytes."""
@@ -131,7 +131,9 @@ FIRST = (
 )  # fmt: skip
 """The schedules that are listed and tried first, in this order."""
 
-schedules: Registry[ScheduleEntry] = Registry("debubble.schedules", what="schedule", in_papers="schedule", order=FIRST)
+schedules: Registry[ScheduleEntry] = Registry(
+    "debubble.schedules", what="schedule", folders=(PAPERS, "schedule"), order=FIRST
+)
 
 
 def schedule(

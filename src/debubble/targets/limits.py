@@ -154,3 +154,12 @@ def plain_model(title: str, options: RunOptions, model: Model) -> str | None:
 def runtime(title: str, options: RunOptions, model: Model) -> str | None:
     """Refuse what debubble's own runtime does not run."""
     return beyond_runtime(options, model)
+
+
+PLAIN = (
+    whole_sequences,
+    *map(unset, ("host_optimizer", "expert_overlap", "gradient_dtype", "moment_dtype", "flash_attention")),
+)
+"""Rules of the frameworks for which debubble writes none of these options."""
+FSDP = (one_of("dtype", ("bf16", "fp32")), next_token_alone, text_alone)
+"""Rules of the frameworks on torch's FSDP, the last of theirs."""

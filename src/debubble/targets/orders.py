@@ -107,3 +107,7 @@ def whole_backwards(schedule: Schedule, stages: Collection[int]) -> Schedule:
 
     orders = tuple(tuple(new for op in order if (new := whole(op)) is not None) for order in schedule.orders)
     return schedule if orders == schedule.orders else replace(schedule, orders=orders)
+
+
+LOOPS = frozenset({"linear", "looped", "v_shape"})
+"""Placements of frameworks that take a given order."""

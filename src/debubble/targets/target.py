@@ -9,7 +9,7 @@ from debubble.costs.units import Units, partition_named
 from debubble.ir import InputError, PlannedUnit, RunOptions, Schedule
 from debubble.ir.ops import Kind
 from debubble.models import Model
-from debubble.registry import Registry
+from debubble.registry import FRAMEWORKS, Registry
 from debubble.targets.levers import TargetLevers
 from debubble.targets.orders import without_transfers
 
@@ -109,7 +109,12 @@ class Target:
         return levers.expresses(stages, sparse_layers(model)) and levers.orders.refusal(schedule) is None
 
 
-targets: Registry[Target] = Registry("debubble.targets", what="framework")
+targets: Registry[Target] = Registry(
+    "debubble.targets",
+    folders=(FRAMEWORKS, "target"),
+    what="framework",
+    order=("debubble", "torch", "torchtitan", "automodel", "megatron", "primus", "deepspeed", "mindformers"),
+)
 
 
 def sparse_layers(model: Model) -> frozenset[int]:

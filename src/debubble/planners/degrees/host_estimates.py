@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from debubble.planners.problem import Problem
-from debubble.registry import Registry
+from debubble.registry import PAPERS, Registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,4 +26,6 @@ class HostEstimate:
     quick_step: Callable[[Problem, Callable[[float], None]], float]
 
 
-host_estimates: Registry[HostEstimate] = Registry("debubble.planners.degrees", what="estimate", in_papers="estimate")
+host_estimates: Registry[HostEstimate] = Registry(
+    "debubble.planners.degrees", what="estimate", folders=(PAPERS, "estimate")
+)

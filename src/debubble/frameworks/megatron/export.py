@@ -22,9 +22,9 @@ from debubble.exports.options import UNSETTABLE, Decision, OptionTable, by_value
 from debubble.exports.prices import module_offload
 from debubble.exports.reduction import Alternative, LayerStrategies, fastest, require_order
 from debubble.exports.registry import ExportDraft, exporter
+from debubble.frameworks.megatron.target import MEGATRON_MODULES, OVERLAPPED_MODULES
 from debubble.plans import Plan
 from debubble.targets import Target, targets
-from debubble.targets.frameworks import MEGATRON_MODULES, OVERLAPPED_MODULES
 from debubble.targets.target import sparse_layers
 
 _TARGET = "Megatron-LM"

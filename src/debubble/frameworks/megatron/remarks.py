@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from debubble.imports.megatron_arguments import Arguments
+from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.ir import RunOptions
-from debubble.targets.frameworks import MEGATRON_MODULES
 from debubble.targets.offload import MODULES
 
 

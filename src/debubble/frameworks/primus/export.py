@@ -12,7 +12,9 @@ from typing import Any
 import yaml
 
 from debubble.exports.layers import StageLayers, stage_layers
-from debubble.exports.megatron import (
+from debubble.exports.reduction import fastest, recomputed_layers, require_order, whole_where_needed
+from debubble.exports.registry import ExportDraft, exporter
+from debubble.frameworks.megatron.export import (
     OPTIONS,
     arguments_of,
     as_settings,
@@ -21,8 +23,6 @@ from debubble.exports.megatron import (
     offload_arguments,
     untested_settings,
 )
-from debubble.exports.reduction import fastest, recomputed_layers, require_order, whole_where_needed
-from debubble.exports.registry import ExportDraft, exporter
 from debubble.plans import Plan
 from debubble.targets import targets
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from debubble.files import read_file
 from debubble.imports.command_line import CommandLine
-from debubble.imports.shell_syntax import (
+from debubble.imports.shell.syntax import (
     CaseStatement,
     Chain,
     Command,
@@ -29,7 +29,7 @@ from debubble.imports.shell_syntax import (
     While,
     parse,
 )
-from debubble.imports.shell_words import ShellVariables, is_known, matches
+from debubble.imports.shell.words import ShellVariables, is_known, matches
 from debubble.ir import InputError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)

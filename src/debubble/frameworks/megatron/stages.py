@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from debubble.imports.deepspeed_partition import partitioned_layers
+from debubble.frameworks.deepspeed.partition import partitioned_layers
+from debubble.frameworks.megatron.arguments import Arguments
 from debubble.imports.job import even_layers
-from debubble.imports.megatron_arguments import Arguments
 from debubble.ir import InputError
 from debubble.models import Model
 

@@ -15,9 +15,9 @@ from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import UNSETTABLE, Decision, OptionTable, as_tree, by_value, one_setting
 from debubble.exports.reduction import require_order, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
+from debubble.frameworks.mindformers.target import MINDFORMERS_CELLS
 from debubble.plans import Plan
 from debubble.targets import targets
-from debubble.targets.frameworks import MINDFORMERS_CELLS
 
 _TARGET = "MindFormers"
 

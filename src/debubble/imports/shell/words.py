@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
 
-from debubble.imports.shell_syntax import end_of_quoted
+from debubble.imports.shell.syntax import end_of_quoted
 
 Value = str | list[str]
 """A variable's value: a text, or the elements of an array."""

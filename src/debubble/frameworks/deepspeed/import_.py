@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from debubble.imports.deepspeed_partition import DEFAULT, divided_states, partitioned_layers
+from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
+from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.job import ImportedJob, batches_in, replicas
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
-from debubble.imports.torch_hosts import layer_strategies
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model

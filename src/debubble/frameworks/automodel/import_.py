@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.costs import framework_with
+from debubble.frameworks.torch.shared_settings import (
+    balanced_layers,
+    chunks_of,
+    expert_ranks,
+    layer_strategies,
+    layers_of,
+    order_of,
+)
 from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings
-from debubble.imports.torch_hosts import balanced_layers, chunks_of, expert_ranks, layer_strategies, layers_of, order_of
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
 from debubble.models import Model, hub_model

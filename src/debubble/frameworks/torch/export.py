@@ -17,7 +17,7 @@ from typing import Any
 from debubble.exports.layers import hf_names, stage_layers
 from debubble.exports.options import OptionTable, one_setting
 from debubble.exports.registry import ExportDraft, exporter
-from debubble.exports.torch_hosts import whole_backwards
+from debubble.frameworks.torch.shared_options import whole_backwards
 from debubble.ir import ExportError, InputError, Op, Placement, RunOptions, Schedule, check
 from debubble.plans import Plan
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from debubble.imports.megatron_arguments import Arguments
-from debubble.imports.megatron_scripts import SCRIPT
+from debubble.frameworks.megatron.arguments import Arguments
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
+from debubble.imports.training_scripts import SCRIPT
 from debubble.ir import InputError
 from debubble.models import Model, hub_model
 

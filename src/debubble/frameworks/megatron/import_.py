@@ -9,23 +9,23 @@ from pathlib import Path
 
 from debubble.costs import framework_with
 from debubble.costs.speed import PRODUCT_BYTES
-from debubble.exports.megatron import FSDP
+from debubble.frameworks.deepspeed.partition import divided_states
+from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.bridge import read_bridge
+from debubble.frameworks.megatron.export import FSDP, environment
+from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
+from debubble.frameworks.megatron.remarks import remarks_on
+from debubble.frameworks.megatron.stages import LAYOUT, SPLITS, stages_of
+from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
-from debubble.imports.deepspeed_partition import divided_states
 from debubble.imports.defaults import DEFAULTS
 from debubble.imports.job import ImportedJob, replicas
-from debubble.imports.megatron_arguments import Arguments
-from debubble.imports.megatron_bridge import read_bridge
-from debubble.imports.megatron_model import model_of, takes_gpt2_words
-from debubble.imports.megatron_remarks import remarks_on
-from debubble.imports.megatron_stages import LAYOUT, SPLITS, stages_of
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.script_arguments import named_arguments
 from debubble.imports.settings import SOURCED, SettingsReader, read_arguments
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
-from debubble.targets.frameworks import MEGATRON_MODULES
 from debubble.targets.offload import MODULES, ModuleOffload
 from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers
@@ -56,7 +56,10 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
         yield "--recompute-activations"
 
 
-@importer("megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts, with_arguments=read_job)
+@importer(
+    "megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts, environment=environment,
+    with_arguments=read_job,
+)  # fmt: skip
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
     framework = "slime" if any(name in read.settings for name in _OF_SLIME) else "megatron"

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from debubble.exports import torch_csv
 from debubble.files import parse, read_file
+from debubble.frameworks.torch import export as torch_csv
+from debubble.frameworks.torch.shared_settings import balanced_layers, layers_of
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader
-from debubble.imports.torch_hosts import balanced_layers, layers_of
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 

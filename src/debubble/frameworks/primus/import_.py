@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.bridge import argument
+from debubble.frameworks.megatron.import_ import conflicts, job_of, with_arguments
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import framework_defaults
 from debubble.imports.job import ImportedJob
-from debubble.imports.megatron import conflicts, job_of, with_arguments
-from debubble.imports.megatron_arguments import Arguments
-from debubble.imports.megatron_bridge import argument
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings, read_tree
 from debubble.ir import InputError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
+from debubble.frameworks.mindformers.target import MINDFORMERS_CELLS
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import ExpertSizes, Sizes
 from debubble.imports.registry import UserFacts, importer
@@ -12,7 +13,6 @@ from debubble.imports.settings import SettingsReader, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
-from debubble.targets.frameworks import MINDFORMERS_CELLS
 
 _MODEL = "model.model_config."
 _SELECTED = "recompute_config.select_recompute"

@@ -11,8 +11,14 @@ from debubble.exports.layers import StageLayers, hf_names, stage_layers
 from debubble.exports.options import UNSETTABLE, Decision, Lost, OptionTable, as_tree, by_value, one_setting
 from debubble.exports.reduction import Alternative, fastest
 from debubble.exports.registry import ExportDraft, exporter
-from debubble.exports.torch_csv import to_csv
-from debubble.exports.torch_hosts import accumulation, expert_degree, fsdp, placing_schedule, whole_backwards
+from debubble.frameworks.torch.export import to_csv
+from debubble.frameworks.torch.shared_options import (
+    accumulation,
+    expert_degree,
+    fsdp,
+    placing_schedule,
+    whole_backwards,
+)
 from debubble.plans import Plan
 
 _TARGET = "NeMo Automodel"

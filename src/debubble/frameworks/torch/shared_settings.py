@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from debubble.exports import torch_csv
+from debubble.frameworks.torch import export as torch_csv
 from debubble.imports.settings import SettingsReader
 from debubble.imports.torch_orders import ZERO_BUBBLE
 from debubble.ir import InputError, Schedule

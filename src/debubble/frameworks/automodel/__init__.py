@@ -1,0 +1,1 @@
+"""NeMo Automodel: what it can run, its files written and read."""

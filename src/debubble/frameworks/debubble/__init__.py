@@ -1,0 +1,1 @@
+"""debubble's own runtime: what it can run."""

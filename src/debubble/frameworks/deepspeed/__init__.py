@@ -1,0 +1,1 @@
+"""DeepSpeed: what it can run, its files written and read."""

@@ -1,0 +1,1 @@
+"""Megatron-LM and Megatron Bridge: what it can run, its files written and read."""

@@ -1,0 +1,1 @@
+"""MindFormers: what it can run, its files written and read."""

@@ -1,0 +1,1 @@
+"""AMD Primus: what it can run, its files written and read."""

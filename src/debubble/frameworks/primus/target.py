@@ -1,0 +1,21 @@
+"""What AMD Primus can run, which takes the arguments of Megatron-LM."""
+
+from __future__ import annotations
+
+from debubble.frameworks.megatron.target import MEGATRON, OFFLOAD, OVERLAPPED_MODULES
+from debubble.targets.levers import WHOLE, AllLayers, EachLayer, TargetLevers
+from debubble.targets.orders import COMBINED, OwnOrders
+from debubble.targets.target import Target, targets
+
+targets.add(
+    "primus",
+    Target(
+        name="primus",
+        title="AMD Primus",
+        zero=(0, 1, 2, 3),
+        zero_alone=(0, 1, 2, 3),
+        rules=MEGATRON,
+        levers=TargetLevers(OwnOrders(("1f1b", "interleaved", "zb-h1")), EachLayer(WHOLE), offload=OFFLOAD),
+        overlapping=TargetLevers(OwnOrders((COMBINED,)), AllLayers(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
+    ),
+)

@@ -1,0 +1,1 @@
+"""torchtitan: what it can run, its files written and read."""

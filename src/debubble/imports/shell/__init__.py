@@ -1,0 +1,1 @@
+"""Launch scripts, read as bash reads them, without running anything."""
