@@ -34,6 +34,29 @@ def test_auto_asks_the_planner_of_slices() -> None:
     assert plan.lower_bound <= plan.simulate().makespan
 
 
+def test_slices_of_equal_work_take_equally_long() -> None:
+    run = RunOptions(sequence_length=2**19, slices=8)
+    units = model_units(db.models["llama3-8b"], db.Cluster.parse("8xH100-80GB"), run)
+    unequal = units.of_slices(units.cuts_of_equal_work(), sequences=1)
+
+    def times(tokens: Any, keys: Any) -> list[float]:
+        return [
+            sum(float(n * unit.seeing(seen).work) for unit in units.units) for n, seen in zip(tokens, keys, strict=True)
+        ]
+
+    work = times(unequal.micro_batch_scale, unequal.attention_scale)
+    assert max(work) <= 1.02 * min(work)
+    assert sum(work) == pytest.approx(sum(times((1,) * 8, units.attention_scale)))
+
+
+def test_slices_of_a_long_sequence_have_equal_work() -> None:
+    plan = planned(slices=16, pipeline=4, tensor=2, planner="seq1f1b")
+    tokens = plan.slice_tokens(131_072)
+    assert list(tokens) == sorted(tokens, reverse=True)
+    assert tokens[0] > 1.5 * tokens[-1]
+    assert sum(tokens) == 131_072
+
+
 def test_hosts_step_optimizers_that_do_not_fit() -> None:
     options: dict[str, Any] = {**LONG, "tensor": 2, "slices": 32}
     plan = db.plan("llama3-8b", "8xRTX4090-24GB", planner="seq1f1b", **options)
@@ -109,6 +132,13 @@ def small_problems(draw: Any) -> Problem:
 @settings(max_examples=15, deadline=None)
 @given(small_problems())
 def test_few_slices_are_planned_to_the_optimum(problem: Problem) -> None:
+    assert planners["seq1f1b"](problem).makespan == shortest_makespan(problem)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(small_problems())
+def test_hundreds_are_planned_to_the_optimum(problem: Problem) -> None:
     assert planners["seq1f1b"](problem).makespan == shortest_makespan(problem)
 
 

@@ -66,6 +66,15 @@ def test_gradients_are_those_of_whole_sequences(name: str, slices: int) -> None:
     assert_trains_as_whole_sequences(plan_for(sliced(name, slices=slices), LLAMA), LLAMA)
 
 
+@pytest.mark.parametrize("tokens", [(3, 2, 1), (1, 1, 9)], ids=str)
+def test_slices_may_differ_in_length(tokens: tuple[int, ...]) -> None:
+    plan = plan_for(sliced(slices=3), LLAMA)
+    costs = plan.costs.replace(micro_batch_scale=tokens * 2, attention_scale=(1, 1, 1), slices=3)
+    unequal = replace(plan, costs=costs)
+    assert unequal.slice_tokens(66) == tuple(66 * each // sum(tokens) for each in tokens)
+    assert_trains_as_whole_sequences(unequal, LLAMA)
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["one document", "packed"])
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "mistral", "qwen3", "gemma2", "gemma3", "gpt2", "mixtral"])
 def test_every_family_trains_in_slices(family: str, packed: bool) -> None:

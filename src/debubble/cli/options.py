@@ -124,7 +124,7 @@ class ModelRun(OptionGroup):
     expert_tensor: int | None = option("Ranks that divide each expert (default: the tensor-parallel degree).")
     micro_batch_size: int | None = option("Sequences per micro-batch.")
     sequence_length: SequenceLength = RunOptions.sequence_length
-    slices: int | None = option("Equal slices of every sequence, which pass the pipeline one after the other.")
+    slices: int | None = option("Slices of every sequence, which pass the pipeline one after the other.")
     optimizer: str = option(
         "Whose states count as memory: adamw, adam, adamw-8bit, lion, muon, momentum or sgd.",
         names=optimizer_names,

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -398,6 +399,36 @@ class Units(PickledFields):
         least = min(keys)
         units = self.map_units(lambda unit: unit.seeing(least))
         return replace(units, micro_batch_scale=tokens, attention_scale=tuple(each / least for each in keys))
+
+    def of_slices(self, cuts: Sequence[float], *, sequences: int) -> Units:
+        """The units of slices for slices that differ in length.
+
+        Args:
+            cuts: Where the slices of a sequence end, as shares of it, the last one 1.
+            sequences: Micro-batches of a step, each of whole sequences.
+        """
+        edges = [*pairwise((0.0, *cuts))]
+        return replace(
+            self,
+            micro_batch_scale=tuple(self.slices * (end - begin) for begin, end in edges) * sequences,
+            attention_scale=tuple(self.slices * (begin + end) for begin, end in edges),
+        )
+
+    def cuts_of_equal_work(self) -> tuple[float, ...]:
+        """Where slices end that take equally long, as shares of a sequence; 1024ths, so that products stay even.
+
+        A token takes the same time of linear layers, and attention in proportion to the tokens before it.
+        """
+        n = self.slices
+        attention = float(sum(unit.attention_forward + unit.attention_backward for unit in self.units))
+        # The work up to a share x is linear x + square x^2.
+        square, linear = n * n * attention, n * (float(sum(unit.work for unit in self.units)) - attention)
+        ends = []
+        for k in range(1, n + 1):
+            work = (linear + square) * k / n
+            end = 2 * work / (linear + math.sqrt(linear**2 + 4 * square * work))
+            ends.append(round(1024 * end) / 1024)
+        return tuple(ends)
 
     def on(self, device: int) -> tuple[Unit, ...]:
         """The units as a pipeline device runs them."""

@@ -63,7 +63,7 @@ class RunOptions:
         post_validation: Devices update before the norm of all gradients is known, with copies that take that back.
         host_optimizer: Share of every rank's optimizer states that are the host's, which steps them after the pipeline.
         expert_overlap: Tokens travel to experts and back next to another micro-batch's computing.
-        slices: Equal slices of every sequence, which pass the pipeline one after the other (Seq1F1B).
+        slices: Slices of every sequence, which pass the pipeline one after the other (Seq1F1B).
         gradient_dtype: In which gradients are kept and summed in mixed precision: `fp32`, `bf16` or `fp16`.
         moment_dtype: Of the optimizer's moments: `fp32`, `bf16` or `fp16`.
         sequence_parallel: Tensor-parallel ranks divide norms and the residual stream, too.

@@ -2,9 +2,11 @@
 
 Source: Ao Sun et al., Seq1F1B, NAACL 2025 (arXiv:2406.03488), whose orders are in `schedules/seq1f1b.py`.  The paper
 plans neither partition nor recomputation: here each order takes the least recomputation that fits, as `portfolio` does,
-and units are then moved between stages as long as that makes the step faster.  Where slices take unlike times, list
-schedules of them are tried too, and few of them are ordered by the exact model.  Where an order does not fit, hosts
-step the optimizers of the last chunks, of as few as that takes.  No activation is offloaded.
+and units are then moved between stages as long as that makes the step faster.  Slices have equally many tokens or equal
+work, whichever is faster: attention makes later slices slower, and the first ones of equal work keep more.  Where
+slices take unlike times, list schedules of them are tried too, and few of them are ordered by the exact model.  Where
+an order does not fit, hosts step the optimizers of the last chunks, of as few as that takes.  No activation is
+offloaded.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, InputError, Kind, Placement, Schedule
@@ -40,31 +42,51 @@ LISTED, EXACT = 2048, 24
 """Pairs of a stage and a slice up to which list schedules are tried, and the exact model is asked."""
 
 
+class _Point(NamedTuple):
+    """A priced order, and the problem with the slices that it is for."""
+
+    problem: Problem
+    priced: PricedSchedule
+
+    @property
+    def time(self) -> float:
+        return step_time(self.problem, self.priced)
+
+
 @planner(SLICED, paper="Seq1F1B, NAACL 2025", searches=True, slices=True)
 def seq1f1b(problem: Problem) -> Iterator[Solution]:
     """1F1B, zero-bubble and interleaved 1F1B on slices of sequences, with the least recomputation that fits."""
     effort = problem.begun()
-    points: list[PricedSchedule] = []
+    points: list[_Point] = []
     reasons: list[DebubbleError] = []
-    for schedule in _orders(problem):
+    for cut, schedule in product(_cuts(problem), _orders(problem)):
         if effort.over and (points or reasons):
             break
         try:
-            points.append(_fitted(problem, schedule, effort))
+            points.append(_Point(cut, _fitted(cut, schedule, effort)))
         except DebubbleError as error:
             reasons.append(error)
     if not points:
         raise closest(reasons)
-    points.sort(key=lambda point: step_time(problem, point))
-    yield points[0].solution
+    points.sort(key=lambda point: point.time)
+    yield points[0].priced.solution
     finalists = points[:FINALISTS]
-    improved = [
-        improve(problem, point, effort=effort.part(effort.left / (len(finalists) - rank)))
-        for rank, point in enumerate(finalists)
-    ]
-    best = min((*points, *improved), key=lambda point: step_time(problem, point))
-    best = _reordered(problem, best, effort)
-    yield replace(best.solution, cut_off=effort.cut_off)
+    for rank, (cut, priced) in enumerate(finalists):
+        share = effort.part(effort.left / (len(finalists) - rank))
+        points.append(_Point(cut, improve(cut, priced, effort=share)))
+    best = min(points, key=lambda point: point.time)
+    yield replace(_reordered(*best, effort).solution, cut_off=effort.cut_off)
+
+
+def _cuts(problem: Problem) -> Iterator[Problem]:
+    """The problem with slices of equally many tokens, and with slices of equal work."""
+    yield problem
+    if isinstance(problem.workload, ModelUnits) and problem.slices > 1:
+        units = problem.workload.units
+        cuts = units.cuts_of_equal_work()
+        if len({0.0, *cuts}) > problem.slices:
+            sliced = units.of_slices(cuts, sequences=problem.micro_batches // problem.slices)
+            yield replace(problem, workload=ModelUnits(sliced))
 
 
 def _orders(problem: Problem) -> Iterator[Schedule]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,6 +112,23 @@ class Plan(Simulated):
             micro_batch_size=o.micro_batch_size, micro_batches=self.micro_batches,
             chunks=self.schedule.placement.chunks, slices=self.schedule.slices,
         )  # fmt: skip
+
+    def slice_tokens(self, length: int) -> tuple[int, ...]:
+        """Tokens of each slice of a sequence of so many; whole sequences are one slice.
+
+        Raises:
+            InputError: If there are fewer tokens than slices.
+        """
+        count = self.schedule.slices
+        if count == 1:
+            return (length,)
+        if length < count:
+            raise InputError(f"Sequences of {length} tokens cannot be cut into the plan's {count} slices.")
+        tokens = self.costs.micro_batch_scale if self.costs.slices == count else None
+        ends = [*accumulate((tokens or (1,) * count)[:count])]
+        # Every slice has a token.
+        cuts = [min(max(int(length * end / ends[-1] + 1e-6), k), length - count + k) for k, end in enumerate(ends, 1)]
+        return tuple(end - begin for begin, end in pairwise((0, *cuts)))
 
     @property
     def ranks(self) -> int:

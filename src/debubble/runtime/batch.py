@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -40,6 +40,13 @@ Modules of your own take `inputs` [rows, ...] and `targets` [rows, ...] of any t
 ENTRIES = ("input_ids", "labels", "targets", "attention_mask", "position_ids")
 INPUTS = "inputs"
 """The entry of modules of the user's own, which may be called `input_ids` too."""
+Cut = Callable[[int], tuple[int, ...]]
+"""The tokens of each slice of a sequence of so many tokens."""
+
+
+def whole(length: int) -> tuple[int, ...]:
+    """One slice: the whole sequence."""
+    return (length,)
 
 
 @dataclass(frozen=True)
@@ -116,20 +123,20 @@ class StepBatch:
         return StepBatch([_own(part, group) for part in self.parts], self.checksum, self.counted)
 
     def micro_batches(
-        self, *, scale: float, seed: int, slices: int = 1, counted: bool = True
+        self, *, scale: float, seed: int, cut: Cut = whole, counted: bool = True
     ) -> tuple[list[Tensor], list[MicroBatch]]:
         """Inputs and what goes with them, or of as many slices of each.
 
         Args:
             scale: Factor of every loss.
             seed: Every dropout mask follows from it.
-            slices: Of every sequence, as equal as they can be.
+            cut: The tokens of each slice of a sequence, by its length.
             counted: Whether ledgers count what slices leave for each other.
 
         Raises:
-            InputError: If there are fewer tokens than slices.
+            InputError: If a sequence cannot be cut.
         """
-        parts = [piece for part in self.parts for piece in _sliced(part, slices, counted)]
+        parts = [piece for part in self.parts for piece in _sliced(part, cut, counted)]
         seeds = (zlib.crc32(f"{seed} {j}".encode()) for j in range(len(parts)))
         return [rows.tokens for rows, _ in parts], [
             MicroBatch(rows.targets, scale, s, None, rows.positions, rows.documents, rows.loss_inputs, place)
@@ -189,17 +196,14 @@ def read_batch(
     return StepBatch([rows.each(lambda tensor: tensor.to(device)) for rows in cut], checksum, counted)
 
 
-def _sliced(rows: TokenRows, slices: int, counted: bool) -> Iterator[tuple[TokenRows, SequenceSlice | None]]:
+def _sliced(rows: TokenRows, cut: Cut, counted: bool) -> Iterator[tuple[TokenRows, SequenceSlice | None]]:
     """The slices of sequences, with the documents of the whole; whole sequences where there is one slice."""
-    if slices == 1:
+    lengths = cut(rows.tokens.shape[1]) if rows.tokens.dim() > 1 else ()
+    if len(lengths) < 2:
         yield rows, None
         return
-    length = rows.tokens.shape[1]
-    if length < slices:
-        raise InputError(f"Sequences of {length} tokens cannot be cut into the plan's {slices} slices.")
-    bounds = [length * i // slices for i in range(slices + 1)]
-    sequence = SlicedSequence(tuple(end - begin for begin, end in pairwise(bounds)), counted)
-    for index, (begin, end) in enumerate(pairwise(bounds)):
+    sequence = SlicedSequence(lengths, counted)
+    for index, (begin, end) in enumerate(pairwise(accumulate(lengths, initial=0))):
         tokens, targets = (tensor[:, begin:end].clone() for tensor in (rows.tokens, rows.targets))
         positions = None if rows.positions is None else rows.positions[:, begin:end].clone()
         yield replace(rows, tokens=tokens, targets=targets, positions=positions), sequence.slice(index)

@@ -12,7 +12,7 @@ from debubble.ir import InputError
 from debubble.models.config import ModelConfig
 from debubble.plans import Plan
 from debubble.runtime.assembly import DTYPES, balance_of
-from debubble.runtime.batch import Batch, BatchFormat, StepBatch, read_batch
+from debubble.runtime.batch import Batch, BatchFormat, Cut, StepBatch, read_batch, whole
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.execution.operations import StepState
 from debubble.runtime.models.loss import Loss, loss_entries
@@ -65,7 +65,7 @@ class StepInputs:
         scale: float = 1.0,
         step_stage: Callable[[int], None] = lambda stage: None,
         counts_memory: bool = False,
-        slices: int = 1,
+        cut: Cut = whole,
     ) -> StepState:
         """The in-flight tensors of a step at its start.
 
@@ -76,10 +76,10 @@ class StepInputs:
             scale: Factor of the losses.
             step_stage: S.
             counts_memory: Whether ledgers count what forwards keep.
-            slices: Of every sequence.
+            cut: The tokens of each slice of a sequence, by its length.
         """
         tokens, micro_batches = batch.divided(self._context).micro_batches(
-            scale=scale / targets, seed=seed, slices=slices, counted=counts_memory
+            scale=scale / targets, seed=seed, cut=cut, counted=counts_memory
         )
         return StepState(
             tokens=tokens,

@@ -88,7 +88,7 @@ class StepRunner:
             scale=self._scale,
             step_stage=step_stage,
             counts_memory=self.measured.counts_memory,
-            slices=self.plan.schedule.slices,
+            cut=self.plan.slice_tokens,
         )
 
     def finish_gradients(self) -> None:

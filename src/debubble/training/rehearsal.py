@@ -73,12 +73,13 @@ def rehearse(plan: Plan, *, steps: int, transport: Transport) -> Trace:
 def messages(plan: Plan) -> StepState:
     """Messages of the real size; a number each where the plan has no model."""
     o = plan.options
-    tokens = o.sequence_length // plan.schedule.slices
-    shape = (1,) if plan.model is None else (o.micro_batch_size, tokens, plan.model.hidden)
+    shapes: list[tuple[int, ...]] = [(1,)] * plan.schedule.slices
+    if plan.model is not None:
+        shapes = [(o.micro_batch_size, tokens, plan.model.hidden) for tokens in plan.slice_tokens(o.sequence_length)]
     return StepState(
         tokens=[],
         micro_batches=[],
-        boundary=[shape] * plan.schedule.micro_batches,
+        boundary=shapes * plan.micro_batches,
         dtype=DTYPES[o.dtype],
         step_stage=lambda stage: None,
     )

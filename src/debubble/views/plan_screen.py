@@ -134,8 +134,14 @@ def _parallelism(plan: Plan) -> Iterator[str]:
             yield f"{name} {degree}"
     if o.zero:
         yield f"ZeRO-{o.zero}{' (FSDP)' if o.zero == 3 else ''}"
-    slices = f" in {o.slices} slices" if o.slices > 1 else ""
+    slices = f" in {o.slices} slices{_slice_words(plan)}" if o.slices > 1 else ""
     yield f"{plan.micro_batches} micro-batch{'es' * (plan.micro_batches != 1)} of {o.micro_batch_size}{slices}"
+
+
+def _slice_words(plan: Plan) -> str:
+    """The tokens of the longest and the shortest slice, if they differ."""
+    tokens = plan.slice_tokens(plan.options.sequence_length)
+    return f" of {min(tokens):,} to {max(tokens):,} tokens" if plan.costs.micro_batch_scale else ""
 
 
 def _unit_words(plan: Plan) -> str:

@@ -292,7 +292,8 @@ def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
         return (*failed, *timeline_remarks(timeline))
     model, cluster = described
     said = model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
-    return (*failed, *said) if plan.costs.micro_batch_scale is None else (*failed, PROPORTIONAL, *said)
+    lengths = plan.costs.micro_batch_scale is not None and plan.schedule.slices == 1
+    return (*failed, PROPORTIONAL, *said) if lengths else (*failed, *said)
 
 
 def model_remarks(
