@@ -25,7 +25,7 @@ def read_file(path: Path, what: str) -> bytes:
 
 
 def parse(read: Callable[[S], T], content: S, refusal: str, *errors: type[Exception]) -> T:
-    """What a library's function reads in content of unknown origin.
+    """Parse content of unknown origin with a library's function.
 
     Args:
         read: The function.

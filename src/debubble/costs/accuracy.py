@@ -54,7 +54,7 @@ class Accuracy:
         return f"{self.runs} published runs ({self.group}), {errors}"
 
     def of(self, predicted: float) -> Accuracy:
-        """The same with the interval of a predicted value, in its unit."""
+        """The accuracy with the interval of a predicted value, in its unit."""
         return Accuracy(self.runs, self.half, self.most, self.group, predicted * self.low, predicted * self.high)
 
 

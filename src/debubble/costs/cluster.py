@@ -228,7 +228,7 @@ class Cluster(PickledFields):
 
 
 def _legal_fields(error: str) -> str:
-    """What msgspec's sentence on a field leaves out: the fields that there are, or the unit of a number."""
+    """The end of msgspec's sentence on a field: the fields that exist, or the unit of a number."""
     if "unknown field" in error:
         part: type[msgspec.Struct] = ClusterFile
         part = EfficiencyFile if "$.efficiency" in error else DeviceFile if "$.hardware" in error else part
@@ -295,7 +295,7 @@ def _check_duplex(link: str) -> None:
 
 
 def _types(text: str, own: Mapping[str, Hardware]) -> list[tuple[int, Hardware]]:
-    """How many there are of each type, in order."""
+    """The number of devices of each type, in order."""
     types: list[tuple[int, Hardware]] = []
     total = 0
     for part in text.split("+"):

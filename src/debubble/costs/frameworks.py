@@ -139,7 +139,7 @@ FRAMEWORK_NAMES = tuple(f"{name}@{version}" for name, versions in FRAMEWORKS.ite
 
 
 def framework_with(**traits: bool | int | str | None) -> str:
-    """What is priced without a name, with these traits, as `--framework` takes it; None: as it is."""
+    """The value of `--framework` for costs without a framework, with these traits; None: as they are."""
     given = [f"{trait}={str(value).lower()}" for trait, value in traits.items() if value is not None]
     return ",".join([TARGET, *given]) if given else ""
 

@@ -104,7 +104,7 @@ class Shapes:
 
     @property
     def kept_mlp_input(self) -> float:
-        """The same of the products of MLPs, of which frozen ones keep nothing."""
+        """Bytes per number that products of MLPs keep; frozen ones keep nothing."""
         return self.kept_input if self.adapts_mlp else 0.0
 
     @property

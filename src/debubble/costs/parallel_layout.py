@@ -118,7 +118,7 @@ class Layout:
 
     @property
     def memory_limit(self) -> tuple[int, ...]:
-        """Per pipeline device: what its smallest rank allows."""
+        """The memory limit of each pipeline device: that of its smallest rank."""
         limits = self.cluster.memory_limits
         each = tuple(min(limits[d * self.ranks : (d + 1) * self.ranks]) for d in range(self.pipeline))
         return each[:1] if len(set(each)) == 1 else each

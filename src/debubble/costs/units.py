@@ -326,7 +326,7 @@ class Units(PickledFields):
     def _attention_entries(
         self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement
     ) -> Mapping[str, int | Sequence[Number]]:
-        """What slices of sequences, or micro-batches of different lengths, add to the stages' costs."""
+        """The entries that slices of sequences, or micro-batches of different lengths, add to the stages' costs."""
         tables = [self.on(device) for device in placement.device_of]
         stages = [[(table[i], s) for i, s in stage] for table, stage in zip(tables, partition, strict=True)]
         return {

@@ -65,7 +65,7 @@ def require_layers(plan: Plan, *, target: str) -> None:
 
 
 def stage_layers(plan: Plan, *, target: str, further_tokens: bool = True) -> tuple[StageLayers, ...]:
-    """Per stage, its whole layers.
+    """The whole layers of each stage.
 
     Raises ExportError if the plan has none, or a stage ends within a layer, or if there are multi-token-prediction
     layers in a target without `further_tokens`, whose modules debubble cannot name.

@@ -29,7 +29,7 @@ class CommandLine:
 
     @staticmethod
     def of(text: str | None) -> CommandLine:
-        """What a user gives; raises InputError if a quotation in it does not end."""
+        """Parse the words that a user gives; raises InputError if a quotation in them does not end."""
         try:
             words = shlex.split(text or "")
         except ValueError as error:

@@ -38,7 +38,7 @@ _TORCHTITAN = (
 
 @cache
 def framework_defaults(name: str) -> Mapping[str, Any]:
-    """What a framework's own files say, written by tools/framework_defaults.py."""
+    """The defaults in a framework's own files, written by tools/framework_defaults.py."""
     text = resources.files("debubble.imports").joinpath("framework_defaults.toml").read_text()
     return tomllib.loads(text)[name]  # type: ignore[no-any-return]
 

@@ -70,7 +70,7 @@ class ImportedJob:
 
     @property
     def summary(self) -> str:
-        """What the prediction rests on and configurations often leave out: dtypes, sequence parallelism, ZeRO."""
+        """The assumptions that configurations often leave out: dtypes, sequence parallelism, ZeRO."""
         o = self.options
         framework = framework_of_options(o.framework)
         predicted = "bf16" if framework.gradient_bytes == 2 else o.gradient_dtype
@@ -202,7 +202,7 @@ def replicas(cluster: Cluster, path: Path, *, pipeline: int, tensor: int = 1, co
 
 
 def batches_in(whole: int, batch: int, path: Path, *, name: str) -> int:
-    """How many batches a setting of so many sequences has; raises InputError if they do not come out even."""
+    """The number of batches in so many sequences; raises InputError if they do not come out even."""
     if whole % batch:
         raise InputError(f"{path}: {name} is {whole}, which is no multiple of {batch}, the sequences that go together.")
     return whole // batch

@@ -150,7 +150,7 @@ def _events(text: str, path: Path) -> list[dict[str, Any]]:
 
 
 def _timers(log: str) -> Iterator[tuple[Kind, float]]:
-    """What all forwards or all backwards of a step took on the slowest rank, as often as the log says it."""
+    """Seconds of all forwards or all backwards of a step on the slowest rank, for each time that the log has them."""
     for name, slowest, alone in _TIMER.findall(log):
         yield _KINDS[name], float(slowest or alone) / 1e3
     for name, ranks in _RANKS.findall(log):
@@ -169,7 +169,7 @@ def _operations(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[Kin
 
 
 def _factors(plan: Plan, measured: MeasuredStep) -> Iterator[tuple[float, float]]:
-    """Per stage, measured over computed seconds of forward and backward."""
+    """Measured over computed seconds of forward and backward of each stage."""
     costs, schedule = plan.costs, plan.schedule
     again = [float(costs.recompute[s]) if s in schedule.fused_recompute else 0.0 for s in range(schedule.stages)]
     forward = [float(seconds) for seconds in costs.forward]

@@ -120,7 +120,7 @@ class SettingsReader:
         return value
 
     def choice(self, name: str, default: str, choices: Mapping[str, str]) -> str:
-        """What a word stands for, such as `torch.bfloat16`; raises InputError if it is none of the choices."""
+        """The value of a word such as `torch.bfloat16`; raises InputError if it is none of the choices."""
         word = self.text(name, default).removeprefix("torch.")
         if word not in choices:
             raise InputError(f"{self.path}: {name} is '{word}', and only {', '.join(choices)} are priced.")

@@ -17,7 +17,7 @@ _NAMED = 12
 
 @dataclass(frozen=True)
 class Unread:
-    """What of a file is not in the prediction, or is known to cost nothing.
+    """The entries of a file that are not in the prediction, or are known to cost nothing.
 
     Attributes:
         remarks: Sentences on entries that were read and are predicted otherwise, one each.
@@ -39,7 +39,7 @@ class Unread:
 
     @property
     def not_predicted(self) -> int:
-        """How many entries are not in the prediction as they are."""
+        """The number of entries that are not in the prediction as they are."""
         return len(self.remarks) + len(self.unknown)
 
     def sentences(self) -> Iterator[str]:

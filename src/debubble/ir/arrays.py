@@ -33,7 +33,7 @@ class Edges(NamedTuple):
 
     @property
     def after(self) -> Ints:
-        """Per edge, the instruction that waits."""
+        """The waiting instruction of each edge."""
         return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
     @property

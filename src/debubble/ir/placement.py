@@ -68,7 +68,7 @@ class Placement(PickledFields):
 
     @cached_property
     def stages_of(self) -> tuple[tuple[int, ...], ...]:
-        """Per device, its stages in model order; the k-th is its chunk k."""
+        """The stages of each device in model order; the k-th is its chunk k."""
         stages: list[list[int]] = [[] for _ in range(self.devices)]
         for stage, device in enumerate(self.device_of):
             stages[device].append(stage)

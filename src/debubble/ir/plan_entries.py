@@ -32,7 +32,7 @@ class PlannedUnit:
 
 
 def recomputation_of(partition: Sequence[Sequence[PlannedUnit]]) -> tuple[str, ...]:
-    """Per stage, how it recomputes: a strategy, or several as `3 none, 2 full`."""
+    """The recomputation of each stage: a strategy, or several as `3 none, 2 full`."""
     stages = (Counter(unit.strategy for unit in stage) for stage in partition)
     return tuple(
         next(iter(counts)) if len(counts) == 1 else ", ".join(f"{count} {name}" for name, count in counts.items())

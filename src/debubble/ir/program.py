@@ -56,7 +56,7 @@ class Wait(NamedTuple):
 
 
 def waits_of(edges: Edges) -> list[tuple[Wait, ...]]:
-    """Per instruction, the moments of others that it waits for."""
+    """The moments of others that each instruction waits for."""
     first, other, moment = (part.tolist() for part in edges)
     waits = [*map(Wait, other, map(MOMENTS.__getitem__, moment))]
     return [tuple(waits[begin:end]) for begin, end in itertools.pairwise(first)]
@@ -182,7 +182,7 @@ class Program:
 
     @cached_property
     def predecessors(self) -> Edges:
-        """Per instruction, what it follows: its waits, and last the one before it in an exclusive queue."""
+        """The predecessors of each instruction: its waits, and last the one before it in an exclusive queue."""
         q = self.queue_arrays
         behind = np.ones(len(q.instructions), dtype=np.bool_)
         behind[q.first[:-1]] = False
@@ -200,7 +200,7 @@ class Program:
 
     @cached_property
     def preceding(self) -> list[tuple[Wait, ...]]:
-        """Per instruction, the moments that it follows."""
+        """The moments that each instruction follows."""
         return waits_of(self.predecessors)
 
     def topological_order(self) -> list[int]:

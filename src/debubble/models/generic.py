@@ -144,7 +144,7 @@ def _shares_all_keys(config: Entries) -> bool:
 
 
 def _mlps(config: Entries) -> list[Mlp | Experts]:
-    """Per layer, its MLP or its mixture of experts."""
+    """The MLP or mixture of experts of each layer."""
     counts = (config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
     count = next((count for count in counts if count), None)
     if count is None:

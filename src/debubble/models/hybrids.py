@@ -32,7 +32,7 @@ def _mixed(
     *,
     attention: Attention | None = None,
 ) -> list[Layer]:
-    """Per layer, the linear mixer or attention by its kind, and its MLP.  Raises InputError for another kind."""
+    """The linear mixer or attention of each layer by its kind, and its MLP.  Raises InputError for another kind."""
     attentions: dict[str, Attention] = {
         "full_attention": attention or Attention(),
         "attention": attention or Attention(),

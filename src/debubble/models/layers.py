@@ -35,7 +35,7 @@ def like_layers(
 def first_dense(
     config: Entries, *, count: int, ffn: int, shared: int, per_token: int | None, dense: int
 ) -> list[Mlp | Experts]:
-    """Per layer, an MLP in the first `dense` ones and then experts, `shared` of which every token passes through.
+    """The feed-forward of each layer: an MLP in the first `dense`, then experts, with `shared` for every token.
 
     These numbers are a family's defaults for what its config leaves out.
     """
@@ -58,7 +58,7 @@ def mtp_layers(config: Entries) -> int:
 
 
 def layer_kinds(config: Entries, *, default: list[str]) -> list[str]:
-    """Per layer, its kind; raises InputError if these are not as many as the layers."""
+    """The kind of each layer; raises InputError if these are not as many as the layers."""
     kinds: list[str] = config.get("layer_types") or default
     _check_count(config, kinds)
     return kinds
@@ -71,7 +71,7 @@ def _check_count(config: Entries, kinds: Sequence[object]) -> None:
 
 
 def sparse_mlps(config: Entries, experts: Experts, *, dense: int = 0) -> list[Mlp | Experts]:
-    """Per layer, the experts, or an MLP in the first `dense` ones and wherever else the config says so."""
+    """The feed-forward of each layer: experts, or an MLP in the first `dense` and wherever else the config says so."""
     step, dense_layers = config.number("decoder_sparse_step", 1), set(config.get("mlp_only_layers", ()))
     return [
         experts if layer >= dense and (layer + 1) % step == 0 and layer not in dense_layers else Mlp()
@@ -88,7 +88,7 @@ def unpriced_error(config: Entries, what: str) -> InputError:
 
 
 def windows(config: Entries, *, default: int | None = 4096) -> tuple[int | None, ...]:
-    """Per layer, how many tokens back its attention reaches, itself included; None: all."""
+    """The window of each layer in tokens, the own one included; None: no window."""
     window = config.entries.get("sliding_window", None if config.family in _UNWINDOWED else default)
     sliding = _sliding(config)
     _check_count(config, sliding)
@@ -96,7 +96,7 @@ def windows(config: Entries, *, default: int | None = 4096) -> tuple[int | None,
 
 
 def _sliding(config: Entries) -> Sequence[bool]:
-    """Per layer, whether its attention reaches back only as far as a window."""
+    """For each layer, whether its attention has a window."""
     family, count = config.family, config.layers()
     if family in _NEVER_SLIDING:
         return [False] * count

@@ -29,7 +29,7 @@ NEAR = 0.05
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the cells of ours compare with the paper's, and why those differ that do."""
+    """The comparison of our cells with the paper's, and the reasons of those that differ."""
 
     words: tuple[Word, ...]
     because: str = ""
@@ -129,7 +129,7 @@ def _word(text: str, value: float | None, mended: bool) -> Word:
 
 
 def _distance(text: str, value: float) -> float:
-    """How far a figure is from what is printed, as a share of that."""
+    """The distance of a figure from the printed one, as a share of that."""
     figures = [float(match.group()) for match in _NUMBER.finditer(text)]
     closest = min(figures, key=lambda figure: abs(figure - value))
     return abs(value - closest) / abs(closest) if closest else float("inf")

@@ -142,7 +142,7 @@ class Plan(Simulated):
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        """Per stage, how it recomputes: a strategy, or several as `3 none, 2 full`."""
+        """The recomputation of each stage: a strategy, or several as `3 none, 2 full`."""
         return recomputation_of(self.partition)
 
     @property
@@ -152,7 +152,7 @@ class Plan(Simulated):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a Ctrl-C ended the search, so that this is the best until then."""
+        """True if a Ctrl-C ended the search, so that this is the best until then."""
         return any(c.remark is not None and INTERRUPTED in c.remark for c in self.candidates)
 
     def reorders(self, other: Plan) -> bool:

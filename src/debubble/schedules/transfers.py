@@ -54,7 +54,7 @@ class ComputeOrder:
 
     @cached_property
     def op_costs(self) -> OpCosts:
-        """What the operations cost."""
+        """The costs of the operations."""
         return OpCosts.of(self.schedule, self.costs)
 
     def selective(self, offload: Offload | None = None) -> Schedule:

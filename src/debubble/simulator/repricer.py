@@ -65,7 +65,7 @@ class Repricer:
         return Price(float(end.max()), structure.span(start, end), peaks)
 
     def peak_memory(self, costs: StageCosts, *, fused_recompute: frozenset[int]) -> tuple[float, ...]:
-        """Per device, the most bytes at any instant that lowering counts; without offload the order alone decides.
+        """The most bytes of each device at any instant, as lowering counts; without offload the order alone decides.
 
         Static bytes have room for gathered parameters, used or not.
         """
@@ -140,7 +140,7 @@ class _Structure:
         return float((last - first).max())
 
     def peaks(self, costs: StageCosts, entries: Tables) -> tuple[float, ...]:
-        """Per device, the most bytes at any instant if nothing is offloaded: each list decides alone."""
+        """The most bytes of each device at any instant if nothing is offloaded: each list decides alone."""
         peaks = []
         for device, indices in enumerate(self.lists):
             change, freed = entries.allocated[indices], entries.freed[indices]
@@ -149,6 +149,6 @@ class _Structure:
         return tuple(peaks)
 
     def timed_peaks(self, costs: StageCosts, entries: Tables, start: Floats, end: Floats) -> tuple[float, ...]:
-        """Per device, the most bytes at any instant."""
+        """The most bytes of each device at any instant."""
         program = replace(self.program, costs=costs, allocated=entries.allocated, freed=entries.freed)
         return tuple(map(float, Timeline(program=program, start=start, end=end).peak_memory))

@@ -90,7 +90,7 @@ class Timeline:
 
     @cached_property
     def compute(self) -> tuple[tuple[TimedOperation, ...], ...]:
-        """Per device, what its compute lane does (blocking messages too), in order of time."""
+        """The operations on each compute lane, blocking messages included, in order of time."""
         operations = self.operations
         return tuple(tuple(operations[i] for i in lane.tolist()) for lane in self._compute)
 
@@ -109,14 +109,14 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[Number, ...]:
-        """Per device, time in which the compute lane works, recomputation included."""
+        """The time in which each compute lane works, recomputation included."""
         works = np.isin(self.program.kind, _WORK)
         time = self.end - self.start
         return tuple(sum(time[lane[works[lane]]].tolist()) for lane in self._compute)
 
     @cached_property
     def recompute(self) -> tuple[Number, ...]:
-        """Per device, time spent on recomputation, fused or explicit."""
+        """The time of each device for recomputation, fused or explicit."""
         program, schedule, costs = self.program, self.program.schedule, self.program.costs
         recomputations = program.kind == CODE[Kind.R]
         fused = np.zeros((schedule.stages, schedule.micro_batches), dtype=np.bool_)
@@ -135,7 +135,7 @@ class Timeline:
 
     @cached_property
     def forward_bubbles(self) -> tuple[Number, ...]:
-        """Per device, idle time of the compute lane from its first forward to its first backward.
+        """The idle time of each compute lane from its first forward to its first backward.
 
         Source: Huang et al., Obscura, USENIX ATC 2025, section 1: "Forward Bubbles, defined as bubbles between the
         first forward pass and the first backward pass".  No recomputation can fill them.  A device that holds several
@@ -145,7 +145,7 @@ class Timeline:
 
     @cached_property
     def backward_bubbles(self) -> tuple[Number, ...]:
-        """Per device, idle time of the compute lane from the start of its first backward to the end of its last.
+        """The idle time of each compute lane from the start of its first backward to the end of its last.
 
         Source: Huang et al., Obscura, USENIX ATC 2025, section 1: "Backward Bubbles, defined as bubbles between the
         first and last backward passes".  Recomputation fills them.  The last backward may be one for weights (W).
@@ -165,7 +165,7 @@ class Timeline:
 
     @cached_property
     def memory(self) -> tuple[tuple[tuple[Number, Number], ...], ...]:
-        """Per device, (time, bytes from then on): static and activations, one entry per change."""
+        """The memory of each device as (time, bytes from then on): static and activations, one entry per change."""
         return tuple(
             ((0, self.program.static[device]), *zip(at.tolist(), held.tolist(), strict=True))
             for device, (at, held) in enumerate(self._memory)
@@ -173,7 +173,7 @@ class Timeline:
 
     @cached_property
     def peak_memory(self) -> tuple[Number, ...]:
-        """Per device, the most bytes at any instant, activations and static together."""
+        """The most bytes of each device at any instant, activations and static together."""
         return tuple(
             max([static, *held.tolist()]) for static, (_, held) in zip(self.program.static, self._memory, strict=True)
         )
@@ -185,7 +185,7 @@ class Timeline:
 
     @cached_property
     def _compute(self) -> tuple[Ints, ...]:
-        """Per device, the instructions of its compute lane in order of time."""
+        """The instructions of each compute lane in order of time."""
         lanes = np.flatnonzero(self.program.lane == LANE_CODE[Lane.COMPUTE])
         device = self.program.device[lanes]
         ends = np.cumsum(np.bincount(device, minlength=self.program.devices))[:-1]
@@ -193,7 +193,7 @@ class Timeline:
 
     @cached_property
     def _memory(self) -> tuple[tuple[Numbers, Numbers], ...]:
-        """Per device, the times at which its memory changes, and the bytes from then on."""
+        """The times at which the memory of each device changes, and the bytes from then on."""
         program = self.program
         allocates, frees = np.flatnonzero(program.allocated), np.flatnonzero(program.freed)
         parts = [

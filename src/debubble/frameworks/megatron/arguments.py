@@ -13,7 +13,7 @@ class Arguments(SettingsReader):
 
     @property
     def sources(self) -> str:
-        """What the scripts that are sourced and are not there may say, for a sentence on what is missing."""
+        """The hint, for a sentence on a missing argument, that a sourced script that is not there may set it."""
         names = " ".join(self.words(SOURCED))
         return f"; it sources {names}, which is not next to it: put it there, or" if names else ";"
 

@@ -172,7 +172,7 @@ _DTYPES = ("--bf16", "--fp16", *_FP8, _FP4)
 
 
 def _framework(arguments: Arguments) -> str:
-    """What the arguments fuse, overlap and keep otherwise than is priced without them."""
+    """The traits of the framework that the arguments change."""
     return framework_with(
         keeps_8_bits=True if _dtype(arguments) in PRODUCT_BYTES else None,
         adapted="qkv" if set(arguments.words("peft.target_modules")) == {"linear_qkv"} else None,

@@ -86,7 +86,7 @@ def _activation(arguments: Arguments) -> str:
 
 
 def _positions(arguments: Arguments) -> str:
-    """What tells positions apart; a model without any, or with another rotation, costs what a rotary one does."""
+    """The kind of position embedding; a model without any, or with another rotation, costs what a rotary one does."""
     kind = arguments.word("--position-embedding-type", "learned_absolute")
     if kind == "alibi":
         return "alibi"
@@ -132,7 +132,7 @@ def _has_windows(arguments: Arguments) -> bool:
 
 
 def _sparse_layers(arguments: Arguments, layers: int) -> list[bool]:
-    """Per layer, whether it has experts: every n-th from the first, or a list such as `([0]*3+[1]*58)`."""
+    """The layers with experts: every n-th from the first, or a list such as `([0]*3+[1]*58)`."""
     name = "--moe-layer-freq"
     text = re.sub("[ '\"]", "", arguments.word(name) or "1")
     if text.isdigit() and int(text):

@@ -68,7 +68,7 @@ def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _language_model() -> dict[str, Any]:
-    """What every model extends."""
+    """The base configuration of all models."""
     return _arguments(framework_defaults("primus")["language_model"])
 
 

@@ -273,7 +273,7 @@ def _policy(read: SettingsReader) -> str:
 
 
 def _framework(read: SettingsReader) -> str:
-    """What the file fuses and overlaps otherwise than is priced without it."""
+    """The traits of the framework that the file changes."""
     eager = False if read.get("compile.enable", True) is False else None
     return framework_with(
         compiled=eager,

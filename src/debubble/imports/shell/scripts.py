@@ -71,7 +71,7 @@ class Started:
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """What following a script found.
+    """The variables, commands and files of a script that was followed.
 
     Attributes:
         commands: Its commands.

@@ -152,7 +152,7 @@ class ShellVariables:
         return self._parameter(match[1], match[0]), match.end()
 
     def _echo(self, echoed: re.Match[str]) -> str:
-        """What `echo` prints of its words, with what a script has between the elements of arrays."""
+        """The output of `echo` for its words, with the separator of array elements that a script sets."""
         outer, self.separator = self.separator, (echoed[1] or self.separator)[:1]
         try:
             return " ".join(self.fields_of(echoed[2]))

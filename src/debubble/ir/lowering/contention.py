@@ -41,7 +41,7 @@ class Rendezvous:
     """Per device, its compute operations in order."""
 
     def orders(self) -> list[list[int]]:
-        """Per device, its operations and messages in the order in which they start.
+        """The operations and messages of each device in the order in which they start.
 
         Raises DeadlockError with the cycle if none can.
         """
@@ -71,7 +71,7 @@ class Rendezvous:
         return self._placed
 
     def _neighbours(self) -> list[set[int]]:
-        """Per device, itself and those that it exchanges messages with."""
+        """Each device with those that it exchanges messages with."""
         neighbours = [{device} for device in range(len(self.compute))]
         for send, receive in self.messages.values():
             neighbours[self.device[send]].add(self.device[receive])

@@ -210,7 +210,7 @@ class _Lowering:
         )
 
     def _rendezvous(self) -> list[Ints]:
-        """Per device, its compute operations and blocking messages in one order."""
+        """The compute operations and blocking messages of each device in one order."""
         computes = np.flatnonzero(self._computes)
         messages = np.stack((self.send, self.receive), axis=1).tolist()
         rendezvous = Rendezvous(
@@ -320,7 +320,7 @@ class _Lowering:
 
     @cached_property
     def _producers(self) -> Ints:
-        """Per operation, the one of another stage whose result it uses: before it for F, after it for B."""
+        """For each operation, the one of another stage whose result it uses: of the stage before for F, after for B."""
         kind, stage, micro_batch, _ = self.operations
         before = self.index[F, stage - 1, micro_batch]
         behind = (np.minimum(stage + 1, self.schedule.stages - 1), micro_batch)

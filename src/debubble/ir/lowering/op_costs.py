@@ -87,7 +87,7 @@ class OpCosts:
         return self._entry(self._exact.freed, op, explicit)
 
     def lead(self, op: Op, *, explicit: bool = False) -> Number:
-        """How long before the end of its forward an O may start, or before that of its reload a B, I or R."""
+        """The time before the end of its forward at which an O may start, or of its reload a B, I or R."""
         return self._entry(self._exact.lead, op, explicit)
 
     def tables(self, *, dtype: Any = object, explicit: bool = True) -> Tables:
@@ -108,7 +108,7 @@ class OpCosts:
 
 
 def streaming_lead(compute: Numbers, transfer: Numbers, share: Numbers, overlap: Numbers) -> Numbers:
-    """How long before the end of a forward its offload may start, as it moves the first units' activations.
+    """The time before the end of a forward at which its offload may start, with the first units' activations.
 
     Before a unit come the shares e of the forward, the unit's own included, and c of the activation.  No unit's bytes
     leave before it has computed if the lead is at most (1 - e) x compute + c x transfer for every unit that moves.  An
@@ -127,7 +127,7 @@ def streaming_lead(compute: Numbers, transfer: Numbers, share: Numbers, overlap:
 
 
 def recompute_lead(compute: Numbers, transfer: Numbers, share: Numbers, overlap: Numbers) -> Numbers:
-    """How long before the end of its reload an R may start, for which that brings the first units first.
+    """The time before the end of its reload at which an R may start, as reloads bring the first units first.
 
     A part of the units moves, the first, so that the recomputation of the others is of no use: with the shares e of the
     recomputation before a unit and c of the activation after it, an overlap q says that e is at least q - c.

@@ -167,7 +167,7 @@ class CombinationBuilder(ABC):
 
     @abstractmethod
     def _shares(self, increments: Sequence[ChunkIncrement]) -> dict[int, Number]:
-        """Per chunk, the share of what its costs say that its R recomputes."""
+        """The share of each chunk that its R recomputes."""
 
 
 class _StagesBuilder(CombinationBuilder):

@@ -109,7 +109,7 @@ def adjusted_pipeline(name: str, orders: Iterable[Iterable[Op]], *, micro_batche
 
 
 def deep_warm_ups(devices: int, adjusted: int) -> list[int]:
-    """Per stage, the strawman's forwards before the first backward: mu_s = 3(p - s) - 2 where it is adjusted."""
+    """The strawman's forwards of each stage before the first backward: mu_s = 3(p - s) - 2 where it is adjusted."""
     return [3 * (devices - s) - 2 if s < adjusted else devices - s for s in range(devices)]
 
 

@@ -147,7 +147,7 @@ def _savings() -> Iterator[Claim]:
 
 
 def _own_table() -> Iterator[Claim]:
-    """What the paper's text says of Table 1, and what the table says."""
+    """Table 1 in the paper's text and in the table itself."""
     rich, limited = tables.rich_and_limited(rows())
     least = [
         min(

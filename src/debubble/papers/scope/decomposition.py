@@ -80,7 +80,7 @@ def decompose(inst: Instance, effort: Effort) -> Decomposition:
 
 
 def _best_spans(inst: Instance, effort: Effort) -> tuple[Spans, Relaxation | None]:
-    """Per run the stages that may hold it, so that runs keep their order, and the relaxation with these."""
+    """The stages that may hold each run, so that runs keep their order, and the relaxation with these."""
     long = [r for r, count in enumerate(inst.counts) if count > len(inst.devices)]
     ends = _balanced_ends(inst, long)
     best = _spans(inst, long, ends), relaxed(inst, effort, _spans(inst, long, ends))

@@ -192,7 +192,7 @@ class Instance:
 
     @cached_property
     def windows(self) -> tuple[range, ...]:
-        """Per run, the stages that may hold its layers if every stage holds at least one."""
+        """The stages that may hold the layers of each run if every stage holds at least one."""
         total, before, windows = sum(self.counts), 0, []
         for count in self.counts:
             windows.append(range(max(0, self.stages - total + before), min(self.stages, before + count)))
@@ -246,7 +246,7 @@ def _device(
 
 
 def alive(schedule: Schedule) -> list[list[tuple[int, ...]]]:
-    """Per device, the combinations of micro-batches alive per chunk that its order reaches, as far as they matter.
+    """The combinations of live micro-batches per chunk that the order of each device reaches, as far as they matter.
 
     What is alive is linear in the combination, so those that a mixture of two others covers need no row.
     """

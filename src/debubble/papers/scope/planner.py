@@ -67,7 +67,7 @@ def scope(problem: Problem) -> Solution:
 
 
 def _remark(gaps: Sequence[str], reasons: Sequence[str]) -> str | None:
-    """How far the integer program was solved, or why it has no answer; None where there are no units to assign."""
+    """The status of the integer program, or why it has no answer; None where there are no units to assign."""
     if gaps:
         return f"its integer program is solved to within {', '.join(gaps)}"
     return f"its integer program has no answer.  {reasons[0]}" if reasons else None

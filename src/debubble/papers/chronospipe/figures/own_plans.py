@@ -47,7 +47,7 @@ class PlannedStep:
             return None
 
     def without_limit(self, planner: str) -> Timeline:
-        """The same with memory enough."""
+        """The problem without a memory limit."""
         run = self.planned(planner, 1e15)
         assert run is not None, "there is memory enough"
         return run

@@ -160,7 +160,7 @@ def figure_16() -> Iterator[Exhibit]:
 
 
 def _order_of_four(wanted: float) -> tuple[float, float, float]:
-    """Of the timetables of four chunks that nearest to so many idle backwards: these, what it holds, and the least."""
+    """The timetable of four chunks nearest to so many idle backwards: these, its memory, and the least memory."""
     found = []
     costs = StageCosts.of(stages=16, activation=Fraction(1, 16))
     for timetable in timetables(rhythm_of(costs, devices=4, chunks=4, shares={})):

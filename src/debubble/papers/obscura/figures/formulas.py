@@ -63,7 +63,7 @@ def _step_model(p: int, m: int, k: int, r: float) -> float:
 
 
 def _memory(p: int, m: int, k: int) -> bool:
-    """Whether a stage holds W_s + A_s, with a_s of its own: what the warm-up leaves, of less where it recomputes."""
+    """True if a stage has memory for W_s + A_s, with an a_s of its own, less where it recomputes."""
     costs = StageCosts.of(
         stages=p, activation=[10 + 2 * s for s in range(p)], activation_recomputed=[5 + s for s in range(p)],
         recompute_workspace=0, static=[100 - s for s in range(p)],

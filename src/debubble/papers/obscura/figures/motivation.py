@@ -17,7 +17,7 @@ PAPER = PrintedPaper.of("obscura")
 
 
 def section_1() -> Iterator[Exhibit]:
-    """What training Llama-2 13B takes."""
+    """The memory that training Llama-2 13B takes."""
     run = timeline_of(planned("dapple")(problem("Llama-2", "13B", 16)))
     memory = sum(map(float, run.peak_memory))
     yield PAPER.claim("section-1.memory", [memory])

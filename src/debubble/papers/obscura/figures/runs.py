@@ -177,6 +177,6 @@ def speed_up(given: Problem, build: Callable[[Problem], Solution]) -> float:
 
 
 def idle_times(timeline: Timeline) -> Iterator[Number]:
-    """Per stage, idle time between its first and its last operation."""
+    """The idle time of each stage between its first and its last operation."""
     for lane, busy in zip(timeline.compute, timeline.busy, strict=True):
         yield lane[-1].end - lane[0].start - busy

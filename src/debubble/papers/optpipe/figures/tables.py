@@ -253,7 +253,7 @@ def printed_rules(micro_batches: int) -> dict[str, Schedule]:
 
 
 def forwards_first(schedule: Schedule) -> list[int]:
-    """Per device, the forwards before its first backward."""
+    """The forwards of each device before its first backward."""
     kinds = ([op.kind for op in order if op.kind in (Kind.F, Kind.I, Kind.B)] for order in schedule.orders)
     return [next(at for at, kind in enumerate(each) if kind is not Kind.F) for each in kinds]
 
