@@ -184,7 +184,7 @@ class Schedule(PickledFields):
         return (stage, micro_batch) in self.deeper and (stage, micro_batch) in self.explicit_recompute
 
     def levels(self, explicit: Bools, stage: Ints, micro_batch: Ints) -> Ints:
-        """The recomputation level of operations: 0 without an R of the pair (`explicit`), 1 with one, 2 with a deeper one."""
+        """The recomputation level of operations: 0 without an R, 1 with one (`explicit`), 2 with a deeper one."""
         deeper = np.zeros((self.stages, self.micro_batches), dtype=np.int64)
         for pair in self.deeper:
             deeper[pair] = 1

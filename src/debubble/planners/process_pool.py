@@ -141,7 +141,7 @@ class _Worker:
         self._process = self._open.enter_context(process)
 
     def ask(self, task: Task) -> Answer | DebubbleError:
-        """What the process answers; raises a DebubbleError if it has ended, or after its timer."""
+        """The answer of the process; raises a DebubbleError if it has ended, or after its timer."""
         assert self._process.stdin
         assert self._process.stdout
         late = threading.Event()

@@ -93,7 +93,7 @@ class _Disturbed:
         return float((last - first).max())
 
     def _factors(self, causes: Sequence[Cause], chance: np.random.Generator) -> Floats:
-        """Per instruction, how much longer it takes; what is drawn does not depend on the causes."""
+        """The slowdown of each instruction; random draws do not depend on the causes."""
         program = self.program
         slow = chance.integers(program.devices)
         links = chance.uniform(1, 1 + LINKS, program.devices)

@@ -136,7 +136,7 @@ def _work(problem: OrderProblem, device: int) -> Number:
 
 
 def _whole_recomputations(problem: OrderProblem, stage: int) -> Number:
-    """How often a stage recomputes all that it can: once for each micro-batch, by its length and its share."""
+    """The number of whole recomputations of a stage: one for each micro-batch, by its length and its share."""
     return sum(
         problem.costs.scale_of(j) * share_of(problem.recompute_fraction, stage, j) for j in range(problem.micro_batches)
     )

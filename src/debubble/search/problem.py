@@ -148,26 +148,26 @@ class OrderProblem:
 
     @property
     def after_weights(self) -> list[Number]:
-        """Per stage, the time from its last weight gradient to the end of a step on the host; 0 if it is not there."""
+        """The time of each stage from its last weight gradient to the end of its step on the host; 0 without one."""
         return [gone + step for gone, step in zip(self.gradient_offloads, self.steps_on_hosts, strict=True)]
 
     @property
     def gradient_offloads(self) -> list[Number]:
-        """Per stage, the time in which its gradients go to the host that steps its optimizer; 0 if none does."""
+        """The time in which the gradients of each stage go to the host that steps its optimizer; 0 if none does."""
         return [self.costs.gradient_offload[s] if s in self.host_steps else 0 for s in range(self.stages)]
 
     @property
     def steps_on_hosts(self) -> list[Number]:
-        """Per stage, the time of its optimizer's step on the host; 0 if it is not there."""
+        """The time of each stage's optimizer step on the host; 0 if it is not there."""
         return [self.costs.host_step[s] if s in self.host_steps else 0 for s in range(self.stages)]
 
     def longest_lead(self, op: Op) -> Number:
-        """How long before the end of its forward an O may start, or before that of its reload a B or I, at most."""
+        """The most time before the end of its forward at which an O may start, or of its reload a B or I."""
         levels = (False, True) if self.recompute else (False,)
         return max(self.op_costs.lead(op, explicit=again) for again in levels)
 
     def backward_lead(self, stage: int) -> Number:
-        """How long before the end of its reload a backward of a stage may start, at most: an I, or a B in its place."""
+        """The most time before the end of its reload at which a backward of a stage (I, or B) may start."""
         kinds = (Kind.B, Kind.I) if self.split else (Kind.B,)
         return max(self.longest_lead(Op(kind, stage, 0)) for kind in kinds)
 

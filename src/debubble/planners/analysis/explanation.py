@@ -175,7 +175,7 @@ class Explanation:
 
     @property
     def most(self) -> str:
-        """What takes most of the step next to computing, with its share."""
+        """The cause next to computing that takes most of the step, with its share."""
         return f"{self._most.cause} ({self._percent(self._most.seconds)} of the step)"
 
     @property
@@ -201,7 +201,7 @@ class Explanation:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """What takes a noticeable share of the step and no lower bound counts, with its share, largest first."""
+        """The causes with a noticeable share of the step that no lower bound counts, largest first."""
         noticeable = (
             each for each in self._improvable if each.seconds >= MUCH * self.step_time and each.cause not in BOUNDED
         )

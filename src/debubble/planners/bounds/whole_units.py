@@ -128,7 +128,7 @@ def _ways(kinds: Sequence[_Kind]) -> int:
 
 
 def _waits(a: Pieces, *, arrivals: bool) -> NDArray[np.float64]:
-    """Per device, the time until its first forward, per micro-batch."""
+    """The time until the first forward of each device, per micro-batch."""
     return first_arrivals(a) / a.micro_batches if arrivals else np.zeros(len(a.rooms))
 
 
@@ -160,7 +160,7 @@ class _Assignment:
         return _Assignment(common, shape, counts, counts @ columns[:, 0], counts @ columns[:, 1])
 
     def most_within(self, limit: float, room: float) -> NDArray[np.float64]:
-        """Per number of the others, the most of the commonest that a device can do and hold; -1: not even these."""
+        """The most pieces of the commonest kind that fit on a device, by number of the others; -1: not even these."""
         most = np.minimum((limit - self.work) / self.common.work, self.common.count)
         if self.common.states > 0:
             most = np.minimum(most, (room - self.states) / self.common.states)
@@ -185,7 +185,7 @@ class _Assignment:
 
 @dataclass(frozen=True)
 class _Choices:
-    """What a device can hold: rows of numbers of each kind, with their work and their states' bytes."""
+    """The sets of units that fit on a device: rows of numbers of each kind, with their work and state bytes."""
 
     counts: NDArray[np.int64]
     work: NDArray[np.float64]
@@ -198,7 +198,7 @@ class _Choices:
 
 
 def _sums_of_runs(a: Pieces, kinds: Sequence[_Kind], chunks: Sequence[int], within: float) -> list[_Choices] | None:
-    """Per number of chunks, all that so many runs of pieces can be within a limit of work; None if that is too much."""
+    """All sums of so many runs of pieces within a limit of work, by number of chunks; None if they are too many."""
     place = {(kind.work, kind.states): n for n, kind in enumerate(kinds)}
     works, states, counts = np.array([(kind.work, kind.states, kind.count) for kind in kinds]).T
     found: set[tuple[int, ...]] = set()

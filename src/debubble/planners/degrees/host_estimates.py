@@ -14,7 +14,7 @@ from debubble.registry import PAPERS, Registry
 
 @dataclass(frozen=True, kw_only=True)
 class HostEstimate:
-    """How a planner estimates a step with hosts.
+    """A planner's estimate of a step with hosts.
 
     Attributes:
         promise: Seconds that a step may take; infinite if nothing seems to fit.

@@ -30,7 +30,7 @@ class Shortlist:
     alike: Mapping[Degrees, Sequence[Degrees]]
 
     def sizes_of(self, degrees: Degrees) -> Sequence[Degrees]:
-        """The same choice with every size of micro-batches."""
+        """The choice with every size of micro-batches."""
         return self.alike[of_one_size(degrees)]
 
 

@@ -33,7 +33,7 @@ class PlannedChoice:
 
     @property
     def levers(self) -> tuple[str, ...]:
-        """What it uses beyond data parallelism with ZeRO, in words."""
+        """The mechanisms that it uses beyond data parallelism with ZeRO, in words."""
         return tuple(self._levers())
 
     def _levers(self) -> Iterator[str]:

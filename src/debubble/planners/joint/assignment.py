@@ -168,19 +168,19 @@ class _Assignments:
 
     @cached_property
     def _room(self) -> Floats:
-        """Per device, bytes for states and activations."""
+        """The bytes of each device for states and activations."""
         workspace = max(float(unit.workspace) for unit in self.units.units)
         room: Floats = np.minimum(self.problem.limits, 1e30) - float(self.units.static) - workspace
         return room
 
     @cached_property
     def _kinds(self) -> list[tuple[float, ...]]:
-        """Per unit, what those that are alike share."""
+        """The numbers of each unit that equal units share."""
         return [(*map(float, (u.forward, u.backward_input, u.work, u.static)),) for u in self.units.units]
 
     @cached_property
     def _fills_turn(self) -> list[bool]:
-        """Per unit, whether it counts where devices take turns."""
+        """For each unit, whether it counts where devices take turns."""
         return [bool(work >= SMALL * self.work[0].mean()) for work in self.work[0]]
 
     @cached_property
@@ -190,7 +190,7 @@ class _Assignments:
         return messages + sum(float(unit.forward + unit.backward_input) for unit in self.units.units)
 
     def loads(self, device_of: Ints) -> Floats:
-        """Per device, the work of all micro-batches."""
+        """The work of each device for all micro-batches."""
         own = self.work[device_of, np.arange(len(device_of))]
         loads: Floats = self.problem.micro_batches * np.bincount(
             device_of, weights=own, minlength=self.problem.devices

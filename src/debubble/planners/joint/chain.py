@@ -57,7 +57,7 @@ class PointChain:
 
     @property
     def complete(self) -> bool:
-        """Whether it has met a point that fits."""
+        """True if it has met a point that fits."""
         return self.least < self.levers.longest
 
     @property

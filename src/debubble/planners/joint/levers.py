@@ -189,7 +189,7 @@ class Levers:
 
     @cached_property
     def _strategies(self) -> list[list[str]]:
-        """Per level, the strategy of each unit; of a model that has few ways to recompute, each of them is a level."""
+        """The strategy of each unit by level; of a model with few ways to recompute, each of them is a level."""
         if math.prod(len(unit.strategies) for unit in self.units.units) <= FEW:
             ways = [[*names] for names in product(*(unit.strategies for unit in self.units.units))]
             return sorted(ways, key=self._kept, reverse=True)
@@ -232,7 +232,7 @@ class Levers:
 
     @cached_property
     def _work_before(self) -> Floats:
-        """Per unit, and after the last, the time of all units before it."""
+        """The time of all units before each unit, and before the end."""
         return np.concatenate(([0.0], np.cumsum([float(unit.work) for unit in self.units.units])))
 
     @cached_property

@@ -67,7 +67,7 @@ REFINEMENT_SHARE = 0.05
 
 
 class Cooling(NamedTuple):
-    """How the search of an order cools where it has moves enough.
+    """The cooling of an order search with enough moves.
 
     Attributes:
         moves: Moves per pair of a stage and a micro-batch from which on it cools so.
@@ -124,7 +124,7 @@ def search(problem: Problem, units: Units) -> Iterator[Solution]:
 
 
 def draft(problem: Problem, units: Units) -> Iterator[Solution]:
-    """What `search` yields before it searches one order at length; a third of the effort is left then."""
+    """The plans of `search` before its last order search; a third of the effort is left then."""
     effort = problem.begun()
     for best in _draft(problem, units, effort):
         yield best

@@ -52,7 +52,7 @@ class Stages(ABC):
     @property
     @abstractmethod
     def fronts(self) -> tuple[Front, ...]:
-        """Per stage, its efficient ways to recompute."""
+        """The efficient ways of each stage to recompute."""
 
     @abstractmethod
     def knows(self, strategy: str) -> bool:
@@ -60,7 +60,7 @@ class Stages(ABC):
 
     @abstractmethod
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
-        """Per stage, every unit with this strategy, or `none` where it lacks it.
+        """The units of each stage with this strategy, or `none` where they lack it.
 
         Raises InfeasibleError if no unit has it.
         """
@@ -71,7 +71,7 @@ class Stages(ABC):
 
     @cached_property
     def on_demand(self) -> tuple[StageRecomputation | None, ...]:
-        """Per stage, the least recomputation with which 1F1B fits; None where nothing does."""
+        """The least recomputation of each stage with which 1F1B fits; None where nothing does."""
         p, m = self.problem.devices, self.problem.micro_batches
         return tuple(front.cheapest(alive=min(p - s, m), budget=self.budget(s)) for s, front in enumerate(self.fronts))
 
@@ -95,7 +95,7 @@ class GivenStages(Stages):
 
     @cached_property
     def fronts(self) -> tuple[Front, ...]:
-        """Per stage, keeping or recomputing everything."""
+        """The two ways of each stage: keep or recompute everything."""
         return tuple(self._front(s) for s in range(self.costs.stages))
 
     def knows(self, strategy: str) -> bool:
@@ -142,7 +142,7 @@ class UnitStages(Stages):
 
     @cached_property
     def fronts(self) -> tuple[Front, ...]:
-        """Per stage, the efficient combinations of its units' strategies."""
+        """The efficient combinations of strategies of each stage's units."""
         return tuple(front(self.units.units[a:b]) for a, b in self._bounds)
 
     def knows(self, strategy: str) -> bool:
@@ -150,7 +150,7 @@ class UnitStages(Stages):
         return any(strategy in unit.strategies for unit in self.units.units)
 
     def named(self, strategy: str) -> tuple[StageRecomputation, ...]:
-        """Per stage, every unit with this strategy, or `none` where it lacks it."""
+        """The units of each stage with this strategy, or `none` where they lack it."""
         if not self.knows(strategy):
             raise InfeasibleError(f"No unit of the model has the recomputation strategy '{strategy}'.")
         partition = Partition.cut(self.units, self.lengths, strategy=strategy)
@@ -179,5 +179,5 @@ class UnitStages(Stages):
 
     @property
     def _bounds(self) -> list[tuple[int, int]]:
-        """Per stage, its first unit and the one after its last."""
+        """The first unit of each stage and the one after its last."""
         return list(pairwise(accumulate(self.lengths, initial=0)))

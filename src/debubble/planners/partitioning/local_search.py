@@ -221,7 +221,7 @@ def loads(costs: StageCosts, placement: Placement, fused_recompute: Collection[i
 
 
 def _load(candidate: PricedSchedule) -> list[float]:
-    """Per stage, how long its device is busy per micro-batch, recomputation included."""
+    """The busy time of each stage's device per micro-batch, recomputation included."""
     schedule = candidate.schedule
     by_device = loads(candidate.costs, schedule.placement, schedule.fused_recompute)
     return [by_device[d] for d in schedule.placement.device_of]

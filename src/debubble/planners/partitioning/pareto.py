@@ -166,7 +166,7 @@ def menu_of(block: Sequence[Unit]) -> Menu:
 
 
 def recomputation(units: Sequence[Unit], strategies: Sequence[str]) -> StageRecomputation:
-    """What units that recompute so cost, as a stage of their own."""
+    """The costs of units that recompute so, as a stage of their own."""
     sums = Units(units=tuple(units)).stage_sums(tuple(enumerate(strategies)))
     return StageRecomputation(
         float(sums.activation_recomputed), float(sums.recompute), float(sums.recompute_workspace), tuple(strategies)

@@ -44,7 +44,7 @@ class Increment:
 
 
 def in_flight(schedule: Schedule) -> list[int]:
-    """Per stage, the most micro-batches between their F and their backward, by the order alone."""
+    """The most micro-batches of each stage between their F and their backward, by the order alone."""
     most = [0] * schedule.stages
     alive = [0] * schedule.stages
     for order in schedule.orders:
@@ -185,7 +185,7 @@ def _fewest(
     *,
     superfluous: Callable[[list[Increment]], list[int]],
 ) -> list[list[Increment]]:
-    """Per device, the cheapest increments whose peak is within the limit: bisection, then putting back."""
+    """The cheapest increments of each device whose peak is within the limit: bisection, then removal."""
     devices = range(len(increments))
     if all(peak <= limit for peak, limit in zip(peaks([[] for _ in devices]), limits, strict=True)):
         return [[] for _ in devices]

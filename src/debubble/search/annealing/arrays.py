@@ -249,7 +249,7 @@ def _costs(problem: OrderProblem) -> tuple[dict[str, Floats], int]:
 
 
 def _parameters_loaded(problem: OrderProblem) -> list[Number]:
-    """Per stage, when its parameters have come from the host that has stepped its optimizer; 0 if none has.
+    """The time at which the parameters of each stage come from the host that stepped its optimizer; 0 if none did.
 
     Each device asks for them stage by stage, before its first forward, and takes a shared link by arrival.
     """

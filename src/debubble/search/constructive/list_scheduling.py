@@ -116,12 +116,12 @@ class ListSchedule:
 
     @cached_property
     def orders(self) -> tuple[tuple[Op, ...], ...]:
-        """Per device, its compute operations in the order in which they start."""
+        """The compute operations of each device in the order in which they start."""
         return tuple(tuple(map(self.scheduler.operation, order)) for order in self.numbers)
 
     @cached_property
     def ends(self) -> tuple[tuple[Number, ...], ...]:
-        """Per device, when each of them ends, in the costs' unit of time."""
+        """The end of each of them, by device, in the costs' unit of time."""
         return tuple(tuple(_in_costs_unit(end, self.scheduler.time_unit) for end in ends) for ends in self.times)
 
 

@@ -85,7 +85,7 @@ class _Dispatch:
         """The next slice backwards of every stage and sequence."""
 
     def choices(self, device: int) -> Iterator[_Choice]:
-        """What a device may do next."""
+        """The operations that a device may do next."""
         for stage in self.placement.stages_of[device]:
             op = Op(Kind.F, stage, self.forward[stage])
             if op in self.ready and self.alive[device] < self.in_flight[device]:

@@ -35,7 +35,7 @@ NEVER = np.inf
 
 
 class Step(NamedTuple):
-    """What is scheduled, and what a policy weighs.
+    """The step to schedule, and the quantities that a policy weighs.
 
     Attributes:
         stages: A row per stage, as in the table; so are the next four.
@@ -83,7 +83,7 @@ class Step(NamedTuple):
 
 
 class State(NamedTuple):
-    """How far a step is.  Times are NEVER as long as they are not known.
+    """The state of a step in progress.  Times are NEVER as long as they are not known.
 
     Attributes:
         rest: Per device, the time of the compute operations that it has still to do.
@@ -180,7 +180,7 @@ def place_of(number: int) -> int:
 
 @inlined
 def _stages_by_device(stages: Floats, device_of: Ints, devices: int) -> tuple[Ints, Ints, float]:
-    """Per device its stages and their number, and the time of a micro-batch on the busiest device."""
+    """The stages of each device and their number, and the time of a micro-batch on the busiest device."""
     stages_of = np.zeros((devices, len(stages)), np.int64)
     count, work = np.zeros(devices, np.int64), np.zeros(devices)
     for s in range(len(stages)):
@@ -193,7 +193,7 @@ def _stages_by_device(stages: Floats, device_of: Ints, devices: int) -> tuple[In
 
 @inlined
 def _depths(stages: Floats) -> tuple[Floats, Floats]:
-    """Per stage, the time that a micro-batch takes to it forwards, and from the last stage to it backwards."""
+    """The time that a micro-batch takes to each stage forwards, and from the last stage to it backwards."""
     forward, backward = np.zeros(len(stages)), np.zeros(len(stages))
     for s in range(1, len(stages)):
         forward[s] = forward[s - 1] + stages[s - 1, FORWARD] + stages[s - 1, SEND]
@@ -239,7 +239,7 @@ def _tails(stages: Floats, scales: Floats) -> Floats:
 
 @inlined
 def _totals(stages: Floats, device_of: Ints, devices: int, scales: Floats) -> tuple[Floats, Floats]:
-    """Per device, the time of all its operations, and the room kept for one backward: its workspace and its reload."""
+    """The time of all operations of each device, and its bytes kept for one backward: workspace and reload."""
     whole, longest = scales.sum(), scales.max()
     rest, reserve = np.zeros(devices), np.zeros(devices)
     for s in range(len(stages)):

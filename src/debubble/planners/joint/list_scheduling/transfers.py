@@ -89,7 +89,7 @@ def first_to_ask(a: Step, x: State) -> int:
 
 @inlined
 def in_turn(x: State, lane: int, ask: float, d: int) -> bool:
-    """Whether a transfer that asks then comes after those that have had their turns."""
+    """True if a transfer that is requested then comes after those already served."""
     return bool(ask > x.turn[lane] or (ask == x.turn[lane] and d >= x.turn_device[lane]))
 
 
