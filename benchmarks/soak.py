@@ -4,9 +4,10 @@
 
 A small model trains.  At a random point of its start, steps, saves or end a rank or the launcher is killed, or a rank
 stops for good, or stands still now and then, or the disk is full; the run is resumed from its newest checkpoint.  A
-layout is well if no disturbance cost more than an interval between checkpoints, no process was left ten seconds later,
-nothing but the cause was reported, and the losses at the end are, to the bit, those of a run that nothing happened to.
-A full disk needs leave to mount a file system in memory, and is left out without.
+layout is well if every run began with the step after the newest checkpoint, no disturbance cost more than an interval
+between checkpoints besides the steps taken while one was written, no process was left ten seconds later, nothing but
+the cause was reported, and the losses at the end are, to the bit, those of a run that nothing happened to.  A full
+disk needs leave to mount a file system in memory; without, other disturbances take its place.
 """
 
 from __future__ import annotations
@@ -38,6 +39,23 @@ MODEL = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 64, "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
+WANDB = """
+from pathlib import Path
+
+def init(project, config):
+    return Run(project)
+
+class Run:
+    def __init__(self, project):
+        self.file = Path(project).open("w", buffering=1)
+
+    def log(self, figures, step):
+        print(step, file=self.file)
+
+    def finish(self, exit_code):
+        pass
+"""
+"""A module in place of Weights & Biases' that writes every step down, as the lines of a run tell some steps alone."""
 TEXT = "".join(f"{i} green bottles, hanging on the wall;\n" for i in range(2000))
 SEED, DISTURBANCES, PATIENCE, ORPHAN_SECONDS, HANG_TIMEOUT = 0, 10, 180, 10, 8
 MARK = "DEBUBBLE_SOAK_RUN"
@@ -118,8 +136,9 @@ class Runs:
     def __init__(self, layout: Layout, folder: Path, chance: random.Random) -> None:
         self.layout, self.folder, self.checkpoints, self.chance = layout, folder, folder / "checkpoints", chance
         (folder / "text.txt").write_text(TEXT)
+        (folder / "wandb.py").write_text(WANDB)
         layout.save(folder / "plan.json")
-        self._log, self._run, self._steps = folder / "log", 0, 0
+        self._log, self._taken, self._run, self._steps = folder / "log", folder / "steps", 0, 0
 
     def disturb(self, moment: str, victim: str, how: str) -> Row:
         """Start a run, disturb it, and look at what is left."""
@@ -135,12 +154,14 @@ class Runs:
         (self.checkpoints / "stuff").unlink(missing_ok=True)
         log, after = self._log.read_text(), newest(self.checkpoints)
         said = [line for line in log.splitlines() if not re.match(r"step \d+/", line)]
-        reported = max(map(int, re.findall(r"^step (\d+)/", log, re.MULTILINE)), default=0)
+        taken = [int(step) for step in self._taken.read_text().split()] if self._taken.exists() else []
+        reported = max(taken, default=before)
         return {
             "moment": moment, "victim": victim, "how": how, "exit_code": code, "said": said,
-            "explained": explains(said, code, moment, victim, how), "steps": reported, "checkpoint": after,
-            "lost_more": after < max(whole, reported - self.layout.save_every), "orphans": self._orphans(),
-            "seconds": round(seconds, 2),
+            "explained": explains(said, code, moment, victim, how), "before": before, "steps": reported,
+            "checkpoint": after, "resumed": taken[:1] in ([], [before + 1]),
+            "lost_more": after < max(whole, certain_checkpoint(reported, self.layout.save_every)),
+            "orphans": self._orphans(), "seconds": round(seconds, 2),
         }  # fmt: skip
 
     def finish(self) -> bool:
@@ -156,12 +177,15 @@ class Runs:
 
     def _start(self, more: Sequence[str]) -> subprocess.Popen[str]:
         self._run += 1
+        self._taken.unlink(missing_ok=True)
         options = ["--data", str(self.folder / "text.txt"), "--steps", str(self._steps), "--lr-schedule", "constant"]
         options += ["--warmup", "2", "--hang-timeout", str(HANG_TIMEOUT), "--json", *self.layout.arguments, *more]
+        options += ["--wandb", str(self._taken)]
+        path = os.pathsep.join(filter(None, [str(self.folder), os.environ.get("PYTHONPATH")]))
         with self._log.open("w") as log, (self.folder / "answer").open("w") as answer:
             return subprocess.Popen(
                 [*TRAIN, str(self.folder / "plan.json"), *options], stdout=answer, stderr=log, text=True,
-                env={**os.environ, MARK: self._name}, start_new_session=True,
+                env={**os.environ, MARK: self._name, "PYTHONPATH": path}, start_new_session=True,
             )  # fmt: skip
 
     @property
@@ -217,6 +241,11 @@ class Runs:
         return left
 
 
+def certain_checkpoint(steps: int, save_every: int) -> int:
+    """The checkpoint that is whole for certain after so many steps: the one before the last that was begun by then."""
+    return max(0, (steps - 1) // save_every - 1) * save_every
+
+
 def explains(said: Sequence[str], code: int, moment: str, victim: str, how: str) -> bool:
     """Tell whether what a run said names the cause of its end, and nothing else."""
     if code == 0 or how == "slow":
@@ -241,12 +270,14 @@ def measure(name: str) -> Row:
         with small_disk(checkpoints) as mounted:
             kinds = [kind for kind in KINDS if mounted or kind[0] != "disk"]
             runs = Runs(LAYOUTS[name], Path(folder), chance)
+            chosen = [*kinds, *chance.choices(kinds, k=DISTURBANCES - len(kinds))]
+            chance.shuffle(chosen)
             events = [
                 runs.disturb("save" if victim == "disk" else chance.choice([*MOMENTS]), victim, how)
-                for victim, how in chance.sample(kinds, min(DISTURBANCES, len(kinds)))
+                for victim, how in chosen
             ]
             equal = runs.finish()
-    well = equal and not any(e["lost_more"] or e["orphans"] or not e["explained"] for e in events)
+    well = equal and not any(e["lost_more"] or e["orphans"] or not (e["explained"] and e["resumed"]) for e in events)
     return {"well": well, "losses_equal": equal, "events": events}
 
 
