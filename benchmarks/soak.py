@@ -149,7 +149,7 @@ class Runs:
         whole, begin = newest(self.checkpoints), time.monotonic()
         if process.poll() is None:
             self._harm(process, victim, how)
-        code = process.wait(timeout=PATIENCE)
+        code = self._end_of(process)
         seconds = time.monotonic() - begin
         (self.checkpoints / "stuff").unlink(missing_ok=True)
         log, after = self._log.read_text(), newest(self.checkpoints)
@@ -225,6 +225,17 @@ class Runs:
                 os.kill(target or 0, signal.Signals[name])
             time.sleep(0.5 if how == "slow" else 0)
 
+    def _end_of(self, process: subprocess.Popen[str]) -> int | None:
+        """The exit code of a run; None if it had to be killed, as it did not end."""
+        try:
+            return process.wait(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            for number in processes_of(self._name):
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            process.wait()
+            return None
+
     def _rank(self, process: subprocess.Popen[str]) -> int | None:
         """One of the ranks, as soon as there are any; None if the run has ended."""
         while process.poll() is None:
@@ -246,7 +257,7 @@ def certain_checkpoint(steps: int, save_every: int) -> int:
     return max(0, (steps - 1) // save_every - 1) * save_every
 
 
-def explains(said: Sequence[str], code: int, moment: str, victim: str, how: str) -> bool:
+def explains(said: Sequence[str], code: int | None, moment: str, victim: str, how: str) -> bool:
     """Tell whether what a run said names the cause of its end, and nothing else."""
     if code == 0 or how == "slow":
         return code == 0 and not said  # it had ended before, or went on
@@ -254,7 +265,8 @@ def explains(said: Sequence[str], code: int, moment: str, victim: str, how: str)
         return how == "SIGKILL" or moment == "start"  # nobody was there to say anything
     requested = rf"The run was ended by {how}(\.| after step \d+ of \d+: go on from \S+ with --resume\.)"
     sentence = {
-        "full": r".*the disk is full.*", "SIGSTOP": r"debubble: The run hangs.*", "SIGINT": r"debubble: interrupted\.",
+        "full": r".*the disk is full.*", "SIGINT": r"debubble: interrupted\.",
+        "SIGSTOP": r"debubble: (The run hangs|Rank \d was stopped by a signal).*",
     }.get(how, f"debubble: {requested}")  # fmt: skip
     if victim == "rank" and how != "SIGSTOP":
         sentence = rf"debubble: (Rank \d was (killed|ended) by {how}.*; the other ranks were ended\.|{requested})"
@@ -272,10 +284,10 @@ def measure(name: str) -> Row:
             runs = Runs(LAYOUTS[name], Path(folder), chance)
             chosen = [*kinds, *chance.choices(kinds, k=DISTURBANCES - len(kinds))]
             chance.shuffle(chosen)
-            events = [
-                runs.disturb("save" if victim == "disk" else chance.choice([*MOMENTS]), victim, how)
-                for victim, how in chosen
-            ]
+            events: list[Row] = []
+            for victim, how in chosen:
+                events.append(runs.disturb("save" if victim == "disk" else chance.choice([*MOMENTS]), victim, how))
+                print(name, events[-1], file=sys.stderr)
             equal = runs.finish()
     well = equal and not any(e["lost_more"] or e["orphans"] or not (e["explained"] and e["resumed"]) for e in events)
     return {"well": well, "losses_equal": equal, "events": events}

@@ -28,6 +28,12 @@ class ForkedRank:
     def __init__(self, process: BaseProcess, output: Path) -> None:
         self._process, self._output = process, output
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
         code = self._process.exitcode

@@ -84,6 +84,16 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, sent: int, code: int) -> No
 
 
 @pytest.mark.usefixtures("forked_processes")
+def test_a_rank_that_a_signal_stops_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RankFailedError) as caught:
+        launch("tests.support.launched_rank", f"{signal.SIGSTOP:d} {tmp_path}", ranks=2, hang_timeout=0.1)
+    assert str(caught.value) == (
+        "Rank 1 was stopped by a signal and has not gone on for 0.1 s; the other ranks were ended."
+    )
+    assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
+
+
+@pytest.mark.usefixtures("forked_processes")
 @pytest.mark.parametrize("sent", [*launcher.FORWARDED, signal.SIGQUIT])
 def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signals) -> None:
     os.mkfifo(tmp_path / "waiting")

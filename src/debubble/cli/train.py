@@ -115,4 +115,4 @@ def train(
         for remark in (rate_remark(options), frozen_remark(options, checked)):
             if remark:
                 log().print(remark)
-    start("debubble.training.rank", encode_options(options), ranks=checked.ranks)
+    start("debubble.training.rank", encode_options(options), ranks=checked.ranks, hang_timeout=options.hang_timeout)

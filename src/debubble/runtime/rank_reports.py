@@ -82,6 +82,14 @@ def first_failure(
     return RankFailedError(f"Rank {rank} failed: {reason.text}{doing}")
 
 
+def stopped_rank(rank: int, reasons: Mapping[int, Reason], *, seconds: float) -> RankFailedError:
+    """The failure of a rank that a signal has stopped, and that has not gone on for so long."""
+    return RankFailedError(
+        f"Rank {rank} was stopped by a signal and has not gone on for {seconds:g} s{_others(reasons, rank)}; the other"
+        " ranks were ended."
+    )
+
+
 def _others(reasons: Mapping[int, Reason], failed: int) -> str:
     doing = [f"; rank {rank} {r.doing}" for rank, r in sorted(reasons.items()) if r.doing and rank != failed]
     return "".join(doing[:SHOWN])
