@@ -57,6 +57,8 @@ class Run:
 """
 """A module in place of Weights & Biases' that writes every step down, as the lines of a run tell some steps alone."""
 TEXT = "".join(f"{i} green bottles, hanging on the wall;\n" for i in range(2000))
+STEPS = 100
+"""Steps of a run, some seconds: most of what happens at a random point of them is not after the last."""
 SEED, DISTURBANCES, PATIENCE, ORPHAN_SECONDS, HANG_TIMEOUT = 0, 10, 180, 10, 8
 MARK = "DEBUBBLE_SOAK_RUN"
 """Environment variable by which the processes of a run are found, whoever their parent is."""
@@ -143,7 +145,7 @@ class Runs:
     def disturb(self, moment: str, victim: str, how: str) -> Row:
         """Start a run, disturb it, and look at what is left."""
         before = newest(self.checkpoints)
-        self._steps = before + 4 * self.layout.save_every
+        self._steps = before + STEPS
         process = self._start(self._saving(before))
         self._await(moment, process, before)
         whole, begin = newest(self.checkpoints), time.monotonic()
@@ -296,5 +298,6 @@ def measure(name: str) -> Row:
 BENCHMARK = Benchmark(name="soak", about=__doc__, cases={name: name for name in LAYOUTS}, measure=measure)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its runs, would ignore it
     BENCHMARK.main()
     sys.exit(not all(row["well"] for row in BENCHMARK.rows()))
