@@ -1,5 +1,6 @@
 """Training with a Pipeline: optimizer, clipping, precision, dropout, data parallelism, and what it refuses."""
 
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,6 +35,16 @@ ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
 
 def schedule_1f1b(devices: int = 2, micro_batches: int = 4) -> Any:
     return db.schedules["1f1b"](devices=devices, micro_batches=micro_batches)
+
+
+def test_a_step_that_moves_messages_alone_starts_no_thread() -> None:
+    threads = threading.active_count() + 2
+
+    def step(pipeline: Pipeline) -> bool:
+        pipeline.step(tokens_of(LLAMA, rows=4))
+        return threading.active_count() <= threads
+
+    assert run_threads(plan_of(schedule_1f1b(), LLAMA), step) == [True, True]
 
 
 def losses_of(plan: Any, *, steps: Any, max_norm: Any = None, **arguments: Any) -> Any:
