@@ -160,7 +160,7 @@ class Runs:
         reported = max(taken, default=before)
         return {
             "moment": moment, "victim": victim, "how": how, "exit_code": code, "said": said,
-            "explained": explains(said, code, moment, victim, how), "before": before, "steps": reported,
+            "explained": explains(said, code, victim, how, began=bool(taken)), "before": before, "steps": reported,
             "checkpoint": after, "resumed": taken[:1] in ([], [before + 1]),
             "lost_more": after < max(whole, certain_checkpoint(reported, self.layout.save_every)),
             "orphans": self._orphans(), "seconds": round(seconds, 2),
@@ -259,12 +259,12 @@ def certain_checkpoint(steps: int, save_every: int) -> int:
     return max(0, (steps - 1) // save_every - 1) * save_every
 
 
-def explains(said: Sequence[str], code: int | None, moment: str, victim: str, how: str) -> bool:
+def explains(said: Sequence[str], code: int | None, victim: str, how: str, *, began: bool) -> bool:
     """Tell whether what a run said names the cause of its end, and nothing else."""
     if code == 0 or how == "slow":
         return code == 0 and not said  # it had ended before, or went on
     if not said and how.startswith("SIG") and code == -signal.Signals[how]:
-        return how == "SIGKILL" or moment == "start"  # nobody was there to say anything
+        return how == "SIGKILL" or not began  # nobody was there to say anything
     requested = rf"The run was ended by {how}(\.| after step \d+ of \d+: go on from \S+ with --resume\.)"
     sentence = {
         "full": r".*the disk is full.*", "SIGINT": r"debubble: interrupted\.",

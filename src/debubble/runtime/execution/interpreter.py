@@ -38,7 +38,7 @@ class Interpreter:
 
     def __post_init__(self) -> None:
         self.program, self.lanes = self.operations.program, self.operations.lanes
-        queues = self.program.queues_of[self.operations.device]
+        queues: Sequence[Queue] = self.program.queues_of[self.operations.device]
         posts = self.posted_sends(queues) if self.lanes.posts_messages else {}
         posted = {send for sends in posts.values() for send in sends}
         queues = [queue for queue in queues if posted.isdisjoint(queue.instructions)]

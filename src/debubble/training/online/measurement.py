@@ -109,7 +109,7 @@ def _message_times(steps: Sequence[Mapping[Op, TraceEvent]]) -> dict[int, float]
                 forward = op.kind is Kind.RECV_F
                 sender = op.stage - 1 if forward else op.stage + 1
                 sent = events[Op(Kind.SEND_F if forward else Kind.SEND_B, sender, op.micro_batch)]
-                key = min(sender, op.stage), op.kind
+                key: tuple[int, Kind] = min(sender, op.stage), op.kind
                 quickest[key] = min(event.end - sent.start, quickest.get(key, math.inf))
         for key, time in quickest.items():
             times[key].append(time)
