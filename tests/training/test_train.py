@@ -143,6 +143,13 @@ def test_a_plan_of_abstract_costs_is_refused(options: Any, tmp_path: Path) -> No
         check(changed(options, plan=tmp_path / "abstract.json"))
 
 
+def test_a_plan_that_its_ranks_would_refuse_is_refused_before(options: Any, tmp_path: Path) -> None:
+    plan = Plan.load(options.plan)
+    replace(plan, partition=tuple(stage[::-1] for stage in plan.partition)).save(tmp_path / "other.json")
+    with pytest.raises(InputError, match="does not list the units of its model in order"):
+        check(changed(options, plan=tmp_path / "other.json"))
+
+
 @pytest.mark.usefixtures("process_group")
 def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options: Any, tmp_path: Path) -> None:
     restartable = changed(options, checkpoint=tmp_path / "c", auto_resume=True, steps=2)
