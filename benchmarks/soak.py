@@ -88,7 +88,9 @@ class Layout:
         units = [PlannedUnit("embedding", None), *halves, PlannedUnit("head", None)]
         costs = db.StageCosts.of(stages=schedule.stages, static=2, gathered=1 if self.options.zero == 3 else 0)
         options = replace(self.options, sequence_length=32, dtype="fp32")
-        even_plan(schedule, units, options, model=MODEL, costs=costs).save(path)
+        ranks = self.devices * options.data * options.tensor * options.context
+        cluster = db.Cluster.parse(f"{ranks}xCPU")
+        even_plan(schedule, units, options, model=MODEL, costs=costs, cluster=cluster).save(path)
 
 
 def layout_of(entry: dict[str, Any]) -> Layout:
