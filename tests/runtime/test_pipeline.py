@@ -13,8 +13,8 @@ from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime import Pipeline
-from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.steps.batch import read_batch
 from tests.support.hf_reference import hf_model
 from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher import api
 
-from debubble.runtime.launcher import run_rank
+from debubble.runtime.launch.launcher import run_rank
 
 START_METHOD: Final = "forkserver"
 

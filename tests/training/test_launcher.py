@@ -12,9 +12,9 @@ import pytest
 from debubble import processes
 from debubble.ir import InputError
 from debubble.processes import PYTHON
-from debubble.runtime import launcher
-from debubble.runtime.launcher import is_torchrun_rank, launch, run_rank
-from debubble.runtime.rank_reports import RankFailedError
+from debubble.runtime.launch import launcher
+from debubble.runtime.launch.launcher import is_torchrun_rank, launch, run_rank
+from debubble.runtime.launch.rank_reports import RankFailedError
 from tests.support import forked
 from tests.support.processes import wait_for_end
 

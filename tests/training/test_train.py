@@ -17,9 +17,9 @@ import debubble as db
 from debubble.cli.answers import ANSWERS
 from debubble.ir import InputError, RunOptions, Trace
 from debubble.plans import Plan
-from debubble.runtime.failures import RunError
-from debubble.runtime.launcher import encode_options, launch
-from debubble.runtime.rank_reports import RankFailedError
+from debubble.runtime.launch.failures import RunError
+from debubble.runtime.launch.launcher import encode_options, launch
+from debubble.runtime.launch.rank_reports import RankFailedError
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checks import check
 from debubble.training.memory_check import check_host_memory

@@ -103,7 +103,7 @@ def train(
     )  # fmt: skip
     options = with_settings(recipe.settings, options)
     checked = check(options)
-    from debubble.runtime.launcher import encode_options, is_torchrun_rank, start
+    from debubble.runtime.launch.launcher import encode_options, is_torchrun_rank, start
     from debubble.training.memory_check import check_host_memory
 
     if not is_torchrun_rank() and (

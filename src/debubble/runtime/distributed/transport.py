@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import DebubbleError, InputError, Lane
-from debubble.runtime.streams import StreamHandoff
+from debubble.runtime.memory.streams import StreamHandoff
 from debubble.runtime.torch_internals import runs_in_backward
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from debubble.runtime.execution.synchronization import (
     ReloadAllocation,
     StepSynchronizer,
 )
-from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
+from debubble.runtime.launch.failures import DeviceMemoryError, is_out_of_memory
 
 
 @dataclass

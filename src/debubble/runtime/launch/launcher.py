@@ -26,8 +26,8 @@ import torch.distributed as dist
 
 from debubble.ir import InputError
 from debubble.processes import child_command, end_with_parent, is_stopped
-from debubble.runtime.failures import LAUNCH_FOLDER, exit_rank
-from debubble.runtime.rank_reports import RankFailedError, first_failure, reasons_in, stopped_rank
+from debubble.runtime.launch.failures import LAUNCH_FOLDER, exit_rank
+from debubble.runtime.launch.rank_reports import RankFailedError, first_failure, reasons_in, stopped_rank
 
 T = TypeVar("T")
 
