@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmark import Benchmark, Row
+from benchmark import Benchmark, Row, table
 from even_plan import even_plan
 
 import debubble as db
@@ -297,7 +297,30 @@ def measure(name: str) -> Row:
     return {"well": well, "losses_equal": equal, "events": events}
 
 
-BENCHMARK = Benchmark(name="soak", about=__doc__, cases={name: name for name in LAYOUTS}, measure=measure)
+def page(rows: list[Row]) -> str:
+    """What came of the disturbances, by kind."""
+    events = [event for row in rows for event in row["events"]]
+    lines = []
+    for victim, how in KINDS:
+        found = [e for e in events if (e["victim"], e["how"]) == (victim, how)]
+        moments = ", ".join(f"{sum(e['moment'] == moment for e in found)} {moment}" for moment in MOMENTS)
+        named = sum(e["explained"] for e in found)
+        lost = max((e["steps"] - e["checkpoint"] for e in found), default=0)
+        orphans, seconds = sum(e["orphans"] for e in found), max((e["seconds"] for e in found), default=0)
+        lines.append(
+            (f"{victim}: {how}", str(len(found)), moments, str(named), str(lost), str(orphans), f"{seconds:.0f} s")
+        )
+    well = [row["case"] for row in rows if row["well"]]
+    head = ("who and how", "times", "when", "cause named", "steps lost at most", "processes left", "ended within")
+    rest = ", ".join(name for name in LAYOUTS if name not in well)
+    summary = f"{len(events)} disturbances of {len(rows)} layouts; {len(well)} were well."
+    return f"{summary}{f' Not: {rest}.' if rest else ''}\n\n{table(head, lines)}"
+
+
+BENCHMARK = Benchmark(
+    name="soak", about=__doc__, cases={name: name for name in LAYOUTS}, measure=measure,
+    pages={"notes/long-runs.md#soak": page},
+)  # fmt: skip
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its runs, would ignore it
