@@ -310,11 +310,10 @@ def page(rows: list[Row]) -> str:
         lines.append(
             (f"{victim}: {how}", str(len(found)), moments, str(named), str(lost), str(orphans), f"{seconds:.0f} s")
         )
-    well = [row["case"] for row in rows if row["well"]]
+    ill = [row["case"] for row in rows if not row["well"]]
     head = ("who and how", "times", "when", "cause named", "steps lost at most", "processes left", "ended within")
-    rest = ", ".join(name for name in LAYOUTS if name not in well)
-    summary = f"{len(events)} disturbances of {len(rows)} layouts; {len(well)} were well."
-    return f"{summary}{f' Not: {rest}.' if rest else ''}\n\n{table(head, lines)}"
+    summary = f"{len(events)} disturbances of {len(rows)} layouts; not well: {', '.join(ill) or 'none'}."
+    return f"{summary}\n\n{table(head, lines)}"
 
 
 BENCHMARK = Benchmark(
