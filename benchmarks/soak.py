@@ -157,7 +157,7 @@ class Runs:
         seconds = time.monotonic() - begin
         (self.checkpoints / "stuff").unlink(missing_ok=True)
         log, after = self._log.read_text(), newest(self.checkpoints)
-        said = [line for line in log.splitlines() if not re.match(r"step \d+/", line)]
+        said = [line for line in log.splitlines() if not re.match(r"step \d+[/:]", line)]
         taken = [int(step) for step in self._taken.read_text().split()] if self._taken.exists() else []
         reported = max(taken, default=before)
         return {
