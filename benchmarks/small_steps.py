@@ -28,7 +28,7 @@ from torch import nn
 
 import debubble as db
 
-RANKS, LAYERS, MICRO_BATCHES, VOCABULARY, ROUNDS = 2, 8, 8, 256, 12
+RANKS, LAYERS, MICRO_BATCHES, VOCABULARY, ROUNDS = 2, 8, 8, 256, 40
 SIZES = {"small": (32, 16, 4), "large": (512, 128, 1)}
 """Hidden size, tokens per micro-batch, and steps that are timed together."""
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}

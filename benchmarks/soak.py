@@ -4,9 +4,10 @@
 
 A small model trains.  At a random point of its start, steps, saves or end a rank or the launcher is killed, or a rank
 stops for good, or stands still now and then, or the disk is full; the run is resumed from its newest checkpoint.  A
-layout is well if no disturbance cost more than an interval between checkpoints, no process was left ten seconds later,
-nothing but the cause was reported, and the losses at the end are, to the bit, those of a run that nothing happened to.
-A full disk needs leave to mount a file system in memory, and is left out without.
+layout is well if every run began with the step after the newest checkpoint, no disturbance cost more than an interval
+between checkpoints besides the steps taken while one was written, no process was left ten seconds later, nothing but
+the cause was reported, and the losses at the end are, to the bit, those of a run that nothing happened to.  A full
+disk needs leave to mount a file system in memory; without, other disturbances take its place.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmark import Benchmark, Row
+from benchmark import Benchmark, Row, table
 from even_plan import even_plan
 
 import debubble as db
@@ -38,7 +39,26 @@ MODEL = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 64, "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
+WANDB = """
+from pathlib import Path
+
+def init(project, config):
+    return Run(project)
+
+class Run:
+    def __init__(self, project):
+        self.file = Path(project).open("w", buffering=1)
+
+    def log(self, figures, step):
+        print(step, file=self.file)
+
+    def finish(self, exit_code):
+        pass
+"""
+"""A module in place of Weights & Biases' that writes every step down, as the lines of a run tell some steps alone."""
 TEXT = "".join(f"{i} green bottles, hanging on the wall;\n" for i in range(2000))
+STEPS = 100
+"""Steps of a run, some seconds: most of what happens at a random point of them is not after the last."""
 SEED, DISTURBANCES, PATIENCE, ORPHAN_SECONDS, HANG_TIMEOUT = 0, 10, 180, 10, 8
 MARK = "DEBUBBLE_SOAK_RUN"
 """Environment variable by which the processes of a run are found, whoever their parent is."""
@@ -68,7 +88,9 @@ class Layout:
         units = [PlannedUnit("embedding", None), *halves, PlannedUnit("head", None)]
         costs = db.StageCosts.of(stages=schedule.stages, static=2, gathered=1 if self.options.zero == 3 else 0)
         options = replace(self.options, sequence_length=32, dtype="fp32")
-        even_plan(schedule, units, options, model=MODEL, costs=costs).save(path)
+        ranks = self.devices * options.data * options.tensor * options.context
+        cluster = db.Cluster.parse(f"{ranks}xCPU")
+        even_plan(schedule, units, options, model=MODEL, costs=costs, cluster=cluster).save(path)
 
 
 def layout_of(entry: dict[str, Any]) -> Layout:
@@ -118,29 +140,32 @@ class Runs:
     def __init__(self, layout: Layout, folder: Path, chance: random.Random) -> None:
         self.layout, self.folder, self.checkpoints, self.chance = layout, folder, folder / "checkpoints", chance
         (folder / "text.txt").write_text(TEXT)
+        (folder / "wandb.py").write_text(WANDB)
         layout.save(folder / "plan.json")
-        self._log, self._run, self._steps = folder / "log", 0, 0
+        self._log, self._taken, self._run, self._steps = folder / "log", folder / "steps", 0, 0
 
     def disturb(self, moment: str, victim: str, how: str) -> Row:
         """Start a run, disturb it, and look at what is left."""
         before = newest(self.checkpoints)
-        self._steps = before + 4 * self.layout.save_every
+        self._steps = before + STEPS
         process = self._start(self._saving(before))
         self._await(moment, process, before)
         whole, begin = newest(self.checkpoints), time.monotonic()
         if process.poll() is None:
             self._harm(process, victim, how)
-        code = process.wait(timeout=PATIENCE)
+        code = self._end_of(process)
         seconds = time.monotonic() - begin
         (self.checkpoints / "stuff").unlink(missing_ok=True)
         log, after = self._log.read_text(), newest(self.checkpoints)
-        said = [line for line in log.splitlines() if not re.match(r"step \d+/", line)]
-        reported = max(map(int, re.findall(r"^step (\d+)/", log, re.MULTILINE)), default=0)
+        said = [line for line in log.splitlines() if not re.match(r"step \d+[/:]", line)]
+        taken = [int(step) for step in self._taken.read_text().split()] if self._taken.exists() else []
+        reported = max(taken, default=before)
         return {
             "moment": moment, "victim": victim, "how": how, "exit_code": code, "said": said,
-            "explained": explains(said, code, moment, victim, how), "steps": reported, "checkpoint": after,
-            "lost_more": after < max(whole, reported - self.layout.save_every), "orphans": self._orphans(),
-            "seconds": round(seconds, 2),
+            "explained": explains(said, code, victim, how, began=bool(taken)), "before": before, "steps": reported,
+            "checkpoint": after, "resumed": taken[:1] in ([], [before + 1]),
+            "lost_more": after < max(whole, certain_checkpoint(reported, self.layout.save_every)),
+            "orphans": self._orphans(), "seconds": round(seconds, 2),
         }  # fmt: skip
 
     def finish(self) -> bool:
@@ -156,12 +181,15 @@ class Runs:
 
     def _start(self, more: Sequence[str]) -> subprocess.Popen[str]:
         self._run += 1
+        self._taken.unlink(missing_ok=True)
         options = ["--data", str(self.folder / "text.txt"), "--steps", str(self._steps), "--lr-schedule", "constant"]
         options += ["--warmup", "2", "--hang-timeout", str(HANG_TIMEOUT), "--json", *self.layout.arguments, *more]
+        options += ["--wandb", str(self._taken)]
+        path = os.pathsep.join(filter(None, [str(self.folder), os.environ.get("PYTHONPATH")]))
         with self._log.open("w") as log, (self.folder / "answer").open("w") as answer:
             return subprocess.Popen(
                 [*TRAIN, str(self.folder / "plan.json"), *options], stdout=answer, stderr=log, text=True,
-                env={**os.environ, MARK: self._name}, start_new_session=True,
+                env={**os.environ, MARK: self._name, "PYTHONPATH": path}, start_new_session=True,
             )  # fmt: skip
 
     @property
@@ -201,6 +229,17 @@ class Runs:
                 os.kill(target or 0, signal.Signals[name])
             time.sleep(0.5 if how == "slow" else 0)
 
+    def _end_of(self, process: subprocess.Popen[str]) -> int | None:
+        """The exit code of a run; None if it had to be killed, as it did not end."""
+        try:
+            return process.wait(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            for number in processes_of(self._name):
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            process.wait()
+            return None
+
     def _rank(self, process: subprocess.Popen[str]) -> int | None:
         """One of the ranks, as soon as there are any; None if the run has ended."""
         while process.poll() is None:
@@ -217,15 +256,21 @@ class Runs:
         return left
 
 
-def explains(said: Sequence[str], code: int, moment: str, victim: str, how: str) -> bool:
+def certain_checkpoint(steps: int, save_every: int) -> int:
+    """The checkpoint that is whole for certain after so many steps: the one before the last that was begun by then."""
+    return max(0, (steps - 1) // save_every - 1) * save_every
+
+
+def explains(said: Sequence[str], code: int | None, victim: str, how: str, *, began: bool) -> bool:
     """Tell whether what a run said names the cause of its end, and nothing else."""
     if code == 0 or how == "slow":
         return code == 0 and not said  # it had ended before, or went on
     if not said and how.startswith("SIG") and code == -signal.Signals[how]:
-        return how == "SIGKILL" or moment == "start"  # nobody was there to say anything
+        return how == "SIGKILL" or not began  # nobody was there to say anything
     requested = rf"The run was ended by {how}(\.| after step \d+ of \d+: go on from \S+ with --resume\.)"
     sentence = {
-        "full": r".*the disk is full.*", "SIGSTOP": r"debubble: The run hangs.*", "SIGINT": r"debubble: interrupted\.",
+        "full": r".*the disk is full.*", "SIGINT": r"debubble: interrupted\.",
+        "SIGSTOP": r"debubble: (The run hangs|Rank \d was stopped by a signal).*",
     }.get(how, f"debubble: {requested}")  # fmt: skip
     if victim == "rank" and how != "SIGSTOP":
         sentence = rf"debubble: (Rank \d was (killed|ended) by {how}.*; the other ranks were ended\.|{requested})"
@@ -241,17 +286,42 @@ def measure(name: str) -> Row:
         with small_disk(checkpoints) as mounted:
             kinds = [kind for kind in KINDS if mounted or kind[0] != "disk"]
             runs = Runs(LAYOUTS[name], Path(folder), chance)
-            events = [
-                runs.disturb("save" if victim == "disk" else chance.choice([*MOMENTS]), victim, how)
-                for victim, how in chance.sample(kinds, min(DISTURBANCES, len(kinds)))
-            ]
+            chosen = [*kinds, *chance.choices(kinds, k=DISTURBANCES - len(kinds))]
+            chance.shuffle(chosen)
+            events: list[Row] = []
+            for victim, how in chosen:
+                events.append(runs.disturb("save" if victim == "disk" else chance.choice([*MOMENTS]), victim, how))
+                print(name, events[-1], file=sys.stderr)
             equal = runs.finish()
-    well = equal and not any(e["lost_more"] or e["orphans"] or not e["explained"] for e in events)
+    well = equal and not any(e["lost_more"] or e["orphans"] or not (e["explained"] and e["resumed"]) for e in events)
     return {"well": well, "losses_equal": equal, "events": events}
 
 
-BENCHMARK = Benchmark(name="soak", about=__doc__, cases={name: name for name in LAYOUTS}, measure=measure)
+def page(rows: list[Row]) -> str:
+    """What came of the disturbances, by kind."""
+    events = [event for row in rows for event in row["events"]]
+    lines = []
+    for victim, how in KINDS:
+        found = [e for e in events if (e["victim"], e["how"]) == (victim, how)]
+        moments = ", ".join(f"{sum(e['moment'] == moment for e in found)} {moment}" for moment in MOMENTS)
+        named = sum(e["explained"] for e in found)
+        lost = max((e["steps"] - e["checkpoint"] for e in found), default=0)
+        orphans, seconds = sum(e["orphans"] for e in found), max((e["seconds"] for e in found), default=0)
+        lines.append(
+            (f"{victim}: {how}", str(len(found)), moments, str(named), str(lost), str(orphans), f"{seconds:.0f} s")
+        )
+    ill = [row["case"] for row in rows if not row["well"]]
+    head = ("who and how", "times", "when", "cause named", "steps lost at most", "processes left", "ended within")
+    summary = f"{len(events)} disturbances of {len(rows)} layouts; not well: {', '.join(ill) or 'none'}."
+    return f"{summary}\n\n{table(head, lines)}"
+
+
+BENCHMARK = Benchmark(
+    name="soak", about=__doc__, cases={name: name for name in LAYOUTS}, measure=measure,
+    pages={"notes/long-runs.md#soak": page},
+)  # fmt: skip
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and its runs, would ignore it
     BENCHMARK.main()
     sys.exit(not all(row["well"] for row in BENCHMARK.rows()))

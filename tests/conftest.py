@@ -89,7 +89,7 @@ def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks and processes of a DataLoader that this process starts are forked."""
     import torch.multiprocessing
 
-    from debubble.runtime import launcher
+    from debubble.runtime.launch import launcher
     from tests.support import forked
 
     context = torch.multiprocessing.get_context(forked.START_METHOD)

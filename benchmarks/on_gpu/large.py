@@ -19,7 +19,7 @@ from debubble.ir import Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import ModelConfig
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
+from debubble.runtime.launch.failures import DeviceMemoryError, is_out_of_memory
 from on_gpu.figures import Figures
 from on_gpu.machine import compared_hardware
 from on_gpu.settings import Settings

@@ -37,6 +37,15 @@ def end_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+def is_stopped(process: int) -> bool:
+    """Tell whether a signal has stopped a process of this machine, which goes on with SIGCONT (on Linux)."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # it has ended, or the system is another one
+        return False
+
+
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

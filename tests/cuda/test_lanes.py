@@ -8,7 +8,7 @@ import torch
 
 from debubble.ir import Lane
 from debubble.runtime.execution.lanes import lanes_of
-from debubble.runtime.streams import StreamHandoff
+from debubble.runtime.memory.streams import StreamHandoff
 from tests.support.cuda_cases import lag, own_stream
 
 SIZE = 1 << 16

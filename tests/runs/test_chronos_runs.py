@@ -12,8 +12,8 @@ from debubble.costs.units import Partition
 from debubble.ir import Kind, Lane, Placement
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.batch import read_batch
 from debubble.runtime.parameters.post_validation import StepResult
+from debubble.runtime.steps.batch import read_batch
 from debubble.training.checks import validates_after
 from debubble.training.trainer import post_validated_step, synchronous_step
 from tests.runtime.test_pipeline import ADAMW

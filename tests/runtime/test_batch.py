@@ -7,7 +7,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError
-from debubble.runtime.batch import BatchFormat, read_batch
+from debubble.runtime.steps.batch import BatchFormat, read_batch
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import (
     GEMMA2,

@@ -10,7 +10,7 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError
-from debubble.runtime.hf_files import checkpoint_files
+from debubble.runtime.weights.hf_files import checkpoint_files
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import FAMILIES, LLAMA, plan_of, run_threads
 

@@ -11,7 +11,7 @@ from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import InputError, StageCosts
-from debubble.runtime.failures import MoveMemoryError
+from debubble.runtime.launch.failures import MoveMemoryError
 from tests.support import gloo_ranks, runtime_cases
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of, with_layers

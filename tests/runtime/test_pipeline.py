@@ -1,5 +1,6 @@
 """Training with a Pipeline: optimizer, clipping, precision, dropout, data parallelism, and what it refuses."""
 
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,8 +13,8 @@ from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime import Pipeline
-from debubble.runtime.batch import read_batch
 from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.steps.batch import read_batch
 from tests.support.hf_reference import hf_model
 from tests.support.reference_model import ReferenceModel
 from tests.support.runtime_cases import (
@@ -34,6 +35,16 @@ ADAMW = partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.1)
 
 def schedule_1f1b(devices: int = 2, micro_batches: int = 4) -> Any:
     return db.schedules["1f1b"](devices=devices, micro_batches=micro_batches)
+
+
+def test_a_step_that_moves_messages_alone_starts_no_thread() -> None:
+    threads = threading.active_count() + 2
+
+    def step(pipeline: Pipeline) -> bool:
+        pipeline.step(tokens_of(LLAMA, rows=4))
+        return threading.active_count() <= threads
+
+    assert run_threads(plan_of(schedule_1f1b(), LLAMA), step) == [True, True]
 
 
 def losses_of(plan: Any, *, steps: Any, max_norm: Any = None, **arguments: Any) -> Any:

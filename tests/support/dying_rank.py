@@ -5,7 +5,7 @@ import signal
 from itertools import count
 from typing import Any
 
-from debubble.runtime.launcher import run_rank
+from debubble.runtime.launch.launcher import run_rank
 from debubble.runtime.pipeline import Pipeline
 from debubble.training import rank
 from debubble.training.checkpoint.saver import Saver

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher import api
 
-from debubble.runtime.launcher import run_rank
+from debubble.runtime.launch.launcher import run_rank
 
 START_METHOD: Final = "forkserver"
 
@@ -27,6 +27,12 @@ class ForkedRank:
 
     def __init__(self, process: BaseProcess, output: Path) -> None:
         self._process, self._output = process, output
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from debubble.runtime.launcher import open_process_group, run_rank
+from debubble.runtime.launch.launcher import open_process_group, run_rank
 
 
 def main(argument: str) -> None:

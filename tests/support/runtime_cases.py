@@ -11,8 +11,8 @@ from debubble.ir import RunOptions, StageCosts
 from debubble.models import ModelConfig
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
-from debubble.runtime.batch import BatchFormat, read_batch
 from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.steps.batch import BatchFormat, read_batch
 from tests.support.model_cases import entries_of, on_cpus
 from tests.support.reference_model import ReferenceModel
 from tests.support.schedule_cases import recomputing

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from debubble.runtime.failures import RunError
+from debubble.runtime.launch.failures import RunError
 from debubble.training.end_request import EndRequest
 from debubble.training.options import TrainOptions
 from tests.support.training_cases import train_alone

@@ -12,9 +12,9 @@ import pytest
 from debubble import processes
 from debubble.ir import InputError
 from debubble.processes import PYTHON
-from debubble.runtime import launcher
-from debubble.runtime.launcher import is_torchrun_rank, launch, run_rank
-from debubble.runtime.rank_reports import RankFailedError
+from debubble.runtime.launch import launcher
+from debubble.runtime.launch.launcher import is_torchrun_rank, launch, run_rank
+from debubble.runtime.launch.rank_reports import RankFailedError
 from tests.support import forked
 from tests.support.processes import wait_for_end
 
@@ -81,6 +81,16 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, sent: int, code: int) -> No
     launcher.join(20)
     assert launcher.exitcode == code
     wait_for_end(started(tmp_path))
+
+
+@pytest.mark.usefixtures("forked_processes")
+def test_a_rank_that_a_signal_stops_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RankFailedError) as caught:
+        launch("tests.support.launched_rank", f"{signal.SIGSTOP:d} {tmp_path}", ranks=2, hang_timeout=0.1)
+    assert str(caught.value) == (
+        "Rank 1 was stopped by a signal and has not gone on for 0.1 s; the other ranks were ended."
+    )
+    assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 
 @pytest.mark.usefixtures("forked_processes")

@@ -15,7 +15,7 @@ import debubble as db
 from debubble.costs.host_memory import offloaded_peaks
 from debubble.ir import InputError, Placement, Schedule, lower
 from debubble.plans import Plan
-from debubble.runtime.failures import DeviceMemoryError
+from debubble.runtime.launch.failures import DeviceMemoryError
 from debubble.training.memory_check import check_host_memory, explain_shortage, predicted_at
 from tests.support import forked
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of

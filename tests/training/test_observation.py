@@ -15,7 +15,7 @@ import debubble as db
 from debubble.costs.flops import Utilization, flops_per_token
 from debubble.ir import InputError, RunOptions
 from debubble.ir.trace import TraceEvent
-from debubble.runtime.measurements import AllocatorPeaks
+from debubble.runtime.steps.measurements import AllocatorPeaks
 from debubble.training.checks import check
 from debubble.training.metrics import DeviceWork, bubble_fraction
 from debubble.training.options import TrainOptions

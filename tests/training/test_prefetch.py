@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from debubble.ir import InputError
-from debubble.runtime.failures import UserCodeError
+from debubble.runtime.launch.failures import UserCodeError
 from debubble.training.data.datasets import READS, STARTS, DatasetSamples, Prefetcher
 from tests.support import forked
 from tests.support.processes import wait_for_end

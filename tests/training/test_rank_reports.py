@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from debubble.runtime.rank_reports import Reason, first_failure
+from debubble.runtime.launch.rank_reports import Reason, first_failure
 
 ENDING = 5.0
 """When the launcher began to end the ranks."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from debubble.ir import InputError
-from debubble.runtime.failures import RunError
+from debubble.runtime.launch.failures import RunError
 from debubble.training.checks import check
 from debubble.training.options import TrainOptions
 from debubble.training.run_lock import LOCK, locked

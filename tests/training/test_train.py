@@ -17,9 +17,9 @@ import debubble as db
 from debubble.cli.answers import ANSWERS
 from debubble.ir import InputError, RunOptions, Trace
 from debubble.plans import Plan
-from debubble.runtime.failures import RunError
-from debubble.runtime.launcher import encode_options, launch
-from debubble.runtime.rank_reports import RankFailedError
+from debubble.runtime.launch.failures import RunError
+from debubble.runtime.launch.launcher import encode_options, launch
+from debubble.runtime.launch.rank_reports import RankFailedError
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checks import check
 from debubble.training.memory_check import check_host_memory
@@ -141,6 +141,13 @@ def test_a_plan_of_abstract_costs_is_refused(options: Any, tmp_path: Path) -> No
     abstract.save(tmp_path / "abstract.json")
     with pytest.raises(InputError, match="has no model to run"):
         check(changed(options, plan=tmp_path / "abstract.json"))
+
+
+def test_a_plan_that_its_ranks_would_refuse_is_refused_before(options: Any, tmp_path: Path) -> None:
+    plan = Plan.load(options.plan)
+    replace(plan, partition=tuple(stage[::-1] for stage in plan.partition)).save(tmp_path / "other.json")
+    with pytest.raises(InputError, match="does not list the units of its model in order"):
+        check(changed(options, plan=tmp_path / "other.json"))
 
 
 @pytest.mark.usefixtures("process_group")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import debubble as db
 from debubble.ir import lower
 from debubble.runtime.execution.status import RankStatus
-from debubble.runtime.failures import report_failure
+from debubble.runtime.launch.failures import report_failure
 from debubble.training.data.datasets import STARTS
 from debubble.training.watchdog import SAVING, HeartbeatFolder, Watchdog
 

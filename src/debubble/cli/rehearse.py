@@ -27,7 +27,7 @@ def rehearse(
     from debubble.files import check_writable
     from debubble.ir import InputError
     from debubble.plans import Plan
-    from debubble.runtime.launcher import encode_options, start
+    from debubble.runtime.launch.launcher import encode_options, start
     from debubble.training.rehearsal import RehearsalOptions
 
     if steps < 1 or not scale > 0:

@@ -103,7 +103,7 @@ def train(
     )  # fmt: skip
     options = with_settings(recipe.settings, options)
     checked = check(options)
-    from debubble.runtime.launcher import encode_options, is_torchrun_rank, start
+    from debubble.runtime.launch.launcher import encode_options, is_torchrun_rank, start
     from debubble.training.memory_check import check_host_memory
 
     if not is_torchrun_rank() and (
@@ -115,4 +115,4 @@ def train(
         for remark in (rate_remark(options), frozen_remark(options, checked)):
             if remark:
                 log().print(remark)
-    start("debubble.training.rank", encode_options(options), ranks=checked.ranks)
+    start("debubble.training.rank", encode_options(options), ranks=checked.ranks, hang_timeout=options.hang_timeout)

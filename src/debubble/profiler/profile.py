@@ -31,7 +31,7 @@ from debubble.processes import own_cores
 from debubble.profiler.units import DTYPES, WARM_UP, Kind, Measurements, ModelSlice, costs_of, kind_of, merge
 from debubble.runtime.distributed.gradient_norm import sum_of_squares
 from debubble.runtime.execution.lanes import lanes_of
-from debubble.runtime.launcher import decode_options, encode_options, launch, open_process_group, run_rank
+from debubble.runtime.launch.launcher import decode_options, encode_options, launch, open_process_group, run_rank
 from debubble.runtime.memory.host import HostMemory
 
 

@@ -16,17 +16,12 @@ from torch.optim import Optimizer
 from debubble.ir import InputError, lower
 from debubble.plans import Plan
 from debubble.runtime.assembly import build_part, check_follows, check_runnable
-from debubble.runtime.batch import Batch
-from debubble.runtime.batch_agreement import BatchAgreement
 from debubble.runtime.distributed.data_parallel import check_before_steps, check_divided
 from debubble.runtime.distributed.transport import Transport
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.execution.operations import TensorOperations
 from debubble.runtime.execution.status import RankStatus
-from debubble.runtime.failures import MoveMemoryError, explained_shortage
-from debubble.runtime.forward_runs import ForwardRuns
-from debubble.runtime.hf_files import load_pretrained, save_pretrained
-from debubble.runtime.measurements import Measurements
+from debubble.runtime.launch.failures import MoveMemoryError, explained_shortage
 from debubble.runtime.models.compilation import compiler_of
 from debubble.runtime.models.float8 import float8_of
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
@@ -35,12 +30,17 @@ from debubble.runtime.models.stage import Stage
 from debubble.runtime.parameters.averages import WeightAverages
 from debubble.runtime.parameters.optimizers import DeviceOptimizers, LossScale, MakeOptimizer
 from debubble.runtime.parameters.post_validation import StepResult
-from debubble.runtime.post_validated_steps import PostValidatedSteps
-from debubble.runtime.repartition import exchange_units, restore_states
-from debubble.runtime.step_inputs import StepInputs
+from debubble.runtime.steps.batch import Batch
+from debubble.runtime.steps.batch_agreement import BatchAgreement
+from debubble.runtime.steps.forward_runs import ForwardRuns
+from debubble.runtime.steps.measurements import Measurements
+from debubble.runtime.steps.post_validated_steps import PostValidatedSteps
+from debubble.runtime.steps.repartition import exchange_units, restore_states
+from debubble.runtime.steps.step_inputs import StepInputs
+from debubble.runtime.steps.training_step import StepRunner
+from debubble.runtime.steps.updates import DeviceGradients, ParameterUpdates
 from debubble.runtime.topology import Ranks, default_device, default_transport
-from debubble.runtime.training_step import StepRunner
-from debubble.runtime.updates import DeviceGradients, ParameterUpdates
+from debubble.runtime.weights.hf_files import load_pretrained, save_pretrained
 
 
 class Pipeline:

@@ -85,9 +85,9 @@ def _check_unlocked(options: TrainOptions) -> None:
 
 def _check_checkpoint(folder: Path, plan: Plan) -> None:
     """Refuse to load a folder without a Hugging Face checkpoint, or with adapters of another model."""
-    from debubble.runtime.adapter_config import check_model
-    from debubble.runtime.hf_files import checkpoint_files
     from debubble.runtime.models.lora import CONFIG
+    from debubble.runtime.weights.adapter_config import check_model
+    from debubble.runtime.weights.hf_files import checkpoint_files
 
     files = checkpoint_files(folder)
     if plan.options.lora and (folder / CONFIG).is_file():

@@ -13,7 +13,7 @@ from debubble.ir import DebubbleError, InfeasibleError, InputError
 from debubble.planners.plan_model import plan as make_plan
 from debubble.planners.registry import SLICED
 from debubble.plans import Plan
-from debubble.runtime.failures import DeviceMemoryError
+from debubble.runtime.launch.failures import DeviceMemoryError
 
 
 def check_host_memory(plan: Plan, *, offload_to_disk: bool = False) -> str | None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.ir import InputError
 from debubble.models.config import ModelConfig
-from debubble.models.runtime_limits import beyond_runtime
 from debubble.plans import Plan
 from debubble.training.checkpoint.folder import (
     DamagedError,
@@ -162,9 +161,9 @@ def runnable(path: Path) -> Plan:
     plan = Plan.load(path)
     if plan.model is None:
         raise InputError(f"{path} was made from abstract costs and has no model to run: plan a MODEL instead.")
-    refusal = beyond_runtime(plan.options, plan.model)
-    if refusal is not None:
-        raise InputError(refusal)
+    from debubble.runtime.assembly import check_runnable
+
+    check_runnable(plan, plan.ranks)
     return plan
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from debubble.runtime.launcher import decode_options, open_process_group, run_rank
+from debubble.runtime.launch.launcher import decode_options, open_process_group, run_rank
 from debubble.training.options import TrainOptions
 from debubble.training.trainer import train
 

@@ -147,7 +147,7 @@ class SleepingOperations(Operations):
 
 def main(argument: str) -> None:
     """Rehearse as one rank, on Gloo; rank 0 prints the comparison."""
-    from debubble.runtime.launcher import decode_options, open_process_group
+    from debubble.runtime.launch.launcher import decode_options, open_process_group
     from debubble.training.report import compare_timelines, print_comparison
 
     options = decode_options(argument, RehearsalOptions)
@@ -162,6 +162,6 @@ def main(argument: str) -> None:
 
 
 if __name__ == "__main__":
-    from debubble.runtime.launcher import run_rank
+    from debubble.runtime.launch.launcher import run_rank
 
     run_rank(main)

@@ -17,7 +17,7 @@ from debubble.files import write_whole
 from debubble.formatting import ANSWER_VERSION
 from debubble.ir import Trace
 from debubble.plans import Plan
-from debubble.runtime.measurements import AllocatorPeaks
+from debubble.runtime.steps.measurements import AllocatorPeaks
 from debubble.training.online.journal import JournalEntry
 from debubble.training.progress import StepReport
 from debubble.views import Scene, views

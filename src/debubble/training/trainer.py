@@ -21,7 +21,7 @@ from debubble.ir import InputError, Trace
 from debubble.plans import Plan
 from debubble.processes import available_cores, own_cores
 from debubble.runtime import Batch
-from debubble.runtime.failures import DeviceMemoryError, RunError
+from debubble.runtime.launch.failures import DeviceMemoryError, RunError
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
 from debubble.runtime.topology import default_device

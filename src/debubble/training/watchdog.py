@@ -20,8 +20,15 @@ from typing import NamedTuple, Protocol
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from debubble.runtime.execution.status import RankStatus
-from debubble.runtime.failures import LAUNCH_FOLDER, EndedError, RunError, exit_rank, report_failure, signal_listener
-from debubble.runtime.launcher import END_AT_ONCE
+from debubble.runtime.launch.failures import (
+    LAUNCH_FOLDER,
+    EndedError,
+    RunError,
+    exit_rank,
+    report_failure,
+    signal_listener,
+)
+from debubble.runtime.launch.launcher import END_AT_ONCE
 from debubble.runtime.pipeline import Pipeline
 from debubble.training.data.datasets import STARTS
 from debubble.training.end_request import REQUESTS

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import DebubbleError, InputError, Lane
-from debubble.runtime.streams import StreamHandoff
+from debubble.runtime.memory.streams import StreamHandoff
 from debubble.runtime.torch_internals import runs_in_backward
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ class Transport:
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         """Fill the buffer, or answer with the tensor that came."""
         raise AssertionError("a single rank receives nothing")
+
+    def begin_receive(self, buffer: Tensor, source: int, channel: Channel) -> Callable[[], Tensor]:
+        """Begin to receive; the answer returns what `receive` does.  Answers are called in the order of the calls."""
+        return partial(self.receive, buffer, source, channel)
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum over these ranks, in place.  They all call it, in the same order."""
@@ -223,12 +227,20 @@ class Distributed(Transport):
 
     def receive(self, buffer: Tensor, source: int, channel: Channel) -> Tensor:
         """Fill the buffer with the next message of this source and channel, and return it."""
-        group = self._channels[source, self.rank, channel]
         with self._reachable(buffer, sent=False) as message:
-            work = self._dist.irecv(message, source, group=group, tag=_TAGS[channel])
-            assert work is not None
-            work.wait()
+            self.begin_receive(message, source, channel)()
         return buffer
+
+    def begin_receive(self, buffer: Tensor, source: int, channel: Channel) -> Callable[[], Tensor]:
+        """Begin to receive the next message of this source and channel, into a buffer that the group can reach."""
+        work = self._dist.irecv(buffer, source, group=self._channels[source, self.rank, channel], tag=_TAGS[channel])
+        assert work is not None
+
+        def wait() -> Tensor:
+            work.wait()
+            return buffer
+
+        return wait
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum over these ranks, in place; a single rank's tensor is the sum already."""

@@ -3,9 +3,9 @@
 Every queue of the Program is walked by a thread that stays from step to step (the compute lane by the caller): an
 instruction starts when what it waits for on this device has happened, acts, and marks its start and end.  Waits for
 instructions of other devices are met by messages alone: a receive ends when the message is there; every other such wait
-predicts a time and constrains nothing.  As every receive has a thread that does nothing else at that moment, and every
-send such a thread as well or, on the CPU, nothing to wait for but the receive of an earlier message, a Program without
-a cycle cannot hang.
+predicts a time and constrains nothing.  As every receive has a thread that does nothing else at that moment or, on the
+CPU, has begun with the step, and every send such a thread as well or nothing to wait for but the receive of an earlier
+message, a Program without a cycle cannot hang.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from debubble.runtime.execution.synchronization import (
     ReloadAllocation,
     StepSynchronizer,
 )
-from debubble.runtime.failures import DeviceMemoryError, is_out_of_memory
+from debubble.runtime.launch.failures import DeviceMemoryError, is_out_of_memory
 
 
 @dataclass
@@ -38,12 +38,15 @@ class Interpreter:
 
     def __post_init__(self) -> None:
         self.program, self.lanes = self.operations.program, self.operations.lanes
-        queues = self.program.queues_of[self.operations.device]
-        posts = self.posted_sends(queues) if self.lanes.posts_sends else {}
+        queues: Sequence[Queue] = self.program.queues_of[self.operations.device]
+        posts = self.posted_sends(queues) if self.lanes.posts_messages else {}
         posted = {send for sends in posts.values() for send in sends}
-        self._queues = [
-            (queue, self._lane_instructions(queue, posts)) for queue in queues if posted.isdisjoint(queue.instructions)
-        ]
+        queues = [queue for queue in queues if posted.isdisjoint(queue.instructions)]
+        receives = self._received_by_compute(queues) if self.lanes.posts_messages else {}
+        self._posted_receives = [self.program.instructions[i] for receive in receives.values() for i in receive]
+        if receives:
+            queues = [queue for queue in queues if queue.lane is Lane.COMPUTE]
+        self._queues = [(queue, self._lane_instructions(queue, posts, receives)) for queue in queues]
         self.events = {event for _, items in self._queues for item in items for event, _ in item.waits}
         """What instructions of this device wait for on other lanes of it."""
         self._threads: list[LaneThread] = []
@@ -76,6 +79,8 @@ class Interpreter:
 
     def compute(self, step: StepSynchronizer, state: StepState) -> None:
         """Run the instructions of the compute lane, and wait until what it has sent is through."""
+        for receive in self._posted_receives:
+            self.operations.post_receive(receive, state)
         for queue in self._queues:
             if queue[0].lane is Lane.COMPUTE:
                 self._walk(*queue, step, state)
@@ -93,6 +98,9 @@ class Interpreter:
         with self.lanes.lane(queue.lane, queue.peer), on_lane(queue.lane):
             for item in instructions:
                 step.wait(item)
+                for message in item.receives:
+                    with step.receiving(message, item):
+                        self.operations.finish_receive(message, state)
                 self._allocate_reloads(item, Moment.START, step)
                 start = step.begin(item)
                 try:
@@ -116,10 +124,12 @@ class Interpreter:
             if allocation.moment is moment and all(map(step.has_happened, allocation.offloads)):
                 self.operations.allocate_reload(allocation.reload)
 
-    def _lane_instructions(self, queue: Queue, posts: Mapping[int, Sequence[int]]) -> list[LaneInstruction]:
+    def _lane_instructions(
+        self, queue: Queue, posts: Mapping[int, Sequence[int]], receives: Mapping[int, Sequence[int]]
+    ) -> list[LaneInstruction]:
         instructions, completed = self.program.instructions, self._gradients_by_last_backward()
         reloads = self._reload_allocations() if queue.lane is Lane.COMPUTE else {}
-        items, same_lane = [], set(queue.instructions)
+        items, same_lane = [], {*queue.instructions, *(i for receive in receives.values() for i in receive)}
         for index in queue.instructions:
             waits = [
                 ((wait.instruction, wait.moment), instructions[wait.instruction])
@@ -134,6 +144,7 @@ class Interpreter:
                     tuple(waits),
                     tuple(completed.get(index, ())),
                     tuple(instructions[send] for send in posts.get(index, ())),
+                    tuple(instructions[receive] for receive in receives.get(index, ())),
                     reloads.get(index, ()),
                 )
             )
@@ -173,6 +184,30 @@ class Interpreter:
                 for send, producer in zip(queue.instructions, producers, strict=True):
                     posts[producer].append(send)
         return posts
+
+    def _received_by_compute(self, queues: Sequence[Queue]) -> Mapping[int, Sequence[int]]:
+        """The messages that the compute lane receives before each of its instructions: all, or none.
+
+        While it waits for one, no other lane's failure can wake it, and it takes those of one source in their order:
+        so it receives where that is the order in which it needs them and nothing but receives has a lane of its own.
+        """
+        instructions = self.program.instructions
+        [order] = [queue.instructions for queue in queues if queue.lane is Lane.COMPUTE]
+        inboxes = [queue.instructions for queue in queues if queue.lane is Lane.RECV]
+        if len(inboxes) + 1 != len(queues) or self.operations.peer_offload.service_loops():
+            return {}
+        consumer = {wait.instruction: index for index in reversed(order) for wait in instructions[index].waits}
+        position = {index: number for number, index in enumerate(order)}
+        receives: defaultdict[int, list[int]] = defaultdict(list)
+        for inbox in inboxes:
+            if any(self._is_here(wait.instruction) for i in inbox for wait in instructions[i].waits):
+                return {}
+            positions = [position[consumer[i]] for i in inbox]
+            if positions != sorted(positions):
+                return {}
+            for i in inbox:
+                receives[consumer[i]].append(i)
+        return receives
 
     def _gradients_by_last_backward(self) -> dict[int, list[Op]]:
         """Each G and D by the instruction of the backward after which its gradients are complete."""

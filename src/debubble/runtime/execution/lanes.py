@@ -36,8 +36,8 @@ class CpuLanes:
     """Lanes on the CPU: each is a thread, and what it has done is done."""
 
     device = torch.device("cpu")
-    posts_sends = True
-    """Whether the compute lane may begin sends itself: what it sends is there when it has returned."""
+    posts_messages = True
+    """Whether the compute lane may send and receive itself: what it sends is there when it has returned."""
 
     def __init__(self, host: HostMemory | None = None) -> None:
         self.host = host or HostMemory()
@@ -84,7 +84,7 @@ class CpuLanes:
 class CudaLanes:
     """Lanes on a GPU: each is a stream; the compute lane is the caller's."""
 
-    posts_sends = False
+    posts_messages = False
 
     def __init__(self, device: torch.device, host: HostMemory | None = None) -> None:
         # A device without an index is the current one, of which every thread has its own.

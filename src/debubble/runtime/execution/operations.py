@@ -50,6 +50,8 @@ class StepState:
     """Tensors that are there for an operation to consume: an F, a backward, a send."""
     buffers: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """Offloaded bytes by stage and micro-batch."""
+    arriving: dict[Op, Callable[[], Tensor]] = field(default_factory=dict)
+    """Messages that the compute lane receives: each waits for its tensor."""
     sends: defaultdict[int, deque[PostedSend]] = field(default_factory=lambda: defaultdict(deque))
     """The messages that are on their way to each device, if the compute lane has sent them."""
 
@@ -168,8 +170,7 @@ class Operations(ABC):
 
     def _receive(self, instruction: Instruction) -> Execute:
         assert instruction.peer is not None
-        (kind, stage, j), source = instruction.op, self.rank_of[instruction.peer]
-        consumer = Op(Kind.F, stage, j) if kind is Kind.RECV_F else self.program.schedule.backward_of(stage, j)
+        (_, _, j), source = instruction.op, self.rank_of[instruction.peer]
 
         def receive(state: StepState, unit_done: UnitDone | None) -> None:
             # On a device that enqueues them, all receives of a step would have their buffers at once.
@@ -178,10 +179,27 @@ class Operations(ABC):
             tensor = self.transport.receive(buffer, source, Channel.MESSAGE)
             if tensor is not buffer:
                 self.lanes.messages.give_back(buffer)
-            self.messages.count(tensor.nbytes)
-            state.inputs[consumer] = tensor
+            self._arrived(instruction.op, tensor, state)
 
         return receive
+
+    def post_receive(self, instruction: Instruction, state: StepState) -> None:
+        """Begin to receive a message.  Its memory is touched when it arrives, and counted when it is waited for."""
+        assert instruction.peer is not None
+        buffer = self.lanes.messages.take(state.boundary[instruction.op.micro_batch], state.dtype)
+        source = self.rank_of[instruction.peer]
+        state.arriving[instruction.op] = self.transport.begin_receive(buffer, source, Channel.MESSAGE)
+
+    def finish_receive(self, instruction: Instruction, state: StepState) -> None:
+        """Wait for a message that `post_receive` has begun to receive."""
+        self._arrived(instruction.op, state.arriving.pop(instruction.op)(), state)
+
+    def _arrived(self, op: Op, tensor: Tensor, state: StepState) -> None:
+        kind, stage, j = op
+        self.messages.count(tensor.nbytes)
+        state.inputs[Op(Kind.F, stage, j) if kind is Kind.RECV_F else self.program.schedule.backward_of(stage, j)] = (
+            tensor
+        )
 
 
 @dataclass

@@ -17,7 +17,7 @@ from torch import Tensor
 from debubble.ir import Kind, Lane, Op, Program
 from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
-from debubble.runtime.streams import StreamHandoff
+from debubble.runtime.memory.streams import StreamHandoff
 
 
 @dataclass

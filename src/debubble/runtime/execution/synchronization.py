@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -63,6 +64,8 @@ class LaneInstruction(NamedTuple):
     """Each G and D whose gradients are complete after it."""
     posts: tuple[Instruction, ...]
     """Sends that its lane begins after it."""
+    receives: tuple[Instruction, ...] = ()
+    """The messages that its lane receives before it."""
     reloads: tuple[ReloadAllocation, ...] = ()
     """The reloads whose buffers the compute lane allocates at one of its moments."""
 
@@ -127,6 +130,14 @@ class StepSynchronizer:
         self._status.ended(instruction)
         self._streams((item.number, Moment.STREAM), mark)
         self._happens((item.number, Moment.END), mark)
+
+    @contextmanager
+    def receiving(self, message: Instruction, item: LaneInstruction) -> Iterator[None]:
+        """Enter the context in which an instruction's own lane waits for a message to it."""
+        self._status.waits(item.instruction, message)
+        yield
+        mark = self._lanes.mark()
+        self.executed.append(ExecutedInstruction(message, mark, mark))
 
     def posted(self, send: Instruction, start: Mark) -> None:
         """A message that the transport was handed since then is on its way."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from debubble.errors import readable
 from debubble.ir import DebubbleError
 from debubble.runtime.memory.activations import as_bytes
-from debubble.runtime.streams import StreamHandoff
+from debubble.runtime.memory.streams import StreamHandoff
 
 Buffer = TypeVar("Buffer")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from debubble.runtime.memory.activations import as_bytes
 from debubble.runtime.memory.host import FreeBuffers
-from debubble.runtime.streams import StreamHandoff, used_here
+from debubble.runtime.memory.streams import StreamHandoff, used_here
 
 
 class MessageBuffers:

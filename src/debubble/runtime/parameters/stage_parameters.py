@@ -24,12 +24,12 @@ from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.distributed.sharding import TensorShard, viewed_like
 from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.memory.streams import used_here
 from debubble.runtime.models.nf4 import dequantized, packed, quantized, scales_names, shapes_of
 from debubble.runtime.models.units import UnitModule
 from debubble.runtime.operators import add_gradient
 from debubble.runtime.parameters.parameter_division import ParameterDivision, ParameterPair
 from debubble.runtime.parameters.zero3 import DividedParameter
-from debubble.runtime.streams import used_here
 
 Sums = list[Tensor | None]
 """Gradients in the order of a stage's parameters; None where there is none yet."""

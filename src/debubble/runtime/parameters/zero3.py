@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from debubble.runtime.distributed.data_parallel import Replicas
 from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.streams import used_here
+from debubble.runtime.memory.streams import used_here
 
 
 class DividedParameter:

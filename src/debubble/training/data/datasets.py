@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader
 
 from debubble.ir import DebubbleError, InputError
 from debubble.processes import end_with_parent
-from debubble.runtime.batch import IGNORED, Entries, check_entries
-from debubble.runtime.failures import UserCodeError
+from debubble.runtime.launch.failures import UserCodeError
+from debubble.runtime.steps.batch import IGNORED, Entries, check_entries
 from debubble.training.data.text import Sequences, Tokens, shuffled_indices
 from debubble.training.user_code import Dataset, current_folder_last
 

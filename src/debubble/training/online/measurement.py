@@ -98,17 +98,21 @@ def _speeds(
 def _message_times(steps: Sequence[Mapping[Op, TraceEvent]]) -> dict[int, float]:
     """Time of a message between a stage and the next, from the start of the send to the arrival.
 
-    It is the mean of both directions: a difference between the devices' clocks cancels.
+    It is the mean of both directions: a difference between the devices' clocks cancels.  Of a step's messages the
+    quickest counts, as one that came before it was needed may be noted when it was.
     """
     times: dict[tuple[int, Kind], list[float]] = defaultdict(list)
     for events in steps:
+        quickest: dict[tuple[int, Kind], float] = {}
         for op, event in events.items():
-            if op.kind is Kind.RECV_F:
-                sent = events[Op(Kind.SEND_F, op.stage - 1, op.micro_batch)]
-                times[op.stage - 1, op.kind].append(event.end - sent.start)
-            elif op.kind is Kind.RECV_B:
-                sent = events[Op(Kind.SEND_B, op.stage + 1, op.micro_batch)]
-                times[op.stage, op.kind].append(event.end - sent.start)
+            if op.kind in (Kind.RECV_F, Kind.RECV_B):
+                forward = op.kind is Kind.RECV_F
+                sender = op.stage - 1 if forward else op.stage + 1
+                sent = events[Op(Kind.SEND_F if forward else Kind.SEND_B, sender, op.micro_batch)]
+                key: tuple[int, Kind] = min(sender, op.stage), op.kind
+                quickest[key] = min(event.end - sent.start, quickest.get(key, math.inf))
+        for key, time in quickest.items():
+            times[key].append(time)
     directions: dict[int, list[float]] = defaultdict(list)
     for (stage, _), found in times.items():
         directions[stage].append(median(found))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from debubble.ir import InputError
 from debubble.runtime.assembly import loss_dtype
-from debubble.runtime.batch import Batch
 from debubble.runtime.execution.speculation import SpeculativeInterpreter
 from debubble.runtime.parameters.post_validation import PostValidation, StepResult
-from debubble.runtime.training_step import MEETS, StepRunner
+from debubble.runtime.steps.batch import Batch
+from debubble.runtime.steps.training_step import MEETS, StepRunner
 
 
 class PostValidatedSteps:

@@ -21,7 +21,7 @@ class RankFailedError(DebubbleError):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """What a rank wrote when it ended (see `runtime.failures.report_failure`)."""
+    """What a rank wrote when it ended (see `runtime.launch.failures.report_failure`)."""
 
     text: str
     doing: str
@@ -80,6 +80,14 @@ def first_failure(
     sys.stderr.write(reason.py_callstack)
     doing = f" (It {reason.doing}{others}.)" if reason.doing else ""
     return RankFailedError(f"Rank {rank} failed: {reason.text}{doing}")
+
+
+def stopped_rank(rank: int, reasons: Mapping[int, Reason], *, seconds: float) -> RankFailedError:
+    """The failure of a rank that a signal has stopped, and that has not gone on for so long."""
+    return RankFailedError(
+        f"Rank {rank} was stopped by a signal and has not gone on for {seconds:g} s{_others(reasons, rank)}; the other"
+        " ranks were ended."
+    )
 
 
 def _others(reasons: Mapping[int, Reason], failed: int) -> str:

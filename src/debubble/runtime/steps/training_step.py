@@ -11,17 +11,17 @@ from torch import Tensor
 from debubble.ir import Program
 from debubble.plans import Plan
 from debubble.runtime.assembly import loss_dtype
-from debubble.runtime.batch import Batch, StepBatch
-from debubble.runtime.batch_agreement import BatchAgreement
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.operations import StepState, TensorOperations
 from debubble.runtime.execution.status import RankStatus
-from debubble.runtime.measurements import Measurements
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.parameters.optimizers import LossScale
-from debubble.runtime.step_inputs import StepInputs
+from debubble.runtime.steps.batch import Batch, StepBatch
+from debubble.runtime.steps.batch_agreement import BatchAgreement
+from debubble.runtime.steps.measurements import Measurements
+from debubble.runtime.steps.step_inputs import StepInputs
+from debubble.runtime.steps.updates import DeviceGradients, ParameterUpdates
 from debubble.runtime.topology import Ranks
-from debubble.runtime.updates import DeviceGradients, ParameterUpdates
 
 MEETS = "meets the other ranks"
 """The phase of a step in which they agree on its batch."""

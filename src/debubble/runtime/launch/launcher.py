@@ -25,9 +25,9 @@ import msgspec
 import torch.distributed as dist
 
 from debubble.ir import InputError
-from debubble.processes import child_command, end_with_parent
-from debubble.runtime.failures import LAUNCH_FOLDER, exit_rank
-from debubble.runtime.rank_reports import RankFailedError, first_failure, reasons_in
+from debubble.processes import child_command, end_with_parent, is_stopped
+from debubble.runtime.launch.failures import LAUNCH_FOLDER, exit_rank
+from debubble.runtime.launch.rank_reports import RankFailedError, first_failure, reasons_in, stopped_rank
 
 T = TypeVar("T")
 
@@ -37,6 +37,8 @@ REQUESTED_GRACE = 30.0
 """Seconds that the others get when the first rank has ended on request."""
 POLL_INTERVAL = 0.05
 """Seconds between two looks at the ranks."""
+HANG_TIMEOUT = 600.0
+"""Seconds that a signal may stop a rank."""
 
 END_AT_ONCE = signal.SIGHUP
 """Tells a rank to end without another step."""
@@ -54,6 +56,10 @@ OF_TORCHRUN = (*OF_A_RANK, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 class RankProcess(Protocol):
     """A process that runs a rank, as `subprocess.Popen` has it."""
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
 
@@ -61,13 +67,13 @@ class RankProcess(Protocol):
         """Send it a signal, unless it has ended."""
 
 
-def start(module: str, argument: str, *, ranks: int) -> None:
+def start(module: str, argument: str, *, ranks: int, hang_timeout: float = HANG_TIMEOUT) -> None:
     """Run a module's `main(argument)` as `ranks` ranks: here, or as the one that torchrun has started this process for.
 
     Raises InputError if torchrun started another number, and what `launch` raises.
     """
     if not is_torchrun_rank():
-        launch(module, argument, ranks=ranks)
+        launch(module, argument, ranks=ranks, hang_timeout=hang_timeout)
         return
     started = int(os.environ["WORLD_SIZE"])
     if started != ranks:
@@ -90,16 +96,18 @@ def is_torchrun_rank() -> bool:
     return not missing
 
 
-def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
+def launch(module: str, argument: str, *, ranks: int, threads: int = 1, hang_timeout: float = HANG_TIMEOUT) -> None:
     """Run `python -m module argument` as `ranks` processes and wait for all of them.
 
     SIGTERM and SIGUSR1 are forwarded to the ranks, as the request to end.  Signal handlers of this process are as they
-    were when the ranks have ended.  Raises RankFailedError if one fails, KeyboardInterrupt on Ctrl-C.
+    were when the ranks have ended.  Raises RankFailedError if one fails, or a signal has stopped it for `hang_timeout`
+    seconds (the others may have ended, and then none sees it), KeyboardInterrupt on Ctrl-C.
     """
     with tempfile.TemporaryDirectory(prefix="debubble-") as folder, _received_signals() as received:
         environments = [_environment(Path(folder), rank, ranks=ranks, threads=threads) for rank in range(ranks)]
         processes: list[RankProcess] = []
         requested: signal.Signals | None = None
+        stops: dict[int, float] = {}
         try:
             processes += (start_rank(module, argument, environment) for environment in environments)
             while not (failed := _failures(processes)) and any(process.poll() is None for process in processes):
@@ -112,6 +120,9 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1) -> None:
                     requested = number
                     for process in processes:
                         process.send_signal(number)
+                if (stopped := _stopped_for(hang_timeout, processes, stops)) is not None:
+                    _end(processes)
+                    raise stopped_rank(stopped, reasons_in(Path(folder)), seconds=hang_timeout)
                 time.sleep(POLL_INTERVAL)
             if failed:
                 # A rank that lost its peer may end before the system says that the peer did; on request all end alike.
@@ -153,6 +164,16 @@ def _environment(folder: Path, rank: int, *, ranks: int, threads: int) -> dict[s
 def _failures(processes: Sequence[RankProcess]) -> dict[int, int]:
     """Exit codes of the ranks that have ended with another one than 0."""
     return {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
+
+
+def _stopped_for(seconds: float, processes: Sequence[RankProcess], stops: dict[int, float]) -> int | None:
+    """A rank that a signal has stopped for so long; `stops` has when each that is stopped was first seen so."""
+    for rank, process in enumerate(processes):
+        if not is_stopped(process.pid):
+            stops.pop(rank, None)
+        elif time.monotonic() - stops.setdefault(rank, time.monotonic()) > seconds:
+            return rank
+    return None
 
 
 def _wait(processes: Sequence[RankProcess], seconds: float) -> None:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from debubble.ir import InputError, Kind, Schedule, lower_forwards
 from debubble.runtime.assembly import loss_dtype
-from debubble.runtime.batch import Batch, StepBatch, TokenRows
 from debubble.runtime.distributed.cuts import Cut
 from debubble.runtime.distributed.tensor_parallel import TensorGroup
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.operators import widen
-from debubble.runtime.training_step import StepRunner
+from debubble.runtime.steps.batch import Batch, StepBatch, TokenRows
+from debubble.runtime.steps.training_step import StepRunner
 
 
 class ForwardRuns:

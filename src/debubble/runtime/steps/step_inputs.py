@@ -12,11 +12,11 @@ from debubble.ir import InputError
 from debubble.models.config import ModelConfig
 from debubble.plans import Plan
 from debubble.runtime.assembly import DTYPES, balance_of
-from debubble.runtime.batch import Batch, BatchFormat, Cut, StepBatch, read_batch, whole
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.execution.operations import StepState
 from debubble.runtime.models.loss import Loss, loss_entries
 from debubble.runtime.models.modules import Modules
+from debubble.runtime.steps.batch import Batch, BatchFormat, Cut, StepBatch, read_batch, whole
 
 
 class StepInputs:

@@ -18,14 +18,14 @@ from debubble.files import decode_json, write_whole
 from debubble.ir import InputError
 from debubble.models.config import ModelConfig
 from debubble.plans import Plan
-from debubble.runtime.adapter_config import check_adapters, check_model, with_family
 from debubble.runtime.models.hf.model import tied_names
 from debubble.runtime.models.hf.names import HEAD_TABLE, joined, sources, stored
 from debubble.runtime.models.lora import CONFIG, PREFIX, WEIGHTS, is_adapter
 from debubble.runtime.models.nf4 import is_scales
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.topology import Ranks
-from debubble.runtime.weights_folder import Place, check_dtype, check_tables, weights_of
+from debubble.runtime.weights.adapter_config import check_adapters, check_model, with_family
+from debubble.runtime.weights.weights_folder import Place, check_dtype, check_tables, weights_of
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 

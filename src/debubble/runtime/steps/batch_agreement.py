@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 
 from debubble.ir import InputError
-from debubble.runtime.batch import StepBatch
+from debubble.runtime.steps.batch import StepBatch
 from debubble.runtime.topology import Ranks
 
 
