@@ -160,12 +160,25 @@ def _every_partition(problem: Problem, units: Units) -> Iterable[tuple[Placement
             break
     if left < 0 or not placements:
         return None
-    return (
+    partitions = (
         (placement, Partition([(u, names[u]) for u in range(*ends)] for ends in pairwise((0, *cuts, count))))
         for placement in placements
         for cuts in combinations(range(1, count), placement.stages - 1)
         for names in product(*strategies)
     )
+    return (
+        (placement, partition)
+        for placement, partition in partitions
+        if all(_may_recompute(units, s) for s in partition)
+    )
+
+
+def _may_recompute(units: Units, stage: Sequence[tuple[int, str]]) -> bool:
+    """Tell whether a stage recomputes something, if it can.
+
+    Another strategy gives it all orders that it has without, because no micro-batch needs an R.
+    """
+    return any(name != "none" for _, name in stage) or all(len(units.units[u].strategies) == 1 for u, _ in stage)
 
 
 def _placements(problem: Problem, units: Units) -> Iterator[Placement]:
