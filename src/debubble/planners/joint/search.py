@@ -209,11 +209,13 @@ def _simulated(
     reason: DebubbleError | None = None
     partitions: set[tuple[Placement, Partition | None]] = set()
     for chain in (chain for chain in chains if chain.complete):
-        solution = chain.levers.solution(chain.best)
-        partition = solution.schedule.placement, solution.partition
-        if partition in partitions or len(partitions) == plans or (solutions and effort.over):
+        partition = chain.levers.placement, chain.levers.partition(chain.best)
+        if len(partitions) == plans or (solutions and effort.over):
+            break
+        if partition in partitions:
             continue
         partitions.add(partition)
+        solution = chain.levers.solution(chain.best)
         effort.spend(_price_of_simulation(solution))
         try:
             solutions.append((_step_time(problem, solution), solution))
