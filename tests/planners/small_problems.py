@@ -20,6 +20,8 @@ from debubble.ir import DebubbleError, Kind, Op, Placement, Schedule
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.simulator import simulate
 
+NO_DEADLINE = 1e6
+"""Seconds on the clock that no search takes."""
 MODEL_SECONDS = 3.0
 """Deterministic time of CP-SAT for the plans of one cut."""
 
@@ -53,6 +55,7 @@ def random_problem(seed: int, *, effort: float = 1.0) -> Problem:
         devices=devices,
         micro_batches=micro_batches,
         effort=effort,
+        deadline=NO_DEADLINE,
     )
 
 

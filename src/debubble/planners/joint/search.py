@@ -156,7 +156,14 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
         annealed = [partial(each.run, warm=warm, cold=FINAL_TEMPERATURE) for each in left]
         _side_by_side(annealed, effort, part * problem.effort)
         chains = sorted(chains, key=lambda chain: chain.least)
-    simulated = _simulated(problem, chains, effort, plans=MAX_SIMULATED)
+    try:
+        simulated = _simulated(problem, chains, effort, plans=MAX_SIMULATED)
+    except InfeasibleError:
+        exact = _exact_plans(problem, units, [], effort)
+        if not exact:
+            raise
+        yield exact[-1][1]
+        return
     if simulated[0][0] < best:
         best, solution = simulated[0]
         yield solution
@@ -164,12 +171,18 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     refining = [partial(_refined, problem, *entry) for entry in simulated]
     refined = _side_by_side(refining, effort, REFINEMENT_SHARE * problem.effort)
     improved = _improved_orders(problem, refined, effort, BRIEF_SHARE * effort.left, BRIEF)
-    exact = exact_plans(
-        problem, units, [*refined, *improved], Effort(EXACT + EXACT_SHARE * effort.left, deadline=effort.deadline)
-    )
+    exact = _exact_plans(problem, units, [*refined, *improved], effort)
     value, solution = min([*refined, *improved, *exact], key=lambda entry: entry[0])
     if value < best:
         yield solution
+
+
+def _exact_plans(
+    problem: Problem, units: Units, plans: Sequence[tuple[Number, Solution]], effort: Effort
+) -> list[tuple[Number, Solution]]:
+    """The exact search's plans, with effort of its own: few problems need all of it."""
+    limit = Effort(EXACT + EXACT_SHARE * effort.left, deadline=effort.deadline)
+    return exact_plans(problem, units, plans, limit)
 
 
 T = TypeVar("T")
