@@ -188,14 +188,14 @@ def _placements(problem: Problem, units: Units) -> Iterator[Placement]:
     """
     devices, chunks = problem.devices, problem.chunks
     most = min(len(units.units), MAX_PAIRS // problem.micro_batches, devices * (chunks or MAX_PAIRS))
-    alike = not units.on_devices and len(set(problem.limits)) == 1 and not units.link_groups
+    is_uniform = not units.on_devices and len(set(problem.limits)) == 1 and not units.link_groups
     is_free = chunks is None and assigns_freely(problem)
     for stages in range(devices, most + 1):
         v_shape = Placement.v_shape(devices, -(-stages // devices)).device_of
         for device_of in product(range(devices), repeat=stages):
             reached = [*dict.fromkeys(device_of)]
             counts = {device_of.count(device) for device in reached}
-            if len(reached) < devices or (alike and reached != sorted(reached)):
+            if len(reached) < devices or (is_uniform and reached != sorted(reached)):
                 continue
             if device_of != v_shape and any(a == b for a, b in pairwise(device_of)):
                 continue
@@ -206,7 +206,7 @@ def _placements(problem: Problem, units: Units) -> Iterator[Placement]:
 def _way(problem: Problem, units: Units, placement: Placement, partition: Partition) -> _Way | None:
     """The way with its bound; None if its states do not fit."""
     costs = units.stage_costs(partition, placement)
-    if any((room := costs.room_of(device)) is not None and room < 0 for device in range(problem.devices)):
+    if any((free := costs.room_of(device)) is not None and free < 0 for device in range(problem.devices)):
         return None
     orders = OrderProblem(
         placement=placement, micro_batches=problem.micro_batches, costs=costs, offload=costs.offload is not None,
