@@ -34,7 +34,7 @@ class Question(o.OptionGroup):
         what="framework",
     )
     planner: str = option(
-        "auto asks joint, portfolio and plug-ins; the others (see `planners`) answer alone.",
+        "auto asks joint, portfolio, adapipe and plug-ins; the others (see `planners`) answer alone.",
         names=planner_names,
         default="auto",
         what="planner",

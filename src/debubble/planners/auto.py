@@ -1,6 +1,6 @@
 """`auto`: the plan with the shortest step, gradients and optimizer included, of the planners that it asks.
 
-It asks `joint` and `portfolio` (of given stages also `optpipe`, for frameworks `adapipe` and `scope`) and what other
+It asks `joint`, `portfolio`, `adapipe` (of given stages `optpipe`, for frameworks also `scope`) and what other
 distributions register, or with `Problem.compare` every planner: the papers' and the baselines are asked by name
 otherwise.  All are given the same problem, and the fastest verified answer is kept; what the others answered, or why
 they could not, stays with the plan.
@@ -37,7 +37,7 @@ theirs may take for them to have the whole."""
 
 @planner("auto", paper="debubble's own", searches=True, slices=True)
 def auto(problem: Problem) -> Iterator[Solution]:
-    """Ask joint, portfolio and registered plug-ins, and keep the fastest plan that fits."""
+    """Ask joint, portfolio, adapipe and registered plug-ins, and keep the fastest plan that fits."""
     yield from fastest_of(problem, planners_for(problem))
 
 
@@ -53,12 +53,10 @@ def planners_for(problem: Problem) -> list[str]:
     return [name for name in asked if planners[name].plain] if own else asked
 
 
-ASKED = ("joint", "portfolio")
+ASKED = ("joint", "portfolio", "adapipe")
 """The planners that `auto` asks about model units without `Problem.compare`."""
-ASKED_FOR_TARGETS = (*ASKED, "adapipe", "scope")
-"""Those that it asks for a framework, whose orders leave partition and recomputation to choose, as these do."""
-FALLBACK = "adapipe"
-"""The planner that it asks of model units where the others have no plan."""
+ASKED_FOR_TARGETS = (*ASKED, "scope")
+"""Those that it asks for a framework, whose orders leave partition and recomputation to choose, as SCOPE does."""
 ASKED_OF_STAGES = ("joint", "portfolio", "optpipe")
 """Those that it asks about given stages, of which `joint` searches the order of the fastest answer alone."""
 
@@ -99,8 +97,6 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         if not planners[name].searches:
             yield from answers.take(name, partial(planners[name], answers.problem()))
     yield from _searched(answers, [name for name in names if planners[name].searches])
-    if not answers.results and names == list(ASKED) and isinstance(problem.workload, ModelUnits):
-        yield from answers.take(FALLBACK, partial(planners[FALLBACK], answers.problem()))
     best = next(iter(answers.results), None)
     # A target has orders of its own.
     if best is not None and "joint" in names and best.gap > 0 and problem.levers is None:
@@ -132,7 +128,7 @@ class _Answers:
     @property
     def results(self) -> list[Result]:
         """The answers that fit, the fastest first; of equally fast ones the one of the planner asked first."""
-        found = (self._found[name] for name in dict.fromkeys((*self._names, FALLBACK)) if name in self._found)
+        found = (self._found[name] for name in self._names if name in self._found)
         return sorted((each for each in found if isinstance(each, Result)), key=lambda result: result.score)
 
     @property
