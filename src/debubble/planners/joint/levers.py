@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, combinations, pairwise, product
+from itertools import accumulate, pairwise, product
 
 import numpy as np
 
@@ -63,8 +63,6 @@ LONGEST = 2.5
 """Units of the longest stage that the search tries, in times of the mean."""
 FEW = 64
 """Ways in which a whole model can recompute, up to which each is tried."""
-EVERY = 16
-"""Ways to cut and recompute a whole model, up to which each is a plan."""
 BOUNDLESS = 1e30
 """Bytes of a device without a limit."""
 BACKLOGS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 1e9)
@@ -198,19 +196,6 @@ class Levers:
         between = [0.0, *((a * b) ** 0.5 for a, b in pairwise(prices)), *(2 * price for price in prices[-1:])]
         chosen = [[_strategy(unit, price) for unit in self.units.units] for price in between]
         return [row for n, row in enumerate(chosen) if row not in chosen[:n]]
-
-    def partitioned_like(self, point: Point) -> list[Point]:
-        """A point for every way to cut and recompute, otherwise like this one; none if there are more than EVERY."""
-        units, stages = len(self.units.units), self.placement.stages
-        ways = math.prod(len(unit.strategies) for unit in self.units.units)
-        if ways * math.comb(units - 1, stages - 1) > EVERY:
-            return []
-        # Each way in which the whole model can recompute is a level.
-        return [
-            replace(point, counts=tuple(b - a for a, b in pairwise((0, *cuts, units))), levels=(level,) * stages)
-            for cuts in combinations(range(1, units), stages - 1)
-            for level in range(self.levels)
-        ]
 
     def _kept(self, names: Sequence[str]) -> float:
         """Bytes that all units keep of a micro-batch."""

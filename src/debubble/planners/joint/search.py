@@ -28,6 +28,7 @@ from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import BACKWARDS
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.planners.joint.chain import PointChain, compile_kernels, price_of_point
+from debubble.planners.joint.exact import exact_plans
 from debubble.planners.joint.levers import Levers
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
@@ -60,8 +61,8 @@ MIN_ORDERED, BRIEF_SHARE = 4, 0.3
 """Plans whose order is searched, more where the effort suffices for slow searches, and the share of the effort that is
 left for that; the order of the best of them is searched at length.  Without it setting E of docs/joint.md is 2.7%
 slower."""
-TINY_PAIRS = 16
-"""Pairs of a stage and a micro-batch up to which every way to cut and recompute is ordered, where there are few."""
+EXACT, EXACT_SHARE = 0.5, 0.5
+"""Seconds of the exact search of small problems, and the part of what is left of the effort that it has in addition."""
 REFINEMENT_SHARE = 0.05
 """The part of the effort in which single units of each of these plans recompute less."""
 
@@ -155,7 +156,14 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
         annealed = [partial(each.run, warm=warm, cold=FINAL_TEMPERATURE) for each in left]
         _side_by_side(annealed, effort, part * problem.effort)
         chains = sorted(chains, key=lambda chain: chain.least)
-    simulated = _simulated(problem, chains, effort, plans=MAX_SIMULATED)
+    try:
+        simulated = _simulated(problem, chains, effort, plans=MAX_SIMULATED)
+    except InfeasibleError:
+        exact = _exact_plans(problem, units, [], effort)
+        if not exact:
+            raise
+        yield exact[-1][1]
+        return
     if simulated[0][0] < best:
         best, solution = simulated[0]
         yield solution
@@ -163,10 +171,18 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     refining = [partial(_refined, problem, *entry) for entry in simulated]
     refined = _side_by_side(refining, effort, REFINEMENT_SHARE * problem.effort)
     improved = _improved_orders(problem, refined, effort, BRIEF_SHARE * effort.left, BRIEF)
-    everything = _every_way(problem, chains[0], effort)
-    value, solution = min([*refined, *improved, *everything], key=lambda entry: entry[0])
+    exact = _exact_plans(problem, units, [*refined, *improved], effort)
+    value, solution = min([*refined, *improved, *exact], key=lambda entry: entry[0])
     if value < best:
         yield solution
+
+
+def _exact_plans(
+    problem: Problem, units: Units, plans: Sequence[tuple[Number, Solution]], effort: Effort
+) -> list[tuple[Number, Solution]]:
+    """The exact search's plans, with effort of its own: few problems need all of it."""
+    limit = Effort(EXACT + EXACT_SHARE * effort.left, deadline=effort.deadline)
+    return exact_plans(problem, units, plans, limit)
 
 
 T = TypeVar("T")
@@ -206,11 +222,13 @@ def _simulated(
     reason: DebubbleError | None = None
     partitions: set[tuple[Placement, Partition | None]] = set()
     for chain in (chain for chain in chains if chain.complete):
-        solution = chain.levers.solution(chain.best)
-        partition = solution.schedule.placement, solution.partition
-        if partition in partitions or len(partitions) == plans or (solutions and effort.over):
+        partition = chain.levers.placement, chain.levers.partition(chain.best)
+        if len(partitions) == plans or (solutions and effort.over):
+            break
+        if partition in partitions:
             continue
         partitions.add(partition)
+        solution = chain.levers.solution(chain.best)
         effort.spend(_price_of_simulation(solution))
         try:
             solutions.append((_step_time(problem, solution), solution))
@@ -365,20 +383,6 @@ def _in_steps(first: Incumbent, stream: Iterable[Incumbent]) -> Iterator[Incumbe
             last = None
     if last is not None:
         yield last
-
-
-def _every_way(problem: Problem, chain: PointChain, effort: Effort) -> list[tuple[Number, Solution]]:
-    """Plans for all ways to cut and recompute a tiny model, whose orders are searched slowly, whatever the effort."""
-    pairs = chain.levers.placement.stages * problem.micro_batches
-    plans: list[tuple[Number, Solution]] = []
-    for point in chain.levers.partitioned_like(chain.best) if pairs <= TINY_PAIRS else ():
-        with suppress(DebubbleError):
-            solution = chain.levers.solution(point)
-            plans.append((_step_time(problem, solution), solution))
-    if not plans:
-        return []
-    seconds = len(plans) / CORES * _price_of_slow_search(pairs)
-    return [*plans, *_improved_orders(problem, plans, Effort(seconds, deadline=effort.deadline), seconds, BRIEF)]
 
 
 def _price_of_slow_search(pairs: int) -> float:

@@ -22,7 +22,7 @@ from debubble.search.problem import OrderProblem
 
 LAST = (Kind.W, Kind.B)
 """Kinds that end a micro-batch on its stage."""
-LEADING = (Kind.O, Kind.I, Kind.B)
+LEADING = (Kind.O, Kind.I, Kind.B, Kind.R)
 """Kinds that may start before the end of what they stream with."""
 GRID = 2**20
 """Steps that the longest time or the largest size is divided into where numbers are no fractions."""
@@ -121,17 +121,14 @@ class ScheduleModel(Variables):
         if problem.offload and self.size(Op(Kind.O, stage, j), 1):
             self._offload(forward, backward)
         if problem.recompute:
-            recompute = Op(Kind.R, stage, j)
-            self._operation(recompute, recomputed=True, optional=True)
-            self.cp.add(self.starts[recompute] >= self.ends[forward])
-            self.cp.add(self.starts[backward] >= self.ends[recompute]).only_enforce_if(self.present[recompute])
+            self._recompute(forward, backward)
 
     def _offload(self, forward: Op, backward: Op) -> None:
-        """O and L as options; where R is one too, they take as long as they do with it, which is less."""
-        out, back, again = forward._replace(kind=Kind.O), forward._replace(kind=Kind.L), self.problem.recompute
-        self._operation(out, recomputed=again, optional=True)
+        """O and L as options; with an R they take less time."""
+        out, back = forward._replace(kind=Kind.O), forward._replace(kind=Kind.L)
+        self._operation(out, optional=True)
         away = self.present[back] = self.present[out]
-        self._operation(back, recomputed=again, optional=True)
+        self._operation(back, optional=True)
         whole = backward._replace(kind=Kind.B)
         early, late, latest = (self._steps(self.problem.longest_lead(op)) for op in (out, backward, whole))
         self.cp.add(self.starts[out] >= self.ends[forward] - early)
@@ -147,13 +144,25 @@ class ScheduleModel(Variables):
             self.cp.add(self.starts[self.weight(*pair)] == self.ends[backward]).only_enforce_if(joined)
             self.cp.add(self.starts[backward] >= self.ends[back] - late).only_enforce_if(away, ~joined)
 
+    def _recompute(self, forward: Op, backward: Op) -> None:
+        """R as an option, after a reload if there is one."""
+        again, back = forward._replace(kind=Kind.R), forward._replace(kind=Kind.L)
+        self._operation(again, recomputed=True, optional=True)
+        self.cp.add(self.starts[again] >= self.ends[forward])
+        self.cp.add(self.starts[backward] >= self.ends[again]).only_enforce_if(self.present[again])
+        if back in self.present:
+            both = self.present[back], self.present[again]
+            lead = self._steps(self.problem.longest_lead(again))
+            self.cp.add(self.starts[again] >= self.ends[back] - lead).only_enforce_if(both)
+            self.cp.add(self.starts[again] >= self.starts[back]).only_enforce_if(both)
+
     def _steps(self, lead: Number) -> int:
         """A lead in whole steps of the grid, rounded in favour of the schedule."""
         return math.ceil(lead / self.unit - 1e-9)
 
     def _operation(self, op: Op, *, recomputed: bool = False, optional: bool = False) -> None:
         """Start, end and (on a lane that counts) interval of an operation."""
-        time = math.floor(_time(self.problem, op, recomputed) / self.unit + 1e-9)
+        time = self._grid_time(op, recomputed=recomputed)
         start = self.starts[op] = self.cp.new_int_var(0, self.horizon, op.name)
         end = self.ends[op] = start + time
         device = self.problem.placement.device_of[op.stage]
@@ -161,8 +170,12 @@ class ScheduleModel(Variables):
             return
         key = self._lane(op.kind, device)
         if optional:
-            literal = self.present.setdefault(op, self.cp.new_bool_var(f"{op.name} there"))
-            interval = self.cp.new_optional_fixed_size_interval_var(start, time, literal, op.name)
+            literal = self._literal(op)
+            saved = time - self._grid_time(op, recomputed=True) if self.problem.recompute else 0
+            if op.kind in (Kind.O, Kind.L) and saved:
+                end = self.ends[op] = self.cp.new_int_var(0, self.horizon, f"{op.name} ends")
+                time -= saved * self._literal(op._replace(kind=Kind.R))
+            interval = self.cp.new_optional_interval_var(start, time, end, literal, op.name)
             if op.kind is not Kind.O:
                 # An absent operation has no start worth deciding.
                 self.cp.add(start == self.horizon).only_enforce_if(~literal)
@@ -170,6 +183,14 @@ class ScheduleModel(Variables):
             interval = self.cp.new_fixed_size_interval_var(start, time, op.name)
             self.cp.add(end <= self.horizon)
         self.lanes.setdefault(key, []).append(interval)
+
+    def _grid_time(self, op: Op, *, recomputed: bool) -> int:
+        """The time of an operation in whole steps of the grid, rounded in favour of the schedule."""
+        return math.floor(_time(self.problem, op, recomputed) / self.unit + 1e-9)
+
+    def _literal(self, op: Op) -> Any:
+        """Whether an optional operation is present."""
+        return self.present.setdefault(op, self.cp.new_bool_var(f"{op.name} there"))
 
     def _lane(self, kind: Kind, device: int) -> tuple[int, Lane, int]:
         if kind not in (Kind.O, Kind.L):

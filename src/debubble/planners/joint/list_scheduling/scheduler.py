@@ -83,9 +83,10 @@ class PlacedOperations(NamedTuple):
 
     def orders(self, device_of: Ints) -> tuple[tuple[Op, ...], ...]:
         """The lists of the devices."""
-        lists: list[list[Op]] = [[] for _ in range(int(device_of.max()) + 1)]
+        devices: list[int] = device_of.tolist()
+        lists: list[list[Op]] = [[] for _ in range(max(devices) + 1)]
         for kind, stage, micro_batch in self.operations.tolist():
-            lists[int(device_of[stage])].append(Op(KINDS[kind], stage, micro_batch))
+            lists[devices[stage]].append(Op(KINDS[kind], stage, micro_batch))
         return tuple(map(tuple, lists))
 
 
