@@ -59,7 +59,7 @@ class Run:
 TEXT = "".join(f"{i} green bottles, hanging on the wall;\n" for i in range(2000))
 STEPS = 100
 """Steps of a run, some seconds: most of what happens at a random point of them is not after the last."""
-SEED, DISTURBANCES, PATIENCE, ORPHAN_SECONDS, HANG_TIMEOUT = 0, 10, 180, 10, 8
+SEED, DISTURBANCES, TIMEOUT, ORPHAN_SECONDS, HANG_TIMEOUT = 0, 10, 180, 10, 8
 MARK = "DEBUBBLE_SOAK_RUN"
 """Environment variable by which the processes of a run are found, whoever their parent is."""
 MOMENTS = {"start": 8.0, "step": 0.5, "save": 0.02, "end": 1.5}
@@ -197,7 +197,7 @@ class Runs:
         return f"{self.folder}/{self._run}"
 
     def _losses(self, more: Sequence[str]) -> list[float]:
-        if self._start(more).wait(timeout=5 * PATIENCE):
+        if self._start(more).wait(timeout=5 * TIMEOUT):
             print(self._log.read_text(), file=sys.stderr)
             return []
         losses: list[float] = json.loads((self.folder / "answer").read_text())["losses"]
@@ -212,7 +212,7 @@ class Runs:
             "end": lambda: f"step {self._steps}/{self._steps}" in self._log.read_text(),
         }
         begin = time.monotonic()
-        while not reached[moment]() and process.poll() is None and time.monotonic() - begin < PATIENCE:
+        while not reached[moment]() and process.poll() is None and time.monotonic() - begin < TIMEOUT:
             time.sleep(0.001 if moment == "save" else 0.02)
         time.sleep(self.chance.uniform(0, MOMENTS[moment]))
 
@@ -232,7 +232,7 @@ class Runs:
     def _end_of(self, process: subprocess.Popen[str]) -> int | None:
         """The exit code of a run; None if it had to be killed, as it did not end."""
         try:
-            return process.wait(timeout=PATIENCE)
+            return process.wait(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
             for number in processes_of(self._name):
                 with suppress(ProcessLookupError):

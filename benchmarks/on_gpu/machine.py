@@ -158,7 +158,7 @@ def host_link(lanes: Lanes, settings: Settings) -> dict[str, Any]:
     def h2d() -> None:
         up.copy_(from_host, non_blocking=True)
 
-    together = beside(lanes, {Lane.D2H: d2h, Lane.H2D: h2d}, settings.repetitions)
+    together = alongside(lanes, {Lane.D2H: d2h, Lane.H2D: h2d}, settings.repetitions)
     figures = compared_hardware(settings)
     expected = figures.host_bandwidth * figures.efficiency.host
     return {
@@ -170,7 +170,7 @@ def host_link(lanes: Lanes, settings: Settings) -> dict[str, Any]:
     }
 
 
-def beside(lanes: Lanes, works: dict[Lane, Callable[[], None]], repetitions: int) -> dict[Lane, float]:
+def alongside(lanes: Lanes, works: dict[Lane, Callable[[], None]], repetitions: int) -> dict[Lane, float]:
     """Median seconds of each when all run at the same time, each on its lane and a thread of its own."""
     found: dict[Lane, list[float]] = {lane: [] for lane in works}
 

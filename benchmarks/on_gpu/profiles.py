@@ -64,12 +64,12 @@ def units(config: Config, length: int, settings: Settings, figures: Figures, nam
     computed = model_units(
         Model.from_hf(config), Cluster.parse(f"1x{compared_hardware(settings).name}"), options, framework=RUNTIME
     )
-    figures.add(name, "units", figures=beside(computed, measured))
+    figures.add(name, "units", figures=alongside(computed, measured))
     predicted = computed.offload_bandwidth or 0
     figures.add(name, "offload_bandwidth", figures=pair(predicted, measured.offload_bandwidth or 0))
 
 
-def beside(computed: Units, measured: Units) -> dict[str, Any]:
+def alongside(computed: Units, measured: Units) -> dict[str, Any]:
     """Of each type of unit: seconds and bytes, predicted and measured."""
     found: dict[str, Any] = {}
     for one, other in zip(computed.units, measured.units, strict=True):

@@ -45,10 +45,10 @@ def test_experts_on_one_device_cost_the_sorting_of_their_tokens_alone() -> None:
 
 
 def test_copies_within_a_node_travel_over_its_links() -> None:
-    beside = shapes("8xH100-80GB", data=8, expert=8)
-    hw = beside.speed.hardware
+    alongside = shapes("8xH100-80GB", data=8, expert=8)
+    hw = alongside.speed.hardware
     travel = hw.link_latency + 2 * SIZE * 7 / 8 / (hw.link_bandwidth * hw.efficiency.link)
-    assert dispatch(beside).forward == pytest.approx(sorting(beside) + 2 * travel, rel=1e-12)
+    assert dispatch(alongside).forward == pytest.approx(sorting(alongside) + 2 * travel, rel=1e-12)
 
 
 def test_copies_to_other_nodes_go_through_one_network_card_each() -> None:
@@ -91,7 +91,7 @@ def test_each_expert_has_a_product_of_its_own() -> None:
 
 def test_whole_experts_get_the_tokens_of_one_tensor_parallel_rank_without_gathering_them() -> None:
     divided, whole = (shapes("8xH100-80GB", tensor=4, expert_tensor=shards) for shards in (None, 1))
-    gathered = divided.speed.gather(2 * SIZE, 4, beside=4)
+    gathered = divided.speed.gather(2 * SIZE, 4, alongside=4)
     assert dispatch(divided).forward == pytest.approx(sorting(divided) + 2 * gathered, rel=1e-12)
     assert dispatch(whole).forward == pytest.approx(sorting(whole), rel=1e-12)
 

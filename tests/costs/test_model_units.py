@@ -69,7 +69,7 @@ def test_what_context_ranks_gather_comes_before_the_core_and_what_goes_around_a_
     rows = S / 2 * model.heads
     flops = 4 * S / 2 * mixer.keys_per_token(S) * model.attention_width
     computing = speed.attention(flops, rows=rows), speed.attention(2.5 * flops, rows=rows, backward=True)
-    exchange = speed.gather(2 * S * 2 * model.kv_width, 2, beside=2)
+    exchange = speed.gather(2 * S * 2 * model.kv_width, 2, alongside=2)
 
     [core] = fused_core(Shapes(model=model, options=options, framework=MEGATRON, speed=speed), mixer)
 
@@ -325,7 +325,7 @@ def test_zero_2_and_fsdp_wait_for_what_takes_longer_than_computing_and_for_nothi
 
     plain = attention(slow, 1)
     speed = Speed(slow.slowest, 2)
-    once = speed.gather(LLAMA.attention_parameters(0), 8, beside=8)
+    once = speed.gather(LLAMA.attention_parameters(0), 8, alongside=8)
     latency = slow.slowest.link_latency
     scattered, gathered = latency + 4 * (once - latency), latency + 2 * (once - latency)
     backward = plain.backward_input + plain.backward_weight
@@ -344,7 +344,7 @@ def test_zero_3_gathers_stages_beside_their_computing() -> None:
     units = model_units(LLAMA, A100S, options)
     parameters = LLAMA.attention_parameters(0)
     speed = Speed(A100S.slowest, 2)
-    latency, bandwidth = speed.ring(8, beside=8)
+    latency, bandwidth = speed.ring(8, alongside=8)
     unit = layer(units)[0]
     assert unit.gathered == 2 * parameters
     assert unit.parameter_gather == pytest.approx(2 * parameters * 7 / 8 / bandwidth)

@@ -61,9 +61,9 @@ IMPLIED = {("expert_tensor", "deepspeed"), ("sequence_parallel", "deepspeed")}
     [(field.name, target) for field in fields(RunOptions) for target in exports if (field.name, target) not in IMPLIED],
 )
 def test_a_run_option_is_written_refused_or_reported(name: str, target: str) -> None:
-    beside, value = OPTIONS[name]
-    plain = said(priced(config=MIXTRAL, **beside), target)
-    changed = said(priced(config=MIXTRAL, **beside, **{name: value}), target)
+    alongside, value = OPTIONS[name]
+    plain = said(priced(config=MIXTRAL, **alongside), target)
+    changed = said(priced(config=MIXTRAL, **alongside, **{name: value}), target)
 
     assert not isinstance(plain, str)
     assert changed != plain

@@ -230,12 +230,12 @@ def test_layers_that_recompute_wholly_are_predicted_to_offload_nothing(tmp_path:
     offload = "--fine-grained-activation-offloading --offload-modules core_attn"
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
-    alone, beside = (job(tmp_path, SCRIPT.replace("EXTRA", text)) for text in (offload, f"{offload} {full}"))
+    alone, alongside = (job(tmp_path, SCRIPT.replace("EXTRA", text)) for text in (offload, f"{offload} {full}"))
 
     assert alone.offload is not None
-    assert beside.offload is None
+    assert alongside.offload is None
     assert "--fine-grained-activation-offloading beside full recomputation is predicted to move nothing." in (
-        beside.unread
+        alongside.unread
     )
 
 

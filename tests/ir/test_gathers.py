@@ -59,11 +59,11 @@ def test_a_device_has_the_parameters_of_two_stages_at_most(
     nothing = costs.replace(activation=0, activation_recomputed=0, activation_after_input=0)
     timeline = at_any_pace(data, schedule, nothing)
     for device, stages in enumerate(schedule.placement.stages_of):
-        room = costs.gathered_room(stages)
-        assert room == sum(sorted(costs.gathered[s] for s in stages)[-2:])
+        capacity = costs.gathered_bytes(stages)
+        assert capacity == sum(sorted(costs.gathered[s] for s in stages)[-2:])
         used = [held - timeline.program.static[device] for _, held in timeline.memory[device]]
-        assert max(used) <= room
-        assert timeline.program.static[device] == costs.static_of(device) - room
+        assert max(used) <= capacity
+        assert timeline.program.static[device] == costs.static_of(device) - capacity
         assert used[-1] == 0
 
 

@@ -114,8 +114,8 @@ class _Model:
         self.per = int(self.bandwidth or 1)
         """Steps of the model's clock in a unit of time."""
         work = sum(unit.work + sum(s.recompute for s in unit.strategies.values()) for t in self.tables for unit in t)
-        room = sum(unit.activation for unit in self.tables[0])
-        self.horizon = int(self.per * problem.micro_batches * (work + 4 * room + 8 * problem.units.communication))
+        capacity = sum(unit.activation for unit in self.tables[0])
+        self.horizon = int(self.per * problem.micro_batches * (work + 4 * capacity + 8 * problem.units.communication))
         if below < inf:
             self.horizon = round(self.per * below) - 1
         self.full = {u: self.cp.new_bool_var("") for u, unit in enumerate(self.tables[0]) if "full" in unit.strategies}
@@ -135,10 +135,10 @@ class _Model:
             states = sum(
                 self.tables[device][u].static for s in self.placement.stages_of[device] for u in self.stages[s]
             )
-            room = int(self.problem.limits[device]) - int(states)
-            if room < 0:
+            capacity = int(self.problem.limits[device]) - int(states)
+            if capacity < 0:
                 return inf
-            self.cp.add_cumulative([each for each, _ in held], [size for _, size in held], room)
+            self.cp.add_cumulative([each for each, _ in held], [size for _, size in held], capacity)
         makespan = self.cp.new_int_var(0, self.horizon, "")
         for op, end in self.ends.items():
             if op.kind is Kind.W:

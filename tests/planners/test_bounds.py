@@ -44,7 +44,7 @@ def best_way_to_deal(a: Pieces, waits: Sequence[float]) -> float:
         for device, piece in zip(dealt, a.pieces, strict=True):
             work[device] += piece.work
             states[device] += piece.hosted
-        if all(held <= room for held, room in zip(states, a.rooms, strict=True)):
+        if all(held <= capacity for held, capacity in zip(states, a.rooms, strict=True)):
             best = min(best, max(wait + a.micro_batches * each for wait, each in zip(waits, work, strict=True)))
     return best
 
@@ -311,7 +311,7 @@ def test_the_ramps_do_not_see_the_order_between_them() -> None:
     assert float(proven_bound(problem).time) == pytest.approx(27.1, abs=0.05)
 
 
-def can_end_by(end: int, placement: Placement, *, micro_batches: int, room: int) -> bool:
+def can_end_by(end: int, placement: Placement, *, micro_batches: int, capacity: int) -> bool:
     """Tell whether a step of operations that all take 1 can end by then, by going through all orders moment by moment.
 
     A stage keeps 1 per micro-batch from the start of its F to the end of its W; messages take no time.  A state has
@@ -322,7 +322,7 @@ def can_end_by(end: int, placement: Placement, *, micro_batches: int, room: int)
     for now in range(1, end + 1):
         following = set()
         for state in states:
-            choices = [_startable(state, held, micro_batches, room) for held in placement.stages_of]
+            choices = [_startable(state, held, micro_batches, capacity) for held in placement.stages_of]
             for chosen in product(*choices):
                 after = list(map(list, state))
                 for operation in filter(None, chosen):
@@ -335,7 +335,7 @@ def can_end_by(end: int, placement: Placement, *, micro_batches: int, room: int)
 
 
 def _startable(
-    state: Sequence[Sequence[int]], held: Sequence[int], micro_batches: int, room: int
+    state: Sequence[Sequence[int]], held: Sequence[int], micro_batches: int, capacity: int
 ) -> list[tuple[int, int] | None]:
     """The operations that a device can start, as (stage, kind), and None where it may have to wait."""
     kept = sum(state[s][0] - state[s][2] for s in held)
@@ -347,7 +347,7 @@ def _startable(
         if weights < inputs:
             found.append((s, 2))
     started = [
-        (s, 0) for s in held if kept < room and state[s][0] < (state[s - 1][0] if s else micro_batches)
+        (s, 0) for s in held if kept < capacity and state[s][0] < (state[s - 1][0] if s else micro_batches)
     ]  # fmt: skip
     return [*found, *started] if found else [*started, None]
 
@@ -360,7 +360,7 @@ def _time_left(state: Sequence[Sequence[int]], placement: Placement, micro_batch
 
 
 @pytest.mark.parametrize(
-    ("devices", "micro_batches", "room", "best", "bound"),
+    ("devices", "micro_batches", "capacity", "best", "bound"),
     [
         (3, 6, 3, 52, 40),
         (3, 6, 4, 41, 38),
@@ -370,13 +370,13 @@ def _time_left(state: Sequence[Sequence[int]], placement: Placement, micro_batch
     ],
 )
 def test_the_best_order_of_two_chunks_in_v_with_little_memory_is_well_above_the_ramps(
-    devices: int, micro_batches: int, room: int, best: int, bound: int
+    devices: int, micro_batches: int, capacity: int, best: int, bound: int
 ) -> None:
     placement = Placement.v_shape(devices, 2)
-    assert can_end_by(best, placement, micro_batches=micro_batches, room=room)
-    assert not can_end_by(best - 1, placement, micro_batches=micro_batches, room=room)
+    assert can_end_by(best, placement, micro_batches=micro_batches, capacity=capacity)
+    assert not can_end_by(best - 1, placement, micro_batches=micro_batches, capacity=capacity)
     costs = db.StageCosts.of(
-        stages=placement.stages, activation=1, activation_after_input=1, activation_recomputed=1, memory_limit=room
+        stages=placement.stages, activation=1, activation_after_input=1, activation_recomputed=1, memory_limit=capacity
     )
     problem = Problem(workload=FixedStages(costs), devices=devices, chunks=2, micro_batches=micro_batches)
     assert float(proven_bound(problem).time) == pytest.approx(bound)

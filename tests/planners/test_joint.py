@@ -57,9 +57,9 @@ def problem_of(
 
 def drawn(levers: Levers, seed: int) -> PointChain:
     """A walk at its first random point."""
-    walk = PointChain(levers, seed)
-    walk.draw(Effort(0))
-    return walk
+    advance = PointChain(levers, seed)
+    advance.draw(Effort(0))
+    return advance
 
 
 def levers_of(problem: Problem, placement: Placement) -> Levers:
@@ -81,9 +81,9 @@ def test_the_list_scheduler_takes_the_time_that_the_simulator_says_where_nothing
     forwards = tuple(1 + (7 * n % 5) / 4 for n in range(12))
     problem = problem_of(bandwidth=None, micro_batches=len(scales), scales=(*scales,), forwards=forwards)
     levers = levers_of(problem, placement)
-    walk = drawn(levers, seed)
-    solution = levers.solution(walk.best)
-    assert walk.least == pytest.approx(float(db.simulate(solution.schedule, solution.costs).makespan), rel=1e-12)
+    advance = drawn(levers, seed)
+    solution = levers.solution(advance.best)
+    assert advance.least == pytest.approx(float(db.simulate(solution.schedule, solution.costs).makespan), rel=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -124,11 +124,11 @@ def test_a_point_s_score_has_the_optimizer_step_behind_the_pipeline() -> None:
     assert isinstance(problem.workload, ModelUnits)
     units = replace(problem.workload.units, offload_bandwidth=None)
     levers = Levers(problem, units, Placement.v_shape(4, 2))
-    walk = PointChain(levers, 0)
-    walk.draw(Effort(0.1))
-    solution = levers.solution(walk.best)
+    advance = PointChain(levers, 0)
+    advance.draw(Effort(0.1))
+    solution = levers.solution(advance.best)
     time = float(problem.step_time(db.simulate(solution.schedule, solution.costs)))
-    assert walk.least == pytest.approx(time, rel=1e-12)
+    assert advance.least == pytest.approx(time, rel=1e-12)
     assert time > float(db.simulate(solution.schedule, solution.costs).makespan)
 
 
@@ -189,13 +189,13 @@ def test_an_order_that_the_list_scheduler_completes_is_a_correct_schedule_within
 ) -> None:
     scales = None if alike else (0.5, 1.0, 0.25, 1.0, 0.75, 0.5)
     levers = levers_of(problem_of(limit=limit, link_groups=((0, 1),) if shared else (), scales=scales), placement)
-    walk = drawn(levers, seed)
-    if walk.least > levers.longest:
+    advance = drawn(levers, seed)
+    if advance.least > levers.longest:
         return
-    solution = levers.solution(walk.best)
+    solution = levers.solution(advance.best)
     timeline = db.simulate(solution.schedule, solution.costs)
     assert max(timeline.peak_memory) <= limit
-    assert walk.least == pytest.approx(float(timeline.makespan), rel=1e-9)
+    assert advance.least == pytest.approx(float(timeline.makespan), rel=1e-9)
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])

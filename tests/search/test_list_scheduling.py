@@ -30,7 +30,7 @@ from tests.strategies import stage_costs
 
 RULES = st.one_of(
     st.builds(
-        Greedy, in_turn=st.booleans(), patience=st.sampled_from([STRICT, 0, 0.5]), overlap=st.sampled_from([0, 0.5, 1])
+        Greedy, in_turn=st.booleans(), timeout=st.sampled_from([STRICT, 0, 0.5]), overlap=st.sampled_from([0, 0.5, 1])
     ),
     st.builds(GapFilling, least_gap=st.sampled_from([Fraction(1, 2), Fraction(1)])),
 )
@@ -55,11 +55,11 @@ def steps(draw: st.DrawFn, *, whole: bool = True) -> tuple[Placement, int, Stage
     placement = Placement.v_shape(p, v)
     largest = max(costs.micro_batch_scale or (1,))
     counts = [draw(st.none() | st.integers(1, 3 * p)) for _ in range(p)]
-    room: list[Number | None] = [
+    capacity: list[Number | None] = [
         None if n is None else n * largest * sum(sizes(costs, held))
         for n, held in zip(counts, placement.stages_of, strict=True)
     ]
-    return placement, m, costs, room
+    return placement, m, costs, capacity
 
 
 def sizes(costs: StageCosts, held: Sequence[int]) -> list[Number]:
@@ -67,7 +67,7 @@ def sizes(costs: StageCosts, held: Sequence[int]) -> list[Number]:
     return [max(costs.activation[s], costs.activation_after_input[s]) for s in held]
 
 
-def assert_simulated_alike(schedule: ListSchedule, costs: StageCosts, room: Sequence[Number | None]) -> None:
+def assert_simulated_alike(schedule: ListSchedule, costs: StageCosts, capacity: Sequence[Number | None]) -> None:
     """Every end, the makespan and the span are simulation's, which keeps within the room."""
     placement, m = schedule.scheduler.placement, schedule.scheduler.micro_batches
     ordered = db.Schedule.of("listed", placement, m, schedule.orders)
@@ -76,7 +76,7 @@ def assert_simulated_alike(schedule: ListSchedule, costs: StageCosts, room: Sequ
     ends = {o.op: o.end for lane in timeline.compute for o in lane}
     assert schedule.ends == tuple(tuple(ends[op] for op in order) for order in schedule.orders)
     assert (schedule.makespan, schedule.span) == (timeline.makespan, timeline.span)
-    assert all(limit is None or peak <= limit for peak, limit in zip(timeline.peak_memory, room, strict=True))
+    assert all(limit is None or peak <= limit for peak, limit in zip(timeline.peak_memory, capacity, strict=True))
 
 
 @settings(max_examples=200, deadline=None)
@@ -84,10 +84,10 @@ def assert_simulated_alike(schedule: ListSchedule, costs: StageCosts, room: Sequ
 def test_a_rule_takes_the_time_and_memory_that_the_simulator_says(
     step: tuple[Placement, int, StageCosts, list[Number | None]], rule: Greedy | GapFilling, split: bool
 ) -> None:
-    placement, m, costs, room = step
-    schedule = ListScheduler(placement, m, OpCosts(costs=costs), room, split=split).schedule(rule)
+    placement, m, costs, capacity = step
+    schedule = ListScheduler(placement, m, OpCosts(costs=costs), capacity, split=split).schedule(rule)
     if schedule is not None:
-        assert_simulated_alike(schedule, costs, room)
+        assert_simulated_alike(schedule, costs, capacity)
 
 
 @settings(max_examples=150, deadline=None)
@@ -95,16 +95,16 @@ def test_a_rule_takes_the_time_and_memory_that_the_simulator_says(
 def test_a_followed_order_takes_the_time_and_memory_that_the_simulator_says(
     step: tuple[Placement, int, StageCosts, list[Number | None]], data: st.DataObject
 ) -> None:
-    placement, m, costs, room = step
+    placement, m, costs, capacity = step
     candidate = BlockCandidate.of(data.draw(st.sampled_from(FIRST[2 * placement.chunks])))
     pattern = pattern_of(placement, costs, candidate.shape)
     if pattern is None:
         return
     # What may overtake from some moment on starts then, although it had arrived before.
     rule = replace(candidate.manner, late=False)
-    schedule = ListScheduler(placement, m, OpCosts(costs=costs), room).follow(repeated(pattern, m), rule)
+    schedule = ListScheduler(placement, m, OpCosts(costs=costs), capacity).follow(repeated(pattern, m), rule)
     if schedule is not None:
-        assert_simulated_alike(schedule, costs, room)
+        assert_simulated_alike(schedule, costs, capacity)
 
 
 @settings(max_examples=50, deadline=None)
@@ -112,8 +112,8 @@ def test_a_followed_order_takes_the_time_and_memory_that_the_simulator_says(
 def test_compiled_code_says_the_same(
     step: tuple[Placement, int, StageCosts, list[Number | None]], rule: Greedy | GapFilling, split: bool
 ) -> None:
-    placement, m, costs, room = step
-    scheduler = ListScheduler(placement, m, OpCosts(costs=costs), room, split=split)
+    placement, m, costs, capacity = step
+    scheduler = ListScheduler(placement, m, OpCosts(costs=costs), capacity, split=split)
     schedules = []
     for operations in (0, 10**9):
         with pytest.MonkeyPatch.context() as patch:
@@ -132,11 +132,11 @@ def test_a_long_micro_batch_that_is_about_to_be_freed_lends_no_memory() -> None:
         stages=8, backward_weight=[1] * 7 + [6], activation=[2, 14, 2, 2, 2, 2, 2, 2],
         activation_after_input=[1, 7, 1, 1, 1, 1, 1, 1], micro_batch_scale=[1, 2, 1, 2, 4, 4, 1],
     )  # fmt: skip
-    room = [None, 128, None, None]
-    scheduler = ListScheduler(Placement.v_shape(4), 7, OpCosts(costs=costs), room)
-    schedule = scheduler.schedule(Greedy(in_turn=False, patience=STRICT))
+    capacity = [None, 128, None, None]
+    scheduler = ListScheduler(Placement.v_shape(4), 7, OpCosts(costs=costs), capacity)
+    schedule = scheduler.schedule(Greedy(in_turn=False, timeout=STRICT))
     assert schedule is not None
-    assert_simulated_alike(schedule, costs, room)
+    assert_simulated_alike(schedule, costs, capacity)
 
 
 def test_where_numba_is_missing_plain_python_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +154,10 @@ def test_where_numba_is_missing_plain_python_says_the_same(monkeypatch: pytest.M
     assert schedule.ends == expected.ends
 
 
-def two_devices(rule: OrderFollowing, *, room: int) -> list[str]:
+def two_devices(rule: OrderFollowing, *, capacity: int) -> list[str]:
     """Device 0 wants F0, I0, F1; the message is slow, so F1 could go first."""
     costs = StageCosts.of(stages=2, communication=5, activation=1, activation_after_input=1)
-    scheduler = ListScheduler(Placement.linear(2), 2, OpCosts(costs=costs), [room, 2])
+    scheduler = ListScheduler(Placement.linear(2), 2, OpCosts(costs=costs), [capacity, 2])
     schedule = scheduler.follow([numbers(scheduler, f"{s}F0 {s}I0 {s}F1 {s}I1") for s in range(2)], rule)
     assert schedule is not None
     return [op.name for op in schedule.orders[0]]
@@ -168,15 +168,17 @@ def numbers(scheduler: ListScheduler, names: str) -> list[int]:
 
 
 def test_what_has_arrived_overtakes_into_a_gap() -> None:
-    assert two_devices(OrderFollowing(0, 0), room=2) == ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"]
+    assert two_devices(OrderFollowing(0, 0), capacity=2) == ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"]
 
 
 @pytest.mark.parametrize(
-    ("rule", "room"),
+    ("rule", "capacity"),
     [(OrderFollowing(0, PATIENT), 2), (OrderFollowing(0, 0), 1), (OrderFollowing(0, 0, late=True), 2)],
 )
-def test_nothing_overtakes_if_patient_short_of_memory_or_before_the_cool_down(rule: OrderFollowing, room: int) -> None:
-    assert two_devices(rule, room=room)[:2] == ["0F0", "0I0"]
+def test_nothing_overtakes_if_patient_short_of_memory_or_before_the_cool_down(
+    rule: OrderFollowing, capacity: int
+) -> None:
+    assert two_devices(rule, capacity=capacity)[:2] == ["0F0", "0I0"]
 
 
 def test_an_order_that_memory_cannot_hold_gets_stuck() -> None:

@@ -51,17 +51,19 @@ def start(problem: OrderProblem) -> Incumbent:
 
 
 @given(
-    room=st.integers(0, 40), kept=st.integers(1, 8), input_frees=st.integers(0, 8), weight_frees=st.integers(0, 8),
+    capacity=st.integers(0, 40), kept=st.integers(1, 8), input_frees=st.integers(0, 8), weight_frees=st.integers(0, 8),
     forwards=st.integers(1, 7),
 )  # fmt: skip
 def test_the_corners_are_exactly_the_least_that_fits(
-    room: int, kept: int, input_frees: int, weight_frees: int, forwards: int
+    capacity: int, kept: int, input_frees: int, weight_frees: int, forwards: int
 ) -> None:
-    stairs = staircase(room=room, kept=kept, input_frees=input_frees, weight_frees=weight_frees, forwards=forwards)
+    stairs = staircase(
+        capacity=capacity, kept=kept, input_frees=input_frees, weight_frees=weight_frees, forwards=forwards
+    )
     for j, corners in enumerate(stairs):
         for a in range(j + 1):
             for b in range(a + 1):
-                fits = kept * (j + 1) - input_frees * a - weight_frees * b <= room
+                fits = kept * (j + 1) - input_frees * a - weight_frees * b <= capacity
                 assert fits == any(a >= x and b >= y for x, y in corners)
         assert all(x == y or not (x[0] <= y[0] and x[1] <= y[1]) for x in corners for y in corners)
 
@@ -97,9 +99,9 @@ def test_the_skeleton_sees_that_micro_batches_must_pass_each_other() -> None:
     assert lower_bound(problem) < skeleton_bound(problem, horizon=60, effort=Effort(60)) == 41
 
 
-@given(room=st.integers(2, 20), j=st.integers(0, 4), a=st.integers(0, 5), b=st.integers(0, 5))
-def test_what_fits_where_w_frees_all_fits_where_it_frees_a_part(room: int, j: int, a: int, b: int) -> None:
-    problem = problem_of(2, 5, room, activation=4, activation_after_input=1)
+@given(capacity=st.integers(2, 20), j=st.integers(0, 4), a=st.integers(0, 5), b=st.integers(0, 5))
+def test_what_fits_where_w_frees_all_fits_where_it_frees_a_part(capacity: int, j: int, a: int, b: int) -> None:
+    problem = problem_of(2, 5, capacity, activation=4, activation_after_input=1)
     late = with_late_release(problem).costs
     assert (late.activation, late.activation_after_input) == (problem.costs.activation, problem.costs.activation)
     held, held_late = (
@@ -117,11 +119,11 @@ def test_nothing_is_freed_late_where_w_frees_all_or_nothing() -> None:
 
 def test_w_are_put_into_the_gaps_between_the_same_f_and_i() -> None:
     problem = problem_of(4, 8, 4, activation=1, activation_after_input=1)
-    beside = schedules["1f1b"](devices=4, micro_batches=8).with_split_backwards()
-    found = place_weights(beside, costs=problem.costs, room=[4] * 4)
+    alongside = schedules["1f1b"](devices=4, micro_batches=8).with_split_backwards()
+    found = place_weights(alongside, costs=problem.costs, capacity=[4] * 4)
     assert found is not None
-    assert (problem.value(beside), problem.value(found)) == (30, 27)
-    passes = [[[op for op in order if op.kind is not Kind.W] for order in s.orders] for s in (beside, found)]
+    assert (problem.value(alongside), problem.value(found)) == (30, 27)
+    passes = [[[op for op in order if op.kind is not Kind.W] for order in s.orders] for s in (alongside, found)]
     assert passes[0] == passes[1]
 
 
@@ -129,7 +131,7 @@ def test_w_are_put_into_the_gaps_between_the_same_f_and_i() -> None:
 @pytest.mark.parametrize(("limit", "remains"), [(6, 0), (7, 1), (7, 2)])
 def test_the_order_of_the_skeleton_is_near_its_bound(limit: int, remains: int) -> None:
     problem = problem_of(8, 32, 2 * limit, times=(10, 11, 9, 1), activation=2, activation_after_input=remains)
-    complete = partial(place_weights, costs=problem.costs, room=[2 * limit] * 8)
+    complete = partial(place_weights, costs=problem.costs, capacity=[2 * limit] * 8)
     *_, best = improve_tight(problem, start(problem), steps=0, complete=complete)
     assert best.value <= 1.03 * {6: 1122, 7: 1102}[limit]
 

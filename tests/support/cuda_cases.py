@@ -71,5 +71,5 @@ def assert_same(found: Any, expected: Any, *, tolerance: float = 1e-12) -> None:
     (loss, gradients), (expected_loss, expected_gradients) = found, expected
     torch.testing.assert_close(loss.cpu(), expected_loss.cpu(), rtol=tolerance, atol=0)
     assert expected_gradients.keys() - gradients.keys() <= {"lm_head.weight"}
-    beside = {name: expected_gradients[name].to(gradient.device) for name, gradient in gradients.items()}
-    assert_gradients(gradients, beside, relative=tolerance)
+    alongside = {name: expected_gradients[name].to(gradient.device) for name, gradient in gradients.items()}
+    assert_gradients(gradients, alongside, relative=tolerance)

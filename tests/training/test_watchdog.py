@@ -32,9 +32,9 @@ def watched(store: dist.HashStore) -> Iterator[Any]:
     errors: Queue[BaseException] = Queue()
     dogs: list[Watchdog] = []
 
-    def start(rank: int, status: RankStatus, *, ranks: int, patience: float = 0.2) -> Queue[BaseException]:
+    def start(rank: int, status: RankStatus, *, ranks: int, timeout: float = 0.2) -> Queue[BaseException]:
         dog = Watchdog(
-            status, store=store, rank=rank, ranks=ranks, patience=patience, exit_rank=errors.put, period=0.05
+            status, store=store, rank=rank, ranks=ranks, timeout=timeout, exit_rank=errors.put, period=0.05
         )  # fmt: skip
         dog.start()
         dogs.append(dog)
@@ -58,7 +58,7 @@ def waiting(name: str, *, awaited: str) -> RankStatus:
 
 
 def test_the_rank_that_computes_without_end_is_named_before_those_that_wait_for_it(watched: Any) -> None:
-    watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=60)
+    watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, timeout=60)
     errors = watched(1, running("1B1"), ranks=2)
     assert str(errors.get(timeout=20)) == (
         "The run hangs, nothing has moved for 0.2 s: rank 1 is in 1B1, micro-batch 1 and does not end;"
@@ -74,8 +74,8 @@ def test_a_rank_that_never_answers_is_named(watched: Any) -> None:
 def test_a_checkpoint_may_take_long(watched: Any, store: dist.HashStore) -> None:
     saving = RankStatus()
     saving.enter(SAVING, local=True)
-    watched(1, saving, ranks=2, patience=60)
-    errors = watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=0.01)
+    watched(1, saving, ranks=2, timeout=60)
+    errors = watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, timeout=0.01)
     while not store.check(["0"]) or json.loads(store.get("0"))[0] < 20:
         assert errors.empty()
 
@@ -83,14 +83,14 @@ def test_a_checkpoint_may_take_long(watched: Any, store: dist.HashStore) -> None
 def test_the_process_that_reads_data_may_start_slowly(watched: Any, store: dist.HashStore) -> None:
     starting = RankStatus()
     starting.enter(STARTS, local=True)
-    errors = watched(0, starting, ranks=1, patience=0.01)
+    errors = watched(0, starting, ranks=1, timeout=0.01)
     while not store.check(["0"]) or json.loads(store.get("0"))[0] < 20:
         assert errors.empty()
 
 
 def test_an_error_that_passes_says_what_the_rank_was_doing() -> None:
     status = running("1F0")
-    dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, patience=60, exit_rank=print, period=0.01)
+    dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, timeout=60, exit_rank=print, period=0.01)
     with pytest.raises(ValueError, match="broken") as caught, dog:
         raise ValueError("broken")
     assert caught.value.__notes__ == ["is in 1F0, micro-batch 0"]
@@ -113,7 +113,7 @@ def test_an_error_leaves_its_reason_before_the_rank_unwinds(tmp_path: Path, monk
     """The launcher may end the rank between here and its end, when a peer was killed."""
     file, status = tmp_path / "error.json", running("1B1")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, patience=60, exit_rank=print, period=0.01)
+    dog = Watchdog(status, store=dist.HashStore(), rank=0, ranks=1, timeout=60, exit_rank=print, period=0.01)
     with pytest.raises(RuntimeError), dog:
         raise RuntimeError("Connection closed by peer.")
     report_failure(ValueError("The first reason stays."))
@@ -127,7 +127,7 @@ def test_between_two_calls_of_the_pipeline_a_rank_runs_the_training_loop(watched
     status = RankStatus()
     with status.phase("sums the loss", local=False):
         assert (str(status), status.local) == ("sums the loss", False)
-    watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, patience=60)
+    watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, timeout=60)
     errors = watched(1, status, ranks=2)
     assert "rank 1 runs the training loop and does not end; rank 0 waits in 0B1" in str(errors.get(timeout=10))
 

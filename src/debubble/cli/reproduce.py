@@ -152,12 +152,12 @@ def split(table: Table, width: int) -> Iterator[RichTable]:
         # Names of columns stand in one line where all of them can.
         most = [max(len(name), text) for name, text in zip(table.columns, longest, strict=True)]
         most = most if _width(most, part) <= width else longest
-        room = width - _width(least, part)
+        capacity = width - _width(least, part)
         drawn = RichTable()
         for at in part:
-            more = max(0, min(room, most[at] - least[at]))
+            more = max(0, min(capacity, most[at] - least[at]))
             drawn.add_column(table.columns[at], width=least[at] + more, overflow="fold")
-            room -= more
+            capacity -= more
         for row in texts:
             drawn.add_row(*(row[at] for at in part))
         yield drawn

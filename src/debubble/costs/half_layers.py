@@ -191,8 +191,8 @@ def _exchange(shapes: Shapes, width: float) -> float:
     """Seconds in which a context-parallel rank gets the keys and values of all others."""
     o = shapes.options
     size = shapes.element * shapes.tokens * o.context * width
-    beside = min(o.context, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
-    return shapes.speed.gather(size, o.context, beside=beside)
+    alongside = min(o.context, max(1, shapes.speed.hardware.devices_per_node // o.tensor))
+    return shapes.speed.gather(size, o.context, alongside=alongside)
 
 
 def core(shapes: Shapes) -> Iterator[Operator]:
@@ -248,13 +248,13 @@ def _experts(shapes: Shapes, experts: Experts, layer: int) -> Iterator[Operator]
     sent, shards = own * experts.per_token, o.expert_shards
     routed = sent * shards
     sorting = speed.permute(e * h * (own + sent))
-    gathering = speed.gather(e * h * routed, shards, beside=min(shards, speed.hardware.devices_per_node))
+    gathering = speed.gather(e * h * routed, shards, alongside=min(shards, speed.hardware.devices_per_node))
     body = list(_body(shapes, tokens=routed, ffn=experts.ffn / shards, experts=experts.count / o.expert))
     travel = 2 * _dispatch(shapes, experts, tokens=own)
-    beside = 0.0
+    alongside = 0.0
     if shapes.framework.dispatch_overlap:
-        beside = sum(op.forward for op in chain(body, attention(shapes, layer)))
-    moved = 2 * (sorting + gathering) + max(0.0, travel - beside)
+        alongside = sum(op.forward for op in chain(body, attention(shapes, layer)))
+    moved = 2 * (sorting + gathering) + max(0.0, travel - alongside)
     orders = INDEX * routed * (2 if o.expert > 1 else 1)
     probabilities = 4 * own * experts.count + (INDEX + 4) * sent
     yield matmul(shapes, "router", tokens=own, local=experts.count, layers=0, saved=probabilities)
@@ -281,14 +281,14 @@ def _dispatch(shapes: Shapes, experts: Experts, *, tokens: float) -> float:
     """Seconds in which a device's tokens get to the devices of their experts: one copy per expert, device or node."""
     o, speed, k = shapes.options, shapes.speed, experts.per_token
     size = shapes.element * tokens * shapes.model.hidden
-    beside = max(1, min(o.expert, speed.hardware.devices_per_node // o.expert_shards))
-    nodes = o.expert / beside
+    alongside = max(1, min(o.expert, speed.hardware.devices_per_node // o.expert_shards))
+    nodes = o.expert / alongside
     others = size * (nodes - 1) / nodes
     if shapes.framework.dispatches_once:
         copies, crossings = _places(o.expert, experts), _places(nodes, experts)
-        within = size * copies * (beside - 1) / beside
+        within = size * copies * (alongside - 1) / alongside
         return speed.all_to_all(within=within, crossing=others * crossings, reached=DIRECT)
-    return speed.all_to_all(within=size * k * (beside - 1) / o.expert, crossing=others * k)
+    return speed.all_to_all(within=size * k * (alongside - 1) / o.expert, crossing=others * k)
 
 
 def _places(count: float, experts: Experts) -> float:

@@ -215,7 +215,7 @@ def collectives(shapes: Shapes) -> Operator:
     """
     t, node = shapes.options.tensor, shapes.speed.hardware.devices_per_node
     size = shapes.element * shapes.tokens * shapes.model.hidden
-    once = shapes.speed.gather(size, t, beside=min(t, node)) / (t if shapes.framework.tensor_overlap else 1)
+    once = shapes.speed.gather(size, t, alongside=min(t, node)) / (t if shapes.framework.tensor_overlap else 1)
     return Operator(name="collectives", forward=2 * once, backward_input=(2 if shapes.division > 1 else 1) * once)
 
 

@@ -91,14 +91,14 @@ class ParameterCosts:
     @property
     def _ring(self) -> tuple[float, float]:
         """Latency and bytes per second of the ring of these ranks."""
-        return self.shapes.speed.ring(self._ranks, beside=ranks_in_node(self.shapes.speed, self.shapes.options))
+        return self.shapes.speed.ring(self._ranks, alongside=ranks_in_node(self.shapes.speed, self.shapes.options))
 
     def _bandwidth(self, each: ParameterBytes) -> float:
         """Bytes per second of the ring of the ranks that share a parameter."""
         if not each.of_experts:
             return self._ring[1]
         speed, ranks = self.shapes.speed, max(1, round(each.shards))
-        return speed.ring(ranks, beside=expert_replicas_in_node(speed, self.shapes.options))[1]
+        return speed.ring(ranks, alongside=expert_replicas_in_node(speed, self.shapes.options))[1]
 
     def _moving(self, own: _Own, size: Callable[[ParameterBytes], float]) -> float:
         """Seconds of moving so many bytes of each parameter around the ring of the ranks that share it."""

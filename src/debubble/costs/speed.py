@@ -130,11 +130,11 @@ class Speed:
         reached = older * narrow * share(e.attention_backward if backward else e.attention, rows)
         return self.launch + flops / (self.peak * reached)
 
-    def gather(self, size: float, ranks: int, *, beside: int) -> float:
+    def gather(self, size: float, ranks: int, *, alongside: int) -> float:
         """Seconds to all-gather or reduce-scatter `size` bytes in all over a ring with `beside` ranks in each node."""
         if not size or ranks == 1:
             return 0.0
-        latency, bandwidth = self.ring(ranks, beside=beside)
+        latency, bandwidth = self.ring(ranks, alongside=alongside)
         return latency + size * (ranks - 1) / ranks / bandwidth
 
     def all_to_all(self, *, within: float, crossing: float, reached: float | None = None) -> float:
@@ -157,16 +157,16 @@ class Speed:
         outside = crossing / (hw.network_bandwidth * (reached or hw.efficiency.network))
         return hw.network_latency + max(inside, outside)
 
-    def ring(self, ranks: int, *, beside: int) -> tuple[float, float]:
+    def ring(self, ranks: int, *, alongside: int) -> tuple[float, float]:
         """Latency and bytes per second of such a ring.
 
         Where it leaves the node, all of its neighbours in a node use their network cards for it.
         """
         hw = self.hardware
         within = hw.link_bandwidth * hw.efficiency.link
-        if ranks <= beside:
+        if ranks <= alongside:
             return hw.link_latency, within
-        return hw.network_latency, min(within, hw.network_bandwidth * hw.efficiency.network * beside)
+        return hw.network_latency, min(within, hw.network_bandwidth * hw.efficiency.network * alongside)
 
     def message(self, size: float, *, across_nodes: bool) -> float:
         """Seconds that a message of `size` bytes takes from one device to another."""

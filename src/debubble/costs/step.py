@@ -245,7 +245,7 @@ class StepTail:
 
         def ring(size: float) -> float:
             return sum(
-                speed.gather(parameters * size, count, beside=min(count, in_node))
+                speed.gather(parameters * size, count, alongside=min(count, in_node))
                 for parameters, count, in_node in rings
             )
 

@@ -178,7 +178,7 @@ class Program:
     def static(self) -> tuple[Number, ...]:
         """Bytes that are on each device throughout: without the room for gathered parameters."""
         stages_of = self.schedule.placement.stages_of
-        return tuple(self.costs.static_of(d) - self.costs.gathered_room(stages_of[d]) for d in range(self.devices))
+        return tuple(self.costs.static_of(d) - self.costs.gathered_bytes(stages_of[d]) for d in range(self.devices))
 
     @cached_property
     def predecessors(self) -> Edges:

@@ -129,7 +129,7 @@ class StageCosts:
         """True if the data-parallel ranks divide parameters."""
         return any(self.parameter_gather) or any(self.gathered)
 
-    def gathered_room(self, stages: Sequence[int]) -> Number:
+    def gathered_bytes(self, stages: Sequence[int]) -> Number:
         """Bytes of gathered parameters that a device with these stages has at a time: those of two, at most."""
         return sum(sorted((self.gathered[s if len(self.gathered) > 1 else 0] for s in stages), reverse=True)[:2])
 
@@ -290,7 +290,7 @@ class StageCosts:
         limit = self.memory_limit
         return None if limit is None else limit[device if len(limit) > 1 else 0]
 
-    def room_of(self, device: int) -> Number | None:
+    def capacity_of(self, device: int) -> Number | None:
         """Bytes that the limit leaves for activations on a device; None if there is no limit."""
         limit = self.limit_of(device)
         return None if limit is None else limit - self.static_of(device)

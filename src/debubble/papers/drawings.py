@@ -19,7 +19,7 @@ PAPER = "#1f2733"
 LIMIT = "#c0392b"
 FEW = 12
 """Groups of bars up to which their names stand upright."""
-ROOM = 140
+CAPACITY = 140
 """Characters that fit next to each other into a legend."""
 
 Values = Sequence[float | None]
@@ -108,7 +108,7 @@ def svg(drawing: Drawing) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
         _, labels = axes.get_legend_handles_labels()
         if len(labels) > 1:
-            columns = min(len(labels), 4, max(1, ROOM // (max(map(len, labels)) + 8)))
+            columns = min(len(labels), 4, max(1, CAPACITY // (max(map(len, labels)) + 8)))
             figure.legend(loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return encode_figure(figure, "svg")
 

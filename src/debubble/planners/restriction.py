@@ -24,10 +24,10 @@ def as_run(problem: Problem, solution: Solution) -> Solution:
     units = problem.workload.units
     if levers.alike(units, partition):
         return _with(solution, levers, units, partition)
-    return _recomputing_alike(problem, levers, solution, units)
+    return _recomputing_uniformly(problem, levers, solution, units)
 
 
-def _recomputing_alike(problem: Problem, levers: TargetLevers, solution: Solution, units: Units) -> Solution:
+def _recomputing_uniformly(problem: Problem, levers: TargetLevers, solution: Solution, units: Units) -> Solution:
     """The answer with the fastest way to recompute all layers alike."""
     assert solution.partition is not None
     fitting: list[Solution] = []

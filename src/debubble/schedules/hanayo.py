@@ -11,7 +11,7 @@ from __future__ import annotations
 from debubble.ir import Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
 from debubble.search.constructive.list_scheduling import Greedy, ListSchedule
-from debubble.search.constructive.zero_bubble import greedy_schedules, room_within
+from debubble.search.constructive.zero_bubble import capacity_within, greedy_schedules
 
 
 @schedule(
@@ -34,8 +34,8 @@ def hanayo(*, devices: int, micro_batches: int, chunks: int = 2, costs: StageCos
 
 def _orders(placement: Placement, micro_batches: int, costs: StageCosts) -> list[ListSchedule]:
     """The orders of all rules that memory for p micro-batches within the limit does not get stuck."""
-    room = room_within(placement, costs, placement.devices)
-    return greedy_schedules(placement, micro_batches, costs, room, _RULES, split=False)
+    capacity = capacity_within(placement, costs, placement.devices)
+    return greedy_schedules(placement, micro_batches, costs, capacity, _RULES, split=False)
 
 
-_RULES = (Greedy(in_turn=False), Greedy(in_turn=True), Greedy(in_turn=True, patience=0.5))
+_RULES = (Greedy(in_turn=False), Greedy(in_turn=True), Greedy(in_turn=True, timeout=0.5))

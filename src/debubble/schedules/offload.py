@@ -170,10 +170,10 @@ def _first_backward(costs: StageCosts, stage: int) -> Number:
 
 def _places(costs: StageCosts, stage: int) -> int:
     """Activations that fit next to each other."""
-    room = costs.room_of(stage)
-    if room is None or not costs.activation[stage]:
+    capacity = costs.capacity_of(stage)
+    if capacity is None or not costs.activation[stage]:
         return int(1e9)
-    return max(1, int(room // costs.activation[stage]))
+    return max(1, int(capacity // costs.activation[stage]))
 
 
 def _with_link(costs: StageCosts, memory_limit: Number | Sequence[Number] | None) -> StageCosts:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from debubble.ir import Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.schedules.registry import schedule
-from debubble.search.constructive.zero_bubble import room_within
+from debubble.search.constructive.zero_bubble import capacity_within
 from debubble.search.problem import Objective
 from debubble.search.zero_bubble import zero_bubble_schedule
 
@@ -113,5 +113,5 @@ def zb(
 def _is_tight(placement: Placement, micro_batches: int, costs: StageCosts) -> bool:
     """Tell whether some device has less room than 1F1B takes on the first."""
     in_flight = min(micro_batches, placement.devices)
-    needed = room_within(placement, costs.with_limit(None), in_flight)
-    return any(has < needs for has, needs in zip(room_within(placement, costs, in_flight), needed, strict=True))
+    needed = capacity_within(placement, costs.with_limit(None), in_flight)
+    return any(has < needs for has, needs in zip(capacity_within(placement, costs, in_flight), needed, strict=True))

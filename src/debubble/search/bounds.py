@@ -146,27 +146,27 @@ def _most_before_backward(problem: OrderProblem, device: int, window: Number) ->
     """Most forward work that a device can do in the first `window` after its first operation may start."""
     costs, m = problem.costs, problem.micro_batches
     device_stages = problem.placement.stages_of[device]
-    room = costs.room_of(device)
+    capacity = costs.capacity_of(device)
     possible = min(window, sum(costs.forward[s] for s in device_stages) * _total(problem))
-    if room is None or not problem.alike or (problem.offload and len(device_stages) > 1):
+    if capacity is None or not problem.alike or (problem.offload and len(device_stages) > 1):
         return possible
     if len(device_stages) == 1:
-        done = _forwards_of_one_stage(problem, device_stages[0], room, window)
+        done = _forwards_of_one_stage(problem, device_stages[0], capacity, window)
     else:
-        done = min(possible, _most_work(room, [(_kept(problem, s), costs.forward[s], m) for s in device_stages]))
+        done = min(possible, _most_work(capacity, [(_kept(problem, s), costs.forward[s], m) for s in device_stages]))
     if problem.recompute:
         # What is dropped lets further forwards in, and costs its recomputation later.
         done += (possible - done) * max(_gain_of_dropping(problem, s) for s in device_stages)
     return done
 
 
-def _forwards_of_one_stage(problem: OrderProblem, stage: int, room: Number, window: Number) -> Number:
+def _forwards_of_one_stage(problem: OrderProblem, stage: int, capacity: Number, window: Number) -> Number:
     """Most forward work of a device's only stage in that time, where nothing is recomputed."""
     costs, m = problem.costs, problem.micro_batches
     forward, kept = costs.forward[stage], _kept(problem, stage)
     if not kept:
         return min(window, forward * m)
-    resident = int(room // kept)
+    resident = int(capacity // kept)
     moved, transfer, _ = _moved(problem, stage)
     done: Number = 0
     for count in range(m):
@@ -175,7 +175,7 @@ def _forwards_of_one_stage(problem: OrderProblem, stage: int, room: Number, wind
             if not moved:
                 break
             # The (count + 1)-th forward needs that much moved away before it.
-            offloads = math.ceil((((count + 1) * kept) - room) / moved - 1e-9)
+            offloads = math.ceil((((count + 1) * kept) - capacity) / moved - 1e-9)
             begin = max(begin, forward - problem.longest_lead(Op(Kind.O, stage, 0)) + offloads * transfer)
         if begin >= window:
             break
@@ -198,42 +198,42 @@ def _most_after_backward(problem: OrderProblem, device: int) -> Number:
     device_stages = problem.placement.stages_of[device]
     if not problem.split:
         return 0
-    room, low = costs.room_of(device), device_stages[0]
-    if room is None or not problem.alike:
+    capacity, low = costs.capacity_of(device), device_stages[0]
+    if capacity is None or not problem.alike:
         return sum(costs.backward_weight[s] for s in device_stages) * _total(problem)
     # During the last backward its own activation is there too.
-    beside = max(0, room - max(_kept(problem, low), costs.activation_after_input[low]))
+    alongside = max(0, capacity - max(_kept(problem, low), costs.activation_after_input[low]))
     waiting = [(costs.activation_after_input[s], costs.backward_weight[s], m - (s == low)) for s in device_stages]
-    return costs.backward_weight[low] + _most_work(beside, waiting)
+    return costs.backward_weight[low] + _most_work(alongside, waiting)
 
 
 def _most_after_forward(problem: OrderProblem, device: int) -> Number:
     """Most work that a device can have left after its last forward, where all of it is of what memory holds then."""
     costs, m, split = problem.costs, problem.micro_batches, problem.split
     device_stages = problem.placement.stages_of[device]
-    room, sizes = costs.room_of(device), [_kept(problem, s) for s in device_stages]
-    if room is None or problem.offload or problem.recompute or not problem.alike or m * sum(sizes) <= room:
+    capacity, sizes = costs.capacity_of(device), [_kept(problem, s) for s in device_stages]
+    if capacity is None or problem.offload or problem.recompute or not problem.alike or m * sum(sizes) <= capacity:
         # Where all forwards may come before all backwards, what is idle between them counts as time before these.
         return math.inf
     backwards = [(size, costs.backward(s), m) for s, size in zip(device_stages, sizes, strict=True)]
     weights = [(costs.activation_after_input[s], costs.backward_weight[s], m) for s in device_stages if split]
-    return _most_work(room, backwards + weights)
+    return _most_work(capacity, backwards + weights)
 
 
-def _most_work(room: Number, pieces: Sequence[tuple[Number, Number, int]]) -> Number:
-    """Most time of pieces of work that fit into `room` together: (size, time, how many) each; of one a part may fit."""
+def _most_work(capacity: Number, pieces: Sequence[tuple[Number, Number, int]]) -> Number:
+    """The most time of pieces (size, time, count) that fit into `capacity` together; a part of one may fit."""
     sizes = [size for size, *_ in pieces if size]
     least = min(sizes, default=1)
     if all(size % least == 0 for size in sizes):
-        room = math.floor(room / least + 1e-9) * least
+        capacity = math.floor(capacity / least + 1e-9) * least
     done: Number = 0
     for size, time, number in sorted(pieces, key=lambda piece: piece[1] / piece[0] if piece[0] else math.inf)[::-1]:
-        whole = min(number, max(0, int(room // size))) if size else number
+        whole = min(number, max(0, int(capacity // size))) if size else number
         done += whole * time
-        room -= whole * size
-        if whole < number and room > 0:
-            done += time * room / size
-            room = 0
+        capacity -= whole * size
+        if whole < number and capacity > 0:
+            done += time * capacity / size
+            capacity = 0
     return done
 
 
@@ -241,27 +241,27 @@ def _memory(problem: OrderProblem, device: int) -> Number:
     """Time that the area under the memory curve of a device with one stage needs."""
     costs, m = problem.costs, problem.micro_batches
     device_stages = problem.placement.stages_of[device]
-    room = costs.room_of(device)
-    if room is None or len(device_stages) > 1 or not problem.alike or problem.objective == "span":
+    capacity = costs.capacity_of(device)
+    if capacity is None or len(device_stages) > 1 or not problem.alike or problem.objective == "span":
         return 0
     stage, delays = device_stages[0], _delays(problem, device)
     size = _kept(problem, stage)
-    if not size or room < size or problem.recompute or stage in problem.fused_recompute:
+    if not size or capacity < size or problem.recompute or stage in problem.fused_recompute:
         return 0
     f, b = costs.forward[stage], _backward(problem, stage)
     weight = costs.backward_weight[stage] if problem.split else 0
     # The first forwards fill the memory one by one and the last backwards drain it: that part is out of reach.
-    levels = range(1, min(int(room // size), m) + 1)
-    filling = sum((room - size * k) * f for k in levels)
-    draining = sum((room - size * k) * b for k in levels)
+    levels = range(1, min(int(capacity // size), m) + 1)
+    filling = sum((capacity - size * k) * f for k in levels)
+    draining = sum((capacity - size * k) * b for k in levels)
     residue = weight * costs.activation_after_input[stage] * m
-    inner = _time_of_area(problem, stage, room, delays.round_trip, filling + draining)
-    whole = _time_of_area(problem, stage, room, delays.round_trip, filling + residue)
+    inner = _time_of_area(problem, stage, capacity, delays.round_trip, filling + draining)
+    whole = _time_of_area(problem, stage, capacity, delays.round_trip, filling + residue)
     return delays.head + max(inner + max(delays.tail, weight), whole)
 
 
-def _time_of_area(problem: OrderProblem, stage: int, room: Number, round_trip: Number, lost: Number) -> Number:
-    """Least time in which m activations fit under `room`, each kept for the round trip or moved away meanwhile."""
+def _time_of_area(problem: OrderProblem, stage: int, capacity: Number, round_trip: Number, lost: Number) -> Number:
+    """Least time in which m activations fit under `capacity`, each kept for the round trip or moved away meanwhile."""
     costs, m = problem.costs, problem.micro_batches
     size, moved, out, back = _kept(problem, stage), *_moved(problem, stage)
     present = size * (costs.forward[stage] + _backward(problem, stage))
@@ -269,11 +269,11 @@ def _time_of_area(problem: OrderProblem, stage: int, room: Number, round_trip: N
     leads = problem.longest_lead(Op(Kind.O, stage, 0)) + problem.backward_lead(stage)
     saved = moved * (round_trip + leads - out - back)
     if saved <= 0:
-        return (m * kept + lost) / room
+        return (m * kept + lost) / capacity
     busy = out + back if costs.host_link == "half-duplex" else max(out, back)
-    everything = (m * (kept - saved) + lost) / room
+    everything = (m * (kept - saved) + lost) / capacity
     # At most time / busy of them can be moved.
-    return max(everything, (m * kept + lost) / (room + saved / busy)) if busy else everything
+    return max(everything, (m * kept + lost) / (capacity + saved / busy)) if busy else everything
 
 
 def _kept(problem: OrderProblem, stage: int) -> Number:

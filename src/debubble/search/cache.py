@@ -115,7 +115,7 @@ def discretized(problem: OrderProblem) -> list[int]:
     costs, p = problem.costs, problem.devices
     time = float(sum(costs.forward)) / costs.stages or 1.0
     size = float(max(costs.activation)) or 1.0
-    rooms = [math.inf if (room := costs.room_of(d)) is None else float(room) for d in range(p)]
+    rooms = [math.inf if (capacity := costs.capacity_of(d)) is None else float(capacity) for d in range(p)]
     times = (
         costs.forward, costs.backward_input, costs.backward_weight, costs.communication,
         *((costs.offload, costs.reload) if problem.offload else ()),

@@ -127,7 +127,7 @@ class _Optimizer:
         if self.best.gap > WIDE and self.is_modelled and not self.problem.frees_memory:
             yield from self.solve_exactly(self.left / 2)
         if self.problem.frees_memory and not self.best.optimal:
-            yield from self.anneal_slowly(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
+            yield from self.anneal_long(start, seconds=self.left / 2 if self.best.gap > WIDE else self.left)
         whole = self.effort.seconds
         for turn in itertools.count(1):
             yield from self.anneal(max(min(2.0, whole / 5), whole / 10), turn=turn)
@@ -145,7 +145,7 @@ class _Optimizer:
         effort, seed = self.effort.part(seconds), self.seed + turn
         yield from self.adopt(improve(self.problem, self.best, effort=effort, seed=seed, workers=self.workers))
 
-    def anneal_slowly(self, start: Incumbent, *, seconds: float) -> Iterator[Incumbent]:
+    def anneal_long(self, start: Incumbent, *, seconds: float) -> Iterator[Incumbent]:
         """Search again, from another start, and as slowly as can be: the slower it cools, the surer it is."""
         effort, seed = self.effort.part(seconds), self.seed + 1
         start = replace(self.busiest_start(start, effort), bound=self.best.bound)

@@ -11,9 +11,9 @@ from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
 from debubble.search.constructive.zero_bubble import (
     RULES,
     best_order,
+    capacity_within,
     greedy_schedules,
     place_weights,
-    room_within,
 )
 from debubble.search.problem import Objective
 
@@ -38,23 +38,23 @@ def zero_bubble_schedule(
     costs = costs or StageCosts.of(stages=placement.stages)
     if memory_limit is not None:
         costs = costs.with_limit(memory_limit)
-    room = room_within(placement, costs, activations)
-    best = best_order(name, placement, micro_batches, costs, room, objective=objective, tries=tries)
+    capacity = capacity_within(placement, costs, activations)
+    best = best_order(name, placement, micro_batches, costs, capacity, objective=objective, tries=tries)
     if best is None:
-        least = min(range(len(room)), key=lambda d: room[d])
-        rooms = room if len(set(room)) > 1 else room[:1]
+        least = min(range(len(capacity)), key=lambda d: capacity[d])
+        rooms = capacity if len(set(capacity)) > 1 else capacity[:1]
         raise InfeasibleError(
             f"The schedule '{name}' finds no order within {', '.join(readable(float(r)) for r in rooms)} of activations"
             " per device; raise the memory limit."
-            if room[least] >= 0
+            if capacity[least] >= 0
             else f"The schedule '{name}' has no room for activations: what is static on device {least} is"
-            f" {readable(float(-room[least]))} more than its limit; raise the memory limit."
+            f" {readable(float(-capacity[least]))} more than its limit; raise the memory limit."
         )
-    return _improve(best, costs, room, objective=objective, steps=steps) if steps else best
+    return _improve(best, costs, capacity, objective=objective, steps=steps) if steps else best
 
 
 def _improve(
-    schedule: Schedule, costs: StageCosts, room: Sequence[Number], *, objective: Objective, steps: int
+    schedule: Schedule, costs: StageCosts, capacity: Sequence[Number], *, objective: Objective, steps: int
 ) -> Schedule:
     """Improve a schedule by exact and local search, next to orders by greedy rules.
 
@@ -68,14 +68,16 @@ def _improve(
 
     if not knows_messages(costs):
         return schedule
-    limits = [room[d] + costs.static_of(d) for d in range(schedule.devices)]
+    limits = [capacity[d] + costs.static_of(d) for d in range(schedule.devices)]
     problem = OrderProblem.of(
         schedule, costs.with_limit(limits).replace(offload=None, reload=None), objective=objective
     )
-    by_rules = greedy_schedules(schedule.placement, schedule.micro_batches, costs, room, RULES)
+    by_rules = greedy_schedules(schedule.placement, schedule.micro_batches, costs, capacity, RULES)
     starts = [schedule, *(replace(schedule, orders=outcome.orders) for outcome in by_rules)]
     value, first = min(((problem.value(start), k) for k, start in enumerate(starts)))
     best = Incumbent(schedule=starts[first], value=value, bound=lower_bound(problem), source="start")
-    for better in improve_tight(problem, best, steps=steps, complete=partial(place_weights, costs=costs, room=room)):
+    for better in improve_tight(
+        problem, best, steps=steps, complete=partial(place_weights, costs=costs, capacity=capacity)
+    ):
         best = better
     return replace(best.schedule, name=schedule.name)

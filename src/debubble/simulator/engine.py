@@ -38,7 +38,7 @@ class Graph:
         Returns both, and the instructions in an order in which they can start, without those after a cycle.
         """
         count = len(duration)
-        duration, lead = _alike(duration, lead)
+        duration, lead = _uniform(duration, lead)
         outputs = np.zeros(count, duration.dtype), np.zeros(count, duration.dtype), np.zeros(count, np.int64)
         worthwhile = count >= (_COMPILED_FROM if _compiled.cache_info().currsize else _LOADS_FROM)
         if duration.dtype != object and (self.compiled or worthwhile):
@@ -83,7 +83,7 @@ def longest_path(
     return reached
 
 
-def _alike(duration: Numbers, lead: Numbers) -> tuple[Numbers, Numbers]:
+def _uniform(duration: Numbers, lead: Numbers) -> tuple[Numbers, Numbers]:
     """Durations and leads as arrays of one type, in which both are exact."""
     if not lead.any():
         return duration, np.zeros(len(duration), duration.dtype)

@@ -102,7 +102,7 @@ def _check_average(options: TrainOptions, plan: Plan) -> None:
     if not 0 < decay < 1:
         raise InputError(f"--ema must lie between 0 and 1, not be {decay}.")
     remedy = "plan with a --memory-limit that is as much smaller"
-    _check_room("The averages of the weights", average_bytes, plan, remedy=remedy)
+    _check_capacity("The averages of the weights", average_bytes, plan, remedy=remedy)
 
 
 def _check_units(options: TrainOptions, plan: Plan) -> None:
@@ -147,11 +147,11 @@ def validates_after(wanted: bool | None, plan: Plan) -> bool:
         raise InputError("fp16 skips steps, so it cannot update before the norm is known: train without.")
     if validates and not plan.options.post_validation:
         remedy = "plan with --post-validation, which counts them"
-        _check_room("The copies that take updates back", undo_bytes, plan, remedy=remedy)
+        _check_capacity("The copies that take updates back", undo_bytes, plan, remedy=remedy)
     return validates
 
 
-def _check_room(what: str, bytes_of: Callable[[Plan], Sequence[Number]], plan: Plan, *, remedy: str) -> None:
+def _check_capacity(what: str, bytes_of: Callable[[Plan], Sequence[Number]], plan: Plan, *, remedy: str) -> None:
     """Raise InputError if something that the plan does not count breaks its memory limit on a device."""
     if plan.model is None or plan.costs.memory_limit is None:
         return

@@ -117,11 +117,11 @@ class SleepingOperations(Operations):
         if op.kind is Kind.L and to_peer:
             self.peer_offload.fetch(op)
             return
-        beside = 0 if unit_done is None else self._lead_with(op)
-        time.sleep(max(0.0, float(instruction.duration - beside)))
+        alongside = 0 if unit_done is None else self._lead_with(op)
+        time.sleep(max(0.0, float(instruction.duration - alongside)))
         if unit_done is not None:
             unit_done()
-            time.sleep(float(beside))
+            time.sleep(float(alongside))
         if op.kind not in (Kind.F, Kind.B, Kind.I):
             return
         first, last = (0, stages - 1) if op.kind is Kind.F else (stages - 1, 0)
@@ -133,10 +133,10 @@ class SleepingOperations(Operations):
     def _lead_with(self, op: Op) -> Number:
         """The time before its end from which on a forward's offload, or what reads a reload, may run next to it."""
         _, stage, j = op
-        beside = op._replace(kind=Kind.O if op.kind is Kind.F else Kind.R)
-        if beside not in self.program.index:
-            beside = self.program.schedule.backward_of(stage, j)
-        return self.program.instructions[self.program.index[beside]].lead
+        alongside = op._replace(kind=Kind.O if op.kind is Kind.F else Kind.R)
+        if alongside not in self.program.index:
+            alongside = self.program.schedule.backward_of(stage, j)
+        return self.program.instructions[self.program.index[alongside]].lead
 
     def allocate_reload(self, reload: Op) -> None:
         """Do nothing: reloads bring nothing."""

@@ -168,7 +168,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
         shows = [stack.enter_context(display) for display in _displays(options, done=run.step)] if leader else []
         if run.online is not None:
             stack.callback(run.online.close)
-        stack.enter_context(watch(run.pipeline, patience=options.hang_timeout, request_end=run.request_end))
+        stack.enter_context(watch(run.pipeline, timeout=options.hang_timeout, request_end=run.request_end))
         for report in run.steps():
             reports.append(report)
             for show in shows:

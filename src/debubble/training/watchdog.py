@@ -48,7 +48,7 @@ class HangError(RunError):
 
 
 def watch(
-    pipeline: Pipeline, *, patience: float = 600, request_end: Callable[[signal.Signals], None] | None = None
+    pipeline: Pipeline, *, timeout: float = 600, request_end: Callable[[signal.Signals], None] | None = None
 ) -> Watchdog:
     """Make the context of a training loop in which a rank ends if the run hangs, or on SIGTERM.
 
@@ -56,7 +56,7 @@ def watch(
 
     Args:
         pipeline: This rank's.
-        patience: Seconds in which no operation begins or ends, on any rank, after which the run hangs.
+        timeout: Seconds in which no operation begins or ends, on any rank, after which the run hangs.
         request_end: Called on SIGTERM and SIGUSR1, on another thread, in place of ending at once: the loop is to end
             after its step.
     """
@@ -64,7 +64,7 @@ def watch(
     store = PrefixStore("watchdog", _get_default_store()) if launched is None else HeartbeatFolder(Path(launched))
     transport = pipeline.ranks.transport
     return Watchdog(
-        pipeline.status, store=store, rank=transport.rank, ranks=transport.size, patience=patience, exit_rank=exit_rank,
+        pipeline.status, store=store, rank=transport.rank, ranks=transport.size, timeout=timeout, exit_rank=exit_rank,
         request_end=request_end,
     )  # fmt: skip
 
@@ -124,7 +124,7 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         store: Shared by all ranks.
         rank: This rank.
         ranks: Their number.
-        patience: Seconds without progress after which the run hangs.
+        timeout: Seconds without progress after which the run hangs.
         exit_rank: Ends this process because of an error.
         period: Seconds between heartbeats.
         request_end: As `watch` has it.
@@ -137,13 +137,13 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         store: HeartbeatStore,
         rank: int,
         ranks: int,
-        patience: float,
+        timeout: float,
         exit_rank: Callable[[BaseException], None],
         period: float = 1.0,
         request_end: Callable[[signal.Signals], None] | None = None,
     ) -> None:
         self._status, self._rank, self._ranks = status, rank, ranks
-        self._store, self._timeout, self._exit_rank, self._period = store, patience, exit_rank, period
+        self._store, self._timeout, self._exit_rank, self._period = store, timeout, exit_rank, period
         self._request_end = request_end
         self._requested: signal.Signals | None = None
         self._end, self._count = Event(), 0

@@ -207,7 +207,7 @@ def partition_rows(plan: Plan) -> Rows:
 
 def unit_runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
     """`embedding`, `27 vision`, `layers 0-3`; a layer of which one half is here is named by it: `attention 4`."""
-    beside = Counter(unit.type for unit in units if unit.layer is None)
+    alongside = Counter(unit.type for unit in units if unit.layer is None)
     layers: dict[int, list[str]] = {}
     for unit in units:
         if unit.layer is not None:
@@ -216,7 +216,7 @@ def unit_runs(units: Sequence[PlannedUnit]) -> Iterator[str]:
     done: set[int] = set()
     for unit in units:
         if unit.layer is None:
-            if count := beside.pop(unit.type, 0):
+            if count := alongside.pop(unit.type, 0):
                 yield unit.type if count == 1 else f"{count} {unit.type}"
         elif unit.layer not in whole:
             yield f"{unit.type} {unit.layer}"

@@ -71,7 +71,7 @@ def _warning(first: Scene, second: Scene) -> str:
     assert first.plan is not None
     assert second.plan is not None
     one, two = first.why, second.why
-    if (one is None) != (two is None) or (one is not None and two is not None and not _alike(one.model, two.model)):
+    if (one is None) != (two is None) or (one is not None and two is not None and not _uniform(one.model, two.model)):
         return "Their models differ, so that neither steps nor tokens per second say which plan is better."
     if one is not None and two is not None:
         return "" if one.tokens == two.tokens else "Their batches differ: compare tokens per second, and not steps."
@@ -80,7 +80,7 @@ def _warning(first: Scene, second: Scene) -> str:
     return ""
 
 
-def _alike(model: Model, other: Model) -> bool:
+def _uniform(model: Model, other: Model) -> bool:
     """Tell whether two models cost the same but for the padding of a vocabulary, whatever else their configs say."""
     same_layers = (model.layers, model.hidden) == (other.layers, other.hidden)
     return same_layers and abs(model.parameters / other.parameters - 1) < PADDING

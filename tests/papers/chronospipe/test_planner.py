@@ -159,12 +159,12 @@ def test_what_lives_long_recomputes_first_and_cheap_operators_before_layers() ->
     assert [i.price for i in order[::4]] == pytest.approx([1 / 200, 1 / 80, 19 / 500, 19 / 200])
 
 
-@pytest.mark.parametrize("room", [30, 40, 50, 60, 76, 100])
-def test_cheap_operators_never_harm(room: int) -> None:
-    with_cheap = plan(layers(16, limit=72 + room, cheap=True), chunks=2)
-    without = plan(layers(16, limit=72 + room), chunks=2)
+@pytest.mark.parametrize("capacity", [30, 40, 50, 60, 76, 100])
+def test_cheap_operators_never_harm(capacity: int) -> None:
+    with_cheap = plan(layers(16, limit=72 + capacity, cheap=True), chunks=2)
+    without = plan(layers(16, limit=72 + capacity), chunks=2)
     assert with_cheap.makespan <= without.makespan
-    if room in (40, 50, 76, 100):
+    if capacity in (40, 50, 76, 100):
         assert with_cheap.makespan < without.makespan
 
 

@@ -13,10 +13,10 @@ from debubble.papers.optpipe.figures.tables import (
     PRINTED,
     Row,
     advantage,
+    capacity,
     losses_in_print,
     many_micro_batches,
     rich_and_limited,
-    room,
     row,
     toy,
     toy_table,
@@ -44,7 +44,7 @@ def test_baselines_run_out_of_memory_where_the_papers_do(devices: int, model: st
         (s.devices, s.model, s.micro_batches, s.size, method)
         for s in group
         for method in BASELINES
-        if (samples_needed(s, method) > room(devices, model)) != (PRINTED[s][method] is None)
+        if (samples_needed(s, method) > capacity(devices, model)) != (PRINTED[s][method] is None)
     }
     assert different == {cell for cell in UNEXPLAINED if cell[:2] == (devices, model)}
 
@@ -71,12 +71,12 @@ def test_optpipe_runs_everywhere_and_is_never_slower_than_what_fits(setting: Set
 @pytest.mark.slow
 def test_what_optpipe_found_fits_the_room() -> None:
     setting = SMALL[-1]
-    found = searched(setting, room(4, "1.5B"))
+    found = searched(setting, capacity(4, "1.5B"))
     assert found is not None
     limit = found.program.costs.memory_limit
     assert limit is not None
     assert all(peak <= most for peak, most in zip(found.peak_memory, limit, strict=True))
-    assert attempt(setting, "1F1B", room(4, "1.5B")) is None
+    assert attempt(setting, "1F1B", capacity(4, "1.5B")) is None
 
 
 def test_figure_4s_idle_time_is_halved_against_the_printed_adaoffload_alone() -> None:

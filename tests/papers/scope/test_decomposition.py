@@ -53,7 +53,8 @@ def assignments(
         chosen = [(c, r, o) for r, layers in enumerate(choice) for c, o in layers]
         restored = max((device.restored[r][o] for _, r, o in chosen), default=0)
         if all(
-            sum(row[r][o][c] + device.static[r] for c, r, o in chosen) + restored <= device.room for row in device.kept
+            sum(row[r][o][c] + device.static[r] for c, r, o in chosen) + restored <= device.capacity
+            for row in device.kept
         ):
             yield sum(inst.times[r][o] for _, r, o in chosen), {c for c, _, _ in chosen}
 
@@ -133,7 +134,7 @@ def _chunk_times(inst: Instance) -> Iterator[list[set[tuple[int, ...]]]]:
                 tuple(time for time, _, _ in choice)
                 for choice in itertools.product(*options)
                 if all(
-                    sum(rows[j] for _, rows, _ in choice) + max(back for _, _, back in choice) <= device.room
+                    sum(rows[j] for _, rows, _ in choice) + max(back for _, _, back in choice) <= device.capacity
                     for j in range(len(device.kept))
                 )
             }

@@ -109,10 +109,10 @@ def test_the_command_prints_all_choices_as_json(json_of: Any) -> None:
 
 def test_what_may_take_more_than_there_is_fits_likely() -> None:
     kept = footprints(job())[0]
-    room = replace(kept, limit=kept.kept.total, memory=1.1 * kept.kept.total)
+    capacity = replace(kept, limit=kept.kept.total, memory=1.1 * kept.kept.total)
 
-    assert replace(room, most=1.1).fits == "yes"
-    assert replace(room, most=1.2).fits == "likely"
+    assert replace(capacity, most=1.1).fits == "yes"
+    assert replace(capacity, most=1.2).fits == "likely"
 
 
 def test_the_table_says_what_fits_and_what_is_in_json_alone(run: Any) -> None:

@@ -22,10 +22,10 @@ _LAYERS = "planned_layers.py"
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """The settings of a configuration, and the constants of debubble's own modules next to it."""
-    beside = [path.parent / name for name in (_MODULE, _LAYERS)]
+    alongside = [path.parent / name for name in (_MODULE, _LAYERS)]
     planned = {
         f"{module.name}: {name}": sorted(value)
-        for module in beside
+        for module in alongside
         if module.exists()
         for name, value in read_constants(module).items()
     }

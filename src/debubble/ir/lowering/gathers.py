@@ -40,16 +40,16 @@ def with_gathers(schedule: Schedule) -> Schedule:
 
 def _with_gathers(order: Sequence[Op]) -> tuple[Op, ...]:
     runs = _runs(order)
-    beside: dict[int, list[Op]] = {}
+    alongside: dict[int, list[Op]] = {}
     """The gathers that may begin with an operation, and the frees after it."""
     for i, run in enumerate(runs):
         if i and (i < 2 or runs[i - 2].stage != run.stage):
             gather, _ = _OF_USER[order[run.first].kind]
-            beside.setdefault(runs[i - 1].first, []).insert(0, order[run.first]._replace(kind=gather))
+            alongside.setdefault(runs[i - 1].first, []).insert(0, order[run.first]._replace(kind=gather))
         if i + 2 >= len(runs) or runs[i + 2].stage != run.stage:
             _, free = _OF_USER[order[run.last].kind]
-            beside.setdefault(run.last, []).append(order[run.last]._replace(kind=free))
-    everything = [each for at, op in enumerate(order) for each in (op, *beside.get(at, ()))]
+            alongside.setdefault(run.last, []).append(order[run.last]._replace(kind=free))
+    everything = [each for at, op in enumerate(order) for each in (op, *alongside.get(at, ()))]
     if runs:
         first = order[runs[0].first]
         everything.insert(0, first._replace(kind=_OF_USER[first.kind][0]))

@@ -129,7 +129,7 @@ class _Lowering:
         self._wait_for_data()
         if self.costs.memory_limit is not None:
             self._wait_for_memory()
-        self._wait_for_room_at_peers()
+        self._wait_for_peers()
         if self.costs.host_link == "half-duplex":
             self._take_turns()
         return Program(
@@ -368,7 +368,7 @@ class _Lowering:
             most[host] = most.get(host, 0) + max([0, *hosted.tolist()])
         return most
 
-    def _wait_for_room_at_peers(self) -> None:
+    def _wait_for_peers(self) -> None:
         """Let what goes to a peer wait for the reloads before it in the list, whose room admission counts on."""
         kind, peer = self.operations.kind, self.peer[: len(self.operations.kind)]
         self._wait(*self._behind((kind == O) & (peer != NO_PEER), kind == L))
@@ -404,11 +404,11 @@ def check_costs(schedule: Schedule, costs: StageCosts) -> None:
             f" '{schedule.name}' has {schedule.slices}."
         )
     for device, stages in enumerate(schedule.placement.stages_of):
-        room = costs.gathered_room(stages)
-        if room > costs.static_of(device):
+        capacity = costs.gathered_bytes(stages)
+        if capacity > costs.static_of(device):
             raise InputError(
                 f"'static' of device {device} is {costs.static_of(device)}, which has no room for the parameters that"
-                f" it gathers, those of two stages at a time ({room}): add them to it."
+                f" it gathers, those of two stages at a time ({capacity}): add them to it."
             )
     if schedule.deeper and costs.recompute_deeper is None:
         raise InputError(

@@ -143,11 +143,11 @@ def fits(stages: Stages, configuration: Configuration) -> Iterator[FittedConfigu
     for chosen in (own, alike) if alike != own else (own,):
         if None not in chosen:
             choices = [choice for choice in (*chosen, *others) if choice is not None]
-            if not stages.problem.peers or _peers_have_room(stages, configuration, choices):
+            if not stages.problem.peers or _peers_have_capacity(stages, configuration, choices):
                 yield candidate(stages, configuration, choices)
 
 
-def _peers_have_room(stages: Stages, configuration: Configuration, choices: Sequence[StageRecomputation]) -> bool:
+def _peers_have_capacity(stages: Stages, configuration: Configuration, choices: Sequence[StageRecomputation]) -> bool:
     """Tell whether each stage's paired device holds what the stage sends there next to its own activations."""
     p, m = stages.problem.devices, stages.problem.micro_batches
     alive, away = configuration.alive(p, m), configuration.away(p, m)

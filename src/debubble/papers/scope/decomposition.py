@@ -255,7 +255,7 @@ def _fit(model: Any, device: DeviceInstance, layers: Mapping[Key, Any]) -> None:
         model.add(restored >= size).only_enforce_if(some)
     for row in device.kept:
         model.add(
-            sum((row[r][o][c] + device.static[r]) * v for (c, r, o), v in layers.items()) + restored <= device.room
+            sum((row[r][o][c] + device.static[r]) * v for (c, r, o), v in layers.items()) + restored <= device.capacity
         )
 
 

@@ -138,7 +138,7 @@ class DeviceInstance:
 
     Attributes:
         stages: Its stages, one per chunk.
-        room: Bytes for its layers' states, for what is alive of them and for what one recomputation brings back.
+        capacity: Bytes for its layers' states, for what is alive of them and for what one recomputation brings back.
         static: Bytes of a layer of each run.
         kept: `kept[row][run][option][chunk]`: bytes of a layer's activations, at each combination alive; empty without
             a limit.
@@ -146,7 +146,7 @@ class DeviceInstance:
     """
 
     stages: tuple[int, ...]
-    room: int
+    capacity: int
     static: tuple[int, ...]
     kept: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
     restored: tuple[tuple[int, ...], ...]
@@ -230,7 +230,7 @@ def _device(
     unit = _unit(limit) if limited else 1.0
     return DeviceInstance(
         stages=tuple(stages),
-        room=math.floor(limit / unit) - math.ceil(static / unit) if limited else 0,
+        capacity=math.floor(limit / unit) - math.ceil(static / unit) if limited else 0,
         static=tuple(
             math.ceil((run.static + max(0.0, run.workspace - everywhere) * (run.count == 1)) / unit) for run in runs
         ),

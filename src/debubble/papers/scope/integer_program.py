@@ -150,7 +150,7 @@ class _IntegerProgram:
                     for o, option in enumerate(options)
                     for c, s in enumerate(device.stages)
                 )
-                self.model.add(alive + restored <= device.room)
+                self.model.add(alive + restored <= device.capacity)
 
     def _restored(self, device: DeviceInstance) -> Any:
         """The most that a device's backward brings back, if one of its layers recomputes."""

@@ -70,7 +70,7 @@ def relaxed(inst: Instance, effort: Effort, spans: Sequence[range] | None = None
     for device, here in zip(inst.devices, layers, strict=True):
         for kept in device.kept:
             sizes = ((v, (kept[r][o][c] + device.static[r]) / RESOLUTION) for (c, r, o), v in here.items())
-            row(-math.inf, device.room / RESOLUTION, sizes)
+            row(-math.inf, device.capacity / RESOLUTION, sizes)
         for chunk in range(inst.chunks):
             row(1, math.inf, ((v, 1) for (c, _, _), v in here.items() if c == chunk))
         times = {v: inst.times[r][o] / RESOLUTION for (_, r, o), v in here.items()}

@@ -177,11 +177,11 @@ def check_states(problem: Problem) -> None:
         return
     units = problem.workload.units
     needed = sum(float(u.on_host.static if u.on_host and units.hostable else u.static) for u in units.units)
-    room = sum(limit - float(units.static) for limit in problem.limits)
-    if needed > room:
+    capacity = sum(limit - float(units.static) for limit in problem.limits)
+    if needed > capacity:
         with_host = " with the optimizer on the host" if units.hostable else ""
         raise InfeasibleError(
-            f"The model's states alone need {readable(needed)}{with_host}, but a plan may use {readable(room)} on all"
-            f" {problem.devices} pipeline devices together.",
-            missing=needed - room,
+            f"The model's states alone need {readable(needed)}{with_host}, but a plan may use {readable(capacity)}"
+            f" on all {problem.devices} pipeline devices together.",
+            missing=needed - capacity,
         )

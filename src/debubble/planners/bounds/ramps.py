@@ -189,10 +189,10 @@ def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0) -> float:
         after: Time of the optimizer after the pipeline if no stage is stepped inside, which is bounded with the
             makespan; 0 bounds the makespan alone.
     """
-    room = sum(a.rooms) - a.workspace
-    if math.isinf(room) or math.isinf(a.bytes_per_second):
+    capacity = sum(a.rooms) - a.workspace
+    if math.isinf(capacity) or math.isinf(a.bytes_per_second):
         return 0.0
-    if room < sum(piece.hosted for piece in a.pieces):
+    if capacity < sum(piece.hosted for piece in a.pieces):
         return math.inf
     from ortools.linear_solver import pywraplp
 
@@ -206,7 +206,7 @@ def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0) -> float:
         return solver.NumVar(least, most, "")
 
     makespan, last = number(math.inf, least), number(math.inf, back)
-    free: Any = room - sum(piece.static for piece in a.pieces)
+    free: Any = capacity - sum(piece.static for piece in a.pieces)
     stepped_inside = number(_optimizer(a.pieces, a))
     host_steps, stepped, recomputed, kept_first, kept_last, forwards = [], [stepped_inside], [], [], [], []
     backwards = [stepped_inside]

@@ -57,7 +57,9 @@ def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
     def possible(time: float) -> bool:
         limits = time * (1 + ROUNDING) - waits
         both = zip(limits, a.rooms, strict=True)
-        return assignment.covered([assignment.most_within(limit, room * (1 + ROUNDING)) for limit, room in both])
+        return assignment.covered(
+            [assignment.most_within(limit, capacity * (1 + ROUNDING)) for limit, capacity in both]
+        )
 
     place = bisect_left(candidates, True, key=possible)
     return a.micro_batches * float(candidates[place]) * (1 - ROUNDING) if place < len(candidates) else math.inf
@@ -159,12 +161,12 @@ class _Assignment:
         columns = np.array([(kind.work, kind.states) for kind in others], dtype=np.float64).reshape(len(shape), 2)
         return _Assignment(common, shape, counts, counts @ columns[:, 0], counts @ columns[:, 1])
 
-    def most_within(self, limit: float, room: float) -> NDArray[np.float64]:
+    def most_within(self, limit: float, capacity: float) -> NDArray[np.float64]:
         """The most pieces of the commonest kind that fit on a device, by number of the others; -1: not even these."""
         most = np.minimum((limit - self.work) / self.common.work, self.common.count)
         if self.common.states > 0:
-            most = np.minimum(most, (room - self.states) / self.common.states)
-        possible = (self.work <= limit) & (self.states <= room)
+            most = np.minimum(most, (capacity - self.states) / self.common.states)
+        possible = (self.work <= limit) & (self.states <= capacity)
         return np.where(possible, np.floor(most + ROUNDING), -1)
 
     def covered(self, most: Sequence[NDArray[np.float64]]) -> bool:
@@ -191,9 +193,9 @@ class _Choices:
     work: NDArray[np.float64]
     states: NDArray[np.float64]
 
-    def within(self, limit: float, room: float, *, idle: float) -> NDArray[np.int64]:
+    def within(self, limit: float, capacity: float, *, idle: float) -> NDArray[np.int64]:
         """The rows that a device has the time and the room for, and with which it idles no longer than that."""
-        fits = (self.work <= limit) & (self.work >= limit - idle) & (self.states <= room * (1 + ROUNDING))
+        fits = (self.work <= limit) & (self.work >= limit - idle) & (self.states <= capacity * (1 + ROUNDING))
         return self.counts[fits]
 
 

@@ -96,10 +96,10 @@ class Misfit:
         """A sentence on the model's undivided states, and on the room on all devices unless the reason says it."""
         states, hosted = map(readable, _states(self.job))
         words = f"One copy of the model's states is {states} ({hosted} with the optimizer on the host)"
-        room = f"a plan may use {readable(float(sum(self.job.cluster.memory_limits)))} on all"
-        if room in self.reason:
+        limit = f"a plan may use {readable(float(sum(self.job.cluster.memory_limits)))} on all"
+        if limit in self.reason:
             return f"{words}."
-        return f"{words}, and {room} {self.job.cluster.count} devices together."
+        return f"{words}, and {limit} {self.job.cluster.count} devices together."
 
 
 def misfit(job: Job, reason: str) -> Misfit:
@@ -158,7 +158,7 @@ def _more_devices(job: Job, clock: Clock) -> Iterator[Remedy]:
 
 def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
     """The remedy that a change is, with the best degrees for it, if a quick plan of it fits."""
-    best = _best(job) if _has_room(job) else None
+    best = _best(job) if _has_capacity(job) else None
     if best is not None:
         degrees, step = best
         yield Remedy(change=_words(change, degrees), degrees=degrees, step_time=step)
@@ -166,7 +166,7 @@ def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
 
 def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
     """The remedy that a change is if the host holds what the devices cannot."""
-    if not _has_room(job, with_host=True):
+    if not _has_capacity(job, with_host=True):
         return
     try:
         problems = {degrees: job.problem(degrees) for degrees in shortlist(job, on_hosts=True).choices}
@@ -191,7 +191,7 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
         yield Remedy(change=_words(change, degrees), degrees=degrees, step_time=step, on_host=on_host)
 
 
-def _has_room(job: Job, *, with_host: bool = False) -> bool:
+def _has_capacity(job: Job, *, with_host: bool = False) -> bool:
     """Tell whether the states may fit on all devices together, before every choice of degrees is looked at."""
     try:
         states, hosted = _states(job)

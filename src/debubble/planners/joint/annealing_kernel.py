@@ -135,13 +135,13 @@ def tail_of(a: Space, point: Ints) -> float:
 
 
 @jit
-def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> float:
+def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, missing: Ints) -> float:
     """Write a point's stages and its devices' room as the list scheduler sees them.
 
     Returns the bytes that the fullest device lacks for its states; -1 if the table lacks a row, which is noted.
     """
     S, P = point.shape[1], len(a.limits)
-    room[:] = a.limits - a.static
+    capacity[:] = a.limits - a.static
     space = np.zeros(P)
     begin = 0
     for s in range(S):
@@ -153,7 +153,7 @@ def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> 
         begin += count
         d = a.device_of[s]
         hosted = point[ON_HOST, s] > 0
-        room[d] -= row[B_HOSTED] if hosted else row[B_STATES]
+        capacity[d] -= row[B_HOSTED] if hosted else row[B_STATES]
         space[d] = max(space[d], row[B_SPACE])
         before = row[B_KEPT] + row[B_AGAIN]
         part = point[SHARE, s] / QUARTERS
@@ -182,18 +182,18 @@ def fill(a: Space, point: Ints, stages: Floats, room: Floats, missing: Ints) -> 
             back = _streaming_lead(row[T_INPUT] + row[T_AGAIN], whole, share, row[S_BACK])
             stage[BACK_LEAD] = min(back, stage[TRANSFER])
             stage[AGAIN_LEAD] = _recompute_lead(row[T_AGAIN], whole, share, row[S_AGAIN])
-    room -= space
-    lacking: float = max(0.0, -room.min())
+    capacity -= space
+    lacking: float = max(0.0, -capacity.min())
     return lacking
 
 
 @jit
 def score(
-    a: Space, point: Ints, policy: Floats, stages: Floats, room: Floats, missing: Ints, threshold: float,
+    a: Space, point: Ints, policy: Floats, stages: Floats, capacity: Floats, missing: Ints, threshold: float,
     operations: Ints, starts: Floats,
 ) -> float:  # fmt: skip
     """The time of the step; more than any step takes where something does not fit; -1 if the table lacks a row."""
-    lacking = fill(a, point, stages, room, missing)
+    lacking = fill(a, point, stages, capacity, missing)
     if lacking < 0:
         return -1.0
     if lacking > 0:
@@ -201,7 +201,7 @@ def score(
         return beyond
     tail = tail_of(a, point)
     _, time, left = place(
-        stages, a.device_of, room, a.down, a.up, a.scales, policy, point[MOST], threshold - tail, np.inf,
+        stages, a.device_of, capacity, a.down, a.up, a.scales, policy, point[MOST], threshold - tail, np.inf,
         operations, starts,
     )  # fmt: skip
     if left > 0:
@@ -284,13 +284,13 @@ def sample(
 ) -> int:  # fmt: skip
     """Draw the random points from `begin` to `end`, and keep the best; returns as `anneal` does."""
     S = best.shape[1]
-    stages, room = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
+    stages, capacity = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
     operations, starts = np.empty((0, 3), np.int64), np.empty(0)
     point, policy = best.copy(), best_policy.copy()
     for step in range(begin, end):
         before = random[0]
         random_point(a, counts, point, policy, random)
-        found = score(a, point, policy, stages, room, missing, values[1], operations, starts)
+        found = score(a, point, policy, stages, capacity, missing, values[1], operations, starts)
         if found < 0:
             random[0] = before
             return step
@@ -311,7 +311,7 @@ def anneal(
     move is tried again once there is the row.
     """
     S = point.shape[1]
-    stages, room = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
+    stages, capacity = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
     operations, starts = np.empty((0, 3), np.int64), np.empty(0)
     tried, tried_policy = point.copy(), policy.copy()
     for step in range(begin, end):
@@ -319,7 +319,7 @@ def anneal(
         before = random[0]
         neighbour(a, tried, tried_policy, random)
         allowed = values[0] * (1 - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0))
-        found = score(a, tried, tried_policy, stages, room, missing, allowed, operations, starts)
+        found = score(a, tried, tried_policy, stages, capacity, missing, allowed, operations, starts)
         if found < 0:
             random[0] = before
             return step

@@ -35,8 +35,8 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     FREED,
     INPUT,
     KEPT,
-    PATIENCE,
     SEND,
+    WAIT_LIMIT,
     WEIGHT,
     F,
     Floats,
@@ -167,11 +167,11 @@ class _Assignments:
         return np.array([[float(u.static) for u in self.units.on(d)] for d in range(self.problem.devices)])
 
     @cached_property
-    def _room(self) -> Floats:
+    def _capacity(self) -> Floats:
         """The bytes of each device for states and activations."""
         workspace = max(float(unit.workspace) for unit in self.units.units)
-        room: Floats = np.minimum(self.problem.limits, 1e30) - float(self.units.static) - workspace
-        return room
+        capacity: Floats = np.minimum(self.problem.limits, 1e30) - float(self.units.static) - workspace
+        return capacity
 
     @cached_property
     def _kinds(self) -> list[tuple[float, ...]]:
@@ -203,12 +203,12 @@ class _Assignments:
         stages = np.add.reduceat(self._rows[device_of, own], begins)
         stages[:-1, SEND] = float(self.units.communication)
         states = np.bincount(device_of, weights=self._states[device_of, own], minlength=len(devices))
-        return StageTable(stages, device_of[begins], self._room - states, devices, devices + len(devices))
+        return StageTable(stages, device_of[begins], self._capacity - states, devices, devices + len(devices))
 
     def state(self, device_of: Ints, threshold: float = math.inf) -> _State:
         """An assignment with what the list schedule of the first ramp shows; infinite times beyond a threshold."""
         table, m = self.table(device_of), self.problem.micro_batches
-        most, count, devices = np.full(len(table.stages), m), 3 * len(table.stages) * m, len(table.room)
+        most, count, devices = np.full(len(table.stages), m), 3 * len(table.stages) * m, len(table.capacity)
         operations, starts = np.empty((count, 3), dtype=np.int64), np.empty(count)
         placed, time, missing = place(*table, np.ones(m), POLICY, most, threshold, self._ramp, operations, starts)
         kinds, stages, numbers = operations[:placed].T
@@ -233,9 +233,9 @@ class _Assignments:
         table, m = self.table(state.device_of), self.problem.micro_batches
         most, nothing = np.full(len(table.stages), m), (np.empty((0, 3), dtype=np.int64), np.empty(0))
         best = _WholeStep(state, math.inf, POLICY)
-        for patience in PATIENCES:
+        for timeout in PATIENCES:
             policy = POLICY.copy()
-            policy[PATIENCE] = patience
+            policy[WAIT_LIMIT] = timeout
             _, time, missing = place(*table, np.ones(m), policy, most, min(threshold, best.time), np.inf, *nothing)
             if not missing and time < best.time:
                 best = _WholeStep(state, float(time), policy)
@@ -280,7 +280,7 @@ class _Assignments:
             device, begin, taken = path[at % len(path)], unit, 0
             while unit < count and taken < turn:
                 load, state = loads[device] + self.work[device, unit], states[device] + self._states[device, unit]
-                if load > limits[device] * (1 + 1e-12) or state > self._room[device]:
+                if load > limits[device] * (1 + 1e-12) or state > self._capacity[device]:
                     break
                 loads[device], states[device], device_of[unit] = load, state, device
                 taken += self._fills_turn[unit]
@@ -362,7 +362,7 @@ class _Assignments:
     def _change(self, state: _State, dice: random.Random) -> tuple[int, ...] | None:
         """Units of two or three devices, the first of one that is done late; None if the draw has none."""
 
-        def beside(unit: int, distance: float) -> int:
+        def alongside(unit: int, distance: float) -> int:
             return unit + dice.choice((-1, 1)) * (1 + int(dice.expovariate(1 / distance)))
 
         count = len(state.device_of)
@@ -371,9 +371,9 @@ class _Assignments:
         one = int(mine[dice.randrange(len(mine))])
         if dice.random() < ROTATIONS:
             two = dice.randrange(count)
-            units: tuple[int, ...] = (one, two, beside(two, NEIGHBOUR))
+            units: tuple[int, ...] = (one, two, alongside(two, NEIGHBOUR))
         else:
-            units = (one, dice.randrange(count) if dice.random() < ANYWHERE else beside(one, NEAR))
+            units = (one, dice.randrange(count) if dice.random() < ANYWHERE else alongside(one, NEAR))
         if not all(0 <= unit < count for unit in units):
             return None
         return units if len(set(state.device_of[[*units]].tolist())) == len(units) else None

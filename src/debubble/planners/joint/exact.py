@@ -206,7 +206,7 @@ def _placements(problem: Problem, units: Units) -> Iterator[Placement]:
 def _way(problem: Problem, units: Units, placement: Placement, partition: Partition) -> _Way | None:
     """The way with its bound; None if its states do not fit."""
     costs = units.stage_costs(partition, placement)
-    if any((free := costs.room_of(device)) is not None and free < 0 for device in range(problem.devices)):
+    if any((free := costs.capacity_of(device)) is not None and free < 0 for device in range(problem.devices)):
         return None
     orders = OrderProblem(
         placement=placement, micro_batches=problem.micro_batches, costs=costs, offload=costs.offload is not None,

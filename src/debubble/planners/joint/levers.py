@@ -211,8 +211,8 @@ class Levers:
         pace_of[self.device_of] = self.paces
         states = np.concatenate(([0.0], np.cumsum([float(unit.static) for unit in self.units.units])))
         cuts = self._balanced_stages.copy()
-        room = self.limits - float(self.units.static)
-        even_out(cuts, self._work_before, states, self.device_of, self.paces, pace_of, room, self.most_units)
+        capacity = self.limits - float(self.units.static)
+        even_out(cuts, self._work_before, states, self.device_of, self.paces, pace_of, capacity, self.most_units)
         return tuple(np.diff(cuts).tolist())
 
     @cached_property
@@ -260,9 +260,9 @@ class Levers:
         begins = accumulate(point.counts[:-1], initial=0)
         for type_, level, begin, count in zip(self.type_of, point.levels, begins, point.counts, strict=True):
             self.fill(type_, level, begin, count)
-        stages, room = np.zeros((self.placement.stages, COLUMNS)), np.zeros(self.placement.devices)
-        lacking = fill(self.space, point.rows, stages, room, np.zeros(ADDRESS, np.int64))
-        return StageTable(stages, self.device_of, room, self.down, self.up), lacking
+        stages, capacity = np.zeros((self.placement.stages, COLUMNS)), np.zeros(self.placement.devices)
+        lacking = fill(self.space, point.rows, stages, capacity, np.zeros(ADDRESS, np.int64))
+        return StageTable(stages, self.device_of, capacity, self.down, self.up), lacking
 
     def solution(self, point: Point) -> Solution:
         """The schedule of a point with its costs, as the list scheduler orders it."""
@@ -287,7 +287,14 @@ class Levers:
 
 @jit
 def even_out(
-    cuts: Ints, sums: Floats, states: Floats, device_of: Ints, paces: Floats, pace_of: Floats, room: Floats, most: int
+    cuts: Ints,
+    sums: Floats,
+    states: Floats,
+    device_of: Ints,
+    paces: Floats,
+    pace_of: Floats,
+    capacity: Floats,
+    most: int,
 ) -> None:
     """Move the cuts between stages by one unit, alone or several in a row, while that evens out the devices' times.
 
@@ -298,10 +305,10 @@ def even_out(
         device_of: Per stage, its device.
         paces: Per stage, the time of the model on its device over that on the fastest.
         pace_of: The same per device.
-        room: Bytes per device.
+        capacity: Bytes per device.
         most: Units of the longest stage.
     """
-    best = _unevenness(cuts, sums, states, device_of, paces, pace_of, room)
+    best = _unevenness(cuts, sums, states, device_of, paces, pace_of, capacity)
     improved = True
     while improved:
         improved = False
@@ -312,7 +319,7 @@ def even_out(
                     before, behind = cuts[begin] - cuts[begin - 1], cuts[end + 1] - cuts[end]
                     # The lengths of the stages between these two do not change.
                     if min(before, behind) >= 1 and max(before, behind) <= most:
-                        value = _unevenness(cuts, sums, states, device_of, paces, pace_of, room)
+                        value = _unevenness(cuts, sums, states, device_of, paces, pace_of, capacity)
                         if value < best * (1 - 1e-12):
                             best, improved = value, True
                             continue
@@ -321,21 +328,21 @@ def even_out(
 
 @jit
 def _unevenness(
-    cuts: Ints, sums: Floats, states: Floats, device_of: Ints, paces: Floats, pace_of: Floats, room: Floats
+    cuts: Ints, sums: Floats, states: Floats, device_of: Ints, paces: Floats, pace_of: Floats, capacity: Floats
 ) -> float:
     """Least where devices, and then stages, take equal times, and no device lacks room for its states."""
-    loads, static = np.zeros(len(room)), np.zeros(len(room))
+    loads, static = np.zeros(len(capacity)), np.zeros(len(capacity))
     stages = devices = lacking = 0.0
     for s in range(len(device_of)):
         load = (sums[cuts[s + 1]] - sums[cuts[s]]) * paces[s]
         loads[device_of[s]] += load
         static[device_of[s]] += states[cuts[s + 1]] - states[cuts[s]]
         stages += load**2 / paces[s]
-    for d in range(len(room)):
+    for d in range(len(capacity)):
         # Divided by the pace, the squares are least where the times are equal.
         devices += loads[d] ** 2 / pace_of[d]
-        lacking += max(static[d] - SPARE * room[d], 0.0)
-    unevenness: float = devices + 1e-3 * stages + 1e3 * lacking / room.min() * sums[-1] ** 2
+        lacking += max(static[d] - SPARE * capacity[d], 0.0)
+    unevenness: float = devices + 1e-3 * stages + 1e3 * lacking / capacity.min() * sums[-1] ** 2
     return unevenness
 
 

@@ -99,14 +99,14 @@ def balanced_within(
     states = [float(unit.static) for unit in units.units]
     by_work = balanced_by_device(units, placement)
     helps = 0 < sum(states) <= sum(limits) and not units.on_devices
-    if not helps or _has_room(units, by_work, placement, limits, micro_batches):
+    if not helps or _has_capacity(units, by_work, placement, limits, micro_batches):
         return None
     for share in (step / STATES_STEPS for step in range(1, STATES_STEPS + 1)):
         weights = [
             (1 - share) * time / sum(work) + share * size / sum(states) for time, size in zip(work, states, strict=True)
         ]
         counts = _evened(list(_balanced((tuple(weights),), placement.stages)), weights, placement)
-        if _has_room(units, counts, placement, limits, micro_batches):
+        if _has_capacity(units, counts, placement, limits, micro_batches):
             return counts
     return None
 
@@ -115,7 +115,7 @@ STATES_STEPS = 8
 """Steps in which the states' share of the weights grows."""
 
 
-def _has_room(
+def _has_capacity(
     units: Units, counts: Sequence[int], placement: Placement, limits: Sequence[float], micro_batches: int
 ) -> bool:
     """Tell whether every device has room for its states and for what (interleaved) 1F1B keeps if all recomputes.

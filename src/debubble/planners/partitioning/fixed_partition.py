@@ -77,9 +77,9 @@ class Stages(ABC):
 
     def budget(self, stage: int) -> float:
         """Bytes that activations may take on a stage's device, if all micro-batches are as long as the longest."""
-        room = self.costs.room_of(stage)
+        capacity = self.costs.capacity_of(stage)
         longest = max(self.costs.micro_batch_scale or (1,))
-        return float("inf") if room is None else float(room / longest)
+        return float("inf") if capacity is None else float(capacity / longest)
 
 
 @dataclass(frozen=True)

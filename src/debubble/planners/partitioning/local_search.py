@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from debubble.costs.units import Partition, Units
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
-from debubble.planners.partitioning.recomputation import cheapest_alike, cheapest_stages, cheapest_strategies
+from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies, cheapest_uniform
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.effort import REPRICED, RESIMULATED, SCORED, Effort
 from debubble.simulator import Repricer
@@ -104,12 +104,12 @@ class PartitionSearch:
 
     def _cheapest(self, lengths: Sequence[int]) -> Partition:
         """The least recomputation that fits; raises InfeasibleError if none does."""
-        if self._alike is not None:
-            return cheapest_alike(self.repricer, self.units, lengths, self._alike)
+        if self._uniform is not None:
+            return cheapest_uniform(self.repricer, self.units, lengths, self._uniform)
         return cheapest_strategies(self.repricer, self.units, lengths, self.strategies)
 
     @property
-    def _alike(self) -> TargetLevers | None:
+    def _uniform(self) -> TargetLevers | None:
         """The levers, where they let no layer recompute in a way of its own."""
         levers = self.problem.levers
         return levers if levers is not None and isinstance(levers.recomputation, AllLayers) else None
@@ -121,7 +121,7 @@ class PartitionSearch:
     def improve(self, start: PricedSchedule, effort: Effort) -> PricedSchedule:
         """The fastest point that moves of units and changes of strategies reach from a start."""
         best = self._move_units(start, effort)
-        if self._alike is not None:
+        if self._uniform is not None:
             return best
         fine = self.refine(best, effort)
         for lengths in _neighbours(best.lengths, _load(best)):

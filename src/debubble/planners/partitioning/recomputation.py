@@ -117,7 +117,7 @@ def cheapest_strategies(
     return build(_fewest(increments, peaks, limits, superfluous=_last_of_each_type(units)))
 
 
-def cheapest_alike(repricer: Repricer, units: Units, lengths: Sequence[int], levers: TargetLevers) -> Partition:
+def cheapest_uniform(repricer: Repricer, units: Units, lengths: Sequence[int], levers: TargetLevers) -> Partition:
     """The fastest partition of these lengths that fits, of those in which the framework's layers all recompute alike.
 
     Raises InfeasibleError if none of the ways fits.

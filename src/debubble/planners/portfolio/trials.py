@@ -192,14 +192,14 @@ def scaled_problem(problem: Problem, chunks: int) -> tuple[Problem, StageCosts] 
         case ModelUnits(units):
             names = ["full" if "full" in unit.strategies else "none" for unit in units.units]
             whole = units.stage_costs((tuple(enumerate(names)),), Placement.linear(1))
-    room = min(limit - float(sum(whole.static)) / p for limit in problem.limits)
+    capacity = min(limit - float(sum(whole.static)) / p for limit in problem.limits)
     entries = {name: values for name in SHARED if (values := getattr(whole, name)) is not None}
     shares: dict[str, Any] = {name: float(sum(values)) * (1 / (p * chunks)) for name, values in entries.items()}
     small = StageCosts.of(
         stages=SMALL * chunks,
         **shares,
         communication=float(max(whole.communication)),
-        memory_limit=None if room == float("inf") else max(room, 0.0) * SMALL / p,
+        memory_limit=None if capacity == float("inf") else max(capacity, 0.0) * SMALL / p,
     )
     micro_batches = min(max(1, round(m * SMALL / p)), MOST)
     return Problem(

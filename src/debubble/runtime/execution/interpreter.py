@@ -62,7 +62,7 @@ class Interpreter:
         # Start all lanes but the compute lane, each on its thread
         transfers = [queue for queue in self._queues if queue[0].lane is not Lane.COMPUTE]
         services = enumerate(self.operations.peer_offload.service_loops())
-        tasks = [partial(step.guard, partial(self._walk, *queue, step, state)) for queue in transfers]
+        tasks = [partial(step.guard, partial(self._run_queue, *queue, step, state)) for queue in transfers]
         tasks += [partial(step.guard, partial(self.serve_peer, number, loop, step)) for number, loop in services]
         # Until the step has ended well its threads belong to it: those of one that fails may wait for ever.
         threads, self._threads = self._threads or [LaneThread() for _ in tasks], []
@@ -83,7 +83,7 @@ class Interpreter:
             self.operations.post_receive(receive, state)
         for queue in self._queues:
             if queue[0].lane is Lane.COMPUTE:
-                self._walk(*queue, step, state)
+                self._run_queue(*queue, step, state)
         self.operations.finish_sends(state)
 
     def serve_peer(self, number: int, loop: Callable[[], None], step: StepSynchronizer) -> None:
@@ -91,7 +91,7 @@ class Interpreter:
         with self.lanes.service_stream(number):
             loop()
 
-    def _walk(
+    def _run_queue(
         self, queue: Queue, instructions: Sequence[LaneInstruction], step: StepSynchronizer, state: StepState
     ) -> None:
         """Run the instructions of one lane, in order."""

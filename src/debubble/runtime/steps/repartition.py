@@ -114,8 +114,8 @@ def _own_states(part: DevicePart, optimizers: DeviceOptimizers) -> Iterator[tupl
 
 def _as_state(parameter: nn.Parameter, value: Any) -> Any:
     """A state as an optimizer keeps it: one of the parameter's shape is a DTensor where the parameter is."""
-    shaped_alike = isinstance(value, Tensor) and value.dim() and value.shape == local_tensor(parameter).shape
-    return viewed_like(parameter, value) if shaped_alike else value
+    equal_shapes = isinstance(value, Tensor) and value.dim() and value.shape == local_tensor(parameter).shape
+    return viewed_like(parameter, value) if equal_shapes else value
 
 
 def _exchange(

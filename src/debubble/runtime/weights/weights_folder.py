@@ -147,13 +147,13 @@ def _differing_entry(config: Mapping[str, Any], there: Mapping[str, Any]) -> str
         ours, theirs = complete_config(config), complete_config(there)
         names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
         return next((n for n in names if n not in WITHOUT_EFFECT and not _CHOSEN_ENTRIES.search(n)), None)
-    if _alike(own, other):
+    if _uniform(own, other):
         return None
     unlike = sorted(name for name in {**config, **there} if config.get(name) != there.get(name))
     return next((name for name in unlike if _matters(name, config, there, own)), "model_type")
 
 
-def _alike(one: ModelConfig, other: ModelConfig) -> bool:
+def _uniform(one: ModelConfig, other: ModelConfig) -> bool:
     """Tell whether two models differ in what a run chooses alone."""
     chosen = {f.name: getattr(one, f.name) for f in fields(one) if f.name in _CHOICES}
     return replace(other, **chosen) == one
@@ -163,7 +163,7 @@ def _matters(name: str, config: Mapping[str, Any], there: Mapping[str, Any], own
     """Tell whether a config's entry, taken over from another config, makes another model."""
     changed = {**config, name: there[name]} if name in there else {k: v for k, v in config.items() if k != name}
     try:
-        return not _alike(own, ModelConfig.from_hf(changed))
+        return not _uniform(own, ModelConfig.from_hf(changed))
     except InputError:
         return True
 

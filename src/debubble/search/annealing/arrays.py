@@ -89,8 +89,8 @@ def encode(problem: OrderProblem, schedule: Schedule) -> tuple[Ints, Ints]:
     if schedule.peers:
         raise InputError("The search does not handle offload to a peer device.")
     S, m = problem.stages, problem.micro_batches
-    room = 6 * m * problem.placement.chunks
-    orders = np.zeros((problem.devices, room), dtype=np.int64)
+    capacity = 6 * m * problem.placement.chunks
+    orders = np.zeros((problem.devices, capacity), dtype=np.int64)
     lengths = np.zeros(problem.devices, dtype=np.int64)
     for device, order in enumerate(schedule.orders):
         for index, op in enumerate(order):

@@ -64,7 +64,7 @@ def count_work(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints,
 
 
 @inlined
-def walk_transfer(
+def advance_transfer(
     a: KernelLayout, x: Floats, n: Ints, d: int, op: int, last: int, start: float, free: float, reserved: float,
     last_freed: float,
 ) -> tuple[bool, float, float]:  # fmt: skip
@@ -105,7 +105,7 @@ def walk_transfer(
 
 
 @borrowing
-def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
+def advance_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d: int, threshold: float) -> int:
     """Walk a device's list as far as its data have arrived: the number of operations, or -1 if it cannot be better."""
     size = a.stages * a.micro_batches
     limit, work = x[a.limit + d], x[a.work + d]
@@ -119,7 +119,7 @@ def walk_list(a: KernelLayout, x: Floats, n: Ints, orders: Ints, length: int, d:
         row = n[facts + ROW]
         allocated = x[a.allocated + row]
         if op >= O * size:
-            fits, reserved, last_freed = walk_transfer(a, x, n, d, op, last, start, free, reserved, last_freed)
+            fits, reserved, last_freed = advance_transfer(a, x, n, d, op, last, start, free, reserved, last_freed)
             if not fits:
                 return -1
             index += 1
@@ -165,17 +165,17 @@ def evaluate(
 ) -> float:
     """Objective of the lists, or infinity if they deadlock, break a limit or come out above `threshold`.
 
-    It is abandoned, as `walk` says, where they are after an evaluation that is kept.  Leaves ends and causes in the
+    It is abandoned, as `advance` says, where they are after an evaluation that is kept.  Leaves ends and causes in the
     blocks.
     """
     reset(a, x, n, orders, lengths)
     if a.by_arrival:
         return begin_by_arrival(a, x, n, orders, lengths, threshold, latest)
-    return walk(a, x, n, orders, lengths, threshold, latest)
+    return advance(a, x, n, orders, lengths, threshold, latest)
 
 
 @borrowing
-def walk(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float) -> float:
+def advance(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, threshold: float, latest: float) -> float:
     """The rest of an evaluation, from where the devices are.
 
     It is abandoned where they are after the one kept, by more than `latest` times all operations to those to come: what
@@ -194,7 +194,7 @@ def walk(a: KernelLayout, x: Floats, n: Ints, orders: Ints, lengths: Ints, thres
             return INFINITY
         for step in range(a.devices):
             d = a.devices - 1 - step if n[a.downward] else step
-            walked = walk_list(a, x, n, orders, lengths[d], d, threshold)
+            walked = advance_list(a, x, n, orders, lengths[d], d, threshold)
             if walked < 0:
                 return INFINITY
             remaining -= walked

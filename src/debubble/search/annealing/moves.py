@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from debubble.kernels import borrowing, inlined, jit
-from debubble.search.annealing.evaluate import INFINITY, choose_rows, count_work, evaluate, walk
+from debubble.search.annealing.evaluate import INFINITY, advance, choose_rows, count_work, evaluate
 from debubble.search.annealing.incremental import SAME, START, common_mark, keep, put_back, resume
 from debubble.search.annealing.layout import COUNT, DEEPER, B, F, Floats, I, Ints, KernelLayout, L, O, R, Shares
 from debubble.search.annealing.rules import last_of, step_on_hosts
@@ -313,7 +313,7 @@ def measure(
     if at == START:
         return evaluate(a, x, n, tried, tried_lengths, threshold, latest), at
     resume(a, x, n, orders, lengths, at)
-    return walk(a, x, n, tried, tried_lengths, threshold, latest), at
+    return advance(a, x, n, tried, tried_lengths, threshold, latest), at
 
 
 @jit

@@ -58,7 +58,7 @@ class OrderChain:
         """Return to the best lists of its own."""
         self.orders, self.lengths = self.best_orders.copy(), self.best_lengths.copy()
 
-    def walk(self, steps: int, *, temperature: float, target: float) -> int:
+    def advance(self, steps: int, *, temperature: float, target: float) -> int:
         """Take up to `steps` moves at a constant temperature, in mean operation times; return how many were taken.
 
         It ends at the objective `target`, in the costs' unit of time.

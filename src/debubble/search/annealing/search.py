@@ -105,7 +105,7 @@ def compile_kernel(problem: OrderProblem, best: Incumbent) -> float:
     from debubble.search.annealing.order_chain import OrderChain
 
     begin = time.monotonic()
-    OrderChain(problem, best, seed=0).walk(0, temperature=1.0, target=0.0)
+    OrderChain(problem, best, seed=0).advance(0, temperature=1.0, target=0.0)
     return time.monotonic() - begin
 
 
@@ -161,13 +161,13 @@ def improve(
                 cooled = (spent - begin) / (end - begin)
                 count = max(1, int(min(BURST, steps - done, steps * (end - begin) / COOLING_STEPS)))
                 target = float(best.bound)
-                walks = [
+                searches = [
                     pool.submit(
-                        chain.walk, count, temperature=first * (LAST_TEMPERATURE / first) ** cooled, target=target
+                        chain.advance, count, temperature=first * (LAST_TEMPERATURE / first) ** cooled, target=target
                     )
                     for chain, first in zip(chains, itertools.cycle(hot), strict=False)
                 ]
-                moves = [walk.result() for walk in walks]
+                moves = [search.result() for search in searches]
                 done += max(moves)
                 effort.spend(max(moves) * price)
                 # Walkers in parallel exchange their best where a cooling ends.

@@ -347,7 +347,7 @@ def begin_by_arrival(
         go_to_heads(a, n, d)
     if not fits:
         return INFINITY
-    value = walk_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, latest)
+    value = advance_by_arrival(a, x, n, lengths.sum(), lengths.sum(), threshold, latest)
     # There is no earlier mark.
     return INFINITY if value == TOO_LATE else value
 
@@ -371,7 +371,7 @@ def go_on_by_arrival(
     whole = tried_lengths.sum()
     while at >= 0:
         remaining = go_to_mark(a, x, n, orders, lengths, tried, tried_lengths, at)
-        value = walk_by_arrival(a, x, n, remaining, whole, threshold, latest)
+        value = advance_by_arrival(a, x, n, remaining, whole, threshold, latest)
         if value != TOO_LATE:
             return value, at
         at -= 1
@@ -401,7 +401,7 @@ def go_to_mark(
 
 
 @borrowing
-def walk_by_arrival(
+def advance_by_arrival(
     a: KernelLayout, x: Floats, n: Ints, remaining: int, whole: int, threshold: float, latest: float
 ) -> float:
     """The rest of an evaluation, abandoned where it is late as in `evaluate.walk`.

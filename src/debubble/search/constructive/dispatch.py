@@ -74,7 +74,7 @@ class DispatchInput(NamedTuple):
     """[micro-batch]: factor of its times."""
     size_scale: Column
     """[micro-batch]: factor of its sizes."""
-    room: Column
+    capacity: Column
     """[device]: memory for activations; infinite where there is no limit."""
 
 
@@ -143,7 +143,7 @@ def oldest_weight(s: DispatchState, d: int) -> int:
 
 
 @_kernel
-def leaves_room(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
+def leaves_capacity(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) -> bool:
     """Tell whether a forward leaves memory for what the device's later chunks need to continue."""
     needed = s.used[d] + a.allocated[stage] * a.size_scale[j]
     for k in range(a.stages_from[d], a.stages_from[d + 1]):
@@ -155,7 +155,7 @@ def leaves_room(a: DispatchInput, s: DispatchState, d: int, stage: int, j: int) 
                 more -= a.freed[2 * a.stages + later] * a.size_scale[released]
             # A W of a longer micro-batch frees more than is needed, but not yet.
             needed = max(needed, more)
-    return needed <= a.room[d]  # type: ignore[no-any-return]
+    return needed <= a.capacity[d]  # type: ignore[no-any-return]
 
 
 @_kernel
@@ -174,7 +174,7 @@ def choose_greedily(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
         j = s.count[track]
         if j == m or s.arrival[track * m + j] == INFINITY:
             continue
-        if not leaves_room(a, s, d, track, j):
+        if not leaves_capacity(a, s, d, track, j):
             blocked = blocked or s.arrival[track * m + j] <= now
             continue
         forward_at = min(forward_at, s.arrival[track * m + j])
@@ -210,7 +210,7 @@ def lets_the_oldest_pass(a: DispatchInput, s: DispatchState, d: int, stage: int,
         other = a.stages_of[k]
         if s.count[other] <= oldest < a.micro_batches and not (other == stage and oldest == j):
             needed += a.allocated[other] * a.size_scale[oldest]
-    return s.used[d] + needed <= a.room[d]  # type: ignore[no-any-return]
+    return s.used[d] + needed <= a.capacity[d]  # type: ignore[no-any-return]
 
 
 @_kernel
@@ -224,7 +224,7 @@ def choose_for_gaps(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int,
         j = s.count[track]
         if j < m and s.arrival[track * m + j] < INFINITY:
             at = s.arrival[track * m + j]
-            if s.used[d] + a.allocated[track] * a.size_scale[j] <= a.room[d] and max(at, free) <= max(
+            if s.used[d] + a.allocated[track] * a.size_scale[j] <= a.capacity[d] and max(at, free) <= max(
                 backward_at, free
             ):
                 backward, backward_at = track * m + j, at
@@ -252,7 +252,7 @@ def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int)
     """Tell whether a forward that starts now leaves memory for what comes before it in the list."""
     m = a.micro_batches
     new = a.allocated[op // m] * a.size_scale[op % m]
-    if s.used[d] + new > a.room[d]:
+    if s.used[d] + new > a.capacity[d]:
         return False
     used = s.used[d] - s.used_by_owed[d] + new
     for at in range(s.cursor[d], r.place[op]):
@@ -262,7 +262,7 @@ def spares(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, op: int)
                 used -= a.allocated[track - a.stages] * a.size_scale[j]
             else:
                 used += a.allocated[track] * a.size_scale[j]
-                if used > a.room[d]:
+                if used > a.capacity[d]:
                     return False
     return True
 
@@ -292,7 +292,7 @@ def choose_by_list(a: DispatchInput, r: DispatchRule, s: DispatchState, d: int, 
         return weight
     wanted = r.lists[cursor]
     at = s.arrival[wanted]
-    if s.used[d] + a.allocated[wanted // m] * a.size_scale[wanted % m] > a.room[d]:
+    if s.used[d] + a.allocated[wanted // m] * a.size_scale[wanted % m] > a.capacity[d]:
         if weight >= 0:
             return weight
         at = INFINITY

@@ -31,8 +31,8 @@ def initial_schedules(problem: OrderProblem) -> Iterator[Schedule]:
     if problem.offload:
         yield from offloading_schedules(problem)
         yield from offloading_schedules(problem, idle=idle_allowed(problem))
-    for room in _rooms(problem):
-        timetable = list_schedule(problem, room)
+    for capacity in _rooms(problem):
+        timetable = list_schedule(problem, capacity)
         if timetable is None:
             continue
         yield problem.schedule(timetable.orders)
@@ -56,12 +56,12 @@ def schedules_of_chunks(problem: OrderProblem) -> Iterator[Schedule]:
     if not problem.split:
         return
     free = _rooms_left(problem)
-    rooms = [free, *(list(room) for room in _with_host_rooms(problem))] if problem.offload else [free]
-    for room in rooms:
+    rooms = [free, *(list(capacity) for capacity in _with_host_rooms(problem))] if problem.offload else [free]
+    for capacity in rooms:
         built = best_order(
-            "searched", problem.placement, problem.micro_batches, problem.costs, room, objective=problem.objective
+            "searched", problem.placement, problem.micro_batches, problem.costs, capacity, objective=problem.objective
         )
-        greedy = greedy_schedules(problem.placement, problem.micro_batches, problem.costs, room, RULES)
+        greedy = greedy_schedules(problem.placement, problem.micro_batches, problem.costs, capacity, RULES)
         ruled = min(greedy, default=None, key=lambda outcome: getattr(outcome, problem.objective))
         for found in (built, ruled):
             if found is None:
@@ -73,17 +73,17 @@ def schedules_of_chunks(problem: OrderProblem) -> Iterator[Schedule]:
 
 
 def list_schedule(
-    problem: OrderProblem, room: Sequence[Number | None], rule: GapFilling | None = None
+    problem: OrderProblem, capacity: Sequence[Number | None], rule: GapFilling | None = None
 ) -> ListSchedule | None:
     """Construct a list schedule that offloads nothing and recomputes nothing explicitly; None if it gets stuck.
 
-    `room` is bytes for activations per device, None for any number.  What fused recomputations bring back for a moment
-    is not counted: the exact simulation of each start decides.
+    `capacity` is bytes for activations per device, None for any number.  Workspaces of fused recomputations are not
+    counted: the exact simulation of each start decides.
     """
     nothing = (0,) * problem.stages
     costs = problem.costs.replace(recompute_workspace=nothing, recompute_workspace_input=nothing)
     scheduler = ListScheduler(
-        problem.placement, problem.micro_batches, replace(problem.op_costs, costs=costs), room, split=problem.split
+        problem.placement, problem.micro_batches, replace(problem.op_costs, costs=costs), capacity, split=problem.split
     )
     return scheduler.schedule(rule or GapFilling())
 
@@ -94,9 +94,9 @@ def offloading_schedules(problem: OrderProblem, *, idle: Sequence[Number] | None
     `idle` is the time that each device may lose after its first backward before it fills every gap; any by default.
     With what the bound allows, the device that is the bottleneck stays busy, at the cost of others.
     """
-    for room in _with_host_rooms(problem):
+    for capacity in _with_host_rooms(problem):
         for least_gap in LEAST_GAPS:
-            timetable = list_schedule(problem, room, GapFilling(least_gap, None if idle is None else tuple(idle)))
+            timetable = list_schedule(problem, capacity, GapFilling(least_gap, None if idle is None else tuple(idle)))
             if timetable is not None:
                 moved = offload_to_fit(problem, timetable.orders, eager=movable_pairs(problem, timetable))
                 if moved is not None:
@@ -115,13 +115,13 @@ def _with_host(problem: OrderProblem, pace: Fraction) -> tuple[Number | None, ..
     apart = max(_apart(problem, device_stages, pace) for device_stages in problem.placement.stages_of)
     result: list[Number | None] = []
     for device, device_stages in enumerate(problem.placement.stages_of):
-        room = costs.room_of(device)
+        capacity = costs.capacity_of(device)
         away: Number = 0
         for s in device_stages:
             leads = problem.longest_lead(Op(Kind.O, s, 0)) + problem.backward_lead(s)
             spare = round_trip(problem, s) + leads - transfers.offload[s] - transfers.reload[s]
             away += costs.activation[s] * max(0, int(spare // apart) if apart else problem.micro_batches)
-        result.append(None if room is None else room + away)
+        result.append(None if capacity is None else capacity + away)
     return tuple(result)
 
 
@@ -151,7 +151,7 @@ def one_at_a_time(problem: OrderProblem) -> Schedule:
 
 def _rooms_left(problem: OrderProblem) -> list[Number | None]:
     """Bytes that the limit leaves for activations, per device; None for any number."""
-    return [problem.costs.room_of(device) for device in range(problem.devices)]
+    return [problem.costs.capacity_of(device) for device in range(problem.devices)]
 
 
 def _rooms(problem: OrderProblem) -> Iterator[list[Number | None]]:

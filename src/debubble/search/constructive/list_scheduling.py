@@ -59,12 +59,12 @@ class Greedy:
 
     Attributes:
         in_turn: Once its backwards have begun, a device wants a forward after a backward.
-        patience: The wanted kind may be awaited while the other would delay it by more than this share of itself.
+        timeout: The wanted kind may be awaited while the other would delay it by more than this share of itself.
         overlap: Share of a W by which it may delay what is known to arrive.
     """
 
     in_turn: bool = True
-    patience: float = 0
+    timeout: float = 0
     overlap: float = 0
 
 
@@ -132,7 +132,7 @@ class ListScheduler:
         placement: Stages on devices.
         micro_batches: Micro-batches of the step, m.
         costs: Times and bytes of operations; memory limits are not read.
-        room: Bytes for activations, per device; None for any number.
+        capacity: Bytes for activations, per device; None for any number.
         split: The backward is an I with a W apart; else it is one B.
         exact_sizes: Sizes that are floats are added up as the fractions that they are, not as floats.
     """
@@ -142,7 +142,7 @@ class ListScheduler:
         placement: Placement,
         micro_batches: int,
         costs: OpCosts,
-        room: Sequence[Number | None],
+        capacity: Sequence[Number | None],
         *,
         split: bool = True,
         exact_sizes: bool = False,
@@ -162,7 +162,7 @@ class ListScheduler:
         ]  # fmt: skip
         times, time_scales, self.time_unit = _whole((*time, *message), scale)
         sizes, size_scales, size_unit = _whole((*allocated, *freed), scale)
-        rooms = [inf if r is None else floor(Fraction(r) / size_unit) if size_unit else float(r) for r in room]
+        rooms = [inf if r is None else floor(Fraction(r) / size_unit) if size_unit else float(r) for r in capacity]
         self.input = DispatchInput(
             stages=len(stages),
             micro_batches=micro_batches,
@@ -178,7 +178,7 @@ class ListScheduler:
             freed=sizes[len(allocated) :],
             time_scale=time_scales,
             size_scale=size_scales,
-            room=rooms,
+            capacity=rooms,
         )
         most = [0, *(r for r in rooms if r < inf)] if size_unit else [0]
         most += [micro_batches * sum(sizes) * max(size_scales)] if size_unit else []
@@ -188,7 +188,7 @@ class ListScheduler:
     def schedule(self, rule: Greedy | GapFilling) -> ListSchedule | None:
         """Order all operations by a rule; None if it gets stuck for lack of memory."""
         if isinstance(rule, Greedy):
-            return self._run(_rule(GREEDY, 1 - rule.overlap, 1 - rule.patience, rule.in_turn, []), reserve=True)
+            return self._run(_rule(GREEDY, 1 - rule.overlap, 1 - rule.timeout, rule.in_turn, []), reserve=True)
         idle: Sequence[Number] = rule.idle or [inf] * self.placement.devices
         if self.time_unit:
             # A gap, which is whole, is longer than a time if it is longer than the whole part of it.
@@ -298,7 +298,7 @@ def _state(a: DispatchInput, rule: DispatchRule) -> DispatchState:
 
 
 _NUMBERS = {
-    "message", "time", "allocated", "freed", "time_scale", "size_scale", "room", "idle", "arrival", "used",
+    "message", "time", "allocated", "freed", "time_scale", "size_scale", "capacity", "idle", "arrival", "used",
     "used_by_owed", "freeing", "free", "first", "end",
 }  # fmt: skip
 """The columns that are no indices and no counts."""

@@ -56,10 +56,10 @@ def recompute_to_fit(problem: OrderProblem, orders: Sequence[Sequence[Op]]) -> S
     """Add an R before the backward of as many micro-batches as memory demands; None if that does not suffice."""
     costs, chosen = problem.costs, set[Pair]()
     for device, order in enumerate(orders):
-        room = costs.room_of(device)
-        while room is not None:
+        capacity = costs.capacity_of(device)
+        while capacity is not None:
             trial = problem.schedule([with_recompute(order, chosen)])
-            victim = _first_excess(problem, trial, room, chosen)
+            victim = _first_excess(problem, trial, capacity, chosen)
             if victim is None:
                 break
             if victim in chosen:
@@ -78,8 +78,8 @@ def with_recompute(order: Iterable[Op], chosen: set[Pair]) -> tuple[Op, ...]:
     return tuple(result)
 
 
-def _first_excess(problem: OrderProblem, schedule: Schedule, room: Number, chosen: set[Pair]) -> Pair | None:
-    """Choose who recomputes so that the first operation above `room` fits: the resident with the latest backward."""
+def _first_excess(problem: OrderProblem, schedule: Schedule, capacity: Number, chosen: set[Pair]) -> Pair | None:
+    """Choose who recomputes so that the first operation beyond `capacity` fits: that with the latest backward."""
     due = {op[1:]: at for at, op in enumerate(schedule.orders[0]) if op.kind in BACKWARDS}
     costs, again = problem.op_costs, schedule.explicit_recompute
     used: Number = 0
@@ -88,7 +88,7 @@ def _first_excess(problem: OrderProblem, schedule: Schedule, room: Number, chose
         allocated, freed = costs.allocates(op, explicit=op[1:] in again), costs.frees(op, explicit=op[1:] in again)
         if op.kind is Kind.F:
             resident.add(op[1:])
-        if used + allocated > room:
+        if used + allocated > capacity:
             return max(resident - chosen, key=lambda pair: due[pair], default=op[1:])
         if op.kind in BACKWARDS:
             resident.discard(op[1:])
@@ -102,7 +102,7 @@ class _BeladyScan:
     def __init__(self, problem: OrderProblem, base: Schedule, device: int, eager: Container[Pair]) -> None:
         self.problem, self.base, self.eager = problem, base, eager
         self.order = base.orders[device]
-        self.room = problem.costs.room_of(device)
+        self.capacity = problem.costs.capacity_of(device)
         self.due = {op[1:]: at for at, op in enumerate(self.order) if op.kind in BACKWARDS}
         costs, again = problem.op_costs, [op[1:] in base.explicit_recompute for op in self.order]
         self.time, self.allocated, self.freed = (
@@ -122,7 +122,7 @@ class _BeladyScan:
             pair = op[1:]
             if op.kind in BACKWARDS and pair in self.away and not self._reload(pair, at, must=True):
                 return None
-            if not self._make_room(self.allocated[at], pair):
+            if not self._free_capacity(self.allocated[at], pair):
                 return None
             self.used += self.allocated[at] - self.freed[at]
             if op.kind is Kind.F:
@@ -143,7 +143,7 @@ class _BeladyScan:
             pair = self.order[then][1:]
             if self.order[then].kind in BACKWARDS and pair in self.away:
                 # The forwards in between need their place before this one is used.
-                if self.room is None or self.used + self.away[pair] + spare <= self.room:
+                if self.capacity is None or self.used + self.away[pair] + spare <= self.capacity:
                     self._reload(pair, at + 1, must=False)
                 return
             passed += self.time[then]
@@ -161,9 +161,9 @@ class _BeladyScan:
 
     def _reload(self, pair: Pair, at: int, *, must: bool) -> bool:
         size = self.away[pair]
-        if must and not self._make_room(size, pair):
+        if must and not self._free_capacity(size, pair):
             return False
-        if self.room is not None and self.used + size > self.room:
+        if self.capacity is not None and self.used + size > self.capacity:
             return not must
         del self.away[pair]
         self.used += size
@@ -172,8 +172,8 @@ class _BeladyScan:
         self.reloads.setdefault(at, []).append(Op(Kind.L, *pair))
         return True
 
-    def _make_room(self, size: Number, pair: Pair) -> bool:
-        while self.room is not None and self.used + size > self.room:
+    def _free_capacity(self, size: Number, pair: Pair) -> bool:
+        while self.capacity is not None and self.used + size > self.capacity:
             victims = self.resident - self.protected - {pair}
             if not victims:
                 return False

@@ -39,17 +39,17 @@ WORK = 45_000
 """Operations that may be dispatched while trying candidates, unless a number of `tries` is asked for."""
 
 RULES = tuple(
-    Greedy(in_turn=in_turn, patience=patience, overlap=overlap)
-    for overlap, patience, in_turn in product((0, 0.5, 1), (STRICT, 0, 0.5, 1), (True, False))
+    Greedy(in_turn=in_turn, timeout=timeout, overlap=overlap)
+    for overlap, timeout, in_turn in product((0, 0.5, 1), (STRICT, 0, 0.5, 1), (True, False))
 )
 """Below 1F1B's memory they are tried next to the blocks; they never get stuck but where not one micro-batch fits."""
 
 LISTED = (
-    Greedy(in_turn=True, patience=1, overlap=0.5),
-    Greedy(in_turn=False, patience=1, overlap=0.5),
-    Greedy(in_turn=True, patience=0.5, overlap=0.5),
-    Greedy(in_turn=False, patience=1, overlap=0),
-    Greedy(in_turn=True, patience=STRICT, overlap=1),
+    Greedy(in_turn=True, timeout=1, overlap=0.5),
+    Greedy(in_turn=False, timeout=1, overlap=0.5),
+    Greedy(in_turn=True, timeout=0.5, overlap=0.5),
+    Greedy(in_turn=False, timeout=1, overlap=0),
+    Greedy(in_turn=True, timeout=STRICT, overlap=1),
 )
 """The rules that are tried where a schedule is to be found in little time: on five models with even and uneven stages,
 looped and in V, the best of them came within 0.3% of the best of all RULES on average."""
@@ -62,12 +62,12 @@ def best_order(
     placement: Placement,
     micro_batches: int,
     costs: StageCosts,
-    room: Sequence[Number | None],
+    capacity: Sequence[Number | None],
     *,
     objective: Objective = "makespan",
     tries: int | None = None,
 ) -> Schedule | None:
-    """Search the shortest order of F, I and W with `room` bytes for activations per device; None if no order fits.
+    """Search the shortest order of F, I and W with `capacity` bytes for activations per device; None if no order fits.
 
     As many candidates are tried as WORK allows, unless `tries` says how many.
     """
@@ -75,12 +75,12 @@ def best_order(
     operations = 3 * placement.stages * micro_batches
     if tries is None:
         tries = min(max(10, WORK * micro_batches // (operations * sample)), 200)
-    shaper = _CandidateTrials(placement, costs, room, objective)
+    shaper = _CandidateTrials(placement, costs, capacity, objective)
     fitting = filter(None, (shaper.outcome(c, micro_batches) for c in shaper.ranked(sample, tries)))
     outcomes = list(islice(fitting, max(2, WORK // (4 * operations))))
     if not outcomes:
         # Blocks may get stuck.
-        outcomes = greedy_schedules(placement, micro_batches, costs, room, RULES[:2])
+        outcomes = greedy_schedules(placement, micro_batches, costs, capacity, RULES[:2])
     if not outcomes:
         return None
     best = min(outcomes, key=shaper.value)
@@ -88,11 +88,11 @@ def best_order(
 
 
 def greedy_schedules(
-    placement: Placement, micro_batches: int, costs: StageCosts, room: Sequence[Number | None],
+    placement: Placement, micro_batches: int, costs: StageCosts, capacity: Sequence[Number | None],
     rules: Iterable[Greedy], *, split: bool = True,
 ) -> list[ListSchedule]:  # fmt: skip
     """Schedule by each rule, and return what does not get stuck; `split`: the backward is an I with a W apart."""
-    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), room, split=split)
+    scheduler = ListScheduler(placement, micro_batches, OpCosts(costs=costs), capacity, split=split)
     return [schedule for schedule in map(scheduler.schedule, rules) if schedule is not None]
 
 
@@ -103,8 +103,8 @@ def list_order(
 
     Raises InfeasibleError if all rules get stuck for lack of memory.
     """
-    room = [costs.room_of(device) for device in range(placement.devices)]
-    outcomes = greedy_schedules(placement, micro_batches, costs, room, LISTED)
+    capacity = [costs.capacity_of(device) for device in range(placement.devices)]
+    outcomes = greedy_schedules(placement, micro_batches, costs, capacity, LISTED)
     if not outcomes:
         raise InfeasibleError("List scheduling gets stuck for lack of memory; raise the limit.")
     best = min(outcomes, key=lambda outcome: getattr(outcome, objective))
@@ -115,12 +115,12 @@ class _CandidateTrials:
     """Tries candidates on some or all micro-batches."""
 
     def __init__(
-        self, placement: Placement, costs: StageCosts, room: Sequence[Number | None], objective: Objective
+        self, placement: Placement, costs: StageCosts, capacity: Sequence[Number | None], objective: Objective
     ) -> None:
         self.placement, self.objective = placement, objective
         op_costs, even_costs = OpCosts(costs=costs), StageCosts.of(stages=placement.stages)
         self.pattern = cache(lambda shape, even: pattern_of(placement, even_costs if even else costs, shape))
-        self.scheduler = cache(lambda m: ListScheduler(placement, m, op_costs, room, exact_sizes=True))
+        self.scheduler = cache(lambda m: ListScheduler(placement, m, op_costs, capacity, exact_sizes=True))
         # Many candidates are the same pattern, followed in the same manner, most of all in small steps.
         self.followed = cache(lambda pattern, manner, m: self.scheduler(m).follow(repeated(pattern, m), manner))
 
@@ -149,23 +149,25 @@ class _CandidateTrials:
         return None if pattern is None else self.followed(pattern, candidate.manner, micro_batches)
 
 
-def room_within(placement: Placement, costs: StageCosts, activations: Number) -> list[Number]:
+def capacity_within(placement: Placement, costs: StageCosts, activations: Number) -> list[Number]:
     """Bytes for the activations of so many micro-batches, per device, no more than the memory limit leaves."""
     largest = max(costs.micro_batch_scale or (1,))
-    room: list[Number] = []
+    capacity: list[Number] = []
     for d, device_stages in enumerate(placement.stages_of):
         size = activations * largest * sum(costs.activation[s] for s in device_stages)
-        free = costs.room_of(d)
-        room.append(size if free is None else min(size, free))
-    return room
+        free = costs.capacity_of(d)
+        capacity.append(size if free is None else min(size, free))
+    return capacity
 
 
-def place_weights(schedule: Schedule, *, costs: StageCosts, room: Sequence[Number | None]) -> Schedule | None:
+def place_weights(schedule: Schedule, *, costs: StageCosts, capacity: Sequence[Number | None]) -> Schedule | None:
     """Place each W where memory needs it, or in a gap, between the F and I of a schedule, which keep their order.
 
-    The shortest schedule found within `room` bytes for activations per device; None if none fits.
+    The shortest schedule found within `capacity` bytes for activations per device; None if none fits.
     """
-    scheduler = ListScheduler(schedule.placement, schedule.micro_batches, OpCosts(costs=costs), room, exact_sizes=True)
+    scheduler = ListScheduler(
+        schedule.placement, schedule.micro_batches, OpCosts(costs=costs), capacity, exact_sizes=True
+    )
     lists = [[scheduler.number(op) for op in order if op.kind is not Kind.W] for order in schedule.orders]
     outcomes = filter(None, (scheduler.follow(lists, rule) for rule in FOLLOWINGS))
     best = min(outcomes, default=None, key=lambda outcome: outcome.makespan)

@@ -23,9 +23,11 @@ from debubble.ir import Kind, Number, Op
 from debubble.search.problem import OrderProblem
 
 
-def staircase(*, room: Number, kept: Number, input_frees: Number, weight_frees: Number, forwards: int) -> list[Pairs]:
+def staircase(
+    *, capacity: Number, kept: Number, input_frees: Number, weight_frees: Number, forwards: int
+) -> list[Pairs]:
     """Compute the minimal (a, b) of each forward, which adds `kept` bytes; no pairs if it never fits."""
-    return [_corners(kept * (j + 1) - room, input_frees, weight_frees, j) for j in range(forwards)]
+    return [_corners(kept * (j + 1) - capacity, input_frees, weight_frees, j) for j in range(forwards)]
 
 
 Pairs = list[tuple[int, int]]
@@ -92,18 +94,18 @@ def limit_memory(variables: Variables, device: int, *, weights: bool = True, ord
     `ordered`: micro-batches keep their order within each kind.
     """
     problem = variables.problem
-    free = problem.costs.room_of(device)
+    free = problem.costs.capacity_of(device)
     if free is None:
         return
-    room = math.floor(free / variables.size_unit + 1e-9) + _slack(variables, device)
+    capacity = math.floor(free / variables.size_unit + 1e-9) + _slack(variables, device)
     if ordered and _only_computes(variables, device):
-        _limit_by_staircase(variables, problem.placement.stages_of[device][0], room, weights=weights)
+        _limit_by_staircase(variables, problem.placement.stages_of[device][0], capacity, weights=weights)
         return
     resident = _Resident(variables)
     for stage in problem.placement.stages_of[device]:
         for j in range(problem.micro_batches):
             resident.add(stage, j)
-    variables.cp.add_cumulative(resident.intervals, resident.sizes, room)
+    variables.cp.add_cumulative(resident.intervals, resident.sizes, capacity)
 
 
 def _only_computes(variables: Variables, device: int) -> bool:
@@ -131,12 +133,12 @@ def _slack(variables: Variables, device: int) -> int:
     return 4 * len(device_stages) * problem.micro_batches
 
 
-def _limit_by_staircase(v: Variables, stage: int, room: int, *, weights: bool) -> None:
+def _limit_by_staircase(v: Variables, stage: int, capacity: int, *, weights: bool) -> None:
     """Let every forward of a stage wait for the backwards of one of its corners."""
     # What a whole backward frees comes at the end of both halves.
     by_input, by_weight = (v.size(Op(kind, stage, 0), 1) for kind in (Kind.I, Kind.W))
     stairs = staircase(
-        room=room,
+        capacity=capacity,
         kept=v.size(Op(Kind.F, stage, 0), 0),
         input_frees=by_input if weights else by_input + by_weight,
         weight_frees=by_weight if weights else 0,

@@ -84,10 +84,10 @@ def check_searchable(plan: Plan) -> None:
     if plan.schedule.slices > 1:
         raise InputError("--online orders whole sequences, but the plan divides them into slices: train it without.")
     stages = plan.schedule.host_steps
-    beside = {op for op in plan.schedule.operations if op.kind in (Kind.G, *HOST_STEP)}
+    alongside = {op for op in plan.schedule.operations if op.kind in (Kind.G, *HOST_STEP)}
     kept = plan.schedule.without_host_steps().with_host_steps(stages).operations
     hosted = {op for op in kept if op.stage in stages and op.kind in HOST_STEP}
-    if left := sorted({op.kind.value for op in beside - hosted}):
+    if left := sorted({op.kind.value for op in alongside - hosted}):
         raise InputError(
             f"--online orders F, B, I, W, R, O and L, and steps on hosts behind them, but the plan also has"
             f" {', '.join(left)}: train it without."

@@ -69,11 +69,13 @@ def figure_10() -> Table:
     rows = []
     for name, saving, *speed in PAPER.printed["figure-10"]:
         run = job.planned(name, math.ceil(peak / saving))
-        rows.append((name, saving, round(peak / saving / GB, 1), speed[0] if speed else None, *_beside(job, run, full)))
+        rows.append(
+            (name, saving, round(peak / saving / GB, 1), speed[0] if speed else None, *_alongside(job, run, full))
+        )
     return PAPER.table("figure-10", rows, peak=peak / GB)
 
 
-def _beside(job: PlannedStep, run: Timeline | None, full: Timeline) -> tuple[Cell, Cell]:
+def _alongside(job: PlannedStep, run: Timeline | None, full: Timeline) -> tuple[Cell, Cell]:
     """A run's speed over that of recomputing everything, and its MFU; None if it does not fit."""
     if run is None:
         return None, None
@@ -107,5 +109,5 @@ def figure_12() -> Table:
             run = job.planned(planner, LIMIT * GB)
             gigabytes = None if run is None else round(float(max(run.peak_memory)) / GB, 1)
             paper = "about 1.15" if planner == "chronos" else None
-            rows.append((name, planner, gigabytes, paper, *_beside(job, run, full)))
+            rows.append((name, planner, gigabytes, paper, *_alongside(job, run, full)))
     return PAPER.table("figure-12", rows, limit=LIMIT)

@@ -75,8 +75,8 @@ class Setting:
 
     def limited(self, costs: StageCosts, samples: float) -> StageCosts:
         """Costs under room for the activations of so many samples of one device's layers."""
-        room = samples / self.size * float(sum(costs.activation)) / self.devices
-        limits = [costs.static_of(d) + room for d in range(self.devices)]
+        capacity = samples / self.size * float(sum(costs.activation)) / self.devices
+        limits = [costs.static_of(d) + capacity for d in range(self.devices)]
         return costs.with_limit(limits)
 
 
@@ -123,10 +123,10 @@ def samples_needed(setting: Setting, method: str) -> float:
     schedule, costs = setting.schedule(method)
     one = float(sum(costs.activation)) / setting.devices
     op_costs, again = OpCosts.of(schedule, costs), schedule.explicit_recompute
-    return max(_most_held(op_costs, again, order) for order in schedule.orders) / one * setting.size
+    return max(_most_kept(op_costs, again, order) for order in schedule.orders) / one * setting.size
 
 
-def _most_held(costs: OpCosts, recomputed: Container[tuple[int, int]], order: Sequence[Op]) -> float:
+def _most_kept(costs: OpCosts, recomputed: Container[tuple[int, int]], order: Sequence[Op]) -> float:
     """Bytes; where nothing but compute changes memory, the list alone says it."""
     memory = most = 0.0
     for op in order:
@@ -143,10 +143,10 @@ def fitted_samples(rows: Sequence[tuple[Setting, Mapping[str, float | None]]]) -
     sizes = sorted({need for need, _ in needed})
     rooms = [(a * b) ** 0.5 for a, b in itertools.pairwise(sizes)] + [sizes[-1] * 1.05]
 
-    def matches(room: float) -> int:
-        return sum((need <= room) == (printed is not None) for need, printed in needed)
+    def matches(capacity: float) -> int:
+        return sum((need <= capacity) == (printed is not None) for need, printed in needed)
 
-    best: float = max(rooms, key=lambda room: (matches(room), room))
+    best: float = max(rooms, key=lambda capacity: (matches(capacity), capacity))
     return best
 
 

@@ -77,7 +77,7 @@ FIGURE_6 = tuple(Setting(8, "7.1B", m, 8) for m in (16, 32, 64, 128, 256))
 @cache
 def row(setting: Setting) -> Row:
     """One row of Table 1, or of Figure 6."""
-    samples = room(setting.devices, setting.model)
+    samples = capacity(setting.devices, setting.model)
     baselines = (method for method in OURS if method != "OptPipe")
     timelines = {m: t for m in baselines if (t := attempt(setting, m, samples)) is not None}
     result = searched(setting, samples)
@@ -93,7 +93,7 @@ def rows_of(settings: Iterable[Setting]) -> tuple[Row, ...]:
 
 
 @cache
-def room(devices: int, model: str) -> float:
+def capacity(devices: int, model: str) -> float:
     """Samples whose activations fit a device, fitted to the paper's pattern of what runs out of memory."""
     return fitted_samples([(s, theirs) for s, theirs in PRINTED.items() if (s.devices, s.model) == (devices, model)])
 

@@ -275,10 +275,10 @@ class MilpModel:
     def _memory(self, i: int) -> None:
         """Equation 9 by events: at every start of F, and of a reload, what is resident fits."""
         costs = self.problem.costs
-        free = costs.room_of(self.problem.placement.device_of[i])
+        free = costs.capacity_of(self.problem.placement.device_of[i])
         if free is None:
             return
-        room = float(free)
+        capacity = float(free)
         size, rest = float(costs.activation[i]), float(costs.activation_after_input[i])
         freed = {Kind.I: size - rest, Kind.W: rest}
         forwards = [Op(Kind.F, i, j) for j in self.jobs]
@@ -289,10 +289,10 @@ class MilpModel:
             )
             if self.problem.offload:
                 resident += sum(size * (self._reloaded(y, x) - self._offloaded(y, x)) for y in forwards if y != x)
-            self._add(resident <= room)
+            self._add(resident <= capacity)
         if self.problem.offload:
             for x in forwards:
-                self._at_reload(x, forwards, room, size, freed)
+                self._at_reload(x, forwards, capacity, size, freed)
 
     def _offloaded(self, y: Op, x: Op) -> Any:
         """M: y's offload has ended when F of x starts."""
@@ -311,7 +311,7 @@ class MilpModel:
         self.begun.append((counts, y._replace(kind=Kind.L), x))
         return counts
 
-    def _at_reload(self, y: Op, forwards: list[Op], room: float, size: float, freed: dict[Kind, float]) -> None:
+    def _at_reload(self, y: Op, forwards: list[Op], capacity: float, size: float, freed: dict[Kind, float]) -> None:
         """Limit memory at the start of y's reload, where its own offload and reload cancel."""
         resident = size
         for x in forwards:
@@ -329,7 +329,7 @@ class MilpModel:
             resident += size * counts - size * self.offload_first[x, y]
             if x.micro_batch < y.micro_batch:
                 resident += size * self.away[x]
-        self._add(resident <= room + size * (2 * len(forwards) + 1) * (1 - self.away[y]))
+        self._add(resident <= capacity + size * (2 * len(forwards) + 1) * (1 - self.away[y]))
 
     def _data(self) -> None:
         """Equations 5 and 6."""

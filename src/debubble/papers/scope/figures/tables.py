@@ -139,7 +139,7 @@ def problem_of(case: Case) -> Problem:
     """The case's model at the smallest micro-batch where even 1F1B needs recomputation."""
     if case.model == MULTIMODAL:
         problem, units = _problem_and_units(replace(case, model="LLaMA-70B"))
-        return replace(problem, workload=ModelUnits(_behind_a_tower(units)), tail=None)
+        return replace(problem, workload=ModelUnits(_after_tower(units)), tail=None)
     return _problem_and_units(case)[0]
 
 
@@ -184,7 +184,7 @@ def _restricted(units: Units, strategies: tuple[str, ...] | None) -> Units:
     return replace(units, units=tuple(kept))
 
 
-def _behind_a_tower(units: Units) -> Units:
+def _after_tower(units: Units) -> Units:
     """A language model after a vision tower of 32 lighter layers: types in sequence of different cost."""
     first, *body = units.units
     tower = (

@@ -41,7 +41,7 @@ def backward_ready(a: Step, x: State, s: int, j: int) -> float:
 
 
 @inlined
-def backward_room(a: Step, x: State, s: int, j: int) -> float:
+def backward_capacity(a: Step, x: State, s: int, j: int) -> float:
     """Bytes that a backward allocates: none that an R has brought back."""
     size: float = a.stages[s, WORKSPACE] - (a.stages[s, DROPPED] if j < x.next_r[s] else 0.0)
     allocated: float = max(a.scales[j] * size, 0.0)
@@ -49,32 +49,32 @@ def backward_room(a: Step, x: State, s: int, j: int) -> float:
 
 
 @inlined
-def _room_now(a: Step, x: State, d: int) -> float:
+def _capacity_now(a: Step, x: State, d: int) -> float:
     """Bytes that a compute operation may allocate now.
 
     Reloads that wait for offloads have their room already: there may be less than none.  Admission lets what allocates
     nothing start still.
     """
-    room: float = max(a.room[d] - x.used[d], 0.0)
-    return room
+    capacity: float = max(a.capacity[d] - x.used[d], 0.0)
+    return capacity
 
 
 @inlined
-def _room_soon(a: Step, x: State, d: int) -> float:
+def _capacity_soon(a: Step, x: State, d: int) -> float:
     """Bytes that are free once the offloads in the list have ended."""
-    room: float = a.room[d] - x.used[d] + x.going[d]
-    return room
+    capacity: float = a.capacity[d] - x.used[d] + x.going[d]
+    return capacity
 
 
 @inlined
 def _ready_backward(a: Step, x: State, d: int, now: float) -> tuple[int, float]:
     """The stage of the oldest backward that can start now, -1 for none, and when the next of the others can."""
     best, best_key, soon = -1, NEVER, NEVER
-    room = _room_now(a, x, d)
+    capacity = _capacity_now(a, x, d)
     for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_i[s])
-        if j >= x.next_f[s] or x.gradient[s, j] == NEVER or backward_room(a, x, s, j) > room:
+        if j >= x.next_f[s] or x.gradient[s, j] == NEVER or backward_capacity(a, x, s, j) > capacity:
             continue
         ready = backward_ready(a, x, s, j)
         if ready > now:
@@ -92,7 +92,7 @@ def _ready_forward(a: Step, x: State, d: int, now: float, soon: float) -> tuple[
     is on its way to the host is room for these.
     """
     best, best_key = -1, NEVER
-    room, room_soon = _room_now(a, x, d), _room_soon(a, x, d)
+    capacity, capacity_soon = _capacity_now(a, x, d), _capacity_soon(a, x, d)
     spare = a.reserve[d] if x.in_flight[d] > 0 else 0.0
     for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
@@ -100,7 +100,7 @@ def _ready_forward(a: Step, x: State, d: int, now: float, soon: float) -> tuple[
         if j >= len(a.scales) or x.data[s, j] == NEVER or j - x.next_i[s] >= a.most[s]:
             continue
         kept = a.scales[j] * a.stages[s, KEPT]
-        if kept > room or kept + max(spare, a.scales[j] * a.stages[s, WORKSPACE]) > room_soon:
+        if kept > capacity or kept + max(spare, a.scales[j] * a.stages[s, WORKSPACE]) > capacity_soon:
             continue
         if x.data[s, j] > now:
             soon = min(soon, x.data[s, j])
@@ -117,14 +117,14 @@ def _next_recomputation(a: Step, x: State, d: int, now: float, soon: float) -> t
     The backward that comes first may be another one: it keeps its room.
     """
     best, best_key = -1, NEVER
-    room, room_soon = _room_now(a, x, d), _room_soon(a, x, d)
+    capacity, capacity_soon = _capacity_now(a, x, d), _capacity_soon(a, x, d)
     for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_r[s])
         if j >= x.next_f[s] or a.stages[s, AGAIN] <= 0:
             continue
         size = a.scales[j] * a.stages[s, DROPPED]
-        if size > room or size + a.reserve[d] > room_soon:
+        if size > capacity or size + a.reserve[d] > capacity_soon:
             continue
         if a.stages[s, MOVED] > 0:
             back = back_for(a, x, s, j, AGAIN_LEAD) if j < x.next_l[s] else NEVER
@@ -163,7 +163,7 @@ def choose(a: Step, x: State, d: int, now: float) -> tuple[int, int, float]:
     if stage < 0 and x.waiting[d] > 0:
         stage = _oldest_weight(a, x, d)
         kind = W
-        if now + a.patience * a.scales[x.next_w[stage]] * a.stages[stage, WEIGHT] > soon:
+        if now + a.timeout * a.scales[x.next_w[stage]] * a.stages[stage, WEIGHT] > soon:
             stage = -1
     return kind if stage >= 0 else -1, stage, soon
 
@@ -173,7 +173,7 @@ def due_reload(a: Step, x: State, d: int, now: float) -> int:
     """The stage of the most urgent reload whose offload has ended and whose backward is near; -1: there is none."""
     best, best_key = -1, NEVER
     # Lists that counted on offloads under way here were faster, but slower once their order was searched.
-    room = _room_now(a, x, d)
+    capacity = _capacity_now(a, x, d)
     for n in range(a.held[d]):
         s = place_of(a.stages_of[d, n])
         j = place_of(x.next_l[s])
@@ -183,6 +183,6 @@ def due_reload(a: Step, x: State, d: int, now: float) -> int:
             best, best_key = s, j * a.period + a.from_last[s]
     if best >= 0:
         j = place_of(x.next_l[best])
-        if a.scales[j] * (a.stages[best, MOVED] + a.stages[best, WORKSPACE]) > room:
+        if a.scales[j] * (a.stages[best, MOVED] + a.stages[best, WORKSPACE]) > capacity:
             return -1
     return best

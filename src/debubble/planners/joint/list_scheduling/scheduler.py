@@ -24,7 +24,13 @@ import numpy as np
 
 from debubble.ir import Kind, Op
 from debubble.kernels import borrowing, inlined, jit
-from debubble.planners.joint.list_scheduling.rules import back_for, backward_ready, backward_room, choose, due_reload
+from debubble.planners.joint.list_scheduling.rules import (
+    back_for,
+    backward_capacity,
+    backward_ready,
+    choose,
+    due_reload,
+)
 from debubble.planners.joint.list_scheduling.stage_table import (
     AFTER,
     AGAIN,
@@ -157,7 +163,7 @@ def _start_forward(a: Step, x: State, d: int, s: int) -> int:
 def _start_backward(a: Step, x: State, d: int, s: int) -> int:
     j = place_of(x.next_i[s])
     scale = a.scales[j]
-    allocated, ready = backward_room(a, x, s, j), backward_ready(a, x, s, j)
+    allocated, ready = backward_capacity(a, x, s, j), backward_ready(a, x, s, j)
     change = a.stages[s, WORKSPACE] - a.stages[s, FREED]
     time = a.stages[s, INPUT]
     if j < x.next_r[s]:
@@ -270,12 +276,12 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
         if kind == F and a.stages[forward, MOVED] > 0:
             offload(a, x, d, forward, micro_batch)
             _record(x, operations, starts, O, forward, micro_batch, now)
-        first = earlier(a, x, earlier(a, x, first, d), len(a.room) + d)
+        first = earlier(a, x, earlier(a, x, first, d), len(a.capacity) + d)
 
 
 @jit
 def place(
-    stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
+    stages: Floats, device_of: Ints, capacity: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
     threshold: float, until: float, operations: Ints, starts: Floats,
 ) -> tuple[int, float, int]:  # fmt: skip
     """Place all operations, and say how many, when the last one ends, and how many compute operations are missing.
@@ -284,7 +290,7 @@ def place(
     stops before what would start at `until`.  Operations, and when those of compute lanes start, are written down where
     there is room for them.
     """
-    a, x = begun(stages, device_of, room, down, up, scales, policy, most, until == NEVER)
+    a, x = begun(stages, device_of, capacity, down, up, scales, policy, most, until == NEVER)
     missing = _run(a, x, threshold, until, operations, starts)
     if missing < 0:
         return x.placed[0], NEVER, 0

@@ -24,7 +24,7 @@ states are on the device; time of the recomputation, and the bytes that R brings
 own; 1 where the optimizer's states are on the host; how long before the end of F its offload may start, and before that
 of the reload the I that recomputes nothing before, or an R."""
 
-BACKLOG, PATIENCE, HORIZON, PREFETCH, AGE, AHEAD = range(6)
+BACKLOG, WAIT_LIMIT, HORIZON, PREFETCH, AGE, AHEAD = range(6)
 """Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which
 it may delay what is known to come; operations of a micro-batch before a backward at which its reload may start; reloads
 that a device may have under way; the periods that a micro-batch's age counts for against its depth among forwards;
@@ -37,13 +37,13 @@ class StageTable(NamedTuple):
     Attributes:
         stages: A row per stage, with the columns above; times in the units' unit, sizes in bytes.
         device_of: Per stage, its device.
-        room: Per device, bytes for activations.
+        capacity: Per device, bytes for activations.
         down: Per device, the number of the link's lane to the host, less than twice the number of devices.
         up: Per device, that of its lane from the host; the same as `down` where the link is half-duplex.
     """
 
     stages: Floats
     device_of: Ints
-    room: Floats
+    capacity: Floats
     down: Ints
     up: Ints

@@ -18,10 +18,10 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     HOSTED,
     INPUT,
     MOVED,
-    PATIENCE,
     PREFETCH,
     SEND,
     STEP,
+    WAIT_LIMIT,
     WEIGHT,
     WORKSPACE,
     F,
@@ -40,7 +40,7 @@ class Step(NamedTuple):
     Attributes:
         stages: A row per stage, as in the table; so are the next four.
         device_of: Per stage, its device.
-        room: Per device, bytes for activations.
+        capacity: Per device, bytes for activations.
         down: Per device, its lane to the host.
         up: Per device, its lane from the host.
         scales: Per micro-batch, its length: the factor on its times and bytes.
@@ -53,7 +53,7 @@ class Step(NamedTuple):
         reserve: Per device, the room kept for one backward: its workspace and its reload.
         period: The time of a micro-batch on the busiest device.
         backlog: The policy's entries from here on.
-        patience: See the policy.
+        timeout: See the policy.
         horizon: See the policy.
         prefetch: See the policy.
         age: See the policy.
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
     stages: Floats
     device_of: Ints
-    room: Floats
+    capacity: Floats
     down: Ints
     up: Ints
     scales: Floats
@@ -75,7 +75,7 @@ class Step(NamedTuple):
     reserve: Floats
     period: float
     backlog: float
-    patience: float
+    timeout: float
     horizon: int
     prefetch: int
     age: float
@@ -263,18 +263,18 @@ def _most_transfers(stages: Floats, device_of: Ints, devices: int, micro_batches
 
 @inlined
 def begun(
-    stages: Floats, device_of: Ints, room: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
+    stages: Floats, device_of: Ints, capacity: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
     whole: bool,
 ) -> tuple[Step, State]:  # fmt: skip
     """A step before its first operation; who does not schedule the whole of it has no use for what is after."""
-    S, devices, m = len(stages), len(room), len(scales)  # noqa: N806 - the field's letter
+    S, devices, m = len(stages), len(capacity), len(scales)  # noqa: N806 - the field's letter
     stages_of, count, period = _stages_by_device(stages, device_of, devices)
     to_stage, from_last = _depths(stages)
     behind = _tails(stages, scales) if whole else np.zeros((3, S, m))
     rest, reserve = _totals(stages, device_of, devices, scales)
     step = Step(
-        stages, device_of, room, down, up, scales, most, stages_of, count, to_stage, from_last, behind, reserve,
-        period, policy[BACKLOG], policy[PATIENCE], int(policy[HORIZON]), int(policy[PREFETCH]),
+        stages, device_of, capacity, down, up, scales, most, stages_of, count, to_stage, from_last, behind, reserve,
+        period, policy[BACKLOG], policy[WAIT_LIMIT], int(policy[HORIZON]), int(policy[PREFETCH]),
         policy[AGE] * period, int(policy[AHEAD]),
     )  # fmt: skip
     offloads, transfers = _most_transfers(stages, device_of, devices, m)

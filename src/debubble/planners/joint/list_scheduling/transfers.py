@@ -29,13 +29,13 @@ from debubble.planners.joint.list_scheduling.state import NEVER, State, Step, pl
 @inlined
 def stream_of(a: Step, d: int, kind: int) -> int:
     """The stream of a device in which transfers of a kind go."""
-    return d if kind in (O, D) or a.up[d] == a.down[d] else len(a.room) + d
+    return d if kind in (O, D) or a.up[d] == a.down[d] else len(a.capacity) + d
 
 
 @inlined
 def device_of_stream(a: Step, q: int) -> int:
     """The device whose stream it is."""
-    return place_of(q if q < len(a.room) else q - len(a.room))
+    return place_of(q if q < len(a.capacity) else q - len(a.capacity))
 
 
 @inlined
@@ -132,7 +132,7 @@ def count_what_left(x: State, d: int, now: float) -> None:
 def admitted(a: Step, x: State, d: int, begin: float, allocated: float) -> float:
     """The start of a compute operation that has all but memory at `begin`, as admission lets it wait for offloads."""
     if allocated > 0 and x.known[d] < x.ended[d]:
-        lacking = x.used[d] + x.unknown[d] + allocated - a.room[d]
+        lacking = x.used[d] + x.unknown[d] + allocated - a.capacity[d]
         n = x.known[d]
         while lacking > 0 and n < x.ended[d]:
             begin = max(begin, x.gone[d, n])
@@ -150,7 +150,7 @@ def reload(a: Step, x: State, d: int, s: int, j: int, now: float) -> bool:
     other devices that have had their turns.
     """
     size = a.scales[j] * a.stages[s, MOVED]
-    lacking = x.used[d] + x.unknown[d] + x.freed[d] + size - a.room[d]
+    lacking = x.used[d] + x.unknown[d] + x.freed[d] + size - a.capacity[d]
     ready, n = max(x.begun[d], x.back[s, j]), x.known[d]
     while lacking > 0 and n < x.listed[d]:
         ready = max(ready, x.gone[d, n])
