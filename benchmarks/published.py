@@ -26,7 +26,7 @@ from benchmark import Benchmark, Row, table
 
 from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.frameworks import MEGATRON, Framework
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import DebubbleError, Placement, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, models

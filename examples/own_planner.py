@@ -7,7 +7,7 @@
 import random
 
 import debubble as db
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.planners import ModelUnits, Problem, Solution
 from debubble.planners.registry import planner
 

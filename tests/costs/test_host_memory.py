@@ -9,7 +9,8 @@ import pytest
 import debubble as db
 from debubble.costs import Unit, Units
 from debubble.costs.host_memory import check_host_memory, host_peaks
-from debubble.costs.units import HostStates, Partition, StateBytes, Strategy
+from debubble.costs.partition import Partition
+from debubble.costs.unit import HostStates, StateBytes, Strategy
 from debubble.ir import InfeasibleError, Op, Placement, Schedule
 
 

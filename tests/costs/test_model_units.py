@@ -14,8 +14,8 @@ from debubble.costs import EAGER, MEGATRON, Cluster, Framework, Unit, Units, mod
 from debubble.costs.frameworks import FSDP
 from debubble.costs.half_layers import fused_core
 from debubble.costs.operators import Shapes
+from debubble.costs.partition import Partition
 from debubble.costs.speed import Speed
-from debubble.costs.units import Partition
 from debubble.ir import InputError, Placement, RunOptions
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.models import ModelConfig, models

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import Kind, Number, Op, Placement, RunOptions
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.planners.model_problem import problem_of

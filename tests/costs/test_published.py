@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from debubble.costs import DEEPSPEED, MEGATRON, Cluster, Framework, StepTail, model_units
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import Placement, RunOptions
 from debubble.models import Model
 from debubble.schedules import schedules

@@ -8,7 +8,7 @@ from typing import Any
 
 import debubble as db
 from debubble.costs import Cluster, model_units
-from debubble.costs.units import Partition, partition_named
+from debubble.costs.partition import Partition, partition_named
 from debubble.ir import Op, PlannedUnit, RunOptions, Schedule, StageCosts
 from debubble.models import Model
 from debubble.planners.model_problem import half_layers

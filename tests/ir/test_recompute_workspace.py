@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import Placement, Schedule, StageCosts
 from debubble.schedules import schedules
 from debubble.simulator import Repricer, simulate

@@ -15,7 +15,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from debubble.costs import Strategy, Unit, Units
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import DebubbleError, Kind, Op, Placement, Schedule
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.simulator import simulate

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.adapipe import DynamicPrograms

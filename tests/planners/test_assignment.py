@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import debubble as db
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError
 from debubble.planners import planners
 from debubble.planners.bounds import bound_of_equal_counts, proven_bound

@@ -11,7 +11,7 @@ import pytest
 
 import debubble as db
 from debubble.costs import Strategy, Unit, Units
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import DebubbleError
 from debubble.planners import planners
 from debubble.planners.joint.search import improved_order

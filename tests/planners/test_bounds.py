@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import StepTail, Strategy, Unit, Units
-from debubble.costs.units import HostStates
+from debubble.costs.unit import HostStates
 from debubble.ir import DebubbleError, InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
 from debubble.planners.bounds import CONTIGUOUS, GRANULAR, RAMPS, WORK, lower_bound, proven_bound, proven_step_bound

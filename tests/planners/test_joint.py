@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import Strategy, Unit, Units
-from debubble.costs.units import HostStates
+from debubble.costs.unit import HostStates
 from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
 from debubble.planners.joint.chain import PointChain

@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 from debubble.costs import Strategy, Unit, Units
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import DebubbleError, Kind, Op, Placement, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.planners import planners

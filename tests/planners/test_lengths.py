@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.costs import model_units
 from debubble.costs.lengths import MicroBatchSize, orders_of
-from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, InputError, Placement, RunOptions
 from debubble.planners import ModelUnits, Problem, planners
 from debubble.planners.bounds import lower_bound

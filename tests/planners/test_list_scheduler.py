@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import Strategy, Unit, Units
-from debubble.costs.units import HostStates
+from debubble.costs.unit import HostStates
 from debubble.ir import Placement
 from debubble.planners.joint.annealing_kernel import QUARTERS, UNLIMITED
 from debubble.planners.joint.levers import Levers, Point, policy_choices

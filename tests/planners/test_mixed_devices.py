@@ -6,7 +6,7 @@ import pytest
 
 import debubble as db
 from debubble.costs import model_units
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import Placement, RunOptions
 from debubble.planners.bounds import lower_bound
 from debubble.planners.degrees import Job, configurations, search_degrees

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import Placement, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem
 from debubble.planners.bounds import lower_bound

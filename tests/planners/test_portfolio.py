@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.costs.units import HostStates, Partition, Strategy, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import HostStates, Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Placement, RunOptions, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.model_problem import problem_of

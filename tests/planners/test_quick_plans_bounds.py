@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from debubble.costs.units import HostStates, Strategy, Unit, Units
+from debubble.costs.unit import HostStates, Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Kind
 from debubble.planners.bounds.quick_plans import PipelineBounds, first_forwards
 from debubble.planners.degrees.estimate import quick_bound, quick_step

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import Kind, Lane, Placement
 from debubble.plans import Plan
 from debubble.runtime import Pipeline

@@ -10,7 +10,7 @@ from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 import debubble as db
 from debubble.costs import model_units
-from debubble.costs.units import partition_named
+from debubble.costs.partition import partition_named
 from debubble.ir import InputError, RunOptions
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads

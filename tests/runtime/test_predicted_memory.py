@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import model_units
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import RunOptions
 from debubble.models import ModelConfig
 from debubble.plans import Plan

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 import debubble as db
-from debubble.costs.units import HostStates, Strategy, Unit, Units
+from debubble.costs.unit import HostStates, Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import Kind, Lane, Op, RunOptions
 from debubble.models import ModelConfig
 from debubble.planners import ModelUnits, Problem

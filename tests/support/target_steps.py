@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from debubble.costs.units import partition_named
+from debubble.costs.partition import partition_named
 from debubble.ir import OutOfMemoryError
 from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_step import seconds_per_step

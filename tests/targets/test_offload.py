@@ -8,7 +8,8 @@ import pytest
 
 import debubble as db
 from debubble.costs import Cluster
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.exports import exports
 from debubble.ir import RunOptions
 from debubble.models import Model

@@ -5,8 +5,10 @@ from debubble.costs.files import apply_profile, load_costs, load_profile, load_u
 from debubble.costs.frameworks import DEEPSPEED, EAGER, FSDP, MEGATRON, Framework, framework_of_options, framework_with
 from debubble.costs.known_hardware import hardware
 from debubble.costs.model_units import joined_unit, model_units
+from debubble.costs.partition import Partition
 from debubble.costs.step import StepTail
-from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 
 __all__ = [
     "Cluster",

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from debubble.costs.step import HOST_MEMORY_BANDWIDTH
-from debubble.costs.units import HostStates, Strategy, Unit, Units
+from debubble.costs.unit import HostStates, Strategy, Unit
+from debubble.costs.units import Units
 from debubble.files import decode_json, read_file
 from debubble.ir import InputError, RunOptions, StageCosts
 from debubble.ir.stage_costs import LARGEST, CommunicationModel, HostLink, check_number, check_step_time, link_groups_of

@@ -6,7 +6,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.formatting import size_words
 from debubble.ir import InfeasibleError, Kind, Number
 from debubble.ir.ops import CODE

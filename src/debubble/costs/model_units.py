@@ -27,7 +27,8 @@ from debubble.costs.operators import (
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
-from debubble.costs.units import HostStates, StateBytes, Strategy, Unit, Units, added, fastest_units
+from debubble.costs.unit import HostStates, StateBytes, Strategy, Unit, added, fastest_units
+from debubble.costs.units import Units
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
 from debubble.models.config import ModelConfig

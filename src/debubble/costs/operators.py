@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from debubble.costs.frameworks import Framework
 from debubble.costs.speed import Speed
-from debubble.costs.units import Strategy
+from debubble.costs.unit import Strategy
 from debubble.ir import RunOptions
 from debubble.models.architecture import Architecture
 from debubble.models.quantization import quantized_bytes

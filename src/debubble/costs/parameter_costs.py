@@ -21,7 +21,7 @@ from debubble.costs.step import (
     step_seconds,
     step_traffic,
 )
-from debubble.costs.units import HostStates, StateBytes, Unit
+from debubble.costs.unit import HostStates, StateBytes, Unit
 from debubble.ir import RunOptions
 from debubble.models.quantization import quantized_bytes
 

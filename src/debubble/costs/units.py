@@ -1,220 +1,21 @@
-"""Model units and their costs: what partitioning moves.
-
-`Units` describes a model, measured or computed or given as a units file, before it is cut into stages.  A
-`Partition` says which units form each stage and how each recomputes; `Units.stage_costs` gives the stages' costs.
-"""
+"""The units of a model, measured or computed or given as a units file, and the costs of the stages that they form."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, count, cycle, pairwise
-from typing import Any, NamedTuple, Self, TypeVar
+from itertools import cycle, pairwise
+from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from debubble.ir import InputError, Number, Placement, StageCosts
+from debubble.costs.unit import Strategy, Unit
+from debubble.ir import Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
 from debubble.ir.stage_costs import OVERLAPS, SLICED, CommunicationModel, HostLink, check_counts
 from debubble.pickling import PickledFields
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """One way to recompute a unit: bytes that its forward keeps, and time to bring the rest back."""
-
-    activation: Number
-    recompute: Number = 0
-    operators: str | None = None
-    """The operators that it recomputes, as a plan names them; None: the strategy's name says it."""
-    after_full: Number | None = None
-    """Bytes kept where the unit before it, of the same layer, is in its stage and recomputes in full: a framework that
-    recomputes whole layers keeps one input for both.  None: as elsewhere."""
-    attention: Number = 0
-    """The part of `recompute` that grows with the keys that a token sees."""
-
-    def seeing(self, keys: Number) -> Strategy:
-        """The strategy where a token sees so many times as many keys."""
-        return replace(self, recompute=self.recompute + (keys - 1) * self.attention, attention=keys * self.attention)
-
-
-Costs = TypeVar("Costs", "StateBytes", "HostStates")
-
-
-def added(costs: type[Costs], parts: Sequence[Costs]) -> Costs:
-    """The sum of such costs, entry by entry."""
-    return costs(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(costs)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateBytes:
-    """Bytes of a unit's model states on one device, by part."""
-
-    weights: Number
-    gradients: Number
-    optimizer: Number
-
-    @staticmethod
-    def sum(units: Iterable[Unit]) -> StateBytes:
-        """The bytes of several units together, as far as they say them."""
-        return added(StateBytes, [unit.states for unit in units if unit.states is not None])
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostStates:
-    """Costs of a unit whose optimizer states and step are the host's."""
-
-    static: Number
-    """Bytes that stay on the device."""
-    gradients: Number
-    """Bytes that go down to the host, once per step."""
-    parameters: Number
-    """Bytes that come up from it."""
-    step: Number
-    """Time of the optimizer step on the host."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """One model unit.  `strategies` always has `none`."""
-
-    type: str
-    layer: int | None
-    forward: Number
-    backward_input: Number
-    backward_weight: Number
-    static: Number
-    strategies: Mapping[str, Strategy]
-    activation_after_input: Number | None = None
-    """Bytes that remain between I and W; None: half of what `none` keeps."""
-    workspace: Number = 0
-    """Bytes that its forward or backward needs while it runs; a stage needs the largest of its units'."""
-    states: StateBytes | None = field(default=None, compare=False)
-    """The parts of `static`; None: a units file does not say."""
-    on_host: HostStates | None = None
-    """None: its optimizer states stay on the device."""
-    gradient_reduce: Number = 0
-    """Time of summing its gradients over the data-parallel ranks, next to what every stage takes."""
-    optimizer_step: Number = 0
-    """Time of its optimizer step on the device, next to what every stage takes."""
-    module_bytes: Mapping[str, Number] = field(default_factory=dict)
-    """Bytes of what `none` keeps, by the module that it is the input of, where a framework offloads by module."""
-    parameter_gather: Number = 0
-    """Time of gathering its parameters, where ranks divide them (ZeRO-3), next to what every stage takes."""
-    gathered: Number = 0
-    """Bytes of its whole parameters, once they are gathered."""
-    undivided: Number = 0
-    """Bytes that its gradients have beyond this rank's part (ZeRO-2), where they stay whole until they are summed."""
-    attention_forward: Number = 0
-    """The part of `forward` that grows with the keys that a token sees."""
-    attention_backward: Number = 0
-    """The part of `backward_input` that does."""
-    keys_and_values: Number = 0
-    """Bytes of a slice's keys and values, which stay on the device from its forward to its backward."""
-    key_value_gradient: Number = 0
-    """Bytes of the gradients of a slice's keys and values, while slices after it add to them."""
-
-    @property
-    def activation(self) -> Number:
-        """Bytes per micro-batch that the forward keeps for the backward if nothing is recomputed."""
-        return self.strategies["none"].activation
-
-    @property
-    def work(self) -> Number:
-        """Time per micro-batch of the forward and the whole backward."""
-        return self.forward + self.backward_input + self.backward_weight
-
-    def seeing(self, keys: Number) -> Unit:
-        """The unit where a token sees so many times as many keys."""
-        return replace(
-            self,
-            forward=self.forward + (keys - 1) * self.attention_forward,
-            backward_input=self.backward_input + (keys - 1) * self.attention_backward,
-            strategies={name: strategy.seeing(keys) for name, strategy in self.strategies.items()},
-            attention_forward=keys * self.attention_forward,
-            attention_backward=keys * self.attention_backward,
-        )
-
-    def strategy_named(self, operators: str) -> str | None:
-        """The name of the strategy that recomputes what a plan says, of the operators that the unit has.
-
-        None if it has none of them in a strategy of their own.
-        """
-        for name, strategy in self.strategies.items():
-            if operators in (name, strategy.operators):
-                return name
-        known = {part for name in self.strategies for part in name.split("+")}
-        wanted = known.intersection(operators.split("+"))
-        return next((name for name in self.strategies if set(name.split("+")) == wanted), None)
-
-
-def fastest_units(tables: Sequence[Sequence[Unit]]) -> tuple[Unit, ...]:
-    """The units with the least time that they take on any type of device; sizes are the same on all."""
-    merged: dict[int, Mapping[str, Strategy]] = {}
-    fastest = []
-    for alike in zip(*tables, strict=True):
-        first = alike[0]
-        # Layers of one kind have one table of strategies, and keep one.
-        if id(first.strategies) not in merged:
-            merged[id(first.strategies)] = {
-                name: replace(strategy, recompute=min(unit.strategies[name].recompute for unit in alike))
-                for name, strategy in first.strategies.items()
-            }
-        times = (
-            "forward", "backward_input", "backward_weight", "attention_forward", "attention_backward",
-            "gradient_reduce", "optimizer_step",
-        )  # fmt: skip
-        least = {time: min(getattr(unit, time) for unit in alike) for time in times}
-        fastest.append(replace(first, strategies=merged[id(first.strategies)], **least))
-    return tuple(fastest)
-
-
-class Partition(tuple[tuple[tuple[int, str], ...], ...]):
-    """The units of each stage with their strategies of recomputation: per stage (index, strategy), in model order.
-
-    Args:
-        stages: For every stage, its units as (index in the model, name of its strategy).
-    """
-
-    def __new__(cls, stages: Iterable[Iterable[tuple[int, str]]]) -> Self:
-        """Build the partition from its stages."""
-        return super().__new__(cls, map(tuple, stages))
-
-    @classmethod
-    def cut(cls, units: Units, lengths: Iterable[int], *, strategy: str = "none") -> Self:
-        """The model cut into stages of so many units, all with one strategy (those that lack it: `none`).
-
-        Raises InputError if these are not as many as the model has.
-        """
-        strategies = [strategy if strategy in unit.strategies else "none" for unit in units.units]
-        ends = list(accumulate(lengths, initial=0))
-        _check_count(ends[-1], units)
-        return cls([(i, strategies[i]) for i in range(begin, end)] for begin, end in pairwise(ends))
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Units per stage."""
-        return tuple(map(len, self))
-
-    @property
-    def recomputing(self) -> frozenset[int]:
-        """The stages where some unit recomputes."""
-        return frozenset(s for s, stage in enumerate(self) if any(strategy != "none" for _, strategy in stage))
-
-
-def partition_named(stages: Sequence[Sequence[PlannedUnit]], units: Units) -> Partition:
-    """The partition of units that a plan lists, stage by stage in model order.
-
-    Raises InputError if these are not as many as the model has.
-    """
-    _check_count(sum(map(len, stages)), units)
-    index = count()
-    return Partition(
-        [(i, units.units[i].strategy_named(unit.strategy) or "none") for unit, i in zip(stage, index, strict=False)]
-        for stage in stages
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +145,7 @@ class Units(PickledFields):
         return replace(self, offload_bandwidth=self.module_bandwidth, streams=False)
 
     def planned(
-        self, partition: Sequence[Sequence[tuple[int, str]]], deeper: Partition | None = None
+        self, partition: Sequence[Sequence[tuple[int, str]]], deeper: Sequence[Sequence[tuple[int, str]]] | None = None
     ) -> tuple[tuple[PlannedUnit, ...], ...]:
         """The partition as a plan lists it, with the strategies of micro-batches that recompute deeper if there are."""
 
@@ -597,8 +398,3 @@ def _run(unit: Unit, strategy: Strategy, kept: Number) -> _RecomputedRun:
 
 def _after_input(unit: Unit) -> Number:
     return unit.activation / 2 if unit.activation_after_input is None else unit.activation_after_input
-
-
-def _check_count(listed: int, units: Units) -> None:
-    if listed != len(units.units):
-        raise InputError(f"The plan's stages have {listed} units, but its model has {len(units.units)}: plan again.")

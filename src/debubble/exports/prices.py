@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from debubble.costs import Partition, Units, model_units, with_profile
-from debubble.costs.units import partition_named
+from debubble.costs.partition import partition_named
 from debubble.ir import OutOfMemoryError, PlannedUnit, RunOptions
 from debubble.planners.model_problem import framework_of_plan
 from debubble.planners.plan_step import seconds_per_step

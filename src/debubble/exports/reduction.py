@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from debubble.costs import Units
-from debubble.costs.units import partition_named
+from debubble.costs.partition import partition_named
 from debubble.exports.layers import ENDS, PlannedLayer, replanning_advice, stage_layers
 from debubble.exports.prices import fits, slowdown, units_of, with_options, with_partition
 from debubble.ir import ExportError, Kind, OutOfMemoryError

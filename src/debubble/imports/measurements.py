@@ -15,7 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from debubble.costs.units import Unit, Units, partition_named
+from debubble.costs.partition import partition_named
+from debubble.costs.unit import Unit
+from debubble.costs.units import Units
 from debubble.files import parse, read_file
 from debubble.ir import InputError, Kind
 from debubble.planners.model_problem import half_layers

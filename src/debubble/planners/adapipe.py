@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from debubble.costs.units import Unit, Units
+from debubble.costs.unit import Unit
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number
 from debubble.planners.partitioning.fixed_partition import Stages, UnitStages
 from debubble.planners.partitioning.pareto import Front, StageRecomputation, blocks, front

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from debubble.costs import Units
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import InfeasibleError, Schedule
 from debubble.planners.partitioning.balance import balanced_counts, even_counts
 from debubble.planners.partitioning.fixed_partition import Stages

@@ -13,7 +13,7 @@ from itertools import permutations
 from math import factorial
 
 from debubble.costs.lengths import MicroBatchSize, orders_of
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import Placement
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.problem import ModelUnits, Problem

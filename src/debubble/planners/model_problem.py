@@ -8,7 +8,8 @@ from typing import Any
 
 from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, framework_of_options, model_units, with_profile
 from debubble.costs.parallel_layout import Layout
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import InputError, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model
 from debubble.planners.partitioning.balance import even_counts

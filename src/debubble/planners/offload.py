@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, Schedule, StageCosts, UnsupportedError
 from debubble.planners.partitioning.balance import even_and_balanced
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from debubble.costs import StepTail
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import (
     CandidateSummary,
     DebubbleError,

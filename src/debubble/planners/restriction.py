@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number, OutOfMemoryError
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.targets.levers import TargetLevers

@@ -22,7 +22,8 @@ from debubble.costs import files as costs
 from debubble.costs import load_profile
 from debubble.costs.files import units_to_dict
 from debubble.costs.step import parameter_bytes, step_traffic
-from debubble.costs.units import Unit, Units
+from debubble.costs.unit import Unit
+from debubble.costs.units import Units
 from debubble.files import write_whole
 from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from debubble.costs.operators import subsets
-from debubble.costs.units import Strategy, Unit
+from debubble.costs.unit import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
 from debubble.models.architecture import Layer
 from debubble.models.config import ModelConfig

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from debubble.costs import joined_unit
-from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number, PlannedUnit, RunOptions, Schedule
 from debubble.models import Model
 from debubble.targets.offload import ModuleOffload, setting_of, with_modules

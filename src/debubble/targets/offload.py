@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from debubble.costs.units import Partition, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import Unit
+from debubble.costs.units import Units
 from debubble.ir import Kind, Number, Op, RunOptions, Schedule
 from debubble.ir.schedule import Shares, all_shares, share_of
 from debubble.models import Model

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from debubble.costs.units import Units, partition_named
+from debubble.costs.partition import partition_named
+from debubble.costs.units import Units
 from debubble.ir import InputError, PlannedUnit, RunOptions, Schedule
 from debubble.ir.ops import Kind
 from debubble.models import Model

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.costs.units import HostStates, Partition, Strategy, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import HostStates, Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Kind, StageCosts
 from debubble.papers.chronospipe.combinations import CombinationBuilder
 from debubble.planners import FixedStages, ModelUnits, Problem, planners

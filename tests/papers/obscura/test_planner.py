@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from debubble.costs import Cluster
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import DeadlockError, DebubbleError, InfeasibleError, InputError, RunOptions, StageCosts
 from debubble.models import models
 from debubble.papers.obscura.configurations import Configuration, candidates

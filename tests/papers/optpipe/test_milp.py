@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, InputError, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Number, Placement, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.initial_schedules import initial

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import Kind, Schedule
 from debubble.papers.scope.decomposition import decompose, fastest
 from debubble.papers.scope.instance import DeviceInstance, Instance, LayerRun, alive, instance, layer_runs

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import Cluster, StepTail
-from debubble.costs.units import Partition, Strategy, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import Placement, RunOptions
 from debubble.models import models
 from debubble.papers.scope.instance import alive, layer_runs

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from debubble.costs.units import Partition, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import Unit
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number, Placement, Schedule, StageCosts
 from debubble.papers.chronospipe.offload import offload_activations, offload_states
 from debubble.papers.chronospipe.schedule import periodic, reduce_gradients

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from debubble.costs.units import Partition, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import Unit
+from debubble.costs.units import Units
 from debubble.ir import Kind, Schedule
 from debubble.planners.partitioning.pareto import efficient, menu_of, recomputation
 

@@ -7,7 +7,8 @@ from functools import cached_property
 
 from debubble.costs import Cluster, model_units
 from debubble.costs.flops import Utilization
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import InputError, Kind, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model

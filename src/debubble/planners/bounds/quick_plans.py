@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from debubble.costs.units import Strategy, Unit
+from debubble.costs.unit import Strategy, Unit
 from debubble.errors import readable
 from debubble.ir import InfeasibleError
 from debubble.planners.partitioning.balance import balanced_counts

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.costs import Units
-from debubble.costs.units import Unit
+from debubble.costs.unit import Unit
 from debubble.ir import StageCosts
 
 ROUNDING = 1e-9

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from debubble.costs.accuracy import accuracy_of
-from debubble.costs.units import Partition, StateBytes, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import StateBytes, Unit
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
 from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds import check_states

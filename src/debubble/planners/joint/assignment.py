@@ -25,7 +25,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Placement, Schedule
 from debubble.planners.joint.list_scheduling.scheduler import place, schedule
 from debubble.planners.joint.list_scheduling.stage_table import (

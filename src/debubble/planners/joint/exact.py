@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import DebubbleError, Number, Placement, Schedule
 from debubble.planners.bounds import assigns_freely
 from debubble.planners.problem import Problem, Solution

@@ -15,7 +15,9 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 
-from debubble.costs.units import Partition, Unit, Units
+from debubble.costs.partition import Partition
+from debubble.costs.unit import Unit
+from debubble.costs.units import Units
 from debubble.ir import Number, Placement, Schedule
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.kernels import jit

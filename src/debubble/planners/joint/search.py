@@ -11,7 +11,8 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from debubble.costs.host_memory import check_host_memory
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import (
     DebubbleError,
     InfeasibleError,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import InputError, Placement
 
 SHARPNESS = 16

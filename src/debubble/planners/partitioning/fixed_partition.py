@@ -14,7 +14,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts, UnsupportedError
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.partitioning.pareto import Front, StageRecomputation, front

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations, permutations
 from typing import NamedTuple
 
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies, cheapest_uniform
 from debubble.planners.problem import ModelUnits, Problem, Solution

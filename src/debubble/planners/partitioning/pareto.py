@@ -19,7 +19,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.errors import InfeasibleError, readable
 from debubble.ir import Kind, Placement, Schedule, StageCosts
 from debubble.simulator import Repricer

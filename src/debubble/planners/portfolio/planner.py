@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Placement, Schedule, StageCosts
 from debubble.planners.partitioning.local_search import (
     PartitionSearch,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from debubble.costs.units import Partition
+from debubble.costs.partition import Partition
 from debubble.ir import DebubbleError
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.partitioning.local_search import PricedSchedule

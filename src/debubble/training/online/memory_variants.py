@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from debubble.costs.units import Partition, Units, partition_named
+from debubble.costs.partition import Partition, partition_named
+from debubble.costs.units import Units
 from debubble.ir import Number, StageCosts
 from debubble.plans import Plan
 from debubble.training.online.partition import units_of

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from debubble.costs.parallel_layout import Layout
+from debubble.costs.partition import Partition, partition_named
 from debubble.costs.speed import Speed
-from debubble.costs.units import Partition, Units, partition_named
+from debubble.costs.units import Units
 from debubble.ir import Number, StageCosts
 from debubble.ir.stage_costs import PER_STAGE
 from debubble.planners.model_problem import half_layers

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from debubble.costs import Cluster, model_units
-from debubble.costs.units import Strategy, Unit, Units
+from debubble.costs.unit import Strategy, Unit
+from debubble.costs.units import Units
 from debubble.ir import RunOptions
 from debubble.models import Model, models
 from debubble.planners.problem import ModelUnits, Problem

@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any
 
 from debubble.costs import Cluster, model_units
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import DebubbleError, InfeasibleError, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.models import Model

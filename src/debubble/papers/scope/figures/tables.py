@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 
 from debubble.costs import Cluster, StepTail, model_units
 from debubble.costs.flops import Utilization
-from debubble.costs.units import Partition, Units
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Placement, RunOptions
 from debubble.models import Model, models
 from debubble.papers.printed import PrintedPaper

@@ -1,0 +1,159 @@
+"""A unit of a model: its costs, the ways to recompute it, and its states on device and host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
+
+from debubble.ir import Number
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to recompute a unit: bytes that its forward keeps, and time to bring the rest back."""
+
+    activation: Number
+    recompute: Number = 0
+    operators: str | None = None
+    """The operators that it recomputes, as a plan names them; None: the strategy's name says it."""
+    after_full: Number | None = None
+    """Bytes kept where the unit before it, of the same layer, is in its stage and recomputes in full: a framework that
+    recomputes whole layers keeps one input for both.  None: as elsewhere."""
+    attention: Number = 0
+    """The part of `recompute` that grows with the keys that a token sees."""
+
+    def seeing(self, keys: Number) -> Strategy:
+        """The strategy where a token sees so many times as many keys."""
+        return replace(self, recompute=self.recompute + (keys - 1) * self.attention, attention=keys * self.attention)
+
+
+Costs = TypeVar("Costs", "StateBytes", "HostStates")
+
+
+def added(costs: type[Costs], parts: Sequence[Costs]) -> Costs:
+    """The sum of such costs, entry by entry."""
+    return costs(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(costs)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateBytes:
+    """Bytes of a unit's model states on one device, by part."""
+
+    weights: Number
+    gradients: Number
+    optimizer: Number
+
+    @staticmethod
+    def sum(units: Iterable[Unit]) -> StateBytes:
+        """The bytes of several units together, as far as they say them."""
+        return added(StateBytes, [unit.states for unit in units if unit.states is not None])
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostStates:
+    """Costs of a unit whose optimizer states and step are the host's."""
+
+    static: Number
+    """Bytes that stay on the device."""
+    gradients: Number
+    """Bytes that go down to the host, once per step."""
+    parameters: Number
+    """Bytes that come up from it."""
+    step: Number
+    """Time of the optimizer step on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One model unit.  `strategies` always has `none`."""
+
+    type: str
+    layer: int | None
+    forward: Number
+    backward_input: Number
+    backward_weight: Number
+    static: Number
+    strategies: Mapping[str, Strategy]
+    activation_after_input: Number | None = None
+    """Bytes that remain between I and W; None: half of what `none` keeps."""
+    workspace: Number = 0
+    """Bytes that its forward or backward needs while it runs; a stage needs the largest of its units'."""
+    states: StateBytes | None = field(default=None, compare=False)
+    """The parts of `static`; None: a units file does not say."""
+    on_host: HostStates | None = None
+    """None: its optimizer states stay on the device."""
+    gradient_reduce: Number = 0
+    """Time of summing its gradients over the data-parallel ranks, next to what every stage takes."""
+    optimizer_step: Number = 0
+    """Time of its optimizer step on the device, next to what every stage takes."""
+    module_bytes: Mapping[str, Number] = field(default_factory=dict)
+    """Bytes of what `none` keeps, by the module that it is the input of, where a framework offloads by module."""
+    parameter_gather: Number = 0
+    """Time of gathering its parameters, where ranks divide them (ZeRO-3), next to what every stage takes."""
+    gathered: Number = 0
+    """Bytes of its whole parameters, once they are gathered."""
+    undivided: Number = 0
+    """Bytes that its gradients have beyond this rank's part (ZeRO-2), where they stay whole until they are summed."""
+    attention_forward: Number = 0
+    """The part of `forward` that grows with the keys that a token sees."""
+    attention_backward: Number = 0
+    """The part of `backward_input` that does."""
+    keys_and_values: Number = 0
+    """Bytes of a slice's keys and values, which stay on the device from its forward to its backward."""
+    key_value_gradient: Number = 0
+    """Bytes of the gradients of a slice's keys and values, while slices after it add to them."""
+
+    @property
+    def activation(self) -> Number:
+        """Bytes per micro-batch that the forward keeps for the backward if nothing is recomputed."""
+        return self.strategies["none"].activation
+
+    @property
+    def work(self) -> Number:
+        """Time per micro-batch of the forward and the whole backward."""
+        return self.forward + self.backward_input + self.backward_weight
+
+    def seeing(self, keys: Number) -> Unit:
+        """The unit where a token sees so many times as many keys."""
+        return replace(
+            self,
+            forward=self.forward + (keys - 1) * self.attention_forward,
+            backward_input=self.backward_input + (keys - 1) * self.attention_backward,
+            strategies={name: strategy.seeing(keys) for name, strategy in self.strategies.items()},
+            attention_forward=keys * self.attention_forward,
+            attention_backward=keys * self.attention_backward,
+        )
+
+    def strategy_named(self, operators: str) -> str | None:
+        """The name of the strategy that recomputes what a plan says, of the operators that the unit has.
+
+        None if it has none of them in a strategy of their own.
+        """
+        for name, strategy in self.strategies.items():
+            if operators in (name, strategy.operators):
+                return name
+        known = {part for name in self.strategies for part in name.split("+")}
+        wanted = known.intersection(operators.split("+"))
+        return next((name for name in self.strategies if set(name.split("+")) == wanted), None)
+
+
+def fastest_units(tables: Sequence[Sequence[Unit]]) -> tuple[Unit, ...]:
+    """The units with the least time that they take on any type of device; sizes are the same on all."""
+    merged: dict[int, Mapping[str, Strategy]] = {}
+    fastest = []
+    for alike in zip(*tables, strict=True):
+        first = alike[0]
+        # Layers of one kind have one table of strategies, and keep one.
+        if id(first.strategies) not in merged:
+            merged[id(first.strategies)] = {
+                name: replace(strategy, recompute=min(unit.strategies[name].recompute for unit in alike))
+                for name, strategy in first.strategies.items()
+            }
+        times = (
+            "forward", "backward_input", "backward_weight", "attention_forward", "attention_backward",
+            "gradient_reduce", "optimizer_step",
+        )  # fmt: skip
+        least = {time: min(getattr(unit, time) for unit in alike) for time in times}
+        fastest.append(replace(first, strategies=merged[id(first.strategies)], **least))
+    return tuple(fastest)
