@@ -179,6 +179,7 @@ def test_offload_leaves_what_all_micro_batches_share() -> None:
         ({"model_type": "hrm_text"}, {}, "its layers need more than the hidden states"),
         ({"model_type": "nothing"}, {}, "no causal model of the type 'nothing'"),
         ({"output_router_logits": True}, {}, "no auxiliary loss for the routers of 'olmo2'"),
+        ({"model_type": "opt", "layerdrop": 0.1}, {}, "layers that 'layerdrop' skips at random in training"),
         ({}, {"strategy": "norm"}, "in full or not at all, not 'norm'"),
         ({}, {"lora": 2}, "no LoRA for 'olmo2'"),
     ],

@@ -332,6 +332,10 @@ def on_meta(config: Mapping[str, Any], *, dtype: torch.dtype = torch.float32) ->
             f"The runtime has no auxiliary loss for the routers of '{family}', which 'output_router_logits' asks for:"
             " set it to false."
         )
+    if config.get("layerdrop"):
+        raise InputError(
+            f"A stage of '{family}' would run layers that 'layerdrop' skips at random in training: set it to 0."
+        )
     try:
         read = _read_config(transformers, config)
         # Fused attention draws dropout's masks from torch's global generator and caps no scores; grouped products know
