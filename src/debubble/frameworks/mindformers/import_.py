@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from debubble.frameworks.mindformers.target import MINDFORMERS_CELLS
 from debubble.imports.job import ImportedJob
-from debubble.imports.model import ExpertSizes, Sizes
+from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings
 from debubble.imports.unread import Unread
@@ -84,11 +84,11 @@ _OTHER_NAMES = {
 }
 """Entries of a model -> the names that they have in Hugging Face's configs, which newer versions take."""
 _OTHER_LAYERS = (
-    "kv_lora_rank", "q_lora_rank", "n_routed_experts", "num_local_experts", "moe_intermediate_size",
-    "first_k_dense_replace", "layer_types", "sliding_window", "mtp_depth", "num_nextn_predict_layers",
+    "n_routed_experts", "num_local_experts", "moe_intermediate_size", "first_k_dense_replace", "layer_types",
+    "sliding_window",
 )  # fmt: skip
 """Entries of models whose layers are not read here."""
-_OTHER_EXPERTS = ("shared_expert_num", "moe_intermediate_size", "first_k_dense_replace", "n_group", "moe_layer_freq")
+_OTHER_EXPERTS = ("moe_layer_freq",)
 """The same, in moe_config."""
 
 
@@ -125,12 +125,35 @@ def _model(read: SettingsReader) -> Model:
         qkv_bias=bool(read.get(f"{_MODEL}qkv_has_bias", False)),
         qk_norm=_norms_queries(read),
         experts=_experts(read, width) if read.size("moe_config.expert_num", 1) > 1 else None,
+        latent=_latent(read) if read.get(f"{_MODEL}kv_lora_rank") else None,
+        mtp_layers=_count(read, f"{_MODEL}mtp_depth") or _count(read, f"{_MODEL}num_nextn_predict_layers"),
     ).model()
 
 
+def _count(read: SettingsReader, name: str) -> int:
+    """A number that may be 0, which is what a file says that leaves it out."""
+    return read.size(name) if read.get(name) else 0
+
+
+def _latent(read: SettingsReader) -> LatentSizes:
+    """DeepSeek's latent attention."""
+    return LatentSizes(
+        query_rank=_count(read, f"{_MODEL}q_lora_rank") or None,
+        rank=read.size(f"{_MODEL}kv_lora_rank"),
+        content=read.size(f"{_MODEL}qk_nope_head_dim"),
+        rotary=read.size(f"{_MODEL}qk_rope_head_dim"),
+        value=read.size(f"{_MODEL}v_head_dim"),
+    )
+
+
 def _experts(read: SettingsReader, width: int) -> ExpertSizes:
+    ffn = read.size("moe_config.moe_intermediate_size", width)
     return ExpertSizes(
-        count=read.size("moe_config.expert_num"), per_token=read.size("moe_config.num_experts_chosen", 1), ffn=width
+        count=read.size("moe_config.expert_num"),
+        per_token=read.size("moe_config.num_experts_chosen", 1),
+        ffn=ffn,
+        dense=tuple(range(_count(read, "moe_config.first_k_dense_replace"))),
+        shared=ffn * _count(read, "moe_config.shared_expert_num"),
     )
 
 
