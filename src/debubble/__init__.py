@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from debubble.planners import Problem, planners
     from debubble.planners.plan_model import plan
     from debubble.plans import Plan
+    from debubble.profiler.modules import profile
     from debubble.runtime import Pipeline
     from debubble.schedules import schedules
     from debubble.simulator import Timeline, simulate
@@ -49,6 +50,7 @@ _NAMES_IN = {
     "planners": ("Problem", "planners"),
     "planners.plan_model": ("plan",),
     "plans": ("Plan",),
+    "profiler.modules": ("profile",),
     "runtime": ("Pipeline",),
     "schedules": ("schedules",),
     "simulator": ("Timeline", "simulate"),
@@ -85,6 +87,7 @@ __all__ = [
     "models",
     "plan",
     "planners",
+    "profile",
     "schedules",
     "show",
     "simulate",
