@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from debubble.simulator import Timeline, simulate
     from debubble.views.notebook import Report, inline_html, show
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES_IN = {
     "costs": ("Cluster", "hardware"),
