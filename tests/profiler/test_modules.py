@@ -25,7 +25,8 @@ class Mlp(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(x)))
+        y: torch.Tensor = self.down(torch.relu(self.up(x)))
+        return x + y
 
 
 @pytest.fixture(scope="module")

@@ -252,7 +252,7 @@ class TrainAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     comparison: Comparison
 
 
-class WatchAnswer(WatchedRun, forbid_unknown_fields=True, kw_only=True):
+class WatchAnswer(WatchedRun, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`debubble watch --json`: a run at its newest step; null: not known (yet)."""
 
     schema: Literal[2]

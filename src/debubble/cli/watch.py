@@ -71,10 +71,9 @@ def _render(run: WatchedRun) -> RenderableType:
         if words:
             lines.add_row(name, words)
     silence = _silence(run)
-    parts = [Text(head, style="bold"), *([Text(silence, style="bold")] if silence else []), lines]
-    if len(run.devices) > 1:
-        parts += [Text(), _table(run)]
-    return Group(*parts)
+    said = [] if silence is None else [Text(silence, style="bold")]
+    devices: list[RenderableType] = [Text(), _table(run)] if len(run.devices) > 1 else []
+    return Group(Text(head, style="bold"), *said, lines, *devices)
 
 
 def _silence(run: WatchedRun) -> str | None:

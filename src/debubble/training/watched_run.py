@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -23,7 +24,7 @@ WAITING = 0.05
 class DeviceState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device, measured and planned."""
 
-    busy: Annotated[float, Meta(description="Seconds of computing in a step.")]
+    busy: Annotated[float, Meta(description="Seconds of computing in a step, the median of the last 20.")]
     planned_busy: float | None
     peak_memory: Annotated[float, Meta(description="Bytes.")]
     planned_memory: float | None
@@ -71,7 +72,7 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if plan is not None and last is not None and len(last.busy) != plan.devices:
             plan = None  # the file has another plan by now
         timeline = None if plan is None else plan.simulate()
-        devices = [] if last is None else _devices(last, plan)
+        devices = [] if last is None else _devices(last, _typical_busy(recent), plan)
         slowest = max(range(len(devices)), key=lambda d: devices[d].busy) if devices else None
         bubble = None if last is None else last.bubble_fraction
         planned_bubble = None if timeline is None else timeline.bubble_fraction
@@ -112,8 +113,13 @@ def plan_of(record: RunRecord) -> Plan | None:
     return plan
 
 
-def _devices(step: RunStep, plan: Plan | None) -> list[DeviceState]:
-    measured = zip(step.busy, step.peak_memory, strict=True)
+def _typical_busy(steps: Sequence[RunStep]) -> list[float]:
+    """Per device, the median of what these steps computed."""
+    return [median(times) for times in zip(*(step.busy for step in steps), strict=True)]
+
+
+def _devices(last: RunStep, typical_busy: Sequence[float], plan: Plan | None) -> list[DeviceState]:
+    measured = zip(typical_busy, last.peak_memory, strict=True)
     if plan is None:
         return [
             DeviceState(busy=busy, planned_busy=None, peak_memory=peak, planned_memory=None, memory_limit=None)
