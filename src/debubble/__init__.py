@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from debubble.planners import Problem, planners
     from debubble.planners.plan_model import plan
     from debubble.plans import Plan
+    from debubble.profiler.modules import profile
     from debubble.runtime import Pipeline
     from debubble.schedules import schedules
     from debubble.simulator import Timeline, simulate
     from debubble.views.notebook import Report, inline_html, show
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES_IN = {
     "costs": ("Cluster", "hardware"),
@@ -49,6 +50,7 @@ _NAMES_IN = {
     "planners": ("Problem", "planners"),
     "planners.plan_model": ("plan",),
     "plans": ("Plan",),
+    "profiler.modules": ("profile",),
     "runtime": ("Pipeline",),
     "schedules": ("schedules",),
     "simulator": ("Timeline", "simulate"),
@@ -85,6 +87,7 @@ __all__ = [
     "models",
     "plan",
     "planners",
+    "profile",
     "schedules",
     "show",
     "simulate",

@@ -299,6 +299,16 @@ def test_a_global_batch_searches_the_degrees(run) -> None:  # type: ignore[no-un
     assert answer["search"]["legal"] >= len(answer["configurations"])
 
 
+def test_the_next_command_names_the_file_that_was_written(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4", "--planner", "dapple")
+
+    assert "Next         -o plan.json, then debubble train plan.json · " in run(*call)[1]
+    assert "Next         debubble train mine.json · " in run(*call, "-o", "mine.json")[1]
+
+
 def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-untyped-def]
     arguments = (
         "plan", "llama2-7b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--planner", "dapple",

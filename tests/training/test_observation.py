@@ -25,7 +25,7 @@ from tests.support.training_cases import train_alone
 
 REPORT = StepReport(
     step=3, loss=2.5, gradient_norm=1.25, learning_rate=0.1, seconds=2.0, tokens_per_second=1000,
-    peak_memory=(2**20, 2**21), mfu=0.4, bubble_fraction=0.125,
+    peak_memory=(2**20, 2**21), busy=(1.0, 1.5), mfu=0.4, bubble_fraction=0.125,
 )  # fmt: skip
 
 

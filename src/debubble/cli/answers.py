@@ -19,6 +19,7 @@ from debubble.ir.degrees import ConfigurationSummary, Degrees, FasterPlan, Memor
 from debubble.ir.plan_entries import Robustness
 from debubble.planners.analysis.explanation import CauseSeconds
 from debubble.planners.analysis.nearest_plans import NearestPlan
+from debubble.training.watched_run import WatchedRun
 from debubble.views.comparison import Comparison
 from debubble.views.summary import Bytes, DeviceFigures, KindFigures, Seconds, StageFigures
 
@@ -251,6 +252,12 @@ class TrainAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     comparison: Comparison
 
 
+class WatchAnswer(WatchedRun, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`debubble watch --json`: a run at its newest step; null: not known (yet)."""
+
+    schema: Literal[2]
+
+
 class ExportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     """`debubble export --json`."""
 
@@ -403,6 +410,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "compare": CompareAnswer,
     "rehearse": CompareAnswer,
     "train": TrainAnswer,
+    "watch": WatchAnswer,
     "export": ExportAnswer,
     "hardware": HardwareAnswer,
     "models": ModelsAnswer,

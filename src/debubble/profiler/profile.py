@@ -29,7 +29,17 @@ from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
 from debubble.processes import own_cores
-from debubble.profiler.units import DTYPES, WARM_UP, Kind, Measurements, ModelSlice, costs_of, kind_of, merge
+from debubble.profiler.units import (
+    DTYPES,
+    WARM_UP,
+    Kind,
+    Measurements,
+    ModelSlice,
+    UnitSequence,
+    costs_of,
+    kind_of,
+    merge,
+)
 from debubble.runtime.distributed.gradient_norm import sum_of_squares
 from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.launch.launcher import decode_options, encode_options, launch, open_process_group, run_rank
@@ -139,18 +149,14 @@ def profile(options: ProfileOptions) -> None:
     parts: list[Measurements] = [{} for _ in range(dist.get_world_size())]
     dist.barrier()
     dist.all_gather_object(parts, part.measure(repetitions=options.repetitions))
-    each = parameter_bytes(options.run, shards=1, gradient_bytes=4)
-    static = [
-        sum(p.numel() * (each if p.requires_grad else each.frozen).total for p in unit.parameters())
-        for unit in part.units
-    ]
+    static = [static_bytes(unit, options.run) for unit in part.units]
     kinds = costs_of(part.planned, merge(parts), static=static, config=options.config)
     boundary = part.boundary
     paired = dist.get_world_size() % 2 == 0
     units = Units(
         units=units_of_layers(kinds, options.config),
         communication=message_time(boundary, repetitions=5 * options.repetitions) if paired else 0.0,
-        offload_bandwidth=_offload_bandwidth(part, options),
+        offload_bandwidth=offload_bandwidth(part, repetitions=options.repetitions, offload_to=options.offload_to),
         host_step_bandwidth=host_step_bandwidth(options.run, repetitions=options.repetitions),
     )
     if dist.get_rank() == 0:
@@ -165,12 +171,18 @@ def profile(options: ProfileOptions) -> None:
         write_whole(options.output, content + b"\n")
 
 
-def _offload_bandwidth(part: ModelSlice, options: ProfileOptions) -> float:
+def static_bytes(unit: torch.nn.Module, run: RunOptions) -> float:
+    """Bytes of a unit's parameters with their gradients and optimizer states."""
+    each = parameter_bytes(run, shards=1, gradient_bytes=4)
+    return sum(p.numel() * (each if p.requires_grad else each.frozen).total for p in unit.parameters())
+
+
+def offload_bandwidth(part: UnitSequence, *, repetitions: int, offload_to: Path | None = None) -> float:
     """Bytes per second of a GPU's link while it computes, or of a CPU's thread; to memory or to a folder."""
-    host = lanes_of(part.device, offload_to=options.offload_to).host
+    host = lanes_of(part.device, offload_to=offload_to).host
     if part.device.type == "cuda":
-        return host_bandwidth(part.device, host=host, size=2**28, repetitions=options.repetitions)
-    return part.offload_bandwidth(host=host, repetitions=options.repetitions)
+        return host_bandwidth(part.device, host=host, size=2**28, repetitions=repetitions)
+    return part.offload_bandwidth(host=host, repetitions=repetitions)
 
 
 def units_of_layers(kinds: Mapping[Kind, Unit], config: Mapping[str, Any]) -> tuple[Unit, ...]:

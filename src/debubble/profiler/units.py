@@ -34,7 +34,7 @@ from debubble.runtime.memory.recomputation import directly
 from debubble.runtime.models.build import add_adapters, build_stage
 from debubble.runtime.models.lora import new_adapters
 from debubble.runtime.models.stage import Keeping, Stage
-from debubble.runtime.models.units import MicroBatch
+from debubble.runtime.models.units import MicroBatch, UnitModule
 from debubble.runtime.parameters.stage_parameters import accumulate
 
 IN_FLIGHT = 2
@@ -100,39 +100,43 @@ recomputation of both halves together.
 """
 
 
-class ModelSlice:
-    """The part of the model that is measured, on one device."""
+class UnitSequence:
+    """Units in a row that are measured, on one device.
 
-    def __init__(self, config: Mapping[str, Any], options: RunOptions, device: torch.device) -> None:
-        model, layers = ModelConfig.from_hf(config), measured_layers(config)
-        self.model = model
-        self.planned = [u for u in model.units if u.layer is None or u.layer in layers]
+    Args:
+        units: The modules.
+        planned: Type and layer of each.
+        ways: The strategies of each that are measured.
+        inputs: Input of the first.
+        targets: Targets of the loss of the last.
+        device: Where they are measured.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[UnitModule],
+        planned: Sequence[PlannedUnit],
+        ways: Sequence[Sequence[str]],
+        *,
+        inputs: Tensor,
+        targets: Tensor,
+        device: torch.device,
+    ) -> None:
+        self.planned, self.ways = planned, ways
         self._lanes = lanes_of(device)
         self._timings: list[tuple[list[float], Mark, Mark]] = []
         self.device, self.ledger = self._lanes.device, Ledger(device)
-        dtype = DTYPES[options.dtype]
-        built = build_stage(config, self.planned, dtype=dtype)
-        if options.lora:
-            add_adapters(built, new_adapters(built, model.family, rank=options.lora), model, dtype=dtype)
-        self.units = [unit.to(device) for unit in built]
+        self.units = [unit.to(device) for unit in units]
         for unit in self.units:
             unit.attach_ledger(self.ledger)
         self._sums: dict[Tensor, Tensor] = {}
         """Gradients in fp32 where the units compute in another dtype, as a run sums them."""
-        size = (options.micro_batch_size, options.sequence_length + 1)
-        tokens = torch.randint(256, size, generator=torch.Generator().manual_seed(0)).to(device)
-        self.tokens, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-    @property
-    def boundary(self) -> Tensor:
-        """A tensor such as stages hand on."""
-        x: Tensor = self.units[0](self.tokens, MicroBatch(), directly)
-        return x.detach()
+        self.inputs, self.targets = inputs.to(device), targets.to(device)
 
     def measure(self, *, repetitions: int, warm_up: int = WARM_UP) -> Measurements:
         """Round after round through all strategies, after `warm_up` rounds that do not count."""
         measured: Measurements = defaultdict(UnitSamples)
-        ways = [measured_strategies(unit.type, self.model) for unit in self.planned]
+        ways = self.ways
         alone, layers = range(len(ways)), [n for n, unit in enumerate(self.planned) if unit.type != "mlp"]
         for repetition in range(warm_up + repetitions):
             if repetition == warm_up:
@@ -153,7 +157,7 @@ class ModelSlice:
         times: list[float] = []
 
         def forward(j: int) -> None:
-            stage.forward(j, self.tokens.clone(), MicroBatch(targets=self.targets.clone(), scale=1.0, seed=j))
+            stage.forward(j, self.inputs.clone(), MicroBatch(targets=self.targets.clone(), scale=1.0, seed=j))
 
         def move() -> None:
             start = perf_counter()
@@ -195,7 +199,7 @@ class ModelSlice:
         self._timings.clear()
 
     def _forward(self, j: int, stages: Sequence[Stage], samples: Sequence[UnitSamples]) -> None:
-        x = self.tokens.clone()  # storages are counted once
+        x = self.inputs.clone()  # storages are counted once
         micro_batch = MicroBatch(targets=self.targets.clone(), scale=1 / self.targets.numel(), seed=j)
         for stage, sample in zip(stages, samples, strict=True):
             before = self.ledger.bytes
@@ -228,6 +232,29 @@ class ModelSlice:
         self._timings.append((sample.times[what], start, self._lanes.mark()))
 
 
+class ModelSlice(UnitSequence):
+    """The part of the model that is measured, on one device."""
+
+    def __init__(self, config: Mapping[str, Any], options: RunOptions, device: torch.device) -> None:
+        model, layers = ModelConfig.from_hf(config), measured_layers(config)
+        planned = [u for u in model.units if u.layer is None or u.layer in layers]
+        dtype = DTYPES[options.dtype]
+        built = build_stage(config, planned, dtype=dtype)
+        if options.lora:
+            add_adapters(built, new_adapters(built, model.family, rank=options.lora), model, dtype=dtype)
+        size = (options.micro_batch_size, options.sequence_length + 1)
+        tokens = torch.randint(256, size, generator=torch.Generator().manual_seed(0))
+        ways = [measured_strategies(unit.type, model) for unit in planned]
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        super().__init__(built, planned, ways, inputs=inputs, targets=targets, device=device)
+
+    @property
+    def boundary(self) -> Tensor:
+        """A tensor such as stages hand on."""
+        x: Tensor = self.units[0](self.inputs, MicroBatch(), directly)
+        return x.detach()
+
+
 def merge(parts: Sequence[Measurements]) -> Measurements:
     """The samples of several processes together."""
     whole: Measurements = {}
@@ -242,37 +269,51 @@ def costs_of(
 ) -> dict[Kind, Unit]:
     """The unit of each kind: the mean over the measured layers.
 
-    The backward for inputs is what the whole backward takes beyond the weights' part, so that their sum is what most
-    schedules run.  A layer that recomputes in full needs its attention's last product again, which a half alone does
+    A layer that recomputes in full needs its attention's last product again, which a half alone does
     not: that time is the attention's.
     """
-    model = ModelConfig.from_hf(config)
     found: dict[Kind, list[Unit]] = defaultdict(list)
     for index, unit in enumerate(planned):
-        of = {strategy: samples for (place, strategy), samples in measured.items() if place == index}
-        weight = of["split"].median("weight")
-        ways = measured_strategies(unit.type, model)
-        strategies = {s: Strategy(of[s].kept, of[s].median("recompute")) for s in ways}
-        strategies["none"] = Strategy(of["none"].kept)
+        cost = measured_unit(unit, samples_at(index, measured), static=static[index])
+        strategies = cost.strategies
         if unit.type == "attention":
-            both = of["layer"].median("recompute") - measured[index + 1, "full"].median("recompute")
-            strategies["full"] = Strategy(of["full"].kept, max(both, strategies["full"].recompute))
+            both = measured[index, "layer"].median("recompute") - measured[index + 1, "full"].median("recompute")
+            recompute = max(both, float(strategies["full"].recompute))
+            cost = replace(cost, strategies={**strategies, "full": replace(strategies["full"], recompute=recompute)})
         elif unit.type == "mlp":
             beyond = measured[index - 1, "layer"].kept - measured[index - 1, "full"].kept
-            strategies["full"] = replace(strategies["full"], after_full=beyond)
-        found[kind_of(unit, config)].append(
-            Unit(
-                type=unit.type,
-                layer=unit.layer,
-                forward=of["none"].median("forward"),
-                backward_input=max(0.0, of["none"].median("backward") - weight),
-                backward_weight=weight,
-                static=static[index],
-                strategies=strategies,
-                activation_after_input=of["split"].kept_after_input,
-            )
-        )
+            cost = replace(cost, strategies={**strategies, "full": replace(strategies["full"], after_full=beyond)})
+        found[kind_of(unit, config)].append(cost)
     return {kind: _mean(units) for kind, units in found.items()}
+
+
+def samples_at(index: int, measured: Measurements) -> dict[str, UnitSamples]:
+    """The samples of the unit at a place by its strategies, and `split`."""
+    return {way: samples for (place, way), samples in measured.items() if place == index and way != "layer"}
+
+
+def measured_unit(planned: PlannedUnit, samples: Mapping[str, UnitSamples], *, static: float) -> Unit:
+    """The costs of a unit by its samples.
+
+    The backward for inputs is what the whole backward takes beyond the weights' part, so that their sum is what most
+    schedules run.
+    """
+    whole, split = samples["none"], samples["split"]
+    weight = split.median("weight")
+    recomputing = {way: each for way, each in samples.items() if way not in ("none", "split")}
+    return Unit(
+        type=planned.type,
+        layer=planned.layer,
+        forward=whole.median("forward"),
+        backward_input=max(0.0, whole.median("backward") - weight),
+        backward_weight=weight,
+        static=static,
+        strategies={
+            "none": Strategy(whole.kept),
+            **{way: Strategy(each.kept, each.median("recompute")) for way, each in recomputing.items()},
+        },
+        activation_after_input=split.kept_after_input,
+    )
 
 
 def _mean(units: Sequence[Unit]) -> Unit:

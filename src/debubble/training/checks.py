@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from debubble.errors import readable
-from debubble.files import check_folder
+from debubble.files import check_folder, check_writable
 from debubble.ir import InputError, Kind, Number
 from debubble.planners.plan_step import average_bytes, undo_bytes
 from debubble.plans import Plan
@@ -68,6 +68,7 @@ def check(options: TrainOptions) -> Plan:
     check_folder(options.save, "--save")
     check_folder(options.checkpoint, "--checkpoint")
     check_folder(options.tensorboard, "--tensorboard")
+    check_writable(options.metrics)
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     if os.environ.get("RANK", "0") == "0":

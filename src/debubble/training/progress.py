@@ -29,6 +29,8 @@ class StepReport:
     tokens_per_second: float
     peak_memory: tuple[float, ...]
     """Per device, static memory and activations, in bytes."""
+    busy: tuple[float, ...]
+    """Per device, seconds of computing in a step."""
     loss_scale: float | None = None
     """In fp16, the factor of the loss after the step."""
     mfu: float | None = None

@@ -78,6 +78,9 @@ class Records:
 
     section: ClassVar[str] = "Records"
 
+    metrics: Path | None = setting(
+        "File for a line of JSON a step, which `debubble watch` reads (default: metrics.jsonl among the checkpoints)."
+    )
     tensorboard: Path | None = setting("Folder for TensorBoard's scalars.")
     wandb: str | None = setting("Project of Weights & Biases for the same.")
     trace: Path | None = setting("Write the trace of the last steps here.")

@@ -49,6 +49,7 @@ from debubble.training.progress import Show, StepReport, display, tensorboard, w
 from debubble.training.report import TrainingSummary, compare_timelines
 from debubble.training.resume import Start, ask_rank_0, checkpoint_to_resume, group_numbers_in, load
 from debubble.training.run_lock import locked
+from debubble.training.run_record import RECORD, record
 from debubble.training.samples import samples_of, validation_of
 from debubble.training.user_code import Dataset
 from debubble.training.watchdog import SAVING, watch
@@ -202,6 +203,9 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
 def _displays(options: TrainOptions, *, done: int) -> Iterator[AbstractContextManager[Show]]:
     """The places that show every step's report."""
     yield display(steps=options.steps, done=done)
+    metrics = options.metrics or (options.checkpoint and options.checkpoint / RECORD)
+    if metrics is not None:
+        yield record(metrics, plan=options.plan, done=done, steps=options.steps)
     if options.tensorboard is not None:
         yield tensorboard(options.tensorboard, done=done)
     if options.wandb is not None:
@@ -236,6 +240,7 @@ class TrainingRun:
         self._pending_reports: deque[StepReport] = deque()
         """Reports of steps whose results are not known yet."""
         self._peaks: tuple[float, ...] = ()
+        self._busy: tuple[float, ...] = ()
         self._bubble: float | None = None
         run = plan.model_on_cluster
         self._utilization = None if run is None else Utilization.of(*run, plan.options, devices=plan.ranks)
@@ -330,6 +335,7 @@ class TrainingRun:
                 seconds=seconds,
                 tokens_per_second=tokens_per_second,
                 peak_memory=self._peaks,
+                busy=self._busy,
                 loss_scale=None if self.pipeline.loss_scale is None else self.pipeline.loss_scale.value,
                 mfu=None if self._utilization is None else self._utilization.mfu(tokens_per_second),
                 bubble_fraction=self._bubble,
@@ -365,7 +371,7 @@ class TrainingRun:
             metrics: list[tuple[float, DeviceWork]] = [(0.0, NO_WORK)] * dist.get_world_size()
             dist.all_gather_object(metrics, (self.pipeline.measured.peak_memory, DeviceWork.of(step.events)))
             peaks, work = zip(*self.pipeline.ranks.first_per_device(metrics), strict=True)
-            self._peaks, self._bubble = peaks, bubble_fraction(work)
+            self._peaks, self._busy, self._bubble = peaks, tuple(d.busy for d in work), bubble_fraction(work)
 
     def _switch_order(self, online: OnlineScheduler, seconds: float) -> tuple[str, ...]:
         """Go on with another order between two steps, if there is a better one.  Returns what happened."""

@@ -5,6 +5,7 @@ Rows have a label and phrases; lines break between phrases alone, so that a figu
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -309,6 +310,9 @@ def _not_tried(plan: Plan) -> Iterator[str]:
 
 
 def _next(plan: Plan) -> str:
-    """The command to type next."""
-    run = "debubble train plan.json" if plan.target is None else f"debubble export plan.json --to {plan.target}"
-    return f"-o plan.json, then {run} · --details · --why"
+    """The command to type next, with the file that the plan's own call has written."""
+    call = [] if plan.origin is None else shlex.split(plan.origin.command)
+    written = next((file for option, file in pairwise(call) if option in ("-o", "--output")), None)
+    file = written or "plan.json"
+    run = f"debubble train {file}" if plan.target is None else f"debubble export {file} --to {plan.target}"
+    return f"{'' if written else '-o plan.json, then '}{run} · --details · --why"

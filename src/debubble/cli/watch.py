@@ -1,0 +1,136 @@
+"""`debubble watch`: a run of `debubble train` beside its plan, while it goes on and after its end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from debubble.cli.app import app
+from debubble.cli.output import Json, console, figure_table, print_answer
+from debubble.formatting import size_words, time_words
+
+if TYPE_CHECKING:
+    from debubble.training.watched_run import WatchedRun
+
+INTERVAL = 1.0
+"""Seconds between two looks."""
+SILENT = 10
+"""Steps' times without a step, after which that is said."""
+
+
+@app.command(rich_help_panel="Run")
+def watch(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run's folder of --checkpoint, or its file of --metrics.")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Show the last state and do not follow.")] = False,
+    json: Json = False,
+) -> None:
+    """Follow a run: loss, tokens/s, MFU, memory against the plan, the slowest device and why.  Ctrl-C leaves it."""
+    import msgspec
+
+    from debubble.training.run_record import RunRecord
+    from debubble.training.watched_run import WatchedRun, plan_of
+
+    record = RunRecord(run)
+    plan = plan_of(record)
+    state = WatchedRun.of(record, plan, now=time.time())
+    if json:
+        print_answer(**msgspec.to_builtins(state))
+    elif once:
+        console().print(_render(state))
+    else:
+        with Live(_render(state), console=console(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
+            while state.state == "running":
+                time.sleep(INTERVAL)
+                record.read()
+                state = WatchedRun.of(record, plan, now=time.time())
+                live.update(_render(state), refresh=True)
+
+
+def _render(run: WatchedRun) -> RenderableType:
+    head = f"{Path(run.plan).name}: step {run.step:,} of {run.steps:,}, {run.state}"
+    if run.state == "running" and run.seconds_left is not None:
+        head += f", {timedelta(seconds=round(run.seconds_left))} left"
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for name, words in (
+        ("Loss", _loss(run)),
+        ("Speed", _speed(run)),
+        ("Memory", _memory(run)),
+        ("Slowest", _slow(run)),
+    ):
+        if words:
+            lines.add_row(name, words)
+    silence = _silence(run)
+    said = [] if silence is None else [Text(silence, style="bold")]
+    devices: list[RenderableType] = [Text(), _table(run)] if len(run.devices) > 1 else []
+    return Group(Text(head, style="bold"), *said, lines, *devices)
+
+
+def _silence(run: WatchedRun) -> str | None:
+    """What is wrong with the run, as far as its record tells."""
+    if run.state == "failed":
+        return run.error
+    if run.state == "died":
+        return "Its process is gone without a word: see what it printed, and go on with --resume."
+    if run.age is None:
+        return "No step is done yet." if run.state == "running" else None
+    if run.state == "running" and run.seconds_per_step is not None and run.age > SILENT * run.seconds_per_step + 10:
+        return f"No step for {timedelta(seconds=round(run.age))}: it saves or validates, or it hangs."
+    return None
+
+
+def _loss(run: WatchedRun) -> str | None:
+    if run.step == 0 or run.age is None:
+        return None
+    words = "not finite" if run.loss is None else f"{run.loss:.3f}"
+    words += "" if run.first_loss is None else f", {run.first_loss:.3f} at first"
+    return words + ("" if run.validation_loss is None else f"; validation {run.validation_loss:.3f}")
+
+
+def _speed(run: WatchedRun) -> str | None:
+    if run.tokens_per_second is None or run.seconds_per_step is None:
+        return None
+    words = f"{run.tokens_per_second:,.0f} tokens/s"
+    words += "" if run.mfu is None else f", MFU {run.mfu:.1%}"
+    words += f"; a step takes {time_words(run.seconds_per_step, seconds=True)}"
+    if run.planned_seconds:
+        ratio = run.seconds_per_step / run.planned_seconds
+        words += f", {ratio:.2f} times as long as planned ({time_words(run.planned_seconds, seconds=True)})"
+    return words
+
+
+def _memory(run: WatchedRun) -> str | None:
+    if not run.devices:
+        return None
+    device, fullest = max(enumerate(run.devices), key=lambda each: each[1].peak_memory / (each[1].memory_limit or 1))
+    words = f"device {device} is fullest: {size_words(fullest.peak_memory)}"
+    if fullest.planned_memory is None:
+        return words
+    words += f", planned {size_words(fullest.planned_memory)}"
+    return words + ("" if fullest.memory_limit is None else f", limit {size_words(fullest.memory_limit)}")
+
+
+def _slow(run: WatchedRun) -> str | None:
+    if run.slowest is None or len(run.devices) < 2:
+        return None
+    busy = time_words(run.devices[run.slowest].busy, seconds=True)
+    return f"device {run.slowest} computes {busy} in a step: {run.reason}"
+
+
+def _table(run: WatchedRun) -> Table:
+    table = figure_table("device", "computes", "planned", "memory", "planned", "limit")
+    for number, device in enumerate(run.devices):
+        planned = "-" if device.planned_busy is None else time_words(device.planned_busy, seconds=True)
+        sizes = map(size_words, (device.peak_memory, device.planned_memory, device.memory_limit))
+        table.add_row(str(number), time_words(device.busy, seconds=True), planned, *sizes)
+    return table

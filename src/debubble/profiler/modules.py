@@ -1,0 +1,110 @@
+"""Costs of the modules of a user's own model, measured as `debubble profile` measures a model by its config."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import nn
+
+from debubble.costs.files import units_to_dict
+from debubble.costs.units import Units
+from debubble.files import check_writable, write_whole
+from debubble.ir import InputError, PlannedUnit, RunOptions
+from debubble.profiler.profile import host_step_bandwidth, offload_bandwidth, static_bytes
+from debubble.profiler.units import DTYPES, UnitSequence, measured_unit, samples_at
+from debubble.runtime.batch import Batch, read_batch
+from debubble.runtime.models.loss import Loss, cross_entropy
+from debubble.runtime.models.modules import ModuleUnit
+
+
+def profile(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    loss: Loss = cross_entropy,
+    dtype: str = "bf16",
+    repetitions: int = 10,
+    output: str | Path | None = None,
+) -> Units:
+    """Measure forward, backward, recomputation and bytes of each module of your own model, on the device where it is.
+
+    It measures in this process alone, and no messages between devices.  The model itself is left as it is.
+
+    Args:
+        model: An `nn.Sequential`, or a module with a method `pipeline_units()` that returns its modules in order.
+        batch: One micro-batch, as `Pipeline.step` takes it: tokens [rows, length + 1], or `inputs` and `targets`.
+        loss: The loss, summed over the targets.
+        dtype: Of computing, the run's: `bf16`, as `debubble plan --units` plans for, or `fp32`.
+        repetitions: Measurements of everything; medians count.
+        output: Where to write them for `debubble plan --units`; None: nowhere.
+
+    Returns:
+        The modules' costs: seconds, bytes, bytes per second.
+
+    Raises:
+        InputError: The model is no sequence of modules, or the batch or an argument is wrong.
+
+    Example:
+        >>> from debubble.planners import ModelUnits
+        >>> from debubble.planners.plan_model import solve
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 256))
+        >>> units = db.profile(model, torch.zeros(4, 17, dtype=torch.int64), dtype="fp32", repetitions=1)
+        >>> [(unit.type, unit.strategies["full"].activation) for unit in units.units[1:]]
+        [('Linear', 2048), ('Linear', 2048)]
+        >>> problem = db.Problem(workload=ModelUnits(units), devices=2, micro_batches=4)
+        >>> plan = solve(problem, planner="dapple")
+        >>> [len(stage) for stage in plan.partition] in ([1, 2], [2, 1])
+        True
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"The dtype must be one of {', '.join(DTYPES)}, not '{dtype}'.")
+    if repetitions < 1:
+        raise InputError(f"Measure with at least 1 repetition, not {repetitions}.")
+    file = None if output is None else Path(output)
+    check_writable(file)
+    modules = [deepcopy(module).to(DTYPES[dtype]) for module in _modules_of(model)]
+    device = next((parameter.device for module in modules for parameter in module.parameters()), torch.device("cpu"))
+    (part,) = read_batch(batch, micro_batches=1, device=device).parts
+    inputs = part.tokens.to(DTYPES[dtype]) if part.tokens.is_floating_point() else part.tokens
+    built = [ModuleUnit(module, prefix=f"{index}.", salt=index) for index, module in enumerate(modules)]
+    built[-1].loss = loss
+    seen: Counter[str] = Counter()
+    planned = []
+    for module in modules:
+        name = type(module).__name__
+        planned.append(PlannedUnit(name, seen[name]))
+        seen[name] += 1
+    sequence = UnitSequence(
+        built, planned, [("none", "full")] * len(built), inputs=inputs, targets=part.targets, device=device
+    )
+    measured, run = sequence.measure(repetitions=repetitions), RunOptions(dtype=dtype)
+    units = Units(
+        units=tuple(
+            measured_unit(unit, samples_at(index, measured), static=static_bytes(built[index], run))
+            for index, unit in enumerate(planned)
+        ),
+        offload_bandwidth=offload_bandwidth(sequence, repetitions=repetitions),
+        host_step_bandwidth=host_step_bandwidth(run, repetitions=repetitions),
+    )
+    if file is not None:
+        write_whole(file, msgspec.json.format(msgspec.json.encode(units_to_dict(units)), indent=1) + b"\n")
+    return units
+
+
+def _modules_of(model: nn.Module) -> list[nn.Module]:
+    """The modules in order.  Raises InputError if the model is no sequence of some."""
+    units = getattr(model, "pipeline_units", None)
+    if units is None and not isinstance(model, nn.Sequential):
+        raise InputError(
+            "Only a sequence of modules can be measured: give an nn.Sequential or a module with `pipeline_units()`, or"
+            " measure a model of transformers with `debubble profile`."
+        )
+    # `children()` would name a module that is used twice once.
+    modules = list(model if units is None else units())  # type: ignore[arg-type]
+    if not modules:
+        raise InputError("The model has no modules to measure.")
+    return modules

@@ -1,0 +1,153 @@
+"""State of a run beside its plan: pace, loss, memory, and the device that the others wait for.  Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from debubble.errors import DebubbleError
+from debubble.plans import Plan
+from debubble.training.run_record import RunRecord, RunStep
+
+RECENT = 20
+"""Steps whose median is the pace."""
+SLOWER = 1.1
+"""A device that takes so many times as long as the others for the same work is slow itself."""
+WAITING = 0.05
+"""Share of the step that devices may wait beyond what is planned."""
+
+
+class DeviceState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device, measured and planned."""
+
+    busy: Annotated[float, Meta(description="Seconds of computing in a step, the median of the last 20.")]
+    planned_busy: float | None
+    peak_memory: Annotated[float, Meta(description="Bytes.")]
+    planned_memory: float | None
+    memory_limit: float | None
+
+
+class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run at its newest step; null: not known (yet)."""
+
+    state: Annotated[str, Meta(description="running, ended, failed, or died: its process is gone without a word.")]
+    error: Annotated[str | None, Meta(description="The error that ended it.")]
+    plan: Annotated[str, Meta(description="The plan's file.")]
+    step: Annotated[int, Meta(description="Steps done.")]
+    steps: Annotated[int, Meta(description="Steps at its end.")]
+    age: Annotated[float | None, Meta(description="Seconds since the newest step.")]
+    seconds_left: Annotated[float | None, Meta(description="At the pace of the last 20 steps.")]
+    first_loss: float | None
+    loss: float | None
+    validation_loss: Annotated[float | None, Meta(description="The newest.")]
+    tokens_per_second: Annotated[float | None, Meta(description="Of the median of the last 20 steps.")]
+    mfu: Annotated[float | None, Meta(description="Of the same.")]
+    seconds_per_step: Annotated[float | None, Meta(description="The median of the last 20 steps.")]
+    planned_seconds: Annotated[float | None, Meta(description="Seconds of a step by the plan.")]
+    bubble_fraction: float | None
+    planned_bubble: float | None
+    devices: Annotated[list[DeviceState], Meta(description="Of the first replica, as measured every ten steps.")]
+    slowest: Annotated[int | None, Meta(description="The device that computes longest.")]
+    reason: Annotated[str | None, Meta(description="Why it does, and what the others wait for.")]
+
+    @staticmethod
+    def of(record: RunRecord, plan: Plan | None, *, now: float) -> WatchedRun:
+        """The state that the record tells.
+
+        Args:
+            record: Read as far as it is written.
+            plan: The run's; None: it is not known.
+            now: Unix time.
+        """
+        start, steps = record.start, record.steps
+        last = steps[-1] if steps else None
+        recent = steps[-RECENT:]
+        pace = median(step.seconds for step in recent) if recent else None
+        validated = [step.validation_loss for step in steps if step.validation_loss is not None]
+        mfu = [step.mfu for step in recent if step.mfu is not None]
+        if plan is not None and last is not None and len(last.busy) != plan.devices:
+            plan = None  # the file has another plan by now
+        timeline = None if plan is None else plan.simulate()
+        devices = [] if last is None else _devices(last, _typical_busy(recent), plan)
+        slowest = max(range(len(devices)), key=lambda d: devices[d].busy) if devices else None
+        bubble = None if last is None else last.bubble_fraction
+        planned_bubble = None if timeline is None else timeline.bubble_fraction
+        reason = None if slowest is None else _reason(devices, slowest)
+        if reason and bubble is not None and planned_bubble is not None and bubble > planned_bubble + WAITING:
+            reason += f"; devices wait {bubble:.0%} of the step, {planned_bubble:.0%} by the plan"
+        done = start.done if last is None else last.step
+        return WatchedRun(
+            state=record.state,
+            error=None if record.end is None else record.end.error,
+            plan=start.plan,
+            step=done,
+            steps=start.steps,
+            age=None if last is None else max(now - last.time, 0.0),
+            seconds_left=None if pace is None else pace * (start.steps - done),
+            first_loss=steps[0].loss if steps else None,
+            loss=None if last is None else last.loss,
+            validation_loss=validated[-1] if validated else None,
+            tokens_per_second=median(step.tokens_per_second for step in recent) if recent else None,
+            mfu=median(mfu) if mfu else None,
+            seconds_per_step=pace,
+            planned_seconds=None if timeline is None else float(timeline.makespan),
+            bubble_fraction=bubble,
+            planned_bubble=planned_bubble,
+            devices=devices,
+            slowest=slowest,
+            reason=reason,
+        )
+
+
+def plan_of(record: RunRecord) -> Plan | None:
+    """The run's plan, simulated, if its file is still there."""
+    try:
+        plan = Plan.load(Path(record.start.plan))
+        plan.simulate()
+    except DebubbleError:
+        return None
+    return plan
+
+
+def _typical_busy(steps: Sequence[RunStep]) -> list[float]:
+    """Per device, the median of what these steps computed."""
+    return [median(times) for times in zip(*(step.busy for step in steps), strict=True)]
+
+
+def _devices(last: RunStep, typical_busy: Sequence[float], plan: Plan | None) -> list[DeviceState]:
+    measured = zip(typical_busy, last.peak_memory, strict=True)
+    if plan is None:
+        return [
+            DeviceState(busy=busy, planned_busy=None, peak_memory=peak, planned_memory=None, memory_limit=None)
+            for busy, peak in measured
+        ]
+    limits = [plan.costs.limit_of(device) for device in range(plan.devices)]
+    timeline = plan.simulate()
+    planned = zip(timeline.busy, timeline.peak_memory, limits, strict=True)
+    return [
+        DeviceState(
+            busy=busy, planned_busy=float(planned_busy), peak_memory=peak, planned_memory=float(planned_peak),
+            memory_limit=None if limit is None else float(limit),
+        )
+        for (busy, peak), (planned_busy, planned_peak, limit) in zip(measured, planned, strict=True)
+    ]  # fmt: skip
+
+
+def _reason(devices: list[DeviceState], slowest: int) -> str:
+    """Why this device computes longest: by itself, by the plan, or for nothing that is seen."""
+    ratios = [device.busy / device.planned_busy for device in devices if device.planned_busy]
+    if len(devices) == 1 or len(ratios) < len(devices):
+        return "it computes longest"
+    others = median(ratio for device, ratio in enumerate(ratios) if device != slowest)
+    if ratios[slowest] > SLOWER * others:
+        return (
+            f"it takes {ratios[slowest]:.2f} times as long as planned, the others {others:.2f} times: look at its"
+            " clock, its heat and other processes on it"
+        )
+    if devices[slowest].planned_busy == max(device.planned_busy or 0.0 for device in devices):
+        return "the plan gives it the most work"
+    return "the plan gives others as much work"

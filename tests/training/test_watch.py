@@ -1,0 +1,159 @@
+"""`debubble watch` on a run that goes on, on runs that have ended in each way, and on what is no run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import debubble as db
+from debubble.cli.answers import ANSWERS
+from debubble.training.progress import StepReport
+from debubble.training.run_record import RunEnd, RunRecord, RunStart, RunStep, record
+from debubble.training.watched_run import WatchedRun
+
+START = RunStart(plan="/nowhere/plan.json", done=0, steps=9, process=os.getpid(), host=socket.gethostname())
+
+
+def step(number: int, *, loss: float = 2.0, busy: tuple[float, ...] = (1.0, 1.0)) -> StepReport:
+    return StepReport(
+        step=number, loss=loss, gradient_norm=1.0, learning_rate=0.1, seconds=2.0, tokens_per_second=1000.0,
+        peak_memory=(2.0**20,) * len(busy), busy=busy,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a record of these lines."""
+
+    def write(*lines: Any) -> Path:
+        (tmp_path / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        return tmp_path
+
+    return write
+
+
+def test_a_running_training_of_two_ranks_is_watched(
+    plan_file: Callable[[int], Path], tmp_path: Path, json_of: Any, run: Any
+) -> None:
+    folder, plan = tmp_path / "c", plan_file(2)
+    call = ("train", str(plan), "--steps", "100000", "--checkpoint", str(folder), "--save-every", "100000")
+    with subprocess.Popen([sys.executable, "-m", "debubble", *call], stderr=subprocess.PIPE, text=True) as training:
+        assert training.stderr is not None
+        assert any(line.startswith("step 20/") for line in training.stderr)
+        running = json_of("watch", str(folder))
+        screen = run("watch", str(folder), "--once")[1]
+        training.send_signal(signal.SIGTERM)
+        training.stderr.read()
+    ended = json_of("watch", str(folder))
+
+    assert msgspec.convert(running, ANSWERS["watch"]) is not None
+    assert (running["state"], running["steps"], running["plan"]) == ("running", 100_000, str(plan))
+    assert ended["step"] >= running["step"] >= 20
+    assert running["planned_seconds"] == float(db.Plan.load(plan).simulate().makespan)
+    assert [device["memory_limit"] for device in running["devices"]] == [2**30, 2**30]
+    assert all(device["busy"] > 0 for device in running["devices"])
+    assert running["slowest"] in (0, 1)
+    assert "plan-2.json: step " in screen
+    assert [word for word in ("Loss", "tokens/s", "is fullest", "computes") if word not in screen] == []
+    assert ended["state"] == "failed"
+    assert ended["error"].startswith("The run was ended by SIGTERM after step ")
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_run_that_took_all_its_steps_has_ended(plan_file: Callable[[int], Path], tmp_path: Path, run: Any) -> None:
+    from debubble.training.options import TrainOptions
+    from tests.support.training_cases import train_alone
+
+    file = tmp_path / "own.jsonl"
+    summary = train_alone(TrainOptions(plan=plan_file(1), steps=3, metrics=file))
+    code, out, _ = run("watch", str(file))
+
+    assert code == 0
+    assert "plan-1.json: step 3 of 3, ended" in out
+    assert [(s.step, s.loss) for s in RunRecord(file).steps] == [(r.step, r.loss) for r in summary.reports]
+
+
+def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    for done, losses in ((0, {1: 3.0, 2: 2.0, 3: 1.0}), (1, {2: 2.5})):
+        with record(file, plan=tmp_path / "plan.json", done=done, steps=3) as show:
+            for number, loss in losses.items():
+                show(step(number, loss=loss))
+
+    assert [(s.step, s.loss) for s in RunRecord(file).steps] == [(1, 3.0), (2, 2.5)]
+
+
+def test_part_of_a_line_is_left_for_later_and_cut_off_by_the_next_start(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(msgspec.json.encode(START) + b'\n{"event":"step","ti')
+    before = RunRecord(file)
+    with record(file, plan=tmp_path / "plan.json", done=0, steps=3) as show:
+        show(step(1))
+
+    assert before.steps == []
+    assert [s.step for s in RunRecord(file).steps] == [1]
+
+
+def test_a_loss_that_is_not_finite_is_said(written: Callable[..., Path], run: Any) -> None:
+    folder = written(START, RunStep.of(step(1)), RunStep.of(step(2, loss=float("nan"))), RunEnd(error=None))
+
+    assert "not finite, 2.000 at first" in run("watch", str(folder))[1]
+
+
+def test_a_run_whose_process_is_gone_has_died(written: Callable[..., Path], run: Any) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    folder = written(msgspec.structs.replace(START, process=gone.pid), RunStep.of(step(1)))
+
+    assert "its process is gone without a word" in run("watch", str(folder))[1].lower()
+
+
+@pytest.mark.parametrize(
+    ("busy", "slowest", "reason"),
+    [
+        ((2.0, 1.0), 0, "it takes 2.00 times as long as planned, the others 1.00 times: look at its clock"),
+        ((1.0, 1.05), 1, "the plan gives it the most work"),
+    ],
+)
+def test_the_slowest_device_is_slow_itself_or_by_the_plan(
+    busy: tuple[float, ...], slowest: int, reason: str, written: Callable[..., Path]
+) -> None:
+    costs = db.StageCosts.of(stages=2, forward=0.1, backward_input=0.1, backward_weight=0.05)
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
+    plan = db.Plan(planner="test", schedule=schedule, costs=costs, lower_bound=0, partition=())
+    seen = WatchedRun.of(RunRecord(written(START, RunStep.of(step(1, busy=busy)))), plan, now=0.0)
+
+    assert [device.planned_busy for device in seen.devices] == [pytest.approx(1.0)] * 2
+    assert (seen.slowest, (seen.reason or "")[: len(reason)]) == (slowest, reason)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "metrics.jsonl has no start of a run: wait until there is one."),
+        (b"nonsense\n", "metrics.jsonl is not the record of a run of `debubble train`: "),
+        (b"\xff\xfe\n", "metrics.jsonl is not the record of a run of `debubble train`: "),
+        (b"[" * 5000 + b"\n", "metrics.jsonl is not the record of a run of `debubble train`: "),
+        (b'{"event":"start"}\n', "metrics.jsonl is not the record of a run of `debubble train`: "),
+        (b'{"event":"step","step":1}\n', "metrics.jsonl is not the record of a run of `debubble train`: "),
+        (None, "cannot be read: No such file or directory.  RUN is the folder"),
+    ],
+)
+def test_what_is_no_run_is_refused_in_a_sentence(
+    content: bytes | None, sentence: str, tmp_path: Path, run: Any
+) -> None:
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+    code, out, err = run("watch", str(tmp_path))
+
+    assert (code, out) == (2, "")
+    assert sentence in err
