@@ -237,10 +237,10 @@ FORMS: dict[str, Form] = {
         MIND.replace("MODEL", "intermediate_size: 1408").replace("PARALLEL", "expert_parallel: 2"),
         refused="expert_parallel is 2, and the model has no experts: say them in moe_config",
     ),
-    "mindformers' shared experts": Form(
+    "mindformers' experts in every second layer": Form(
         "mindformers", "run.yaml",
-        MIND.replace("MODEL", "").replace("PARALLEL", "") + "moe_config: {expert_num: 4, shared_expert_num: 1}\n",
-        refused="moe_config.shared_expert_num describes layers that are not read",
+        MIND.replace("MODEL", "").replace("PARALLEL", "") + "moe_config: {expert_num: 4, moe_layer_freq: 2}\n",
+        refused="moe_config.moe_layer_freq describes layers that are not read",
     ),
     "torch's interleaved zero bubble": Form(
         "torchtitan", "run.toml", f"{TITAN}[parallelism]\n{SCHEDULE.replace('1F1B', 'InterleavedZeroBubble')}",

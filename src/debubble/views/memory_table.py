@@ -43,11 +43,13 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
     unit = unit_of(each.kept.total for each in footprints)
     names = [name for name in DEGREES if name in MAIN or any(getattr(f.degrees, name) > 1 for f in footprints)]
     title = f"{unit} on the fullest device, of {limit} beside a reserve of {size_words(reserve)}"
-    columns = ("x".join(name[0] for name in names), "ZeRO", *PARTS, "total", "recomputed", "fits")
+    sliced = any(each.degrees.slices > 1 for each in footprints)
+    columns = ("x".join(name[0] for name in names) + "/n" * sliced, "ZeRO", *PARTS, "total", "recomputed", "fits")
     table = titled_table(title, [HEADERS.get(name, name) for name in columns], texts=("fits",), no_wrap=True)
     table.padding = (0, 0, 0, 1)
     for each in sorted(footprints, key=lambda f: list(STYLES).index(f.fits)):
         degrees = "x".join(str(getattr(each.degrees, name)) for name in names)
+        degrees += f"/{each.degrees.slices}" * (each.degrees.slices > 1)
         sizes = (_in_unit(getattr(each.kept, part), unit) for part in PARTS)
         totals = _in_unit(each.kept.total, unit), _in_unit(each.recomputed.total, unit)
         fits = Text(SHORT.get(each.fits, each.fits), style=STYLES[each.fits])
@@ -62,7 +64,7 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
     )
     doubtful = doubt * any(each.fits == "likely" for each in footprints)
     words = (
-        f"Degrees are {' x '.join(names)}, with {order} on even stages"
+        f"Degrees are {' x '.join(names)}{' / slices' * sliced}, with {order} on even stages"
         f"{sharded}: `yes` as they are,{doubtful} `full` if they recompute"
         " everything; offload and host optimizers, which `plan` knows too, are not counted."
     )

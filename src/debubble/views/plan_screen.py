@@ -314,5 +314,6 @@ def _next(plan: Plan) -> str:
     call = [] if plan.origin is None else shlex.split(plan.origin.command)
     written = next((file for option, file in pairwise(call) if option in ("-o", "--output")), None)
     file = written or "plan.json"
-    run = f"debubble train {file}" if plan.target is None else f"debubble export {file} --to {plan.target}"
+    runs = "train" if plan.model is None or "debubble" in plan_runs_in(plan) else "show"
+    run = f"debubble {runs} {file}" if plan.target is None else f"debubble export {file} --to {plan.target}"
     return f"{'' if written else '-o plan.json, then '}{run} · --details · --why"

@@ -26,7 +26,7 @@ from debubble.frameworks.torch.shared_options import (
 from debubble.plans import Plan
 
 _RECIPE = '''\
-"""A plan of debubble for torchtitan: `apply` changes a Trainer.Config{beside}."""
+"""A plan of debubble for torchtitan: `apply` changes a Trainer.Config{alongside}."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
