@@ -16,9 +16,9 @@ from debubble.files import check_writable, write_whole
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.profiler.profile import host_step_bandwidth, offload_bandwidth, static_bytes
 from debubble.profiler.units import DTYPES, UnitSequence, measured_unit, samples_at
-from debubble.runtime.steps.batch import Batch, read_batch
 from debubble.runtime.models.loss import Loss, cross_entropy
 from debubble.runtime.models.modules import ModuleUnit
+from debubble.runtime.steps.batch import Batch, read_batch
 
 
 def profile(

@@ -180,8 +180,11 @@ def check_states(problem: Problem) -> None:
     capacity = sum(limit - float(units.static) for limit in problem.limits)
     if needed > capacity:
         with_host = " with the optimizer on the host" if units.hostable else ""
+        together = (
+            f"all {problem.devices} pipeline devices together" if problem.devices > 1 else "the pipeline's device"
+        )
         raise InfeasibleError(
             f"The model's states alone need {readable(needed)}{with_host}, but a plan may use {readable(capacity)}"
-            f" on all {problem.devices} pipeline devices together.",
+            f" on {together}.",
             missing=needed - capacity,
         )
