@@ -37,7 +37,14 @@ from debubble.planners.degrees.estimate import (
 from debubble.planners.degrees.memory import parts_at_peak, too_large
 from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking, rank
 from debubble.planners.degrees.simplest import PlannedChoice, simplest, usual_choices
-from debubble.planners.degrees.space import Job, configurations, of_one_size, ordinary_choices, smallest_batches
+from debubble.planners.degrees.space import (
+    Job,
+    configurations,
+    in_most_slices,
+    of_one_size,
+    ordinary_choices,
+    smallest_batches,
+)
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.progress import Progress
@@ -286,8 +293,10 @@ class _DegreesSearch:
         ]
         if best == math.inf:
             hopeful += sorted(with_hosts.refused, key=lambda degrees: promise(self.problems[degrees]))[:WITH_HOSTS]
-            sliced = (degrees for degrees in refused if degrees.slices > 1)
-            hopeful += sorted(sliced, key=lambda degrees: step_bound(self.problems[degrees]))[:WITH_HOSTS]
+            cut = {in_most_slices(self.job, degrees): None for degrees in refused}
+            sliced = [each for each in (*refused, *cut) if each is not None and each.slices > 1]
+            self.problems |= {each: self.job.problem(each) for each in sliced}
+            hopeful += sorted(dict.fromkeys(sliced), key=lambda each: step_bound(self.problems[each]))[: 2 * WITH_HOSTS]
         if self.planner != "auto":
             self._plan_side_by_side(hopeful, self.planner, share=1.0)
             return

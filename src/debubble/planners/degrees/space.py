@@ -36,8 +36,6 @@ MOST_SLICES, MIN_SLICE_TOKENS = 64, 4096
 """The most slices of a sequence that are tried, and the fewest tokens of each: shorter ones make products slower."""
 FEW = 4
 """Micro-batches or slices for each pipeline device with which the bubble is small."""
-LONG = 32_768
-"""Tokens of a sequence from which the most slices are tried, too: they take the least memory."""
 MOST_SEQUENCES = 10**9
 """More than any step has; its divisors are found by trying."""
 
@@ -188,19 +186,31 @@ def _choices_of_ranks(job: Job, degrees: Degrees) -> Iterator[Degrees]:
 
 
 def slice_choices(degrees: Degrees, *, length: int, target: str | None) -> tuple[int, ...]:
-    """The numbers of slices that sequences of so many tokens may be cut into.
+    """The numbers of slices that sequences of so many tokens may be cut into: whole, or as many as fill the pipeline.
 
-    They are whole; where they are few, FEW slices for each pipeline device fill it; where they are long, as many slices
-    as there are tokens for take the least memory.
+    Where sequences are few and long these are FEW slices for each pipeline device, or as many as there are tokens for.
     """
-    if degrees.pipeline == 1 or degrees.context > 1 or target is not None:
-        return (1,)
-    powers = (2**i for i in range(MOST_SLICES.bit_length()))
-    possible = [n for n in powers if length % n == 0 and n * MIN_SLICE_TOKENS <= length] or [1]
-    needed = FEW * degrees.pipeline
+    possible, needed = _numbers_of_slices(degrees, length=length, target=target), FEW * degrees.pipeline
     filling = next((n for n in possible if n * degrees.micro_batches >= needed), possible[-1])
-    least = possible[-1] if length >= LONG else 1
-    return tuple(dict.fromkeys((1, filling, least)))
+    return tuple(dict.fromkeys((1, filling)))
+
+
+def in_most_slices(job: Job, degrees: Degrees) -> Degrees | None:
+    """The choice in as many slices as there are tokens for, which take the least memory; None if it cannot be cut."""
+    most = _numbers_of_slices(degrees, length=job.options.sequence_length, target=job.target)[-1]
+    cut = replace(degrees, slices=most)
+    try:
+        _check(job, cut)
+    except InputError:
+        return None
+    return cut if most > 1 and "slices" not in job.fixed else None
+
+
+def _numbers_of_slices(degrees: Degrees, *, length: int, target: str | None) -> list[int]:
+    if degrees.pipeline == 1 or degrees.context > 1 or target is not None:
+        return [1]
+    powers = (2**i for i in range(MOST_SLICES.bit_length()))
+    return [n for n in powers if length % n == 0 and n * MIN_SLICE_TOKENS <= length] or [1]
 
 
 def _zero_levels(job: Job, pipeline: int) -> tuple[int, ...]:
