@@ -23,8 +23,8 @@ class Strategy:
     attention: Number = 0
     """The part of `recompute` that grows with the keys that a token sees."""
 
-    def seeing(self, keys: Number) -> Strategy:
-        """The strategy where a token sees so many times as many keys."""
+    def with_keys(self, keys: Number) -> Strategy:
+        """The strategy where a token attends to so many times as many keys."""
         return replace(self, recompute=self.recompute + (keys - 1) * self.attention, attention=keys * self.attention)
 
 
@@ -114,13 +114,13 @@ class Unit:
         """Time per micro-batch of the forward and the whole backward."""
         return self.forward + self.backward_input + self.backward_weight
 
-    def seeing(self, keys: Number) -> Unit:
-        """The unit where a token sees so many times as many keys."""
+    def with_keys(self, keys: Number) -> Unit:
+        """The unit where a token attends to so many times as many keys."""
         return replace(
             self,
             forward=self.forward + (keys - 1) * self.attention_forward,
             backward_input=self.backward_input + (keys - 1) * self.attention_backward,
-            strategies={name: strategy.seeing(keys) for name, strategy in self.strategies.items()},
+            strategies={name: strategy.with_keys(keys) for name, strategy in self.strategies.items()},
             attention_forward=keys * self.attention_forward,
             attention_backward=keys * self.attention_backward,
         )

@@ -188,7 +188,7 @@ class Units(PickledFields):
             return self
         tokens = self.micro_batch_scale or (1,) * len(self.attention_scale)
         seen = sum(keys * count for keys, count in zip(cycle(self.attention_scale), tokens))
-        return self.map_units(lambda unit: unit.seeing(seen / sum(tokens)))
+        return self.map_units(lambda unit: unit.with_keys(seen / sum(tokens)))
 
     def of_lengths(self, tokens: tuple[Number, ...], keys: tuple[Number, ...]) -> Units:
         """The units of whole sequences for micro-batches of different lengths.
@@ -198,7 +198,7 @@ class Units(PickledFields):
             keys: Per micro-batch, the keys that a token sees on average, over those in a full one.
         """
         least = min(keys)
-        units = self.map_units(lambda unit: unit.seeing(least))
+        units = self.map_units(lambda unit: unit.with_keys(least))
         return replace(units, micro_batch_scale=tokens, attention_scale=tuple(each / least for each in keys))
 
     def of_slices(self, cuts: Sequence[float], *, sequences: int) -> Units:
