@@ -147,6 +147,11 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file with indents, whole or not at all, as `write_whole` does."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+
+
 def user_cache(name: str) -> Path:
     """The user's cache folder of that name: $XDG_CACHE_HOME/debubble/NAME, by default under ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

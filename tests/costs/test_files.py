@@ -190,3 +190,8 @@ def test_a_profile_of_another_model_is_refused() -> None:
 
     with pytest.raises(InputError, match="The profile measures dense, none of which the model has"):
         apply_profile(units, units_from_dict({"units": [DENSE]}))
+
+
+def test_slices_without_their_attention_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="'attention_scale' must have a number for each of 3 'slices'"):
+        load_units(written(tmp_path, {"units": [DENSE], "slices": 3}))

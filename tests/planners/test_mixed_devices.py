@@ -37,6 +37,14 @@ def test_a_stage_takes_the_time_of_its_own_device() -> None:
     assert costs.activation == of_slow.activation
 
 
+def test_the_fastest_units_of_shorter_sequences_are_those_of_the_fastest_device() -> None:
+    units = model_units(LLAMA, MIXED, OPTIONS, pipeline=4).of_lengths((1.0, 0.25), (1.0, 0.25))
+    for fastest, *own in zip(units.units, *units.on_devices, strict=True):
+        assert fastest.forward == min(unit.forward for unit in own)
+        recompute = {name: min(unit.strategies[name].recompute for unit in own) for name in fastest.strategies}
+        assert {name: strategy.recompute for name, strategy in fastest.strategies.items()} == recompute
+
+
 def test_the_chunks_of_a_device_lie_on_it() -> None:
     mixed, slow = (model_units(LLAMA, cluster, OPTIONS, pipeline=4) for cluster in (MIXED, SLOW))
     partition = Partition.cut(mixed, [8, 8, 8, 9, 8, 8, 8, 9])

@@ -4,10 +4,10 @@ from debubble.costs.cluster import Cluster, parse_size
 from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, read_profile, with_profile
 from debubble.costs.frameworks import DEEPSPEED, EAGER, FSDP, MEGATRON, Framework, framework_of_options, framework_with
 from debubble.costs.known_hardware import hardware
-from debubble.costs.model_units import joined_unit, model_units
+from debubble.costs.model_units import model_units
 from debubble.costs.partition import Partition
 from debubble.costs.step import StepTail
-from debubble.costs.unit import Strategy, Unit
+from debubble.costs.unit import Strategy, Unit, joined_unit
 from debubble.costs.units import Units
 
 __all__ = [

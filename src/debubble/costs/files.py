@@ -19,7 +19,15 @@ from debubble.costs.unit import HostStates, Strategy, Unit
 from debubble.costs.units import Units
 from debubble.files import decode_json, read_file
 from debubble.ir import InputError, RunOptions, StageCosts
-from debubble.ir.stage_costs import LARGEST, CommunicationModel, HostLink, check_number, check_step_time, link_groups_of
+from debubble.ir.stage_costs import (
+    LARGEST,
+    CommunicationModel,
+    HostLink,
+    check_number,
+    check_slices,
+    check_step_time,
+    link_groups_of,
+)
 from debubble.models.config import ModelConfig
 
 
@@ -220,6 +228,7 @@ def units_from_dict(entries: Any) -> Units:
     }
     for name in (name for name, given in lists.items() if given == []):
         raise InputError(f"'{name}' must be a number or a list of numbers, not an empty list.")
+    check_slices(file.slices, file.attention_scale)
     check_step_time((u.forward + u.backward_input + u.backward_weight for u in file.units), file.micro_batch_scale)
     return Units(
         **{name: getattr(file, name) for name in _UNITS_NUMBERS},

@@ -1,8 +1,8 @@
 """Sequences of different lengths: their histogram, and the micro-batches of a typical step.
 
 Each micro-batch has at most `micro_batch_size` sequences, one after the other without padding.  Its activations and
-linear layers cost in proportion to its tokens, its attention in proportion to the keys that these see, which are half
-of their own sequence's on average.
+linear layers cost in proportion to its tokens, its attention in proportion to the keys that these attend to: half of
+their own sequence's on average.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MicroBatchSize(NamedTuple):
 
     Attributes:
         tokens: Its tokens over those of a full one.
-        keys: The keys that a token sees on average, over those in a sequence of full length.
+        keys: The keys that a token attends to on average, over those in a sequence of full length.
     """
 
     tokens: float

@@ -27,7 +27,7 @@ from debubble.costs.operators import (
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
-from debubble.costs.unit import HostStates, StateBytes, Strategy, Unit, added, fastest_units
+from debubble.costs.unit import OF_PARAMETERS, HostStates, StateBytes, Strategy, Unit, added, fastest_units, joined_unit
 from debubble.costs.units import Units
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
@@ -131,46 +131,10 @@ def _vision_units(language: _Builder, vision: VisionTower) -> Iterator[Unit]:
         yield joined_unit("vision", None, *parts)
 
 
-def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
-    """The halves of a layer, and perhaps more, as one unit, which recomputes in full or not at all.
-
-    Args:
-        kind: The unit's type.
-        layer: Index of its decoder layer; None: it is none.
-        halves: Its parts, in order.
-    """
-    hosts = [half.on_host for half in halves if half.on_host is not None]
-    full = [half.strategies["full"] for half in halves]
-    return Unit(
-        **{name: sum(getattr(half, name) for half in halves) for name in (*_TIMES, *_OF_TOKENS, *_OF_PARAMETERS)},
-        type=kind,
-        layer=layer,
-        strategies={
-            "none": Strategy(sum(half.activation for half in halves)),
-            "full": Strategy(
-                full[0].activation,
-                sum(strategy.recompute for strategy in full),
-                attention=sum(strategy.attention for strategy in full),
-            ),
-        },
-        activation_after_input=sum(half.activation_after_input or 0 for half in halves),
-        workspace=max(half.workspace for half in halves),
-        states=StateBytes.sum(halves),
-        on_host=added(HostStates, hosts) if hosts else None,
-        module_bytes={name: size for half in halves for name, size in half.module_bytes.items()},
-    )
-
-
-_TIMES = ("forward", "backward_input", "backward_weight", "attention_forward", "attention_backward")
-_OF_TOKENS = ("keys_and_values", "key_value_gradient")
-_OF_PARAMETERS = ("static", "gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
-"""The entries of a unit that its parameters cost."""
-
-
 def _without_states(unit: Unit) -> Unit:
     """The unit where another one has its parameters."""
     host = None if unit.on_host is None else added(HostStates, [])
-    nothing: dict[str, Any] = dict.fromkeys(_OF_PARAMETERS, 0.0)
+    nothing: dict[str, Any] = dict.fromkeys(OF_PARAMETERS, 0.0)
     return replace(unit, states=StateBytes.sum([]), on_host=host, **nothing)
 
 

@@ -43,8 +43,8 @@ class Operator:
     always: float = 0.0
     """Bytes that it leaves whatever is recomputed."""
     longer_forward: float = 0.0
-    """The part of `forward` that grows with the keys that a token sees; of a slice, what a slice takes more whose
-    tokens see once more the keys of those of the first."""
+    """The part of `forward` that grows with the keys that a token attends to; of a slice, what a slice takes more whose
+    tokens attend once more to the keys of those of the first."""
     longer_backward: float = 0.0
     """The part of `backward_input` that does."""
     per_expert: bool = False

@@ -21,7 +21,7 @@ class Strategy:
     """Bytes kept where the unit before it, of the same layer, is in its stage and recomputes in full: a framework that
     recomputes whole layers keeps one input for both.  None: as elsewhere."""
     attention: Number = 0
-    """The part of `recompute` that grows with the keys that a token sees."""
+    """The part of `recompute` that grows with the keys that a token attends to."""
 
     def with_keys(self, keys: Number) -> Strategy:
         """The strategy where a token attends to so many times as many keys."""
@@ -96,7 +96,7 @@ class Unit:
     undivided: Number = 0
     """Bytes that its gradients have beyond this rank's part (ZeRO-2), where they stay whole until they are summed."""
     attention_forward: Number = 0
-    """The part of `forward` that grows with the keys that a token sees."""
+    """The part of `forward` that grows with the keys that a token attends to."""
     attention_backward: Number = 0
     """The part of `backward_input` that does."""
     keys_and_values: Number = 0
@@ -142,18 +142,58 @@ def fastest_units(tables: Sequence[Sequence[Unit]]) -> tuple[Unit, ...]:
     """The units with the least time that they take on any type of device; sizes are the same on all."""
     merged: dict[int, Mapping[str, Strategy]] = {}
     fastest = []
-    for alike in zip(*tables, strict=True):
-        first = alike[0]
+    for equal in zip(*tables, strict=True):
+        first = equal[0]
         # Layers of one kind have one table of strategies, and keep one.
         if id(first.strategies) not in merged:
             merged[id(first.strategies)] = {
-                name: replace(strategy, recompute=min(unit.strategies[name].recompute for unit in alike))
+                name: replace(
+                    strategy,
+                    recompute=min(unit.strategies[name].recompute for unit in equal),
+                    attention=min(unit.strategies[name].attention for unit in equal),
+                )
                 for name, strategy in first.strategies.items()
             }
         times = (
             "forward", "backward_input", "backward_weight", "attention_forward", "attention_backward",
             "gradient_reduce", "optimizer_step",
         )  # fmt: skip
-        least = {time: min(getattr(unit, time) for unit in alike) for time in times}
+        least = {time: min(getattr(unit, time) for unit in equal) for time in times}
         fastest.append(replace(first, strategies=merged[id(first.strategies)], **least))
     return tuple(fastest)
+
+
+TIMES = ("forward", "backward_input", "backward_weight", "attention_forward", "attention_backward")
+OF_TOKENS = ("keys_and_values", "key_value_gradient")
+OF_PARAMETERS = ("static", "gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
+"""The entries of a unit that its parameters cost."""
+
+
+def joined_unit(kind: str, layer: int | None, *halves: Unit) -> Unit:
+    """The halves of a layer, and perhaps more, as one unit, which recomputes in full or not at all.
+
+    Args:
+        kind: The unit's type.
+        layer: Index of its decoder layer; None: it is none.
+        halves: Its parts, in order.
+    """
+    hosts = [half.on_host for half in halves if half.on_host is not None]
+    full = [half.strategies["full"] for half in halves]
+    return Unit(
+        **{name: sum(getattr(half, name) for half in halves) for name in (*TIMES, *OF_TOKENS, *OF_PARAMETERS)},
+        type=kind,
+        layer=layer,
+        strategies={
+            "none": Strategy(sum(half.activation for half in halves)),
+            "full": Strategy(
+                full[0].activation,
+                sum(strategy.recompute for strategy in full),
+                attention=sum(strategy.attention for strategy in full),
+            ),
+        },
+        activation_after_input=sum(half.activation_after_input or 0 for half in halves),
+        workspace=max(half.workspace for half in halves),
+        states=StateBytes.sum(halves),
+        on_host=added(HostStates, hosts) if hosts else None,
+        module_bytes={name: size for half in halves for name, size in half.module_bytes.items()},
+    )

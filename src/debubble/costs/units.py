@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from debubble.costs.unit import Strategy, Unit
+from debubble.costs.unit import Strategy, Unit, fastest_units
 from debubble.ir import Number, Placement, StageCosts
 from debubble.ir.plan_entries import PlannedUnit
 from debubble.ir.stage_costs import OVERLAPS, SLICED, CommunicationModel, HostLink, check_counts
@@ -44,7 +44,7 @@ class Units(PickledFields):
     slices: int = 1
     """Slices of every sequence: the units are those of its first one."""
     attention_scale: tuple[Number, ...] | None = None
-    """As of StageCosts: the units are those of tokens that see the fewest keys."""
+    """As of StageCosts: the units are those of tokens that attend to the fewest keys."""
     stage_entries: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of StageCosts that every stage has, next to what its units add up to."""
     on_devices: tuple[tuple[Unit, ...], ...] = ()
@@ -179,30 +179,31 @@ class Units(PickledFields):
     def map_units(self, change: Callable[[Unit], Unit]) -> Units:
         """Change every unit of the model, on every device."""
         tables = tuple(tuple(map(change, table)) for table in self.on_devices)
-        return replace(self, units=tuple(map(change, self.units)), on_devices=tables)
+        units = fastest_units(tables) if tables else tuple(map(change, self.units))
+        return replace(self, units=units, on_devices=tables)
 
     @cached_property
     def average(self) -> Units:
-        """The units with the attention of the average token; themselves if all tokens see equally many keys."""
+        """The units with the attention of the average token; themselves if all tokens attend to equally many."""
         if self.attention_scale is None:
             return self
         tokens = self.micro_batch_scale or (1,) * len(self.attention_scale)
-        seen = sum(keys * count for keys, count in zip(cycle(self.attention_scale), tokens))
-        return self.map_units(lambda unit: unit.with_keys(seen / sum(tokens)))
+        keys = sum(scale * count for scale, count in zip(cycle(self.attention_scale), tokens)) / sum(tokens)
+        return self.map_units(lambda unit: unit.with_keys(keys))
 
     def of_lengths(self, tokens: tuple[Number, ...], keys: tuple[Number, ...]) -> Units:
         """The units of whole sequences for micro-batches of different lengths.
 
         Args:
             tokens: Per micro-batch, its tokens over those of a full one.
-            keys: Per micro-batch, the keys that a token sees on average, over those in a full one.
+            keys: Per micro-batch, the keys that a token attends to on average, over those in a full one.
         """
         least = min(keys)
         units = self.map_units(lambda unit: unit.with_keys(least))
         return replace(units, micro_batch_scale=tokens, attention_scale=tuple(each / least for each in keys))
 
     def of_slices(self, cuts: Sequence[float], *, sequences: int) -> Units:
-        """The units of slices for slices that differ in length.
+        """The units where the slices of a sequence differ in length.
 
         Args:
             cuts: Where the slices of a sequence end, as shares of it, the last one 1.
@@ -216,7 +217,7 @@ class Units(PickledFields):
         )
 
     def cuts_of_equal_work(self) -> tuple[float, ...]:
-        """Where slices end that take equally long, as shares of a sequence; 1024ths, so that products stay even.
+        """The ends of slices that take equally long, as shares of a sequence: 1024ths, so that products stay even.
 
         A token takes the same time of linear layers, and attention in proportion to the tokens before it.
         """

@@ -96,8 +96,8 @@ class StageCosts:
     slices: int = 1
     """Slices of every sequence, each of which counts as a micro-batch."""
     attention_scale: tuple[Number, ...] | None = None
-    """Per slice of a sequence, or per micro-batch, the keys that a token sees on average, over those where they are
-    least; equal slices have 1, 3, 5 and so on.  None: they see equally many."""
+    """The keys that a token attends to on average, over those where they are least, per slice of a sequence or per
+    micro-batch; equal slices have 1, 3, 5 and so on.  None: all tokens attend to equally many."""
     attention_forward: PerStage = (0,)
     """What F takes more for each such measure of tokens more."""
     attention_backward: PerStage = (0,)
@@ -216,8 +216,7 @@ class StageCosts:
             raise InputError(
                 f"communication_model is '{communication_model}'; it must be latency, exclusive, receiver or blocking."
             )
-        if not isinstance(slices, int) or slices < 1 or (slices > 1 and len(attention_scale or ()) != slices):
-            raise InputError(f"'attention_scale' must have a number for each of {slices} 'slices'.")
+        check_slices(slices, attention_scale)
         if host_link not in get_args(HostLink):
             raise InputError(f"host_link is '{host_link}'; it must be full-duplex or half-duplex.")
         return StageCosts(
@@ -300,7 +299,7 @@ class StageCosts:
         return 1 if self.micro_batch_scale is None else self.micro_batch_scale[micro_batch]
 
     def attention_scale_of(self, micro_batch: int) -> Number:
-        """The factor on the part of times that grows with the keys that a token sees."""
+        """The factor on the part of times that grows with the keys that a token attends to."""
         pattern = self.attention_scale
         return self.scale_of(micro_batch) * (1 if pattern is None else pattern[micro_batch % len(pattern)])
 
@@ -356,6 +355,12 @@ def check_step_time(work: Iterable[Number], micro_batch_scale: Sequence[Number] 
     """Refuse costs with which a step computes for no time at all, so that no share of its time has a meaning."""
     if not any(work) or (micro_batch_scale and not any(micro_batch_scale)):
         raise InputError("The times of forwards and backwards are all 0; a step must take some time.")
+
+
+def check_slices(slices: int, attention_scale: Sequence[Number] | None) -> None:
+    """Refuse slices of sequences without a number for each in `attention_scale`, with an InputError."""
+    if not isinstance(slices, int) or slices < 1 or (slices > 1 and len(attention_scale or ()) != slices):
+        raise InputError(f"'attention_scale' must have a number for each of {slices} 'slices'.")
 
 
 def check_number(name: str, value: Number) -> None:

@@ -12,10 +12,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from debubble.costs import Cluster
-from debubble.files import decode_versioned, read_file, write_whole
+from debubble.files import decode_versioned, read_file, write_json
 from debubble.ir import InputError, Kind, Number, StageCosts
 from debubble.ir.degrees import Degrees, DegreeSearch
 from debubble.ir.plan_entries import (
@@ -197,7 +195,7 @@ class Plan(Simulated):
 
     def save(self, path: str | Path) -> None:
         """Write the plan file, whole or not at all."""
-        write_whole(Path(path), msgspec.json.format(msgspec.json.encode(self.to_file()), indent=1) + b"\n")
+        write_json(Path(path), self.to_file())
 
     @staticmethod
     def load(path: str | Path) -> Plan:

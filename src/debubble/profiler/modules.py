@@ -6,13 +6,12 @@ from collections import Counter
 from copy import deepcopy
 from pathlib import Path
 
-import msgspec
 import torch
 from torch import nn
 
 from debubble.costs.files import units_to_dict
 from debubble.costs.units import Units
-from debubble.files import check_writable, write_whole
+from debubble.files import check_writable, write_json
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.profiler.profile import host_step_bandwidth, offload_bandwidth, static_bytes
 from debubble.profiler.units import DTYPES, UnitSequence, measured_unit, samples_at
@@ -91,7 +90,7 @@ def profile(
         host_step_bandwidth=host_step_bandwidth(run, repetitions=repetitions),
     )
     if file is not None:
-        write_whole(file, msgspec.json.format(msgspec.json.encode(units_to_dict(units)), indent=1) + b"\n")
+        write_json(file, units_to_dict(units))
     return units
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -24,7 +23,7 @@ from debubble.costs.files import units_to_dict
 from debubble.costs.step import parameter_bytes, step_traffic
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
-from debubble.files import write_whole
+from debubble.files import write_json
 from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
@@ -166,9 +165,7 @@ def profile(options: ProfileOptions) -> None:
             micro_batch_size=run.micro_batch_size, lora=run.lora,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         )  # fmt: skip
-        entries = {"measured": source, **units_to_dict(units)}
-        content = msgspec.json.format(msgspec.json.encode(entries), indent=1)
-        write_whole(options.output, content + b"\n")
+        write_json(options.output, {"measured": source, **units_to_dict(units)})
 
 
 def static_bytes(unit: torch.nn.Module, run: RunOptions) -> float:

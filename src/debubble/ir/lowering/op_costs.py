@@ -157,7 +157,7 @@ class _TableBuilder:
             shares = (*all_shares(op_costs.recompute_fraction), *all_shares(op_costs.offload_fraction))
             count = max(len(pattern), self.scale.shape[1], *(len(each) for _, each in shares))
             self.longer = (np.array([pattern * (count // len(pattern))], dtype=dtype) - 1) * self.scale
-            """What attention takes more than where its tokens see the fewest keys, over what it takes there."""
+            """What attention takes more than where its tokens attend to the fewest keys, over what it takes there."""
         self.recomputed_fraction = self._fractions(op_costs.recompute_fraction)
         self.fused = self._mask(() if self.explicit else op_costs.fused_recompute)
         self.whole = self._column(self.costs.activation)
@@ -274,7 +274,7 @@ class _TableBuilder:
         return time
 
     def _with_attention(self, time: Numbers, attention: PerStage, share: Number | Numbers = 1) -> Numbers:
-        """The times of slices or micro-batches, of which attention's part grows with the keys that a token sees."""
+        """The times of slices or micro-batches, whose part `attention` grows with the keys that a token attends to."""
         if self.costs.attention_scale is None:
             return time
         result: Numbers = time + self._column(attention) * share * self.longer

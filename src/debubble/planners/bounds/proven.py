@@ -138,7 +138,7 @@ def lower_bound(problem: Problem) -> Number:
 def _bound_of_units(problem: Problem, units: Units) -> Number:
     m = problem.whole_micro_batches
     path = problem.shortest * sum(u.forward + u.backward_input for u in units.units)
-    # The path above is that of tokens that see the fewest keys.
+    # The path above is that of tokens that attend to the fewest keys.
     work = [unit.work for unit in units.average.units]
     return max(m * sum(work) / _paces(problem, units), path, m * max(work))
 

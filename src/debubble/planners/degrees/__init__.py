@@ -1,8 +1,9 @@
 """The search of degrees: how a model and a global batch are best divided over all devices of a cluster."""
 
 from debubble.planners.degrees.memory import Footprint, footprints, footprints_with
+from debubble.planners.degrees.pareto import pareto_front
 from debubble.planners.degrees.remedies import Misfit, misfit
-from debubble.planners.degrees.search import pareto_front, search_degrees
+from debubble.planners.degrees.search import search_degrees
 from debubble.planners.degrees.space import Job, configurations
 
 __all__ = [

@@ -7,8 +7,7 @@
    planner that was asked for).
 4. Of all plans within the job's tolerance of the fastest, the simplest is the answer (`simplest`).
 
-All of it is counted in work, so that the same call gives the same plan on every machine.  `pareto_front` plans again
-under less and less memory.
+All of it is counted in work, so that the same call gives the same plan on every machine.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 
-from debubble.costs import Cluster
 from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, UsualChoice
@@ -410,7 +408,7 @@ class _DegreesSearch:
             usual=usual,
             configurations=tuple(self._summary(degrees) for degrees in shown),
             # After a Ctrl-C they may not have been listed.
-            legal=len(self.legal) if "legal" in vars(self) else len(self.problems),
+            legal=len({*self.legal, *self.problems} if "legal" in vars(self) else self.problems),
             too_large=len(self.too_large) + len(self.ranking.refused.keys() - steps.keys()),
             slower=self.ranking.slower,
             planned=len(self.ranking.steps),
@@ -478,33 +476,3 @@ class _DegreesSearch:
             planner=result.planner,
             schedule=schedule.name,
         )
-
-
-POINTS = 6
-"""Points that are looked for, the first plan's among them."""
-LESS = 0.8
-"""The memory of a point's successor, as a share of its own."""
-SHARE = 0.1
-"""The part of the effort for each point."""
-
-
-def pareto_front(job: Job, best: ConfigurationSummary) -> tuple[ConfigurationSummary, ...]:
-    """Plans none of which is both slower and larger than another one, fastest first, from the fastest known on.
-
-    Each is the quickest quick plan of all choices of degrees that stays within 80% of the memory of the one before.
-    """
-    found, front = best, [best]
-    for _ in range(POINTS - 1):
-        smaller = replace(job, cluster=_with_limit(job.cluster, LESS * found.peak_memory), effort=SHARE * job.effort)
-        try:
-            found = quickest(smaller).search.configurations[0]
-        except DebubbleError:
-            break
-        front = [point for point in front if point.step_time < found.step_time] + [found]
-    return tuple(front)
-
-
-def _with_limit(cluster: Cluster, memory: float) -> Cluster:
-    """The cluster where a plan may use so many bytes of a device, and no more than it may now."""
-    limits = [min(limit, int(memory)) for limit in cluster.memory_limits]
-    return Cluster.from_dict({**cluster.to_dict(), "memory_limit": limits})

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from debubble.files import decode_json, write_whole
+from debubble.files import decode_json, write_json
 from debubble.ir import InputError
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -124,7 +124,7 @@ class Manifest:
 
 def write_manifest(checkpoint: Path, files: Mapping[str, Digest]) -> None:
     """Write the manifest: the checkpoint is whole with it.  Raises InputError if it cannot be written."""
-    write_whole(checkpoint / MANIFEST, msgspec.json.format(msgspec.json.encode(Manifest(files)), indent=1) + b"\n")
+    write_json(checkpoint / MANIFEST, Manifest(files))
 
 
 def check_sizes(checkpoint: Path) -> Manifest | None:
