@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from debubble.runtime.models.attention_blocks import (
+from debubble.runtime.models.attention.blocks import (
     Attended,
     Scores,
     attend_to_block,

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from debubble.runtime.models.attention import attention
+from debubble.runtime.models.attention.core import attention
 from debubble.runtime.operators import capped
 
 

@@ -11,8 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from debubble.runtime.distributed.context_parallel import ContextGroup
 from debubble.runtime.distributed.transport import Threads
-from debubble.runtime.models.attention import attention
-from debubble.runtime.models.attention_blocks import (
+from debubble.runtime.models.attention.blocks import (
     Attended,
     Scores,
     attend_to_block,
@@ -20,6 +19,7 @@ from debubble.runtime.models.attention_blocks import (
     block_gradients,
     gradients_written_out,
 )
+from debubble.runtime.models.attention.core import attention
 
 LENGTH, HEADS, SIZE = 24, 4, 8
 

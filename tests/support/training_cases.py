@@ -5,8 +5,8 @@ import random
 import numpy as np
 import torch
 
+from debubble.training.monitoring.report import TrainingSummary
 from debubble.training.options import TrainOptions
-from debubble.training.report import TrainingSummary
 from debubble.training.trainer import train
 from debubble.training.user_code import Dataset
 

@@ -5,8 +5,8 @@ import pytest
 import debubble as db
 from debubble.ir import Lane, Moment, PlannedUnit, Trace
 from debubble.runtime.distributed.transport import Threads
+from debubble.training.monitoring.report import compare_timelines
 from debubble.training.rehearsal import rehearse, scaled
-from debubble.training.report import compare_timelines
 
 
 def abstract_plan(name: str, *, devices: int, chunks: int = 1, **costs: Any) -> db.Plan:

@@ -16,9 +16,9 @@ import pytest
 
 import debubble as db
 from debubble.cli.answers import ANSWERS
-from debubble.training.progress import StepReport
-from debubble.training.run_record import RunEnd, RunRecord, RunStart, RunStep, record
-from debubble.training.watched_run import WatchedRun
+from debubble.training.monitoring.progress import StepReport
+from debubble.training.monitoring.run_record import RunEnd, RunRecord, RunStart, RunStep, record
+from debubble.training.monitoring.watched_run import WatchedRun
 
 START = RunStart(plan="/nowhere/plan.json", done=0, steps=9, process=os.getpid(), host=socket.gethostname())
 

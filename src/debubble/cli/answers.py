@@ -19,7 +19,7 @@ from debubble.ir.degrees import ConfigurationSummary, Degrees, FasterPlan, Memor
 from debubble.ir.plan_entries import Robustness
 from debubble.planners.analysis.explanation import CauseSeconds
 from debubble.planners.analysis.nearest_plans import NearestPlan
-from debubble.training.watched_run import WatchedRun
+from debubble.training.monitoring.watched_run import WatchedRun
 from debubble.views.comparison import Comparison
 from debubble.views.summary import Bytes, DeviceFigures, KindFigures, Seconds, StageFigures
 

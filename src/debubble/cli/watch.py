@@ -19,7 +19,7 @@ from debubble.cli.output import Json, console, figure_table, print_answer
 from debubble.formatting import size_words, time_words
 
 if TYPE_CHECKING:
-    from debubble.training.watched_run import WatchedRun
+    from debubble.training.monitoring.watched_run import WatchedRun
 
 INTERVAL = 1.0
 """Seconds between two looks."""
@@ -38,8 +38,8 @@ def watch(
     """Follow a run: loss, tokens/s, MFU, memory against the plan, the slowest device and why.  Ctrl-C leaves it."""
     import msgspec
 
-    from debubble.training.run_record import RunRecord
-    from debubble.training.watched_run import WatchedRun, plan_of
+    from debubble.training.monitoring.run_record import RunRecord
+    from debubble.training.monitoring.watched_run import WatchedRun, plan_of
 
     record = RunRecord(run)
     plan = plan_of(record)

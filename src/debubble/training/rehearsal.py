@@ -148,7 +148,7 @@ class SleepingOperations(Operations):
 def main(argument: str) -> None:
     """Rehearse as one rank, on Gloo; rank 0 prints the comparison."""
     from debubble.runtime.launch.launcher import decode_options, open_process_group
-    from debubble.training.report import compare_timelines, print_comparison
+    from debubble.training.monitoring.report import compare_timelines, print_comparison
 
     options = decode_options(argument, RehearsalOptions)
     plan = scaled(Plan.load(options.plan), options.scale)

@@ -33,7 +33,10 @@ from debubble.training.data.datasets import Prefetcher, SampleSource
 from debubble.training.data.text import text_of, tokens_of
 from debubble.training.end_request import EndRequest
 from debubble.training.memory_check import explain_shortage
-from debubble.training.metrics import NO_WORK, DeviceWork, bubble_fraction
+from debubble.training.monitoring.metrics import NO_WORK, DeviceWork, bubble_fraction
+from debubble.training.monitoring.progress import Show, StepReport, display, tensorboard, weights_and_biases
+from debubble.training.monitoring.report import TrainingSummary, compare_timelines
+from debubble.training.monitoring.run_record import RECORD, record
 from debubble.training.online.controller import OnlineScheduler
 from debubble.training.optimizer import learning_rate, set_learning_rate
 from debubble.training.options import (
@@ -45,11 +48,8 @@ from debubble.training.options import (
     tokenizer_of,
     with_checkpoint_settings,
 )
-from debubble.training.progress import Show, StepReport, display, tensorboard, weights_and_biases
-from debubble.training.report import TrainingSummary, compare_timelines
 from debubble.training.resume import Start, ask_rank_0, checkpoint_to_resume, group_numbers_in, load
 from debubble.training.run_lock import locked
-from debubble.training.run_record import RECORD, record
 from debubble.training.samples import samples_of, validation_of
 from debubble.training.user_code import Dataset
 from debubble.training.watchdog import SAVING, watch

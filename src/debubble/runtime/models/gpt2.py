@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from debubble.models.config import ModelConfig
 from debubble.runtime.memory.recomputation import Operators
-from debubble.runtime.models.attention import attention
+from debubble.runtime.models.attention.core import attention
+from debubble.runtime.models.attention.slices import LayerSlice, own_storage
 from debubble.runtime.models.loss import embed
-from debubble.runtime.models.slices import LayerSlice, own_storage
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm, residual
 from debubble.runtime.operators import Linear, activation, look_up
 

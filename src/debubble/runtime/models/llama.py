@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 from debubble.runtime.memory.recomputation import Operators
-from debubble.runtime.models.attention import attention, rotary_table, rotate
+from debubble.runtime.models.attention.core import attention, rotary_table, rotate
+from debubble.runtime.models.attention.slices import LayerSlice
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.loss import embed
-from debubble.runtime.models.slices import LayerSlice
 from debubble.runtime.models.units import MicroBatch, UnitModule, norm, residual
 from debubble.runtime.operators import GatedProduct, Linear, RMSNorm, activation, gated
 

@@ -23,10 +23,10 @@ from debubble.runtime.distributed.expert_parallel import ALL_EXPERTS, ExpertGrou
 from debubble.runtime.distributed.tensor_parallel import ALONE, TensorGroup, column_cuts, row_cuts
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.recomputation import Operators
+from debubble.runtime.models.attention.slices import LayerSlice, SequenceSlice
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.loss import Loss, cross_entropy, divided_cross_entropy, scaled_loss
 from debubble.runtime.models.routing import Routing
-from debubble.runtime.models.slices import LayerSlice, SequenceSlice
 from debubble.runtime.operators import Linear, RMSNorm, capped, drop, rms_norm
 
 

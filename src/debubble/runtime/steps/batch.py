@@ -13,7 +13,7 @@ from torch import Tensor
 
 from debubble.ir import InputError
 from debubble.runtime.distributed.context_parallel import ContextGroup
-from debubble.runtime.models.slices import SequenceSlice, SlicedSequence
+from debubble.runtime.models.attention.slices import SequenceSlice, SlicedSequence
 from debubble.runtime.models.units import MicroBatch
 
 IGNORED = -100

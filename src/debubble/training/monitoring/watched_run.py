@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from debubble.errors import DebubbleError
 from debubble.plans import Plan
-from debubble.training.run_record import RunRecord, RunStep
+from debubble.training.monitoring.run_record import RunRecord, RunStep
 
 RECENT = 20
 """Steps whose median is the pace."""

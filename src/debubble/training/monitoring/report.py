@@ -18,8 +18,8 @@ from debubble.formatting import ANSWER_VERSION
 from debubble.ir import Trace
 from debubble.plans import Plan
 from debubble.runtime.steps.measurements import AllocatorPeaks
+from debubble.training.monitoring.progress import StepReport
 from debubble.training.online.journal import JournalEntry
-from debubble.training.progress import StepReport
 from debubble.views import Scene, views
 from debubble.views.comparison import Comparison, as_dict, compare, render
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from debubble.runtime.models.attention_blocks import Attended, Scores, attend_to_block, block_gradients
-from debubble.runtime.models.slices import LayerSlice
+from debubble.runtime.models.attention.blocks import Attended, Scores, attend_to_block, block_gradients
+from debubble.runtime.models.attention.slices import LayerSlice
 from debubble.runtime.operators import call, widen
 
 

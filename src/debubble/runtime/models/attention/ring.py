@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from debubble.runtime.distributed.context_parallel import ContextGroup
-from debubble.runtime.models.attention_blocks import Attended, Scores, attend_to_block, block_gradients
+from debubble.runtime.models.attention.blocks import Attended, Scores, attend_to_block, block_gradients
 from debubble.runtime.operators import call, widen
 
 

@@ -18,7 +18,7 @@ from msgspec.json import encode
 
 from debubble.errors import InputError
 from debubble.files import decode_json
-from debubble.training.progress import Show, StepReport
+from debubble.training.monitoring.progress import Show, StepReport
 
 RECORD = "metrics.jsonl"
 """Name of the record in a folder of checkpoints."""

@@ -14,11 +14,11 @@ from torch.autograd import Function
 
 from debubble.models.mixers import Rope
 from debubble.runtime.distributed.context_parallel import WHOLE, ContextGroup
-from debubble.runtime.models.attention_blocks import Scores
-from debubble.runtime.models.masked_attention import masked_attention
-from debubble.runtime.models.ring_attention import ring_attention
-from debubble.runtime.models.sliced_attention import sliced_attention
-from debubble.runtime.models.slices import LayerSlice
+from debubble.runtime.models.attention.blocks import Scores
+from debubble.runtime.models.attention.masked import masked_attention
+from debubble.runtime.models.attention.ring import ring_attention
+from debubble.runtime.models.attention.sliced import sliced_attention
+from debubble.runtime.models.attention.slices import LayerSlice
 from debubble.runtime.operators import call
 
 
