@@ -223,7 +223,7 @@ class CompareAnswer(Comparison, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class AllocatorBytes(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What torch's allocator gave out and took from a device, at most."""
+    """The most bytes that torch's allocator gave out and took from a device."""
 
     allocated: Bytes
     reserved: Bytes

@@ -77,7 +77,7 @@ def _render(run: WatchedRun) -> RenderableType:
 
 
 def _silence(run: WatchedRun) -> str | None:
-    """What is wrong with the run, as far as its record tells."""
+    """The problem of the run, as far as its record tells; None: none."""
     if run.state == "failed":
         return run.error
     if run.state == "died":

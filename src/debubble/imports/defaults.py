@@ -1,4 +1,4 @@
-"""What each framework takes for the settings that a file does not have.
+"""The defaults of each framework for the settings that a file does not have.
 
 Files override: a Primus experiment its trainer's and its model's base configuration, torchtitan's TOML the fields of
 its JobConfig, a Megatron-Bridge file a recipe.

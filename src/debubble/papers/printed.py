@@ -1,4 +1,4 @@
-"""What a paper prints, next to the sentences of its claims and tables: the file `paper.toml` of its folder.
+"""The printed numbers of a paper, with the sentences of its claims and tables: the file `paper.toml` of its folder.
 
 The file has four kinds of entries:
 

@@ -1,4 +1,4 @@
-"""What is lowered and simulated once: the base of a plan and of a planner's answer."""
+"""The base of a plan and of a planner's answer, which is lowered and simulated once."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class SleepingOperations(Operations):
         )
 
     def prepare_local(self, instruction: Instruction) -> Execute:
-        """What sleeps in place of the instruction."""
+        """The function that sleeps in place of the instruction."""
         return partial(self._sleep, instruction)
 
     def _sleep(self, instruction: Instruction, state: StepState, unit_done: UnitDone | None) -> None:

@@ -73,7 +73,7 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
 
 
 def _verdict(footprints: Sequence[Footprint]) -> str:
-    """Whether any choice fits, and which of those that fit needs the least memory."""
+    """The answer whether any choice fits, with the one that needs the least memory."""
     fitting = [each for each in footprints if each.fits != "no"]
     if not fitting:
         return "No choice fits by recomputation alone; `debubble plan` also tries offload and CPU optimizers."

@@ -147,7 +147,7 @@ def _slice_words(plan: Plan) -> str:
 
 
 def _unit_words(plan: Plan) -> str:
-    """What the partition divides: attention and MLP apart, or layers."""
+    """The word for the units of the partition: half-layers, or layers."""
     return "half-layers" if any(unit.type == "mlp" for stage in plan.partition for unit in stage) else "layers"
 
 
@@ -171,7 +171,7 @@ def _recomputation(plan: Plan) -> Iterator[str]:
 
 
 def _offload(plan: Plan) -> Iterator[str]:
-    """What goes to the host."""
+    """The activations and optimizer states that go to the host."""
     if moved := sum(op.kind is Kind.O for op in plan.schedule.operations):
         yield f"{moved} of {plan.schedule.stages * plan.schedule.micro_batches} activations"
     if stepped := len(plan.schedule.host_steps):
@@ -268,7 +268,7 @@ def _time(why: Explanation, width: int) -> Iterator[Text]:
 
 
 def _limits(why: Explanation) -> Iterator[str]:
-    """What takes most of the step next to computing, and what would shorten it."""
+    """The cause that takes most of the step next to computing, and its remedy."""
     if why.advice is None:
         yield "computing"
     else:
@@ -304,7 +304,7 @@ def _has_lengths(plan: Plan) -> bool:
 
 
 def _not_tried(plan: Plan) -> Iterator[str]:
-    """What the search left out, and the option that includes it."""
+    """The parts that the search left out, each with the option that includes it."""
     if plan.degree_search is None:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
     elif left := plan.degree_search.unplanned:

@@ -132,7 +132,7 @@ class Scene:
 
     @cached_property
     def static_parts(self) -> list[dict[str, float]]:
-        """Per device, the bytes of what is there throughout, by part; empty where the scene was measured."""
+        """The static bytes of each device by part; empty where the scene was measured."""
         if self.plan is None:
             return []
         if self.why is None:
@@ -141,7 +141,7 @@ class Scene:
 
     @property
     def parts_at_the_peak(self) -> list[dict[str, float]]:
-        """Per device, the bytes of every part at its peak; empty where the scene was measured."""
+        """The bytes of each device by part at its peak; empty where the scene was measured."""
         return [
             {**each, "activations": max(float(peak) - sum(each.values()), 0.0)}
             for each, peak in zip(self.static_parts, self.peak_memory, strict=False)
@@ -255,14 +255,14 @@ def measured_timeline(program: Program, trace: Trace) -> Timeline:
 
 
 def measured_memory(trace: Trace) -> tuple[tuple[tuple[Number, Number], ...], ...] | None:
-    """Per device, the sampled (time, bytes) in the typical step; None if some device has no sample."""
+    """The sampled (time, bytes) of each device in the typical step; None if some device has no sample."""
     samples = sorted(trace.typical.from_zero().memory, key=lambda sample: sample.time)
     curves = tuple(tuple((s.time, s.bytes) for s in samples if s.device == d) for d in range(trace.devices))
     return curves if all(curves) else None
 
 
 def measured_peaks(trace: Trace) -> tuple[Number, ...] | None:
-    """Per device, the most bytes sampled in any warm step; None if some device has no sample."""
+    """The most bytes of each device sampled in any warm step; None if some device has no sample."""
     samples = [sample for step in trace.warm for sample in step.memory]
     sampled = [[s.bytes for s in samples if s.device == device] for device in range(trace.devices)]
     return tuple(map(max, sampled)) if all(sampled) else None

@@ -121,7 +121,7 @@ def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str]) -> Rend
 
 
 def letters(scenes: Sequence[Scene]) -> list[str]:
-    """What stands before the names of two plans that are compared; nothing before others."""
+    """The labels before the names of two plans that are compared; nothing before others."""
     compared = len(scenes) == 2 and all(scene.plan is not None for scene in scenes)
     return ["A: ", "B: "] if compared else [""] * len(scenes)
 

@@ -1,4 +1,4 @@
-"""What NeMo Automodel can run."""
+"""NeMo Automodel as a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed can run."""
+"""DeepSpeed as a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of Megatron-LM's arguments is predicted otherwise than it runs."""
+"""Remarks on arguments of Megatron-LM that are predicted otherwise than they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Megatron-LM can run, Megatron-Core's modules among it."""
+"""Megatron-LM as a target, with Megatron-Core's modules for recomputation and offload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MindFormers can run."""
+"""MindFormers as a target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AMD Primus can run, which takes the arguments of Megatron-LM."""
+"""AMD Primus as a target, which takes the arguments of Megatron-LM."""
 
 from __future__ import annotations
 

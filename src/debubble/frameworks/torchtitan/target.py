@@ -1,4 +1,4 @@
-"""What torchtitan can run."""
+"""torchtitan as a target."""
 
 from __future__ import annotations
 

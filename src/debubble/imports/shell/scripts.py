@@ -1,4 +1,4 @@
-"""What a shell script runs: its commands with their words, worked out without running anything.
+"""Follows a shell script: its commands with their words, without running anything.
 
 The script's statements are followed in their order.  A condition that the file does not tell is refused if something
 depends on it; commands are taken to succeed.  Source: the Bash Reference Manual, sections 3.2 to 3.5.

@@ -151,7 +151,7 @@ class Interpreter:
         return items
 
     def _reload_allocations(self) -> Mapping[int, tuple[ReloadAllocation, ...]]:
-        """Per compute instruction, the reloads of this device that wait for it last, each with its moment."""
+        """The reloads of this device that wait last for each compute instruction, each with its moment."""
         instructions = self.program.instructions
         allocations: defaultdict[int, tuple[ReloadAllocation, ...]] = defaultdict(tuple)
         for reload in instructions:

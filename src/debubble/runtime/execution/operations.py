@@ -84,7 +84,7 @@ class Operations(ABC):
         self.peer_offload = PeerOffload(self.program, self.device, self.transport, self.rank_of, self.lanes)
 
     def prepare(self, instruction: Instruction) -> Execute:
-        """What the instruction does in every step; it returns when that is done or, on a GPU, enqueued."""
+        """The function that executes the instruction in a step; it returns when that is done or, on a GPU, enqueued."""
         match instruction.op.kind:
             case Kind.SEND_F | Kind.SEND_B:
                 return self._send(instruction)
@@ -95,7 +95,7 @@ class Operations(ABC):
 
     @abstractmethod
     def prepare_local(self, instruction: Instruction) -> Execute:
-        """What an instruction does that is no message."""
+        """The function of an instruction that is no message."""
 
     @abstractmethod
     def allocate_reload(self, reload: Op) -> None:
@@ -219,7 +219,7 @@ class TensorOperations(Operations):
         """Whether any stage of the device recomputes or offloads what its ledger knows."""
 
     def prepare_local(self, instruction: Instruction) -> Execute:
-        """What computes, moves memory, sums gradients or steps, as the instruction says."""
+        """The function that computes, moves memory, sums gradients or steps, as the instruction says."""
         op, stage, j = instruction.op, instruction.op.stage, instruction.op.micro_batch
         match op.kind:
             case Kind.F:

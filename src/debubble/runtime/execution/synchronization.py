@@ -109,7 +109,7 @@ class StepSynchronizer:
         return mark
 
     def unit_done(self, item: LaneInstruction) -> UnitDone | None:
-        """What an instruction that others stream with calls after every unit; None: none does."""
+        """The callback after every unit of an instruction that others stream with; None: none does."""
         event = item.number, Moment.STREAM
         if event not in self._events:
             return None
@@ -168,7 +168,7 @@ class StepSynchronizer:
             raise self._error
 
     def _streams(self, event: InstructionEvent, mark: Mark) -> None:
-        """What streams with the instruction may begin: its first unit is done, or all of it."""
+        """Let the operations that stream with the instruction begin: its first unit is done, or all of it."""
         if event in self._events and event not in self._marks:
             self._happens(event, mark)
 

@@ -136,7 +136,7 @@ def report_failure(error: BaseException) -> dict[str, Any]:
 
 
 def _traceback(error: BaseException) -> str:
-    """What the user needs in addition to the sentence."""
+    """The details that the user needs in addition to the sentence."""
     if isinstance(error, UserCodeError):
         return error.traceback
     return "" if isinstance(error, DebubbleError) else "".join(traceback.format_exception(error))

@@ -21,7 +21,7 @@ class RankFailedError(DebubbleError):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """What a rank wrote when it ended (see `runtime.launch.failures.report_failure`)."""
+    """The reports that ranks write when they end (see `runtime.launch.failures.report_failure`)."""
 
     text: str
     doing: str

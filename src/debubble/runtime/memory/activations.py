@@ -247,7 +247,7 @@ class SavedStorage:
         return self._reload_buffer is not None
 
     def allocate_reload(self) -> Tensor:
-        """What `reload` fills, with the rest in its place: allocated in the current stream, unless it is there."""
+        """The storage that `reload` fills, with the rest in its place: of the current stream, unless it is there."""
         if self._reload_buffer is None:
             moved, size = self._moved
             self._reload_buffer = torch.empty(size, dtype=torch.uint8, device=self._ledger.device)

@@ -1,4 +1,4 @@
-"""What a module's result depends on besides its input and parameters: random generators and buffers that it changes.
+"""The state that a module's result depends on besides input and parameters: random generators and buffers.
 
 Random numbers follow from the micro-batch, whoever draws them: while a module runs, torch's generators have the
 micro-batch's seed.  A recomputation finds Python's and numpy's generators, and buffers that the forward has changed, as

@@ -95,7 +95,7 @@ class ModuleUnit(UnitModule, Deferring):
 
     @cached_property
     def _has_own_operators(self) -> bool:
-        """Whether torch's own operators do not do, even if no backward is split."""
+        """True if torch's own operators do not do, even if no backward is split."""
         return self._is_compiled or any(parameter.numel() >= LARGE_WEIGHT for parameter in self.module.parameters())
 
     def compile_functions(self, compiled: Compiler) -> None:

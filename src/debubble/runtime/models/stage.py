@@ -52,7 +52,7 @@ def recomputed_operators(strategy: str) -> Callable[[str], bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
-    """What a forward keeps for its backward."""
+    """The tensors that a forward keeps for its backward."""
 
     recomputing: int = 0
     """The first so many units keep what their strategy says, others all."""

@@ -99,7 +99,7 @@ class DeviceOptimizers:
 
     @property
     def lasting_bytes(self) -> int:
-        """Those of what stays from step to step: all but gradients."""
+        """The bytes that stay from step to step: all but gradients."""
         tensors = (*self._stepped, *self._computing_tensors(), *self._optimizer_tensors())
         own = [part for t in map(local_tensor, tensors) for part in (inner_tensors(t) or [t])]
         # A parameter that is not gathered has an empty storage.
@@ -108,7 +108,7 @@ class DeviceOptimizers:
 
     @property
     def gradient_bytes(self) -> int:
-        """Those of the gradients that are there now, counted in every step: some hundred numbers are added up."""
+        """The bytes of the gradients that are there now, counted in every step: some hundred numbers are added up."""
         own = [p.grad for p in self._stepped if p.grad is not None]
         own += [gradient for weights in self._part.weights.values() for gradient in weights.gradients]
         # A master may be the parameter that computes, and then its gradient comes twice.

@@ -67,7 +67,7 @@ class ParameterDivision:
             self.pair.master.copy_(self.pair.replicas.own(own) if self.pair.divided else own)
 
     def whole(self) -> Tensor:
-        """What is kept with all ranks' parts; they all call it.  The live master, unless it is divided."""
+        """The whole of a tensor of which ranks have parts; they all call it.  The live master, unless it is divided."""
         tensor = self.pair.master.detach()
         if self.pair.divided:
             tensor = tensor.new_empty(self.pair.working.shape)

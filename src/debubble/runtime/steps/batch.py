@@ -146,7 +146,7 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class BatchFormat:
-    """What a plan's model takes of a batch."""
+    """The entries of a batch that a plan's model takes."""
 
     has_positions: bool = False
     """Whether its units take positions and documents."""

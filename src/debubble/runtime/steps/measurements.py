@@ -1,4 +1,4 @@
-"""What a pipeline measures of its last step: bytes by its ledgers, and when each instruction ran."""
+"""Measurements of a pipeline's last step: bytes by its ledgers, and when each instruction ran."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from debubble.runtime.topology import Ranks
 
 
 class AllocatorPeaks(NamedTuple):
-    """What torch's allocator gave out, and took from the device, at most: bytes of one device."""
+    """The most bytes that torch's allocator gave out, and took from the device."""
 
     allocated: int
     reserved: int

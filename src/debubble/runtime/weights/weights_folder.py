@@ -1,4 +1,4 @@
-"""Whether a folder of weights is what a plan's model needs: its config, the names of its tensors, and their dtypes."""
+"""Checks that a folder of weights is what a plan's model needs: its config, its tensors' names, and their dtypes."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class ScheduleModel(Variables):
         return math.floor(_time(self.problem, op, recomputed) / self.unit + 1e-9)
 
     def _literal(self, op: Op) -> Any:
-        """Whether an optional operation is present."""
+        """The presence literal of an optional operation."""
         return self.present.setdefault(op, self.cp.new_bool_var(f"{op.name} there"))
 
     def _lane(self, kind: Kind, device: int) -> tuple[int, Lane, int]:

@@ -39,7 +39,7 @@ class SavedRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those that were written."""
+        """The settings that were written."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 

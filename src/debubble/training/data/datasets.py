@@ -218,7 +218,7 @@ class Prefetcher:
 
     @property
     def phase(self) -> str:
-        """What a rank does that asks for the next batch."""
+        """The status of a rank that asks for the next batch."""
         return READS if self._next is not None or not self._samples.separate else STARTS
 
     def batch(self, first: int, *, count: int) -> Entries:

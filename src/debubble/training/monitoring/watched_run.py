@@ -114,7 +114,7 @@ def plan_of(record: RunRecord) -> Plan | None:
 
 
 def _typical_busy(steps: Sequence[RunStep]) -> list[float]:
-    """Per device, the median of what these steps computed."""
+    """The median seconds of computing of each device in these steps."""
     return [median(times) for times in zip(*(step.busy for step in steps), strict=True)]
 
 

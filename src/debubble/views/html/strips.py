@@ -15,7 +15,7 @@ from debubble.views.scene import Scene
 
 
 def partition_strip(plan: Plan) -> dict[str, Any]:
-    """Per device, its stages as runs of units with the same recomputation, as wide as their work."""
+    """The stages of each device as runs of units with the same recomputation, as wide as their work."""
     names = list(dict.fromkeys(unit.strategy for stage in plan.partition for unit in stage if unit.strategy != "none"))
     names.sort(key=lambda name: (name == "full", name.count("+"), name))
     colors = {"none": KIND_COLORS[Kind.F]} | recompute_colors(names)
@@ -62,7 +62,7 @@ def partition_strip(plan: Plan) -> dict[str, Any]:
 
 
 def memory_bars(scene: Scene) -> dict[str, Any]:
-    """Per device, its memory at the peak by part, as shares of the widest bar, and the same as a table."""
+    """The memory of each device at its peak by part, as shares of the widest bar, and as a table."""
     parts = scene.parts_at_the_peak
     limits = [None if limit is None else float(limit) for limit in scene.limits]
     rows = Rows(

@@ -1,1 +1,1 @@
-"""What ChronosPipe's figures and sections show, computed."""
+"""ChronosPipe's figures and sections, computed."""

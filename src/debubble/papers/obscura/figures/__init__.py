@@ -1,1 +1,1 @@
-"""What Obscura's figures, tables and equations show, computed."""
+"""Obscura's figures, tables and equations, computed."""

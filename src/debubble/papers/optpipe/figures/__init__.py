@@ -1,1 +1,1 @@
-"""What OptPipe's figures and tables show, computed."""
+"""OptPipe's figures and tables, computed."""

@@ -1,1 +1,1 @@
-"""What SCOPE's figures and tables show, computed."""
+"""SCOPE's figures and tables, computed."""

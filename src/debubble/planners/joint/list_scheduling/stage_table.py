@@ -1,4 +1,4 @@
-"""What the list scheduler reads: stages as rows of numbers, their devices and links, and a policy's entries."""
+"""The input of the list scheduler: stages as rows of numbers, their devices and links, and a policy's entries."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _FUSED_ON_CUDA = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What is done to the products of queries and keys, before and after their exponentials."""
+    """The changes to the products of queries and keys, before and after their exponentials."""
 
     scale: float
     causal: bool = False
@@ -48,7 +48,7 @@ class Attended:
     log_sum: Tensor
 
     def widen(self) -> Attended:
-        """The same, with an output of its own that others can be merged into: in fp32 at least."""
+        """The block's result in an output of its own that others can be merged into: in fp32 at least."""
         wide = widen(self.output)
         return Attended(wide.clone() if wide is self.output else wide, self.log_sum.clone())
 
@@ -128,7 +128,7 @@ def _fused_gradients(
 
 
 def _bias(seen: Tensor | None, q: Tensor) -> Tensor | None:
-    """What to add to the scores, in rows that begin at multiples of 16 bytes, as a kernel on CUDA asks for."""
+    """The bias of the scores, in rows that begin at multiples of 16 bytes, as a kernel on CUDA asks for."""
     if seen is None:
         return None
     *rows, keys = seen.shape

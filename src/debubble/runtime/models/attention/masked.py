@@ -58,7 +58,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Masks:
-    """What each query sees."""
+    """The keys that each query attends to."""
 
     scores: Scores
     window: int | None

@@ -400,7 +400,7 @@ def tied_names(config: Mapping[str, Any]) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=64)
 def _tied_names_by_transformers(config: str) -> tuple[str, str] | None:
-    """The same of a model that has to be made to know it: once for each config, as JSON."""
+    """The tied names of a model that has to be made to know them: once for each config, as JSON."""
     return tables_of(on_meta(json.loads(config)))
 
 
