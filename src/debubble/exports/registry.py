@@ -103,7 +103,7 @@ def _unit_losses(plan: Plan) -> tuple[str, ...]:
     losses = []
     if others:
         losses.append(f"Each unit of type {' or '.join(others)} is taken for one decoder layer.")
-    if plan.costs.micro_batch_scale is not None and plan.schedule.slices == 1:
+    if plan.has_lengths:
         losses.append("The plan counts on the lengths of its micro-batches: give the target batches of these lengths.")
     return tuple(losses)
 

@@ -111,6 +111,11 @@ class Plan(Simulated):
             chunks=self.schedule.placement.chunks, slices=self.schedule.slices,
         )  # fmt: skip
 
+    @property
+    def has_lengths(self) -> bool:
+        """True if micro-batches of whole sequences differ in length."""
+        return self.costs.micro_batch_scale is not None and self.schedule.slices == 1
+
     def slice_tokens(self, length: int) -> tuple[int, ...]:
         """Tokens of each slice of a sequence of so many; whole sequences are one slice.
 

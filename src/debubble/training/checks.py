@@ -33,7 +33,7 @@ from debubble.training.user_code import named_dataset
 def check(options: TrainOptions) -> Plan:
     """The plan, if this run can be done.  Raises InputError with one sentence if not."""
     plan = runnable(options.plan)
-    if plan.costs.micro_batch_scale is not None and plan.schedule.slices == 1:
+    if plan.has_lengths:
         raise InputError(
             "The plan counts on micro-batches of its own lengths, but `train` cuts the data into equal ones: plan"
             " without --lengths, or give batches of these lengths to Pipeline."

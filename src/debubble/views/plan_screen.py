@@ -288,7 +288,7 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
     told = gains(plan, float(scene.step_time), plan.what_ifs)
     best = [gain for gain in helpful(told) if not gain.what_if.more_devices][:CHANGES]
     if not told:
-        yield "nothing is tried with --lengths" if _has_lengths(plan) else "see --why"
+        yield "nothing is tried with --lengths" if plan.has_lengths else "see --why"
         return
     for gain in best:
         yield f"{gain.what_if.change}: {-100 * (gain.share or 0.0):.0f}% faster"
@@ -296,11 +296,6 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
         yield "nothing that was tried"
     elif told[0].what_if.quick:
         yield "by quick plans"
-
-
-def _has_lengths(plan: Plan) -> bool:
-    """True if micro-batches have lengths of their own."""
-    return plan.costs.micro_batch_scale is not None and plan.schedule.slices == 1
 
 
 def _not_tried(plan: Plan) -> Iterator[str]:
@@ -320,8 +315,8 @@ def _next(plan: Plan) -> str:
     call = [] if plan.origin is None else shlex.split(plan.origin.command)
     written = next((file for option, file in pairwise(call) if option in ("-o", "--output")), None)
     file = written or "plan.json"
-    trains = plan.model is None or ("debubble" in plan_runs_in(plan) and not _has_lengths(plan))
+    trains = plan.model is None or ("debubble" in plan_runs_in(plan) and not plan.has_lengths)
     runs = "train" if trains else "show"
-    why = "" if _has_lengths(plan) else " · --why"
+    why = "" if plan.has_lengths else " · --why"
     run = f"debubble {runs} {file}" if plan.target is None else f"debubble export {file} --to {plan.target}"
     return f"{'' if written else '-o plan.json, then '}{run} · --details{why}"

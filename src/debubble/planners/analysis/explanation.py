@@ -293,8 +293,7 @@ def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
         return (*failed, *timeline_remarks(timeline))
     model, cluster = described
     said = model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
-    lengths = plan.costs.micro_batch_scale is not None and plan.schedule.slices == 1
-    return (*failed, PROPORTIONAL, *said) if lengths else (*failed, *said)
+    return (*failed, PROPORTIONAL, *said) if plan.has_lengths else (*failed, *said)
 
 
 def model_remarks(
