@@ -1,9 +1,10 @@
 """Writes what frameworks take for settings that a file leaves out, from their own files, as data of the importers.
 
-    python tools/framework_defaults.py PRIMUS TORCHTITAN > src/debubble/imports/framework_defaults.toml
+    python tools/framework_defaults.py PRIMUS TORCHTITAN
 
-Both are git checkouts: AMD-AGI/Primus, and pytorch/torchtitan at the last commit with a JobConfig (early 2026).  Only
-settings that an importer asks for are kept, and nothing of the files is run.
+writes `defaults.toml` in the folders of both in src/debubble/frameworks.  Both are git checkouts: AMD-AGI/Primus, and
+pytorch/torchtitan at the last commit with a JobConfig (early 2026).  Only settings that an importer asks for are kept,
+and nothing of the files is run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 import yaml
 
-IMPORTS = Path(__file__).parents[1] / "src/debubble/imports"
+FRAMEWORKS = Path(__file__).parents[1] / "src/debubble/frameworks"
 OFF: tuple[Any, ...] = (None, False, [], {}, "")
 NO_MODELS = ("diffusion", "base", "primus_megatron")
 LAYERS = re.compile(
@@ -30,7 +31,7 @@ LAYERS = re.compile(
 
 def asked(pattern: str) -> set[str]:
     """The names of settings in the importers' source."""
-    return {name for path in IMPORTS.glob("*.py") for name in re.findall(pattern, path.read_text())}
+    return {name for path in FRAMEWORKS.glob("*/*.py") for name in re.findall(pattern, path.read_text())}
 
 
 def merged(path: Path) -> dict[str, Any]:
@@ -55,9 +56,9 @@ def primus(folder: Path) -> Iterator[str]:
     yield f"language_model = {toml({key: value for key, value in base.items() if value not in OFF})}"
     for name in ("pre_trainer", "sft_trainer"):
         trainer = arguments(merged(configs / f"modules/megatron/{name}.yaml"), names)
-        yield f"[primus.trainers.{name}]"
+        yield f"[trainers.{name}]"
         yield from (f"{json.dumps(key)} = {toml(value)}" for key, value in trainer.items() if value not in OFF)
-    yield "[primus.models]"
+    yield "[models]"
     for path in sorted((configs / "models/megatron").glob("*.yaml")):
         if any(word in path.stem for word in NO_MODELS) or path.stem == "language_model":
             continue
@@ -78,7 +79,7 @@ def torchtitan(folder: Path) -> Iterator[str]:
     names = asked(r'"([a-z_0-9]+\.[a-z_0-9]+)"')
     tree = ast.parse((folder / "torchtitan/config/job_config.py").read_text())
     parts = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    yield "[torchtitan.values]"
+    yield "[values]"
     for part, kind in constants_of(parts["JobConfig"], names=True).items():
         for name, value in constants_of(parts.get(kind, parts["JobConfig"]), names=False).items():
             if f"{part}.{name}" in names and value not in OFF:
@@ -101,7 +102,7 @@ def flavors(folder: Path) -> Iterator[str]:
     """The sizes of torchtitan's flavors of the models that are Llama-like, or DeepSeek's or gpt-oss."""
     models = folder / "torchtitan/models"
     mixture = constants_of(class_of(models / "moe/moe.py", "MoEArgs"), names=False)
-    yield "[torchtitan.flavors]"
+    yield "[flavors]"
     for family in ("llama3", "qwen3", "deepseek_v3", "gpt_oss"):
         common = constants_of(class_of(models / family / "model/args.py", "ModelArgs"), names=False)
         for node in ast.parse((models / family / "__init__.py").read_text()).body:
@@ -167,13 +168,11 @@ WRITERS = {"primus": primus, "torchtitan": torchtitan}
 
 
 def main() -> None:
-    """Print the file."""
-    folders = {"primus": Path(sys.argv[1]), "torchtitan": Path(sys.argv[2])}
-    print("# Written by tools/framework_defaults.py: facts of the frameworks' own files at these commits.")
-    for name, folder in folders.items():
-        print(f'[{name}]\ncommit = "{commit(folder)}"')
-        for line in WRITERS[name](folder):
-            print(line)
+    """Write the files."""
+    for name, folder in {"primus": Path(sys.argv[1]), "torchtitan": Path(sys.argv[2])}.items():
+        head = "# Written by tools/framework_defaults.py: facts of the framework's own files at this commit."
+        lines = (head, f'commit = "{commit(folder)}"', *WRITERS[name](folder))
+        (FRAMEWORKS / name / "defaults.toml").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

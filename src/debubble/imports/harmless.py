@@ -6,7 +6,6 @@ Whatever matches none of them is told as not in the prediction.  Dashes count as
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from fnmatch import translate
 from functools import cache
 from typing import Any
@@ -61,56 +60,6 @@ _WATCHING = """
 """
 _COMMON = _LAUNCHER + _TRAINING + _MODEL + _FILES + _WATCHING
 
-_MEGATRON = """
-        use_mcore_models transformer_impl deepspeed framework use_cpu_initialization distributed_init_method
-        dataset.* logger.* tokenizer.* profiling.* scheduler.* rng.* dist.* rerun.* validation.* straggler.*
-        checkpoint.* peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method
-        deepspeed_config ddp_impl actor_num_* rollout_* *_checkpoint ref_load advantage_estimator apply_chat_template
-        balance_data colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type
-        n_samples_per_* sglang_* eval_* address runtime_env_json use_tis num_rollout num_steps_per_rollout
-"""
-_OF_FRAMEWORKS: Mapping[str, str] = {
-    "megatron": _MEGATRON,
-    "primus": _MEGATRON + " work_group user_name workspace trainable sink_level file_sink_level stderr_sink_level",
-    "torchtitan": """
-        job.* metrics.* profiling.* lr_scheduler.* checkpoint.* comm.* validation.* debug.* dataloader.* hf_assets.*
-        training.dataset* training.steps training.gc_freq training.gc_debug training.seed model.tokenizer*
-        model.hf_assets* model.print* model_spec.* optimizer.implementation optimizer.lr optimizer.weight_decay
-        experimental.custom_* training.warmup_steps memory_estimation.* training.data_parallel_type
-    """,
-    "automodel": """
-        recipe recipe.* dist_env.* rng.* checkpoint.* loss_fn.* tokenizer.* validation.* validation_dataset.*
-        validation_dataloader.* packed_sequence.split* logger.* wandb.* lr_scheduler.* dataloader.*
-        dataset.* step_scheduler.ckpt_* step_scheduler.val_* step_scheduler.num_epochs step_scheduler.max_steps
-        step_scheduler.save_* model._target_ model.config._target_ model.trust_remote_code
-        model.config.trust_remote_code         distributed.backend optimizer.foreach peft._target_ peft.alpha
-        peft.dropout peft.dropout_position
-        ci.* benchmark.* step_scheduler.gc_every_steps
-    """,
-    "deepspeed": """
-        bf16.check_grad_overflow fp16.loss_scale* fp16.initial_scale_power fp16.hysteresis fp16.min_loss_scale
-        fp16.consecutive_hysteresis optimizer.params.* scheduler.* tensorboard.* wandb.* csv_monitor.* comms_logger.*
-        flops_profiler.*         zero_allow_untested_optimizer prescale_gradients gradient_predivide_factor
-        checkpoint.* planned_*
-        zero_optimization.stage3_gather_16bit_weights_on_model_save zero_optimization.round_robin_gradients
-        zero_optimization.ignore_unused_parameters zero_force_ds_cpu_optimizer disable_allgather
-    """,
-    "mindformers": """
-        runner_config.epochs runner_config.sink_mode runner_config.sink_size runner_wrapper.* output_dir load_checkpoint
-        train_dataset.* train_dataset_task.* eval_dataset.* eval_dataset_task.* trainer.* processor.* callbacks
-        callbacks.* eval_callbacks lr_schedule.* context.mode context.device_* context.ascend_config.* context.save_*
-        profile* auto_trans_ckpt auto_tune autotune_* filepath_prefix run_mode resume_training remote_save_url
-        only_save_*         src_strategy* transform_process_num do_eval eval_* metric.* monitor_config.*
-        use_parallel model.arch.type
-        model.model_config.type model.model_config.*_token_id model.model_config.checkpoint_name_or_path
-        model.model_config.repetition_penalty model.model_config.max_decode_length model.model_config.top_k
-        model.model_config.top_p model.model_config.do_sample model.model_config.temperature
-        model.model_config.theta model.model_config.extend_method model.model_config.batch_size
-        model.model_config.use_past optimizer.beta* layer_scale layer_decay lr_scale* max_device_memory
-        context.max_device_memory context.max_call_depth
-    """,
-    "torch": "",
-}
 
 _OFF = (False, None, 0, 0.0, "0", "0.0", "false", "False", "null")
 _DECIDED_BY_ZERO = re.compile("level|overlap|fus|reshard|size|threshold|opt_level|warm")
@@ -118,22 +67,22 @@ _DECIDED_BY_ZERO = re.compile("level|overlap|fus|reshard|size|threshold|opt_leve
 
 
 @cache
-def _known(framework: str) -> re.Pattern[str]:
-    names = (_COMMON + _OF_FRAMEWORKS[framework]).replace("-", "_").split()
+def _known(of_framework: str) -> re.Pattern[str]:
+    names = (_COMMON + of_framework).replace("-", "_").split()
     free = "|".join(translate(name) for name in names if name[0] != "!")
     never = "|".join(translate(name[1:]) for name in names if name[0] == "!")
     return re.compile(f"(?!{never})(?:{free})")
 
 
-def is_harmless(name: str, value: Any, framework: str) -> bool:
+def is_harmless(name: str, value: Any, of_framework: str) -> bool:
     """Tell whether an entry is known to cost neither time nor memory of a step.
 
     Args:
         name: Its name.
         value: Its value: what is off costs nothing, where off is not itself a choice.
-        framework: The importer's name.
+        of_framework: Patterns of names that the framework has besides those of all frameworks, in one text.
     """
     plain = name.removeprefix("--").replace("-", "_").lower()
     if value in _OFF and not isinstance(value, list | dict | tuple) and not _DECIDED_BY_ZERO.search(plain):
         return True
-    return _known(framework).fullmatch(plain) is not None
+    return _known(of_framework).fullmatch(plain) is not None

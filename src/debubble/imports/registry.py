@@ -9,7 +9,7 @@ from typing import Any
 
 from debubble.costs import Cluster
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import DEFAULTS, NO_DEFAULTS
+from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob
 from debubble.imports.settings import SettingsReader
 from debubble.ir import InputError
@@ -95,6 +95,8 @@ class Importer:
         file: Which of the files that an export writes has the settings.
         conflicts: The job's settings that cannot stand next to those that a plan changes (None: leaves out).
         environment: The environment variables that settings ask for.
+        defaults: What the framework takes for settings that a file does not have.
+        harmless: Patterns of the names of entries that cost nothing, besides those of all frameworks, in one text.
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
     """
 
@@ -104,6 +106,8 @@ class Importer:
     file: str
     conflicts: Conflicts
     environment: Environment
+    defaults: Defaults
+    harmless: str
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None
 
     def read(self, path: Path, arguments: str | None) -> Settings:
@@ -115,7 +119,7 @@ class Importer:
 
     def job(self, settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
         """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
-        read = self.read_job(SettingsReader(settings, path, DEFAULTS.get(self.name, NO_DEFAULTS)), given)
+        read = self.read_job(SettingsReader(settings, path, self.defaults, self.harmless), given)
         given.check_followed(read, path)
         if not read.model.known:
             raise InputError(
@@ -136,6 +140,8 @@ def importer(
     settings: Callable[[Path], Settings],
     file: str,
     conflicts: Conflicts = lambda job, changed: (),
+    defaults: Defaults,
+    harmless: str = "",
     environment: Environment = lambda settings: {},
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None,
 ) -> Callable[[ReadJob], ReadJob]:
@@ -147,11 +153,15 @@ def importer(
         file: The file of an export that has the settings.
         conflicts: Names the job's settings that cannot stand next to changed ones.
         environment: The environment variables that settings ask for.
+        defaults: What the framework takes for settings that a file does not have.
+        harmless: Patterns of the names of entries that cost nothing, besides those of all frameworks, in one text.
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
     """
 
     def register(job: ReadJob) -> ReadJob:
-        imports.add(name, Importer(name, settings, job, file, conflicts, environment, with_arguments))
+        imports.add(
+            name, Importer(name, settings, job, file, conflicts, environment, defaults, harmless, with_arguments)
+        )
         return job
 
     return register

@@ -18,7 +18,7 @@ import yaml
 
 from debubble.files import parse, read_file
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import NO_DEFAULTS, Defaults
+from debubble.imports.defaults import Defaults
 from debubble.imports.script_arguments import named_arguments, training_words
 from debubble.imports.shell.scripts import OF_TRAINING, follow
 from debubble.ir import InputError
@@ -84,10 +84,11 @@ class SettingsReader:
         settings: The file's settings.
         path: The file.
         defaults: What the framework takes for settings that the file does not have.
+        harmless: Patterns of the names of entries that cost nothing, in one text.
     """
 
-    def __init__(self, settings: Mapping[str, Any], path: Path, defaults: Defaults = NO_DEFAULTS) -> None:
-        self.settings, self.path, self.defaults = settings, path, defaults
+    def __init__(self, settings: Mapping[str, Any], path: Path, defaults: Defaults, harmless: str) -> None:
+        self.settings, self.path, self.defaults, self.harmless = settings, path, defaults, harmless
         self._asked: set[str] = set()
 
     def _value(self, name: str) -> Any:

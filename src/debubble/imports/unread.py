@@ -30,11 +30,11 @@ class Unread:
     free: tuple[str, ...] = ()
 
     @staticmethod
-    def of(read: SettingsReader, remarks: Iterable[str], framework: str) -> Unread:
+    def of(read: SettingsReader, remarks: Iterable[str]) -> Unread:
         """The entries that were not asked for, after these remarks have asked for theirs."""
         said = tuple(remarks)
         left = sorted(read.left)
-        free = tuple(name for name in left if is_harmless(name, read.settings[name], framework))
+        free = tuple(name for name in left if is_harmless(name, read.settings[name], read.harmless))
         return Unread(said, tuple(name for name in left if name not in free), free)
 
     @property

@@ -13,6 +13,7 @@ from debubble.frameworks.torch.shared_settings import (
     layers_of,
     order_of,
 )
+from debubble.imports.defaults import Defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings
@@ -27,8 +28,20 @@ _DTYPES = {
 }  # fmt: skip
 _LENGTHS = ("sequence_length", "dataset.seq_length", "dataset.seq_len", "packed_sequence.packed_sequence_size")
 
+DEFAULTS = Defaults("Automodel")
+"""The recipes' base classes: weights in bf16, FSDP2, one sequence per batch."""
+HARMLESS = """
+    recipe recipe.* dist_env.* rng.* checkpoint.* loss_fn.* tokenizer.* validation.* validation_dataset.*
+    validation_dataloader.* packed_sequence.split* logger.* wandb.* lr_scheduler.* dataloader.* dataset.*
+    step_scheduler.ckpt_* step_scheduler.val_* step_scheduler.num_epochs step_scheduler.max_steps
+    step_scheduler.save_* model._target_ model.config._target_ model.trust_remote_code
+    model.config.trust_remote_code distributed.backend optimizer.foreach peft._target_ peft.alpha peft.dropout
+    peft.dropout_position ci.* benchmark.* step_scheduler.gc_every_steps
+"""
+"""Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
-@importer("automodel", settings=read_settings, file="plan.yaml")
+
+@importer("automodel", settings=read_settings, file="plan.yaml", defaults=DEFAULTS, harmless=HARMLESS)
 def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
     model = given.model or _model(read)
@@ -78,7 +91,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
             sequence_parallel=("distributed.sequence_parallel",),
             zero=("distributed.strategy", "distributed.reshard_after_forward"),
         ),
-        rest=Unread.of(read, _remarks(read, options, pipeline=pipeline, micro_batches=batch.number), "automodel"),
+        rest=Unread.of(read, _remarks(read, options, pipeline=pipeline, micro_batches=batch.number)),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
+from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, batches_in, replicas
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
@@ -32,7 +33,19 @@ def read_config(path: Path) -> Mapping[str, Any]:
     return {**read_settings(path), **planned}
 
 
-@importer("deepspeed", settings=read_config, file="ds_config.json")
+DEFAULTS = Defaults("DeepSpeed")
+"""runtime/constants.py: neither bf16 nor fp16 is enabled, ZeRO-0."""
+HARMLESS = """
+    bf16.check_grad_overflow fp16.loss_scale* fp16.initial_scale_power fp16.hysteresis fp16.min_loss_scale
+    fp16.consecutive_hysteresis optimizer.params.* scheduler.* tensorboard.* wandb.* csv_monitor.* comms_logger.*
+    flops_profiler.* zero_allow_untested_optimizer prescale_gradients gradient_predivide_factor checkpoint.*
+    planned_* zero_optimization.stage3_gather_16bit_weights_on_model_save zero_optimization.round_robin_gradients
+    zero_optimization.ignore_unused_parameters zero_force_ds_cpu_optimizer disable_allgather
+"""
+"""Entries that cost neither time nor memory of a step, besides those of all frameworks."""
+
+
+@importer("deepspeed", settings=read_config, file="ds_config.json", defaults=DEFAULTS, harmless=HARMLESS)
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
     if given.model is None:
@@ -90,7 +103,6 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
                 *_remarks(read, pipeline=pipeline, batch=batch, predicted=size * number * data),
                 *_gathered(read, given.model),
             ),
-            "deepspeed",
         ),
     )
 

@@ -18,7 +18,7 @@ from debubble.frameworks.megatron.remarks import remarks_on
 from debubble.frameworks.megatron.stages import LAYOUT, SPLITS, stages_of
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import DEFAULTS
+from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.script_arguments import named_arguments
@@ -56,15 +56,36 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
         yield "--recompute-activations"
 
 
+OF_RECIPES = {"--bf16": True, "--use-distributed-optimizer": True}
+DEFAULTS = {
+    # arguments.py: fp32, no distributed optimizer, no sequence parallelism, nothing recomputed.
+    "megatron": Defaults("Megatron-LM"),
+    # The mixed_precision and ddp of the library's recipes, which such a file overrides.
+    "megatron-bridge": Defaults("Megatron-Bridge's recipes", {**OF_RECIPES, "peft.dim": 32}),
+    # slime's arguments.py: set_default_megatron_args.
+    "slime": Defaults("slime", OF_RECIPES),
+}
+"""By the framework that starts Megatron-LM."""
+HARMLESS = """
+    use_mcore_models transformer_impl deepspeed framework use_cpu_initialization distributed_init_method dataset.*
+    logger.* tokenizer.* profiling.* scheduler.* rng.* dist.* rerun.* validation.* straggler.* checkpoint.*
+    peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method deepspeed_config
+    ddp_impl actor_num_* rollout_* *_checkpoint ref_load advantage_estimator apply_chat_template balance_data
+    colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type n_samples_per_*
+    sglang_* eval_* address runtime_env_json use_tis num_rollout num_steps_per_rollout
+"""
+"""Entries that cost neither time nor memory of a step, besides those of all frameworks."""
+
+
 @importer(
     "megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts, environment=environment,
-    with_arguments=read_job,
+    with_arguments=read_job, defaults=DEFAULTS["megatron"], harmless=HARMLESS,
 )  # fmt: skip
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
     framework = "slime" if any(name in read.settings for name in _OF_SLIME) else "megatron"
     defaults = DEFAULTS[str(read.get("framework", framework))]
-    arguments = Arguments(read.settings, read.path, defaults)
+    arguments = Arguments(read.settings, read.path, defaults, read.harmless)
     for name in ("framework", SOURCED):
         arguments.get(name)
     return job_of(arguments, given, target="megatron")
@@ -128,7 +149,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
         unsaid=_unsaid(arguments, given),
-        rest=Unread.of(arguments, remarks_on(arguments, options), target),
+        rest=Unread.of(arguments, remarks_on(arguments, options)),
     )
 
 

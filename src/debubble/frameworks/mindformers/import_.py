@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from debubble.frameworks.mindformers.target import MINDFORMERS_CELLS
+from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.imports.registry import UserFacts, importer
@@ -18,8 +19,24 @@ _MODEL = "model.model_config."
 _SELECTED = "recompute_config.select_recompute"
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
+DEFAULTS = Defaults("MindFormers")
+"""The optimizer is not divided unless enable_parallel_optimizer is set."""
+HARMLESS = """
+    runner_config.epochs runner_config.sink_mode runner_config.sink_size runner_wrapper.* output_dir load_checkpoint
+    train_dataset.* train_dataset_task.* eval_dataset.* eval_dataset_task.* trainer.* processor.* callbacks
+    callbacks.* eval_callbacks lr_schedule.* context.mode context.device_* context.ascend_config.* context.save_*
+    profile* auto_trans_ckpt auto_tune autotune_* filepath_prefix run_mode resume_training remote_save_url
+    only_save_* src_strategy* transform_process_num do_eval eval_* metric.* monitor_config.* use_parallel
+    model.arch.type model.model_config.type model.model_config.*_token_id model.model_config.checkpoint_name_or_path
+    model.model_config.repetition_penalty model.model_config.max_decode_length model.model_config.top_k
+    model.model_config.top_p model.model_config.do_sample model.model_config.temperature model.model_config.theta
+    model.model_config.extend_method model.model_config.batch_size model.model_config.use_past optimizer.beta*
+    layer_scale layer_decay lr_scale* max_device_memory context.max_device_memory context.max_call_depth
+"""
+"""Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
-@importer("mindformers", settings=read_settings, file="plan.yaml")
+
+@importer("mindformers", settings=read_settings, file="plan.yaml", defaults=DEFAULTS, harmless=HARMLESS)
 def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
     model = given.model or _model(read)
@@ -71,7 +88,7 @@ def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
             sequence_parallel=("parallel_config.use_seq_parallel",),
             zero=("parallel.enable_parallel_optimizer",),
         ),
-        rest=Unread.of(read, _remarks(read, options, chunks), "mindformers"),
+        rest=Unread.of(read, _remarks(read, options, chunks)),
     )
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import argument
+from debubble.frameworks.megatron.import_ import HARMLESS as OF_MEGATRON
 from debubble.frameworks.megatron.import_ import conflicts, job_of, with_arguments
 from debubble.imports.command_line import CommandLine
-from debubble.imports.defaults import framework_defaults
+from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import ImportedJob
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings, read_tree
@@ -59,7 +60,7 @@ def _base(kind: str, name: str, path: Path) -> Mapping[str, Any] | None:
     file = next((each for folder in folders if (each := folder / f"{stem}.yaml").is_file() and each != path), None)
     if file is not None:
         return {_name(entry): argument(value) for entry, value in _with_bases(file) if value is not None}
-    known = framework_defaults("primus")[kind].get(stem)
+    known = own_defaults("primus")[kind].get(stem)
     return None if known is None else {**(_language_model() if kind == "models" else {}), **_arguments(known)}
 
 
@@ -69,7 +70,7 @@ def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _language_model() -> dict[str, Any]:
     """The base configuration of all models."""
-    return _arguments(framework_defaults("primus")["language_model"])
+    return _arguments(own_defaults("primus")["language_model"])
 
 
 def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -82,7 +83,16 @@ def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
     yield from tree.items()
 
 
-@importer("primus", settings=read_experiment, file="plan.yaml", conflicts=conflicts, with_arguments=read_experiment)
+DEFAULTS = Defaults("Primus")
+"""Those of the trainer and the model that an experiment names come with it."""
+HARMLESS = "work_group user_name workspace trainable sink_level file_sink_level stderr_sink_level"
+"""Entries that cost neither time nor memory of a step, besides Megatron-LM's."""
+
+
+@importer(
+    "primus", settings=read_experiment, file="plan.yaml", conflicts=conflicts, with_arguments=read_experiment,
+    defaults=DEFAULTS, harmless=f"{OF_MEGATRON} {HARMLESS}",
+)  # fmt: skip
 def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The job of an experiment, on its base configurations as far as they are there or known."""
     trainer = _base("trainers", read.text("trainers", "pre_trainer"), read.path)
@@ -97,7 +107,7 @@ def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     if model is None:
         settings |= {"model": name.removesuffix(".yaml")} if name else {}
         model = {entry: value for entry, value in _language_model().items() if entry not in _SIZES}
-    arguments = Arguments(settings, read.path, replace(read.defaults, values={**trainer, **model}))
+    arguments = Arguments(settings, read.path, replace(read.defaults, values={**trainer, **model}), read.harmless)
     for kind in _BASES:
         arguments.get(kind)
     return job_of(arguments, given, target="primus")

@@ -9,6 +9,7 @@ from pathlib import Path
 from debubble.files import parse, read_file
 from debubble.frameworks.torch import export as torch_csv
 from debubble.frameworks.torch.shared_settings import balanced_layers, layers_of
+from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader
@@ -20,7 +21,7 @@ def _whole(path: Path) -> Settings:
     return {path.name: read_file(path, "schedule file").decode(errors="replace")}
 
 
-@importer("torch", settings=_whole, file="schedule.csv")
+@importer("torch", settings=_whole, file="schedule.csv", defaults=Defaults("this importer"))
 def torch(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The order of a CSV; all else is the script's, and given or 1."""
     if given.model is None or given.sequence_length is None:

@@ -17,6 +17,7 @@ from debubble.frameworks.torch.shared_settings import (
     order_of,
 )
 from debubble.frameworks.torchtitan.models import flavor_model
+from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.registry import UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
@@ -96,7 +97,25 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield "activation_checkpoint.mode", "none"
 
 
-@importer("torchtitan", settings=read_recipe, file="plan.py")
+DEFAULTS = Defaults(
+    "torchtitan",
+    {
+        name: value
+        for name, value in own_defaults("torchtitan")["values"].items()
+        if name.startswith("activation_checkpoint.") or name in (LOCAL, "training.seq_len")
+    },
+)
+"""Its own defaults of settings for which the reader has none."""
+HARMLESS = """
+    job.* metrics.* profiling.* lr_scheduler.* checkpoint.* comm.* validation.* debug.* dataloader.* hf_assets.*
+    training.dataset* training.steps training.gc_freq training.gc_debug training.seed model.tokenizer*
+    model.hf_assets* model.print* model_spec.* optimizer.implementation optimizer.lr optimizer.weight_decay
+    experimental.custom_* training.warmup_steps memory_estimation.* training.data_parallel_type
+"""
+"""Entries that cost neither time nor memory of a step, besides those of all frameworks."""
+
+
+@importer("torchtitan", settings=read_recipe, file="plan.py", defaults=DEFAULTS, harmless=HARMLESS)
 def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     model = given.model or _model(read)
@@ -139,7 +158,7 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         order=order,
         strategies=_strategies(read, model),
         unsaid=_unsaid(read, given),
-        rest=Unread.of(read, _remarks(read, options), "torchtitan"),
+        rest=Unread.of(read, _remarks(read, options)),
     )
 
 

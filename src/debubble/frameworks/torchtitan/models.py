@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from debubble.imports.defaults import framework_defaults
+from debubble.imports.defaults import own_defaults
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.models import Model
 
@@ -14,7 +14,7 @@ from debubble.models import Model
 def flavor_model(name: str, flavor: str) -> Model | None:
     """The model of a flavor such as `debugmodel` of `llama3`; None if none is known."""
     flavor = re.sub("_(flex|varlen)(_attn)?$", "", flavor)
-    sizes = framework_defaults("torchtitan")["flavors"].get(f"{name}-{flavor}")
+    sizes = own_defaults("torchtitan")["flavors"].get(f"{name}-{flavor}")
     return None if sizes is None else _sizes(sizes, name).model()
 
 
