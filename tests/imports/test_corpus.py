@@ -33,6 +33,7 @@ def facts_of(job: ImportedJob) -> dict[str, Any]:
     options, model, ways = job.options, job.model, list(job.strategies.values())
     whole = ways.count(("full", "full"))
     optional = {"lora": options.lora, "quantize": options.quantize, "host_optimizer": options.host_optimizer}
+    order = None if job.order in ("1f1b", "interleaved") or not isinstance(job.order, str) else job.order
     return {
         "degrees": [job.pipeline, options.tensor, options.data, options.context, options.expert],
         "batch": [options.micro_batch_size, job.micro_batches, options.sequence_length],
@@ -42,7 +43,7 @@ def facts_of(job: ImportedJob) -> dict[str, Any]:
         "model": [model.family, model.layers, model.hidden, model.vocab],
         "billions": round(model.parameters / 1e9, 2),
         "stages": sorted(set(job.layers)),
-        **{name: value for name, value in optional.items() if value},
+        **{name: value for name, value in {**optional, "order": order}.items() if value},
     }
 
 

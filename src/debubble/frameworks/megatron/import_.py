@@ -14,6 +14,7 @@ from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
+from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on
 from debubble.frameworks.megatron.stages import LAYOUT, SPLITS, stages_of
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
@@ -27,7 +28,6 @@ from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.targets.offload import MODULES, ModuleOffload
-from debubble.targets.orders import COMBINED
 from debubble.targets.target import sparse_layers
 
 
@@ -144,7 +144,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         pipeline=pipeline,
         micro_batches=micro_batches,
         layers=layers,
-        order=_order(arguments, chunks=len(layers) // pipeline, combined=options.expert_overlap),
+        order=order_of(arguments, pipeline=pipeline, chunks=len(layers) // pipeline, combined=options.expert_overlap),
         strategies=strategies,
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
@@ -282,19 +282,6 @@ def _offload(arguments: Arguments) -> ModuleOffload | None:
     named = arguments.words("--offload-modules")
     modules = tuple(name for name in MODULES if name in named)
     return ModuleOffload(modules, arguments.share("--activation-offload-fraction")) if modules else None
-
-
-def _order(arguments: Arguments, *, chunks: int, combined: bool) -> str:
-    """Megatron's own order, or that of Primus's pipeline."""
-    if combined and chunks > 1:
-        return COMBINED
-    named = {"zero-bubble": "zb-h1", "1f1b": "1f1b", "1f1b-interleaved": "interleaved" if chunks > 1 else "1f1b"}
-    algorithm = arguments.word("--pp-algorithm") if "--patch-primus-pipeline" in arguments else None
-    if algorithm is None:
-        return "interleaved" if chunks > 1 else "1f1b"
-    if algorithm not in named:
-        raise InputError(f"The order '{algorithm}' of Primus is not known here; there are: {', '.join(named)}.")
-    return named[algorithm]
 
 
 def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> Mapping[int, tuple[str, str]]:

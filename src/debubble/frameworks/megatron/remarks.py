@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.ir import RunOptions
 from debubble.targets.offload import MODULES
@@ -47,6 +48,7 @@ def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
         modules = set(arguments.words("peft.target_modules"))
         if modules and modules not in (_ADAPTED, {"linear_qkv"}):
             yield f"peft.target_modules is {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
+    yield from remarks_on_order(arguments)
     yield from arguments.assume("--min-offloaded-tensor-size", "0")
     for name in _COUNTED:
         arguments.get(name)

@@ -6,6 +6,7 @@ import re
 
 from debubble.frameworks.deepspeed.partition import partitioned_layers
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.orders import has_v
 from debubble.imports.job import even_layers
 from debubble.ir import InputError
 from debubble.models import Model
@@ -66,6 +67,8 @@ def stages_of(arguments: Arguments, model: Model, pipeline: int) -> tuple[tuple[
 
 def _chunks(arguments: Arguments, layers: int, pipeline: int) -> int:
     """Stages per device, where embedding and loss count among the layers if the arguments say so."""
+    if has_v(arguments) and pipeline > 1:
+        return 2
     per_stage = arguments.number(_PER_VIRTUAL, 0)
     if not per_stage:
         return max(arguments.number(_VIRTUAL, 1), 1)

@@ -1,0 +1,94 @@
+"""Orders of operations: Megatron-LM's, those of its zero-bubble fork (sail-sg), and of the pipelines in Primus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from debubble.frameworks.megatron.arguments import Arguments
+from debubble.ir import InputError
+from debubble.targets.orders import COMBINED
+
+_ZERO_BUBBLE, _V, _V_MEMORY = "--enable-zero-bubble", "--zero-bubble-v-schedule", "--zero-bubble-v-schedule-mem-setup"
+_PENDING = "--zero-bubble-max-pending-backward"
+_FORK = "--patch-zero-bubble"
+"""The switch by which Primus runs the fork's schedules."""
+_PRIMUS, _ALGORITHM = "--patch-primus-pipeline", "--pp-algorithm"
+
+_OF_V = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
+"""The fork's names of a V schedule's memory -> the schedule."""
+_OF_PRIMUS = {
+    "1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": "zb-h1", "zero-bubble-heuristic": "zb-h2",
+    "zbv-formatted": "zb-v", "v-half": "v-half", "v-min": "v-min",
+}  # fmt: skip
+_NOT_KNOWN = {
+    "--enable-1f1b-v": "the V-shaped 1F1B of the zero-bubble fork",
+    "--num-seq-splits": "slices of sequences",
+}
+"""Orders of the fork that no schedule here is."""
+
+
+def order_of(arguments: Arguments, *, pipeline: int, chunks: int, combined: bool) -> str:
+    """The name of the schedule that the arguments choose.
+
+    Args:
+        arguments: The job's.
+        pipeline: Pipeline devices.
+        chunks: Stages per device.
+        combined: Whether Megatron-LM overlaps experts' exchanges with computing.
+
+    Raises:
+        InputError: For an order that is not known here.
+    """
+    plain = "interleaved" if chunks > 1 else "1f1b"
+    for name, words in _NOT_KNOWN.items():
+        if arguments.word(name) not in (None, "1") and _with_fork(arguments):
+            raise InputError(f"{arguments.path}: {name} is {words}, which is not predicted; leave it out.")
+    if combined and chunks > 1:
+        return COMBINED
+    if pipeline > 1 and _zero_bubble(arguments):
+        if has_v(arguments):
+            return _chosen(arguments, _OF_V, _V_MEMORY, "zb")
+        pending = arguments.word(_PENDING, "auto")
+        return "zb-h2" if pending == "auto" or arguments.number(_PENDING) >= 2 * pipeline - 1 else "zb-h1"
+    if pipeline > 1 and _PRIMUS in arguments and arguments.word(_ALGORITHM) is not None:
+        order = _chosen(arguments, _OF_PRIMUS, _ALGORITHM, plain)
+        return plain if order in ("1f1b", "interleaved") else order
+    return plain
+
+
+def has_v(arguments: Arguments) -> bool:
+    """Tell whether every device has two stages in a V, which the fork sets by itself."""
+    return _V in arguments and _with_fork(arguments)
+
+
+def remarks_on_order(arguments: Arguments) -> Iterator[str]:
+    """Sentences on arguments of the order that are predicted otherwise."""
+    if _zero_bubble(arguments) and not has_v(arguments) and arguments.word(_PENDING, "auto") == "auto":
+        yield f"{_PENDING} is auto, and the prediction counts on as many as leave no bubble (ZB-H2)."
+    for name in (*_TIMERS, *([_PENDING] if has_v(arguments) else [])):
+        arguments.get(name)
+
+
+_TIMERS = (
+    "--enable-zb-runtime", "--zero-bubble-pipeline-timers-start-iter", "--zero-bubble-pipeline-timers-end-iter",
+    "--enable-exactly-numeric-match", "--zero-bubble-adaptive-memory-limit-percentile",
+)  # fmt: skip
+"""Arguments of the fork that change nothing next to those that were read, as do pending backwards next to a V."""
+
+
+def _with_fork(arguments: Arguments) -> bool:
+    """Tell whether the fork's arguments have an effect: in Primus by its switch alone."""
+    return _ALGORITHM not in arguments or _FORK in arguments
+
+
+def _zero_bubble(arguments: Arguments) -> bool:
+    return (_ZERO_BUBBLE in arguments or _V in arguments) and _with_fork(arguments)
+
+
+def _chosen(arguments: Arguments, orders: dict[str, str], name: str, default: str) -> str:
+    word = arguments.word(name, default) or default
+    if word not in orders:
+        raise InputError(
+            f"{arguments.path}: {name} is '{word}', which is not known here; there are: {', '.join(orders)}."
+        )
+    return orders[word]
