@@ -43,7 +43,7 @@ class CommandLine:
     def changed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings with the values of variables, and of arguments such as `--training.seq_len 4096`."""
         filled = {name: self.filled(value) for name, value in settings.items()}
-        return {**filled, **{name: yaml.safe_load(value) for name, value in self._named().items()}}
+        return {**filled, **{name: _value(value) for name, value in self._named().items()}}
 
     def filled(self, value: Any) -> Any:
         """A value in which variables such as `${PP:4}` have theirs, or what is taken where nobody sets them."""
@@ -52,7 +52,7 @@ class CommandLine:
         if not isinstance(value, str) or "$" not in value:
             return value
         text = _VARIABLE.sub(self._value_of, value)
-        return yaml.safe_load(text) if text != value and _VARIABLE.fullmatch(value) else text
+        return _value(text) if text != value and _VARIABLE.fullmatch(value) else text
 
     def _value_of(self, variable: re.Match[str]) -> str:
         value = self.variables.get(variable[1] or variable[3], variable[2])
@@ -68,3 +68,11 @@ class CommandLine:
             elif name:
                 named[name] = word
         return named
+
+
+def _value(text: str) -> Any:
+    """What YAML reads in a text; the text where it is none, such as `[0]*1+[1]*3`."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        return text
