@@ -206,7 +206,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         ("pretrain --num-layers 'x\n", "cannot be read as a shell script"),
         (
             SCRIPT.replace("--num-layers 32", "--num-layers $LAYERS"),
-            "--num-layers is '[$]LAYERS', which the file does not tell: give what it depends on",
+            "--num-layers is '[$]LAYERS', which the file does not tell: give it with --args 'LAYERS=1'",
         ),
         (SCRIPT.replace("--vocab-size 128256", ""), "does not say --vocab-size"),
         (SCRIPT.replace("--swiglu", "--glu-activation reglu"), "with the activation reglu, which is not read"),

@@ -70,6 +70,25 @@ class CommandLine:
         return named
 
 
+def how_to_give(unknown: str, names: Mapping[str, str]) -> str:
+    """What of the command line decides something that a script does not tell, as the words of a sentence.
+
+    Args:
+        unknown: Words with the variables that nobody set, such as `$TP` or `[ $2 = 7B ]`.
+        names: Variable -> the number of the script's argument that it is set to.
+    """
+    variables = _UNKNOWN.findall(unknown)
+    if any(name.isdigit() or name in names for name in variables):
+        last = max(map(int, names.values()), default=0)
+        by_number = {int(number): name for name, number in names.items()}
+        order = " ".join(by_number.get(number, f"${number}") for number in range(1, last + 1))
+        return "give the script's arguments with --args" + (f", in this order: {order}" if order else " '1 8 ...'")
+    return f"give it with --args '{variables[0] if variables else 'NAME'}=1'"
+
+
+_UNKNOWN = re.compile(r"\$\(?\{?([A-Za-z_]\w*|\d+)")
+
+
 def _value(text: str) -> Any:
     """What YAML reads in a text; the text where it is none, such as `[0]*1+[1]*3`."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from debubble.imports.command_line import how_to_give
 from debubble.imports.settings import SOURCED, SettingsReader
 from debubble.ir import InputError
 
@@ -61,10 +62,7 @@ class Arguments(SettingsReader):
             hint = "which is no whole number that is known here"
             if "$" in word:
                 sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(SOURCED) else ":"
-                hint = (
-                    f"which the file does not tell{sources} give what it depends on with --args 'NAME=1', or"
-                    f" --args '{name} N'"
-                )
+                hint = f"which the file does not tell{sources} {how_to_give(word, {})}, or --args '{name} N'"
             raise InputError(f"{self.path}: {name} is '{word}', {hint}.") from None
 
     def share(self, name: str) -> float:

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from debubble.files import read_file
-from debubble.imports.command_line import CommandLine
+from debubble.imports.command_line import CommandLine, how_to_give
 from debubble.imports.shell.syntax import (
     CaseStatement,
     Chain,
@@ -48,6 +48,8 @@ _STEP = re.compile(r"(\w+)\s*([-+*]?)=(?!=)\s*(.+)|(\w+)(\+\+|--)|(\+\+|--)(\w+)
 _NAMES = re.compile(r"(?:^|(?<=[\s\"'=(]))--[A-Za-z][\w-]*")
 _OF_ARGUMENTS = re.compile(r"\$\{?[#1@]")
 """What stands for the script's arguments in a condition."""
+_NUMBERED = re.compile(r"""^[ \t]*([A-Za-z_]\w*)=["']?\$\{?(\d+)(?::?-[^}\n]*)?\}?["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
+"""A variable that is set to an argument of the script."""
 _MOST_STEPS = 20_000
 _MOST_LETTERS = 1_000_000
 
@@ -95,7 +97,7 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
     Raises:
         InputError: if it cannot be read, or what it runs depends on what it does not tell.
     """
-    reader = _Follower(path)
+    reader = _Follower(path, {name: number for name, number in _NUMBERED.findall(text)})
     if arguments is not None:
         reader.variables.values |= arguments.variables
         reader.variables.arguments = list(arguments.words)
@@ -116,6 +118,8 @@ class _Follower:
     """The state of a script: its variables and functions, and what it has started."""
 
     path: Path
+    numbered: Mapping[str, str] = field(default_factory=dict)
+    """Variable -> the number of the script's argument that it is set to."""
     variables: ShellVariables = field(default_factory=ShellVariables)
     functions: dict[str, Statement] = field(default_factory=dict)
     commands: list[Started] = field(default_factory=list)
@@ -218,8 +222,7 @@ class _Follower:
             elif self._starts(command):
                 raise InputError(
                     f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on"
-                    " it: give what it asks for with --args, as in --args 'NAME=value', or a copy with the branch that"
-                    " runs."
+                    f" it: {how_to_give(words, self.numbered)}; or give a copy with the branch that runs."
                 )
 
     def _starts(self, command: Command) -> bool:
