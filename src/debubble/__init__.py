@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from debubble.models import Model, models
     from debubble.planners import Problem, planners
     from debubble.planners.plan_model import plan
+    from debubble.planners.sweep import Sweep, sweep
     from debubble.plans import Plan
     from debubble.profiler.modules import profile
     from debubble.runtime import Pipeline
@@ -49,6 +50,7 @@ _NAMES_IN = {
     "models": ("Model", "models"),
     "planners": ("Problem", "planners"),
     "planners.plan_model": ("plan",),
+    "planners.sweep": ("Sweep", "sweep"),
     "plans": ("Plan",),
     "profiler.modules": ("profile",),
     "runtime": ("Pipeline",),
@@ -78,6 +80,7 @@ __all__ = [
     "ScheduleError",
     "SolverError",
     "StageCosts",
+    "Sweep",
     "Timeline",
     "Trace",
     "__version__",
@@ -91,6 +94,7 @@ __all__ = [
     "schedules",
     "show",
     "simulate",
+    "sweep",
 ]
 
 

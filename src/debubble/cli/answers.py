@@ -395,6 +395,25 @@ class ReportAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     entries: list[EntryAnswer]
 
 
+class SweepPointAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The plan for one value."""
+
+    value: str
+    fits: bool
+    reason: Annotated[str, Meta(description="Why nothing fits; empty if a plan does.")]
+    step_time: Annotated[float | None, Meta(description="Seconds of a step; null: nothing fits.")]
+    planner: str | None
+    schedule: str | None
+    peak_memory: Annotated[list[float], Meta(description="Bytes per device.")]
+
+
+class SweepAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble sweep --json`."""
+
+    over: Annotated[str, Meta(description="The option that has several values.")]
+    points: list[SweepPointAnswer]
+
+
 class ReproduceAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     """`debubble reproduce --json`."""
 
@@ -404,6 +423,7 @@ class ReproduceAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
 ANSWERS: dict[str, type[Struct]] = {
     "plan": PlanAnswer,
     "fits": FitsAnswer,
+    "sweep": SweepAnswer,
     "simulate": SimulateAnswer,
     "show": ShowAnswer,
     "serve": ServeAnswer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from debubble.cli import options as o
 from debubble.cli.output import SearchProgress
@@ -41,14 +41,20 @@ class ModelRequest:
         """The fastest plan that this framework runs; None: debubble itself."""
         from debubble.planners.plan_model import plan
 
+        told = SearchProgress(status, stream=self.stream)
+        return plan(self.model, self.cluster, **{**self.arguments, "target": target}, progress=told)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `plan` is given besides the model and its cluster."""
         asked = self.asked
-        return plan(
-            self.model, self.cluster, global_batch=asked.global_batch, micro_batches=asked.micro_batches,
-            planner=asked.planner, chunks=asked.chunks, memory_limit=asked.memory_limit, profile=self.given.profile,
-            target=target, swap=cast("Swap", asked.swap), robust=asked.robust, compare=asked.compare,
-            fastest=asked.fastest, lengths=asked.lengths, progress=SearchProgress(status, stream=self.stream),
+        return {
+            "global_batch": asked.global_batch, "micro_batches": asked.micro_batches, "planner": asked.planner,
+            "chunks": asked.chunks, "memory_limit": asked.memory_limit, "profile": self.given.profile,
+            "target": asked.target, "swap": cast("Swap", asked.swap), "robust": asked.robust, "compare": asked.compare,
+            "fastest": asked.fastest, "lengths": asked.lengths,
             **asdict(self.search), **self.run.degrees, **self.run.settings,
-        )  # fmt: skip
+        }  # fmt: skip
 
     @property
     def job(self) -> Job:

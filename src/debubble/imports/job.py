@@ -212,8 +212,8 @@ def even_layers(layers: int, stages: int) -> tuple[int, ...]:
     """Equally many layers per stage, as Megatron-LM wants them; raises InputError if they do not divide."""
     if layers % stages:
         raise InputError(
-            f"{layers} layers cannot be divided evenly over {stages} stages, which Megatron-LM refuses: give --pipeline,"
-            " or say the layers of an end with --args '--decoder-last-pipeline-num-layers"
+            f"{layers} layers cannot be divided evenly over {stages} stages, which Megatron-LM refuses: give"
+            " --pipeline, or say the layers of an end with --args '--decoder-last-pipeline-num-layers"
             f" {max(1, layers - -(-layers // stages) * (stages - 1))}'."
         )
     return (layers // stages,) * stages

@@ -10,9 +10,11 @@ from pathlib import Path
 from debubble.files import write_whole
 from debubble.formatting import size_words
 from debubble.ir import Kind, Lane, Schedule, StageCosts
+from debubble.planners.sweep import Sweep
 from debubble.plans import Plan
 from debubble.simulator import Timeline, simulate
 from debubble.views.html import html
+from debubble.views.html.sweep import sweep_page
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, LIGHT, ink_on, shade
 from debubble.views.scene import Scene
 from debubble.views.summary import bound_words, pace_words, present_kinds
@@ -43,8 +45,8 @@ class Report:
         return f'<iframe src="data:text/html;base64,{page}" width="100%" height="900" style="border: 0"></iframe>'
 
 
-def show(*sources: Plan | Timeline) -> Report:
-    """Draw the report of a plan or a timeline, or of two next to each other.
+def show(*sources: Plan | Timeline | Sweep) -> Report:
+    """Draw the report of a plan or a timeline, of two next to each other, or of a sweep.
 
     Args:
         sources: What to show.
@@ -57,7 +59,10 @@ def show(*sources: Plan | Timeline) -> Report:
         >>> b"Does it fit?" in db.show(plan).content
         True
     """
-    return Report(html([_scene(source) for source in sources]))
+    if len(sources) == 1 and isinstance(sources[0], Sweep):
+        pictures = ["" if point.plan is None else inline_html(point.plan) for point in sources[0].points]
+        return Report(sweep_page(sources[0], pictures))
+    return Report(html([_scene(source) for source in sources if not isinstance(source, Sweep)]))
 
 
 def _scene(source: Plan | Timeline) -> Scene:

@@ -1,0 +1,100 @@
+"""`debubble sweep`: the plans of a job for several values of one option, as a table and a page with a slider."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from debubble.cli import options as o
+from debubble.cli.app import app
+from debubble.cli.output import Json, console, log, print_answer
+from debubble.cli.plan_options import GivenCosts, Question
+from debubble.cli.plan_request import ModelRequest
+from debubble.files import check_writable
+from debubble.ir import InputError
+
+if TYPE_CHECKING:
+    from debubble.planners.sweep import SweepPoint
+
+_WORDS = ("cluster", "memory_limit")
+_NUMBERS = (
+    "micro_batches", "global_batch", "sequence_length", "micro_batch_size", "pipeline", "tensor", "data", "context",
+    "expert", "zero", "slices", "chunks",
+)  # fmt: skip
+
+
+@app.command(rich_help_panel="Plan")
+@o.with_option_groups
+def sweep(
+    model: o.ModelName,
+    *,
+    over: Annotated[
+        str,
+        typer.Option(
+            help="The option to vary, with its values: memory-limit=24GiB,32GiB,40GiB.", metavar="OPTION=VALUE,VALUE"
+        ),
+    ],
+    run: o.ModelRun,
+    asked: Question,
+    search: o.SearchLimits,
+    html: Annotated[Path | None, typer.Option(help="Write the page with a slider over the plans.")] = None,
+    json: Json = False,
+) -> None:
+    """Plan a job for several values of one option: memory limits, clusters, micro-batches, degrees, ..."""
+    from debubble.models import named_model
+    from debubble.planners.sweep import sweep as swept
+    from debubble.views.html.sweep import sweep_rows
+    from debubble.views.notebook import show
+    from debubble.views.terminal import rich_table
+
+    check_writable(html)
+    name, values = _values(over)
+    cluster = o.parse_cluster(values[0]) if name == "cluster" else run.require_cluster()
+    request = ModelRequest(
+        model=named_model(model), cluster=cluster, run=run, asked=asked, given=GivenCosts(), search=search, stream=False
+    )
+    with log().status(f"Planning {len(values)} times ..."):
+        found = swept(request.model, **{"cluster": cluster, **request.arguments, name: values})
+    if html is not None:
+        show(found).save(html)
+        log().print(f"The page is in {html}.")
+    if json:
+        print_answer(over=name, points=[_point(point) for point in found.points])
+        return
+    console().print(rich_table(sweep_rows(found)))
+
+
+def _values(over: str) -> tuple[str, list[Any]]:
+    """The option and its values; raises InputError if it cannot be varied, or a value is none of its."""
+    name, _, words = over.partition("=")
+    name = name.removeprefix("--").replace("-", "_")
+    if name not in (*_WORDS, *_NUMBERS):
+        names = ", ".join(each.replace("_", "-") for each in (*_WORDS, *_NUMBERS))
+        raise InputError(f"--over varies one of {names}: --over memory-limit=24GiB,32GiB.")
+    values = [word.strip() for word in words.split(",") if word.strip()]
+    if len(values) < 2:
+        raise InputError(f"--over takes two values or more: --over {name.replace('_', '-')}=VALUE,VALUE.")
+    if name in _WORDS:
+        return name, values
+    wrong = next((word for word in values if not word.isdecimal()), None)
+    if wrong is not None:
+        raise InputError(f"--over {name.replace('_', '-')} takes whole numbers, not '{wrong}'.")
+    return name, list(map(int, values))
+
+
+def _point(point: SweepPoint) -> dict[str, Any]:
+    """The figures of a value's plan."""
+    from debubble.planners.plan_step import seconds_per_step
+
+    plan = point.plan
+    return {
+        "value": str(point.value),
+        "fits": plan is not None,
+        "reason": point.reason,
+        "step_time": None if plan is None else seconds_per_step(plan),
+        "planner": None if plan is None else plan.planner,
+        "schedule": None if plan is None else plan.schedule.name,
+        "peak_memory": [] if plan is None else list(map(float, plan.simulate().peak_memory)),
+    }

@@ -1,0 +1,95 @@
+"""Plans of one job for several values of one of its arguments: memory limits, micro-batches, clusters, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from debubble.ir import InfeasibleError, InputError
+from debubble.planners.plan_model import plan
+from debubble.plans import Plan
+
+if TYPE_CHECKING:
+    from debubble.views.notebook import Report
+
+MOST_VALUES = 64
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """The answer for one value.
+
+    Attributes:
+        value: The value, as it was given.
+        plan: The fastest plan; None if nothing fits.
+        reason: Why nothing fits; empty if a plan does.
+    """
+
+    value: Any
+    plan: Plan | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The plans of a job, one for each value of an argument.
+
+    Attributes:
+        over: The argument, such as `memory_limit`.
+        points: The answers in the order of the values.
+    """
+
+    over: str
+    points: tuple[SweepPoint, ...]
+
+    def show(self) -> Report:
+        """The page with a slider over the values, which a notebook shows and `save` writes."""
+        import debubble
+
+        return debubble.show(self)
+
+    def _repr_html_(self) -> str:
+        return self.show()._repr_html_()
+
+
+def sweep(model: Any, cluster: Any, **arguments: Any) -> Sweep:
+    """Plan a job for every value of one argument of `plan`, which is a list.
+
+    Args:
+        model: The model, as for `plan`.
+        cluster: Its devices, as for `plan`; a list of clusters is the argument to vary.
+        arguments: The other arguments of `plan`, at most one of them a list.
+
+    Returns:
+        The plans, with the reason where nothing fits.
+
+    Raises:
+        InputError: If not exactly one argument is a list, or a value is wrong.
+
+    Example:
+        >>> found = db.sweep("llama-tiny", "2xA100-80GB", micro_batches=[2, 4], planner="dapple")
+        >>> [point.plan.micro_batches for point in found.points]
+        [2, 4]
+    """
+    arguments = {"cluster": cluster, **arguments}
+    varied = [name for name, value in arguments.items() if isinstance(value, list | tuple)]
+    if len(varied) != 1:
+        raise InputError(
+            f"A sweep varies one argument, which is a list; {len(varied)} are{': ' * bool(varied)}{', '.join(varied)}."
+        )
+    (over,) = varied
+    return Sweep(over, tuple(_point(model, {**arguments, over: value}, value) for value in _values(arguments[over])))
+
+
+def _values(values: Sequence[Any]) -> Sequence[Any]:
+    if not 2 <= len(values) <= MOST_VALUES:
+        raise InputError(f"A sweep has 2 to {MOST_VALUES} values, not {len(values)}.")
+    return values
+
+
+def _point(model: Any, arguments: dict[str, Any], value: Any) -> SweepPoint:
+    try:
+        return SweepPoint(value, plan(model, **arguments))
+    except InfeasibleError as error:
+        return SweepPoint(value, None, str(error))

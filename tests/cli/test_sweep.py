@@ -1,0 +1,44 @@
+"""`debubble sweep` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = ("sweep", "llama-tiny", "--cluster", "2xA100-80GB", "--planner", "dapple")
+
+
+def test_a_sweep_prints_a_row_for_every_value(run: Any) -> None:
+    code, out, _ = run(*TINY, "--micro-batches", "4", "--over", "memory-limit=10MiB,1GiB")
+
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if "iB " in line]
+    assert rows[0] == ["10MiB", "does", "not", "fit"]
+    assert rows[1][:3] == ["1GiB", "18.04", "ms"]
+
+
+def test_its_json_has_the_figures_of_every_value(run: Any, tmp_path: Path) -> None:
+    _, out, _ = run(*TINY, "--over", "micro-batches=2,4", "--json", "--html", str(tmp_path / "page.html"))
+    answer = json.loads(out)
+
+    assert answer["over"] == "micro_batches"
+    assert [(point["value"], point["schedule"]) for point in answer["points"]] == [("2", "1f1b"), ("4", "1f1b")]
+    assert "slider" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ("colour=red,blue", "--over varies one of cluster, memory-limit"),
+        ("tensor=1", "--over takes two values or more"),
+        ("tensor=1,two", "takes whole numbers, not 'two'"),
+    ],
+)
+def test_what_cannot_be_varied_is_refused(run: Any, over: str, said: str) -> None:
+    code, _, error = run(*TINY, "--over", over)
+
+    assert code == 2
+    assert said in error
