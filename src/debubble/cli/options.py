@@ -213,7 +213,9 @@ class SearchLimits(OptionGroup):
     deadline: float | None = option(
         "Seconds on the clock after which a planner stops all the same (default: 10 x effort + 60)."
     )
-    cache: bool = flag("Start from schedules that this machine has found before, and keep new ones.")
+    cache: bool = flag(
+        "Start from what this machine has found for the same or a similar question, and keep what is better."
+    )
     seed: int = option("Seed of the search.", default=0)
 
 

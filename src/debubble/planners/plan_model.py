@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from debubble.costs import Cluster, read_profile
 from debubble.costs.lengths import MicroBatchSize, checked_lengths, read_lengths, typical_step
+from debubble.files import read_file
 from debubble.ir import InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, as_model
@@ -17,8 +19,9 @@ from debubble.planners.degrees import Job, search_degrees
 from debubble.planners.degrees.simplest import TOLERANCE
 from debubble.planners.micro_batch_order import with_lengths
 from debubble.planners.model_problem import half_layers, problem_of
+from debubble.planners.plan_cache import CachedAnswer
 from debubble.planners.problem import Problem, Swap
-from debubble.planners.progress import Listener, progress_listener, tell
+from debubble.planners.progress import Listener, tell
 from debubble.planners.registry import Result, planners
 from debubble.plans import ModelOnCluster, Plan
 from debubble.registry import unknown_name
@@ -67,7 +70,8 @@ def plan(
             gives the same plan on every machine.
         deadline: Seconds on the clock after which a planner stops all the same; None: ten times the effort and a
             minute.  The plan's `cut_off` names those that had to.
-        cache: Start from schedules that this machine has found before, and keep the new ones.
+        cache: Start from the plan that this machine has found for the same question, and from its schedules for
+            similar ones, and keep the new ones: the answer depends on what was asked before.
         seed: Seed of the searches.
         profile: A units file that `debubble profile` measured, or its content; not with `global_batch`.
         target: Name of the framework that is to run the plan: only what it can run is searched (see `targets`).
@@ -99,7 +103,15 @@ def plan(
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
     if run.expert_overlap and (target is None or targets[target].overlapping is None):
         raise InputError("--expert-overlap is Megatron-LM's and Primus's combined 1F1B; plan --for megatron or primus.")
-    search: dict[str, Any] = {"effort": effort, "deadline": deadline, "cache": cache, "seed": seed, "target": target}
+    asked = CachedAnswer()
+    if cache:
+        how = {"planner": planner, "target": target, "swap": swap, "robust": robust, "compare": compare}
+        files = {"lengths": _content(lengths), "profile": _content(profile), "fastest": fastest}
+        job_of = {"model": model.config, "cluster": cluster.to_dict(), "run": vars(run)}
+        asked = CachedAnswer.of({**numbers, **how, **files, **job_of})
+    search: dict[str, Any] = {
+        "effort": effort, "deadline": deadline, "cache": cache, "seed": seed + asked.times, "target": target
+    }  # fmt: skip
     if global_batch is not None:
         _refuse_of_given_degrees(profile=profile, swap=swap, robust=robust, compare=compare, lengths=lengths)
         given = {"pipeline": pipeline, "chunks": chunks, "micro_batches": micro_batches, **options}
@@ -108,7 +120,7 @@ def plan(
             model=model, cluster=cluster, global_batch=global_batch, options=run, fixed=fixed,
             tolerance=0.0 if fastest else TOLERANCE, **search,
         )  # fmt: skip
-        return _plan_of_job(job, planner, progress)
+        return asked.answer(partial(_plan_of_job, job, planner), progress)
     if target is not None and swap != "host":
         raise InputError("Where activations go follows from the target; leave out the swap or the target.")
     if target is not None and lengths is not None:
@@ -123,15 +135,20 @@ def plan(
     problem = replace(problem.swapping(swap), robust=robust, compare=compare)
     if lengths is not None:
         problem = with_lengths(problem, _micro_batch_sizes(lengths, run, problem.micro_batches))
-    with progress_listener(progress):
-        result = planners[planner](problem)
-    return replace(_model_plan(result, problem, ModelOnCluster(model, cluster), run, measured), profile=measured)
+    described = ModelOnCluster(model, cluster)
+    return asked.answer(partial(_plan_of_problem, problem, planner, described, run, measured), progress)
 
 
-def _plan_of_job(job: Job, planner: str, progress: Listener | None) -> Plan:
+def _plan_of_problem(
+    problem: Problem, planner: str, described: ModelOnCluster, run: RunOptions, profile: Mapping[str, Any] | None
+) -> Plan:
+    """The plan of a problem whose degrees are given."""
+    return replace(_model_plan(planners[planner](problem), problem, described, run, profile), profile=profile)
+
+
+def _plan_of_job(job: Job, planner: str) -> Plan:
     """The plan of a job whose degrees are searched."""
-    with progress_listener(progress):
-        best = search_degrees(job, planner=planner, progress=tell)
+    best = search_degrees(job, planner=planner, progress=tell)
     described = ModelOnCluster(job.model, job.cluster)
     made = _model_plan(best.result, best.problem, described, job.run_options(best.degrees))
     return replace(made, degree_search=best.search)
@@ -180,6 +197,11 @@ def _micro_batch_sizes(
         histogram, micro_batches=micro_batches, micro_batch_size=run.micro_batch_size,
         sequence_length=run.sequence_length, replicas=run.data,
     )  # fmt: skip
+
+
+def _content(given: Path | str | Mapping[Any, Any] | None) -> Any:
+    """What a file has, or what stands in its place."""
+    return read_file(Path(given), "file").decode(errors="replace") if isinstance(given, str | Path) else given
 
 
 DEGREES = frozenset(field.name for field in fields(Degrees))
