@@ -506,3 +506,12 @@ def test_fastest_is_refused_where_no_degrees_are_searched(run: Any) -> None:
     code, _, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--fastest")
     assert code == 2
     assert "--fastest is for searches of degrees: give --global-batch" in err
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fits"), [("8xA100-40GB", "on 8 x A100-40GB likely fits:"), ("8xH100-80GB", "on 8 x H100-80GB fits:")]
+)
+def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str, fits: str) -> None:
+    _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "adapipe")
+
+    assert fits in out

@@ -68,7 +68,7 @@ class CommandGroup(TyperGroup):
         """
         if cmd_name.startswith("-") or ctx.resilient_parsing:
             return super().get_command(ctx, cmd_name)
-        return super().get_command(ctx, full_name(cmd_name, self.commands, what="command"))
+        return super().get_command(ctx, full_name(cmd_name, sorted(self.commands), what="command"))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each title, in the order of `TITLES`."""

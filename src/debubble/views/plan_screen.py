@@ -75,7 +75,7 @@ def plan_screen(
         ("Runs in", [*_runs_in(plan, elsewhere)]),
         ("Predicted", [*_accuracy(plan, scene)]),
     ]
-    lines = [Text(_title(plan), style="bold"), *_speed(scene, why, tokens), Text()]
+    lines = [Text(_title(plan, scene), style="bold"), *_speed(scene, why, tokens), Text()]
     lines += [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
     lines += [Text(), *_memory(scene, why, width), *_time(why, width)]
     lines += _row("Limited by", [*_limits(why)], width)
@@ -102,12 +102,22 @@ def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
     ]
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: Plan, scene: Scene) -> str:
     """The answer to the first question, with the schedule and who planned it."""
+    fits = "likely fits" if _may_not_fit(plan, scene) else "fits"
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
     planner = _planner(plan)
     found = f"planned by {planner}" if plan.schedule.name == planner else f"{plan.schedule.name} by {planner}"
-    return f"{subject(plan)} fits: {found}{target}"
+    return f"{subject(plan)} {fits}: {found}{target}"
+
+
+def _may_not_fit(plan: Plan, scene: Scene) -> bool:
+    """True if published runs like the plan's took so much more than predicted that it exceeds a device's memory."""
+    if plan.profile is not None or plan.model_on_cluster is None:
+        return False
+    cluster = plan.model_on_cluster.cluster
+    most = accuracy_of("memory", *plan.model_on_cluster, plan.options).of(max(map(float, scene.peak_memory))).high
+    return most > min(cluster.memory_limits) + cluster.reserve
 
 
 def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Text]:
