@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, lcm, log2
@@ -60,7 +61,7 @@ class AddressPlan:
         return float(self.fragmentation / (self.static + self.peak)) if self.fragmentation else 0.0
 
 
-def plan_addresses(timeline: Timeline) -> tuple[AddressPlan, ...]:
+def plan_addresses(timeline: Timeline, *, devices: Collection[int] | None = None) -> tuple[AddressPlan, ...]:
     """Place the tensors of every device in one arena, by their lifetimes in the timeline and their sizes.
 
     A tensor is what one operation allocates and one other frees: activations that are offloaded in part, or freed in
@@ -69,9 +70,10 @@ def plan_addresses(timeline: Timeline) -> tuple[AddressPlan, ...]:
 
     Args:
         timeline: A simulated program.
+        devices: Those that are planned; None: all.
 
     Returns:
-        One plan per device.
+        One plan for each of these devices, in their order.
 
     Example:
         >>> from debubble.simulator import plan_addresses
@@ -88,6 +90,8 @@ def plan_addresses(timeline: Timeline) -> tuple[AddressPlan, ...]:
     lives = start < end
     plans = []
     for device, static in enumerate(timeline.program.static):
+        if devices is not None and device not in devices:
+            continue
         chosen = np.flatnonzero(lives & (tensors.device == device))
         chosen = chosen[np.lexsort((tensors.allocated_by[chosen], start[chosen]))]
         size, unit = _whole(tensors.size[chosen])
