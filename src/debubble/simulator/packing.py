@@ -18,11 +18,13 @@ import numpy as np
 from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import jit
 
-CHANGES, PAIRS = 3_000, 2 * 10**8
+CHANGES, PAIRS = 3_000, 5 * 10**8
 """The most changes of priorities, and the most pairs of tensors in all changes."""
 CHANGED, WIDTH = 0.2, 1.0
 """The share of priorities that a change concerns, and the range of what it adds to their logarithms."""
 
+FIT = 1.0
+"""What is added to the logarithm of a priority for each end of the lifetime that is an end of the segment."""
 BLOCK = 32
 """Tensors whose highest priority is known, so that those that are lower than one found are not looked at."""
 
@@ -99,12 +101,15 @@ def _priorities(start: Ints, end: Ints, size: Ints, load: Ints) -> list[Floats]:
 def place_on_skyline(start: Ints, end: Ints, size: Ints, priority: Floats, offset: Ints, limit: int) -> int:
     """Write every tensor's offset, and return the arena; once it exceeds the limit, what it has reached.
 
-    A segment of the skyline is known by the moment at which it begins: the next and the one before it form a list.
+    Priorities are logarithms.  A segment of the skyline is known by the moment at which it begins; the next one and the
+    one before it form a list.
     """
     count, last = len(start), end.max()
     following, before = np.full(last + 1, last), np.full(last + 1, -1)
     height = np.zeros(last + 1, np.int64)
-    first = np.searchsorted(start, np.arange(last + 1))
+    # Tensors that start at a moment are from the first to the next one's; those that end there are so in `by_end`.
+    by_end = np.argsort(end)
+    first, final = np.searchsorted(start, np.arange(last + 1)), np.searchsorted(end[by_end], np.arange(last + 2))
     waiting = priority.copy()  # and -infinity for those that are placed
     highest = np.array([waiting[i : i + BLOCK].max() for i in range(0, count, BLOCK)])
     arena = 0
@@ -121,12 +126,19 @@ def place_on_skyline(start: Ints, end: Ints, size: Ints, priority: Floats, offse
                 break
         stop, level = following[begin], height[begin]
         chosen, greatest = -1, -np.inf
-        i = first[begin]
+        for i in range(first[begin], first[begin + 1]):
+            value = waiting[i] + FIT * (1 + (end[i] == stop))
+            if value > greatest and end[i] <= stop:
+                chosen, greatest = i, value
+        for i in by_end[final[stop] : final[stop + 1]]:
+            if waiting[i] + FIT > greatest and start[i] > begin:
+                chosen, greatest = i, waiting[i] + FIT
+        i = first[begin + 1]
         while i < first[stop]:
             if i % BLOCK == 0 and highest[i // BLOCK] <= greatest:
                 i += BLOCK
                 continue
-            if waiting[i] > greatest and end[i] <= stop:
+            if waiting[i] > greatest and end[i] < stop:
                 chosen, greatest = i, waiting[i]
             i += 1
         if chosen < 0:
