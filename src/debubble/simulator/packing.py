@@ -26,7 +26,7 @@ CHANGED, WIDTH = 0.2, 1.0
 FIT = 1.0
 """What is added to the logarithm of a priority for each end of the lifetime that is an end of the segment."""
 BLOCK = 32
-"""Tensors whose highest priority is known, so that those that are lower than one found are not looked at."""
+"""Tensors in a block; blocks whose highest priority is not above the one found are skipped."""
 
 
 class Packing(NamedTuple):
@@ -153,7 +153,7 @@ def place_on_skyline(start: Ints, end: Ints, size: Ints, priority: Floats, offse
             arena = max(arena, int(level + size[chosen]))
             if arena > limit:
                 return arena
-            # Cut the segment where the tensor starts and where it ends.
+            # Cut the segment where the tensor starts and where it ends
             for cut in (start[chosen], end[chosen]):
                 if begin < cut < stop:
                     following[cut], before[cut] = stop, begin
@@ -164,7 +164,7 @@ def place_on_skyline(start: Ints, end: Ints, size: Ints, priority: Floats, offse
                     if cut == start[chosen]:
                         begin = cut
             height[begin] = level + size[chosen]
-        # Join segments of one height.
+        # Join segments of one height
         while following[begin] < last and height[following[begin]] == height[begin]:
             following[begin] = following[following[begin]]
             if following[begin] < last:
