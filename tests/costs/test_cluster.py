@@ -78,6 +78,26 @@ def test_the_short_form_leaves_a_tenth_of_the_memory() -> None:
     assert cluster.memory_limits == (72 * GIB,) * 8
 
 
+def test_what_was_measured_replaces_the_tenth() -> None:
+    cluster = Cluster.parse("8xA100-80GB").with_measured_reserve(2 * GIB)
+
+    assert cluster.memory_limits == (int(78 * GIB / 1.03),) * 8
+    assert cluster.reserve == 80 * GIB - int(78 * GIB / 1.03)
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+@pytest.mark.parametrize("stated", [{"memory_limit": "70GiB"}, {"safety_margin": 0.2}])
+def test_what_was_measured_replaces_nothing_stated(stated: dict[str, Any]) -> None:
+    cluster = Cluster.from_dict({"devices": "8xA100-80GB", **stated})
+
+    assert cluster.with_measured_reserve(2 * GIB) == cluster
+
+
+def test_a_reserve_of_the_whole_device_is_refused() -> None:
+    with pytest.raises(InputError, match=f"The profile measured {80 * GIB} bytes beside the plan's"):
+        Cluster.parse("8xA100-80GB").with_measured_reserve(80 * GIB)
+
+
 def test_a_mixture_has_the_memory_of_each_and_the_pace_of_the_slowest() -> None:
     cluster = Cluster.parse("2xH100-80GB+1xA100-40GB")
 

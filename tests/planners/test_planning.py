@@ -188,6 +188,34 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("measured", "reserve"),
+    [({"unplanned_bytes": 3 * 2**30}, 80 * 2**30 - int(77 * 2**30 / 1.03)), ({}, 8 * 2**30)],
+)
+def test_a_profile_says_what_a_plan_leaves(tmp_path: Path, measured: dict[str, int], reserve: int) -> None:
+    model = db.models["llama-tiny"]
+    mlp = {
+        "type": "mlp",
+        "forward": 1,
+        "backward_input": 1,
+        "backward_weight": 1,
+        "strategies": {"none": {"activation": 9}},
+    }
+    source = {
+        "model": model.config, "dtype": "bf16", "sequence_length": 128, "micro_batch_size": 1, "lora": 0,
+        "device": "A100", **measured,
+    }  # fmt: skip
+    plan = db.plan(
+        model, "4xA100-80GB", micro_batches=8, planner="merak", sequence_length=128,
+        profile={"measured": source, "units": [mlp]},
+    )  # fmt: skip
+    plan.save(tmp_path / "plan.json")
+    for each in (plan, db.Plan.load(tmp_path / "plan.json")):
+        assert each.cluster is not None
+        assert each.cluster.reserve == reserve
+        assert each.costs.limit_of(0) == 80 * 2**30 - reserve
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{"debubble_plan": 1, "planner": "x"', "is not a whole plan file"),

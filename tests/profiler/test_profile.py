@@ -16,7 +16,7 @@ from debubble.costs.model_units import model_units
 from debubble.costs.units import Units
 from debubble.ir import InputError, Placement, PlannedUnit, RunOptions
 from debubble.models import ModelConfig
-from debubble.profiler.profile import ProfileOptions, measure, profile
+from debubble.profiler.profile import ProfileOptions, measure, profile, unplanned_bytes
 from debubble.profiler.units import ModelSlice, measured_layers, measured_strategies
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
@@ -61,6 +61,10 @@ def test_the_step_on_the_host_is_measured(profiled: Units) -> None:
 def test_the_units_are_those_of_the_model_in_order(units: Any) -> None:
     assert [u.type for u in units] == ["embedding", *["attention", "mlp"] * 3, "head"]
     assert [u.layer for u in units] == [None, 0, 0, 1, 1, 2, 2, None]
+
+
+def test_a_cpu_has_no_unplanned_bytes_to_measure() -> None:
+    assert unplanned_bytes(ModelSlice(CONFIG, RUN, torch.device("cpu"))) is None
 
 
 def test_static_bytes_are_sixteen_per_parameter_in_fp32(units: Any) -> None:

@@ -60,6 +60,10 @@ class ModelFigures(Struct, forbid_unknown_fields=True, kw_only=True):
     memory: Annotated[
         list[MemoryParts] | UnsetType, Meta(description="Bytes per pipeline device at its peak, by part.")
     ] = UNSET
+    fragmentation: Annotated[
+        float | UnsetType,
+        Meta(description="Bytes that an arena for the tensors of the fullest device needs beyond their peak."),
+    ] = UNSET
     reserve: Annotated[float | UnsetType, Meta(description="Bytes of a device that no plan may use.")] = UNSET
     why: Annotated[list[CauseSeconds] | UnsetType, Meta(description="Where the step's seconds go, largest first.")] = (
         UNSET

@@ -104,6 +104,7 @@ def explanation_dict(scene: Scene) -> dict[str, Any]:
         "tokens_per_second_per_device": why.tokens_per_second_per_device,
         "mfu": why.mfu,
         "memory": why.memory,
+        "fragmentation": why.fragmentation,
         "reserve": why.reserve,
         "why": why.causes,
         "binds": why.binding,

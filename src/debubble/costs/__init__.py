@@ -1,7 +1,15 @@
 """Hardware, and what each unit and stage of a model costs on it."""
 
 from debubble.costs.cluster import Cluster, parse_size
-from debubble.costs.files import apply_profile, load_costs, load_profile, load_units, read_profile, with_profile
+from debubble.costs.files import (
+    apply_profile,
+    load_costs,
+    load_profile,
+    load_units,
+    measured_source,
+    read_profile,
+    with_profile,
+)
 from debubble.costs.frameworks import DEEPSPEED, EAGER, FSDP, MEGATRON, Framework, framework_of_options, framework_with
 from debubble.costs.known_hardware import hardware
 from debubble.costs.model_units import model_units
@@ -31,6 +39,7 @@ __all__ = [
     "with_profile",
     "read_profile",
     "load_units",
+    "measured_source",
     "joined_unit",
     "model_units",
     "parse_size",

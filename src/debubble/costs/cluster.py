@@ -26,6 +26,8 @@ SAFETY_MARGIN = 0.1
 Published runs reserve 3-9% more than they allocate, and those above 72 of 80 GiB tend to run out of memory.
 """
 
+FRAGMENTATION = 0.03
+"""Share of its peak that a plan leaves for fragmentation where everything else beside it is measured."""
 
 CLOCK_BY_POWER = 1 / 3
 """The exponent of power by which clocks rise: power is frequency times voltage squared, which follows frequency."""
@@ -178,6 +180,24 @@ class Cluster(PickledFields):
     def with_limit(self, memory_limit: int | float | str) -> Cluster:
         """A copy where a plan may use that much of every device."""
         return Cluster.from_dict({**self.file, "memory_limit": memory_limit})
+
+    def with_measured_reserve(self, unplanned: int) -> Cluster:
+        """A copy where a plan may use what measured bytes and fragmentation leave of every device.
+
+        The cluster itself if it says what a plan may use.
+
+        Args:
+            unplanned: Bytes of a device that no plan counts, as a profile measures them.
+
+        Raises:
+            InputError: If they are all that a device has.
+        """
+        if self.file.get("memory_limit") is not None or "safety_margin" in self.file:
+            return self
+        limits = [int((type_.memory - unplanned) / (1 + FRAGMENTATION)) for type_ in self.types]
+        if min(limits) < 1:
+            raise InputError(f"The profile measured {unplanned} bytes beside the plan's, more than a device has.")
+        return Cluster.from_dict({**self.file, "memory_limit": limits[0] if self.alike else limits})
 
     def with_count(self, count: int) -> Cluster | None:
         """The cluster with so many devices; None if they are of several types, or have limits of their own."""

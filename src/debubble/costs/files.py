@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -31,7 +31,7 @@ from debubble.ir.stage_costs import (
 from debubble.models.config import ModelConfig
 
 
-class ProfileSource(msgspec.Struct):
+class ProfileSource(msgspec.Struct, omit_defaults=True):
     """The entry `measured` of a profile."""
 
     model: dict[str, Any]
@@ -42,21 +42,25 @@ class ProfileSource(msgspec.Struct):
     lora: int
     device: str
     """The device that it ran on, in words."""
+    unplanned_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Bytes of the device for its context, and for operations while they run; None: not measured, as on a CPU."""
 
 
 class _ProfileHeader(msgspec.Struct):
     measured: ProfileSource | None = None
 
 
-def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunOptions) -> None:
-    """Raise InputError if the profile says that it measures another model or another kind of run.
-
-    A units file that says nothing of this was written by hand.
-    """
+def measured_source(profile: Mapping[str, Any]) -> ProfileSource | None:
+    """What a profile says that it was measured of; None for a units file that was written by hand."""
     try:
-        measured = msgspec.convert(profile, _ProfileHeader).measured
+        return msgspec.convert(profile, _ProfileHeader).measured
     except msgspec.ValidationError as error:
         raise InputError(f"The profile is no profile: {error}.") from error
+
+
+def check_measured(profile: Mapping[str, Any], model: ModelConfig, options: RunOptions) -> None:
+    """Raise InputError if the profile says that it measures another model or another kind of run."""
+    measured = measured_source(profile)
     if measured is None:
         return
     if ModelConfig.from_hf(measured.model) != model:

@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from debubble.costs import Cluster, read_profile
+from debubble.costs import Cluster, measured_source, read_profile
 from debubble.costs.lengths import MicroBatchSize, checked_lengths, read_lengths, typical_step
 from debubble.files import read_file
 from debubble.ir import InputError, RunOptions
@@ -128,6 +128,7 @@ def plan(
     if run.slices > 1 and lengths is not None:
         raise InputError("Slices are equal parts of equal sequences: leave out the lengths or the slices.")
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
+    cluster = cluster if measured is None else _with_measured_reserve(cluster, measured)
     count = MICRO_BATCHES if micro_batches is None else micro_batches
     problem = problem_of(
         model, cluster, run, micro_batches=count, pipeline=pipeline, chunks=chunks, profile=measured, **search
@@ -144,6 +145,14 @@ def _plan_of_problem(
 ) -> Plan:
     """The plan of a problem whose degrees are given."""
     return replace(_model_plan(planners[planner](problem), problem, described, run, profile), profile=profile)
+
+
+def _with_measured_reserve(cluster: Cluster, profile: Mapping[str, Any]) -> Cluster:
+    """The cluster, with what a profile measured in place of the usual reserve."""
+    source = measured_source(profile)
+    if source is None or source.unplanned_bytes is None:
+        return cluster
+    return cluster.with_measured_reserve(source.unplanned_bytes)
 
 
 def _plan_of_job(job: Job, planner: str) -> Plan:

@@ -28,6 +28,7 @@ from debubble.ir import InputError, RunOptions
 from debubble.models.config import ModelConfig
 from debubble.models.runtime_limits import check_units
 from debubble.processes import own_cores
+from debubble.profiler.device_memory import context_bytes
 from debubble.profiler.units import (
     DTYPES,
     WARM_UP,
@@ -148,6 +149,8 @@ def profile(options: ProfileOptions) -> None:
     parts: list[Measurements] = [{} for _ in range(dist.get_world_size())]
     dist.barrier()
     dist.all_gather_object(parts, part.measure(repetitions=options.repetitions))
+    unplanned: list[int | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(unplanned, unplanned_bytes(part))
     static = [static_bytes(unit, options.run) for unit in part.units]
     kinds = costs_of(part.planned, merge(parts), static=static, config=options.config)
     boundary = part.boundary
@@ -164,8 +167,14 @@ def profile(options: ProfileOptions) -> None:
             model=dict(options.config), dtype=run.dtype, sequence_length=run.sequence_length,
             micro_batch_size=run.micro_batch_size, lora=run.lora,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            unplanned_bytes=max((each for each in unplanned if each is not None), default=None),
         )  # fmt: skip
         write_json(options.output, {"measured": source, **units_to_dict(units)})
+
+
+def unplanned_bytes(part: UnitSequence) -> int | None:
+    """Bytes of the context, and for operations while they run, on the part's GPU; None on the CPU."""
+    return context_bytes(part.device) + part.workspace.most if part.device.type == "cuda" else None
 
 
 def static_bytes(unit: torch.nn.Module, run: RunOptions) -> float:

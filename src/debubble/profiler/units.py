@@ -27,6 +27,7 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.ir import Number, PlannedUnit, RunOptions
 from debubble.models.architecture import Layer
 from debubble.models.config import ModelConfig
+from debubble.profiler.device_memory import WorkspaceMeter
 from debubble.runtime.execution.lanes import Mark, lanes_of
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.memory.host import HostMemory
@@ -126,6 +127,7 @@ class UnitSequence:
         self._lanes = lanes_of(device)
         self._timings: list[tuple[list[float], Mark, Mark]] = []
         self.device, self.ledger = self._lanes.device, Ledger(device)
+        self.workspace = WorkspaceMeter(self.device)
         self.units = [unit.to(device) for unit in units]
         for unit in self.units:
             unit.attach_ledger(self.ledger)
@@ -228,7 +230,8 @@ class UnitSequence:
     @contextmanager
     def _time(self, sample: UnitSamples, what: str) -> Iterator[None]:
         start = self._lanes.mark()
-        yield
+        with self.workspace.operation():
+            yield
         self._timings.append((sample.times[what], start, self._lanes.mark()))
 
 

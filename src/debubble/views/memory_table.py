@@ -112,8 +112,9 @@ def _in_unit(size: float, unit: str) -> str:
     return f"{value:.1f}" if value < WITHOUT_DECIMALS else f"{value:.0f}"
 
 
-def memory_words(parts: MemoryParts, *, reserve: float | None = None) -> str:
+def memory_words(parts: MemoryParts, *, fragmentation: float = 0.0, reserve: float | None = None) -> str:
     """The parts of one device's memory in one line."""
     unit = unit_of([parts.total])
-    words = ", ".join(f"{part} {_in_unit(getattr(parts, part), unit)}" for part in PARTS)
+    sizes = {part: getattr(parts, part) for part in PARTS} | ({"fragmentation": fragmentation} if fragmentation else {})
+    words = ", ".join(f"{part} {_in_unit(size, unit)}" for part, size in sizes.items())
     return f"{words} {unit}" if reserve is None else f"{words} {unit}, beside a reserve of {size_words(reserve)}"

@@ -108,7 +108,7 @@ def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Ite
     days = "" if tokens is None else f"; {why.days(tokens):,.1f} days for {tokens:.3g} tokens"
     yield f"{pace_words(why)}{days}"
     yield f"{plan.degrees}; {_partition_words(plan)}"
-    parts = memory_words(why.memory[why.fullest], reserve=why.reserve)
+    parts = memory_words(why.memory[why.fullest], fragmentation=why.fragmentation, reserve=why.reserve)
     yield f"Device {why.fullest} is fullest: {parts}"
     yield why.binding
     if plan.target is None:

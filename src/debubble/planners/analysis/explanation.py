@@ -16,7 +16,7 @@ from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.planners.model_problem import framework_of_plan, tail_seconds
 from debubble.plans import Plan
-from debubble.simulator import Cause, Timeline, bubbles, by_cause
+from debubble.simulator import Cause, Timeline, bubbles, by_cause, plan_addresses
 
 SECONDS_PER_DAY = 86400
 MUCH = 0.02
@@ -123,6 +123,12 @@ class Explanation:
         """The device with the least room left."""
         limits = self._limits
         return max(range(self.plan.devices), key=lambda d: float(self.timeline.peak_memory[d]) - limits[d])
+
+    @cached_property
+    def fragmentation(self) -> float:
+        """Bytes that an arena for the tensors of the fullest device needs beyond their peak."""
+        [addresses] = plan_addresses(self.timeline, devices=[self.fullest])
+        return float(addresses.fragmentation)
 
     @property
     def reserve(self) -> int:

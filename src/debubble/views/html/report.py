@@ -76,8 +76,15 @@ def _fit(scene: Scene, why: Explanation | None) -> dict[str, Any]:
         more = f"Device {fullest} holds most; no memory limit was given."
         return {"answer": f"{size_words(peak)}, and no limit", "more": [more]}
     more = f"Device {fullest} is fullest, at {100 * peak / limit:.1f}% of its limit."
-    reserve = [] if why is None else [f"A reserve of {size_words(why.reserve)} is left beside the limit."]
-    return {"answer": f"Yes: {size_words(peak)} of {size_words(limit)}", "more": [more, *reserve]}
+    return {"answer": f"Yes: {size_words(peak)} of {size_words(limit)}", "more": [more, *_beyond_the_peak(why)]}
+
+
+def _beyond_the_peak(why: Explanation | None) -> Iterator[str]:
+    """Sentences on what a model's plan needs or leaves beyond its peak."""
+    if why is not None:
+        if why.fragmentation:
+            yield f"One arena for its tensors takes {size_words(why.fragmentation)} more (fragmentation)."
+        yield f"A reserve of {size_words(why.reserve)} is left beside the limit."
 
 
 def _help(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:

@@ -1,0 +1,22 @@
+"""What a profile measures of a device's memory beside its units."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from debubble.profiler.device_memory import WorkspaceMeter, context_bytes
+
+
+def test_a_workspace_is_what_an_operation_frees_itself(device: torch.device) -> None:
+    meter = WorkspaceMeter(device)
+    with meter.operation():
+        kept, temporary = (torch.empty(2**20, dtype=torch.uint8, device=device) for _ in range(2))
+        del temporary
+    assert len(kept) == 2**20
+    assert meter.most == (2**20 if device.type == "cuda" else 0)
+
+
+@pytest.mark.cuda
+def test_a_context_takes_memory() -> None:
+    assert context_bytes(torch.device("cuda", 0)) > 0

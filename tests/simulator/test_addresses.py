@@ -1,0 +1,202 @@
+"""Address plans: the tensors of a program, and where they lie in one arena per device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ortools.sat.python import cp_model
+
+import debubble as db
+from debubble.ir import Number, Op, Placement, Schedule, StageCosts
+from debubble.simulator import AddressPlan, PlacedTensor, Timeline, plan_addresses
+from debubble.simulator.packing import pack
+from tests.strategies import random_schedules, stage_costs
+
+
+def timeline_of(*orders: str, costs: StageCosts, **options: object) -> Timeline:
+    parsed = tuple(tuple(map(Op.parse, order.split())) for order in orders)
+    count = max(op.micro_batch for op in parsed[0]) + 1
+    placement = Placement.linear(len(orders))
+    given = {"name": "test", "placement": placement, "micro_batches": count, "orders": parsed, **options}
+    return db.simulate(Schedule(**given), costs)  # type: ignore[arg-type]
+
+
+def described(plan: AddressPlan) -> list[tuple[str, str, Number]]:
+    return [(tensor.allocated_by.name, tensor.freed_by.name, tensor.size) for tensor in plan.tensors]
+
+
+class FixedArena:
+    """An allocator that gives out the planned addresses of one arena, and refuses what is taken or beyond its end."""
+
+    def __init__(self, capacity: Number) -> None:
+        self.capacity, self.taken = capacity, list[PlacedTensor]()
+
+    def allocate(self, tensor: PlacedTensor) -> None:
+        end = tensor.offset + tensor.size
+        assert tensor.offset >= 0
+        assert end <= self.capacity
+        for other in self.taken:
+            assert end <= other.offset or other.offset + other.size <= tensor.offset
+        self.taken.append(tensor)
+
+    def free(self, tensor: PlacedTensor) -> None:
+        self.taken.remove(tensor)
+
+
+def run(plan: AddressPlan, capacity: Number) -> None:
+    """Allocate and free in the order of time; at one instant frees come first."""
+    arena = FixedArena(capacity)
+    events = [(t.start, 1, n) for n, t in enumerate(plan.tensors)] + [(t.end, 0, n) for n, t in enumerate(plan.tensors)]
+    for _, allocates, number in sorted(events):
+        (arena.allocate if allocates else arena.free)(plan.tensors[number])
+    assert not arena.taken
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    schedule = draw(random_schedules(shares=True, deeper=True))
+    costs = draw(stage_costs(stages=schedule.stages, offload=True, deeper=True))
+    assert costs.activation_deeper is not None
+    # A recomputation brings something back.
+    left = [min(pair) for pair in zip(costs.activation, costs.activation_deeper, strict=True)]
+    return db.simulate(schedule, costs.replace(activation_deeper=left))
+
+
+@given(timelines())
+@settings(max_examples=60, deadline=None)
+def test_an_arena_of_the_planned_size_never_fails(timeline: Timeline) -> None:
+    for plan in plan_addresses(timeline):
+        run(plan, plan.arena)
+
+
+@given(timelines())
+@settings(max_examples=60, deadline=None)
+def test_the_peak_is_the_simulated_one_and_below_the_arena(timeline: Timeline) -> None:
+    for plan, peak in zip(plan_addresses(timeline), timeline.peak_memory, strict=True):
+        assert plan.static + plan.peak == peak
+        assert plan.arena >= plan.peak
+
+
+@given(timelines(), st.floats(0.01, 1e9))
+@settings(max_examples=50, deadline=None)
+def test_sizes_that_are_floats_do_not_overlap_either(timeline: Timeline, unit: float) -> None:
+    costs = timeline.program.costs
+    scaled = [float(a) * unit for a in costs.activation]
+    floats = costs.replace(activation=scaled, activation_recomputed=0, activation_deeper=0, activation_after_input=None)
+    simulated = db.simulate(timeline.program.schedule, floats)
+    for plan, peak in zip(plan_addresses(simulated), simulated.peak_memory, strict=True):
+        run(plan, plan.arena)
+        assert float(plan.peak) == pytest.approx(float(peak))
+
+
+def test_the_allocator_refuses_more_than_its_capacity() -> None:
+    [plan] = plan_addresses(timeline_of("0F0 0F1 0B0 0B1", costs=StageCosts.of(stages=1, activation=4)))
+    with pytest.raises(AssertionError):
+        run(plan, plan.arena - 1)
+
+
+def test_the_halves_of_a_backward_free_tensors_of_their_own() -> None:
+    timeline = timeline_of("0F0 0I0 0W0", costs=StageCosts.of(stages=1, activation=6, activation_after_input=2))
+    assert sorted(described(plan_addresses(timeline)[0])) == [("0F0", "0I0", 4), ("0F0", "0W0", 2)]
+
+
+def test_an_offload_of_a_part_moves_a_tensor_of_its_own() -> None:
+    costs = StageCosts.of(stages=1, activation=8, offload=1)
+    timeline = timeline_of("0F0 0O0 0L0 0B0", costs=costs, offload_fraction={0: Fraction(1, 4)})
+    assert sorted(described(plan_addresses(timeline)[0])) == [("0F0", "0B0", 6), ("0F0", "0O0", 2), ("0L0", "0B0", 2)]
+
+
+def test_a_recomputation_brings_back_a_tensor_of_its_own() -> None:
+    costs = StageCosts.of(stages=1, activation=8, activation_recomputed=3)
+    timeline = timeline_of("0F0 0R0 0B0", costs=costs)
+    assert described(plan_addresses(timeline)[0]) == [("0F0", "0B0", 3), ("0R0", "0B0", 5)]
+
+
+def test_the_input_backward_may_allocate_a_tensor_for_w() -> None:
+    timeline = timeline_of("0F0 0I0 0W0", costs=StageCosts.of(stages=1, activation=6, activation_after_input=9))
+    assert described(plan_addresses(timeline)[0]) == [("0F0", "0W0", 6), ("0I0", "0W0", 3)]
+
+
+def test_a_peer_holds_what_is_offloaded_to_it() -> None:
+    costs = StageCosts.of(stages=2, offload=1)
+    timeline = timeline_of("0F0 0O0 0L0 0B0", "1F0 1B0", costs=costs, peers={0: 1})
+    assert described(plan_addresses(timeline)[1]) == [("0O0", "0L0", 1), ("1F0", "1B0", 1)]
+
+
+def test_gradients_of_keys_live_from_the_last_backward() -> None:
+    costs = StageCosts.of(
+        stages=1, activation=10, slices=2, attention_scale=(1, 3), keys_and_values=4, key_value_gradient=6
+    )
+    timeline = timeline_of("0F0 0F1 0B1 0B0", costs=costs, slices=2)
+    assert described(plan_addresses(timeline)[0]) == [("0F0", "0B0", 10), ("0F1", "0B1", 10), ("0B1", "0B0", 6)]
+    assert plan_addresses(timeline)[0].peak == timeline.peak_memory[0] == 26
+
+
+def test_gathered_parameters_are_tensors() -> None:
+    costs = StageCosts.of(stages=1, activation=2, gathered=5, parameter_gather=1, static=5)
+    timeline = timeline_of("0F0 0B0", costs=costs)
+    [plan] = plan_addresses(timeline)
+    assert described(plan) == [("0UNSHARD_F0", "0RESHARD_B0", 5), ("0F0", "0B0", 2)]
+    assert (plan.static, plan.arena) == (0, 7)
+
+
+def test_fractions_of_bytes_stay_exact() -> None:
+    timeline = timeline_of("0F0 0F1 0B0 0B1", costs=StageCosts.of(stages=1, activation=Fraction(1, 3)))
+    [plan] = plan_addresses(timeline)
+    assert (plan.peak, plan.arena, plan.fragmentation, plan.gap) == (Fraction(2, 3), Fraction(2, 3), 0, 0.0)
+
+
+def test_the_gap_is_a_share_of_the_whole_peak() -> None:
+    plan = AddressPlan(device=0, tensors=(), static=60, peak=40, arena=45)
+    assert (plan.fragmentation, plan.gap) == (5, 0.05)
+
+
+def small_instances() -> Iterator[tuple[list[int], list[int], list[int]]]:
+    random = Random(0)
+    for _ in range(60):
+        starts = sorted(random.randrange(8) for _ in range(random.randrange(1, 10)))
+        yield starts, [start + random.randrange(1, 6) for start in starts], [random.randrange(1, 9) for _ in starts]
+
+
+def least_arena(start: list[int], end: list[int], size: list[int]) -> int:
+    """The least arena, by a model of rectangles that do not overlap."""
+    model, most = cp_model.CpModel(), sum(size)
+    offsets = [model.new_int_var(0, most, "") for _ in size]
+    arena = model.new_int_var(0, most, "")
+    lives = [model.new_fixed_size_interval_var(a, b - a, "") for a, b in zip(start, end, strict=True)]
+    lies = [model.new_fixed_size_interval_var(offset, z, "") for offset, z in zip(offsets, size, strict=True)]
+    model.add_no_overlap_2d(lives, lies)
+    for offset, z in zip(offsets, size, strict=True):
+        model.add(offset + z <= arena)
+    model.minimize(arena)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    assert solver.solve(model) == cp_model.OPTIMAL
+    return round(solver.objective_value)
+
+
+def test_small_arenas_are_the_least_that_cp_sat_finds() -> None:
+    for start, end, size in small_instances():
+        packing = pack(np.array(start), np.array(end), np.array(size))
+        assert packing.arena == least_arena(start, end, size)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "hanayo", "dualpipe-v"])
+def test_arenas_of_published_schedules_are_the_peak(name: str) -> None:
+    schedule = db.schedules[name](devices=4, micro_batches=12)
+    costs = StageCosts.of(stages=schedule.stages, activation=12, activation_after_input=4)
+    assert all(plan.fragmentation == 0 for plan in plan_addresses(db.simulate(schedule, costs)))
+
+
+def test_the_same_program_has_the_same_addresses() -> None:
+    random = Random(1)
+    start = np.sort([random.randrange(60) for _ in range(60)])
+    end, size = start + [random.randrange(1, 20) for _ in start], np.array([random.randrange(1, 9) for _ in start])
+    first, second = pack(start, end, size), pack(start, end, size)
+    assert (first.arena, first.offset.tolist()) == (second.arena, second.offset.tolist())
