@@ -81,8 +81,8 @@ def test_the_short_form_leaves_a_tenth_of_the_memory() -> None:
 def test_what_was_measured_replaces_the_tenth() -> None:
     cluster = Cluster.parse("8xA100-80GB").with_measured_reserve(2 * GIB)
 
-    assert cluster.memory_limits == (int(78 * GIB / 1.03),) * 8
-    assert cluster.reserve == 80 * GIB - int(78 * GIB / 1.03)
+    assert cluster.memory_limits == (int(78 * GIB / 1.06),) * 8
+    assert cluster.reserve == 80 * GIB - int(78 * GIB / 1.06)
     assert Cluster.from_dict(cluster.to_dict()) == cluster
 
 

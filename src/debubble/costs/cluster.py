@@ -26,8 +26,10 @@ SAFETY_MARGIN = 0.1
 Published runs reserve 3-9% more than they allocate, and those above 72 of 80 GiB tend to run out of memory.
 """
 
-FRAGMENTATION = 0.03
-"""Share of its peak that a plan leaves for fragmentation where everything else beside it is measured."""
+FRAGMENTATION = 0.06
+"""Share of its peak that a plan leaves for fragmentation of torch's allocator where all else beside it is measured: in
+the middle of what published runs reserve beyond what they allocate, twice what an arena needs (docs/notes/addresses.md).
+"""
 
 CLOCK_BY_POWER = 1 / 3
 """The exponent of power by which clocks rise: power is frequency times voltage squared, which follows frequency."""

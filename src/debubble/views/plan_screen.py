@@ -236,8 +236,7 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     peaks = [float(peak) for peak in scene.peak_memory]
     unit = unit_of(peaks)
     size = UNITS[unit]
-    named = {name: getattr(parts, name) for name in PARTS} | {"fragmentation": why.fragmentation}
-    sizes = [f"{name} {part / size:.1f}" for name, part in named.items() if part >= size / 20]
+    sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
     first = f"GPU {why.fullest}, the fullest, in {unit}: {sizes[0]}"
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]

@@ -91,4 +91,7 @@ def _curve(sweep: Sweep) -> dict[str, Any]:
 
 def _ticks(most: float) -> Iterator[dict[str, Any]]:
     for share in (0.0, 0.5, 1.0):
-        yield {"y": (HEIGHT - BELOW) * (1 - 0.9 * share), "words": time_words(share * most, seconds=True) if share else "0"}
+        yield {
+            "y": (HEIGHT - BELOW) * (1 - 0.9 * share),
+            "words": time_words(share * most, seconds=True) if share else "0",
+        }
