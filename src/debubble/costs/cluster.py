@@ -28,7 +28,7 @@ Published runs reserve 3-9% more than they allocate, and those above 72 of 80 Gi
 
 FRAGMENTATION = 0.06
 """Share of its peak that a plan leaves for fragmentation of torch's allocator where all else beside it is measured: in
-the middle of what published runs reserve beyond what they allocate, twice what an arena needs (docs/notes/addresses.md).
+the middle of what published runs reserve beyond what they allocate, twice what an arena needs (notes/addresses.md).
 """
 
 CLOCK_BY_POWER = 1 / 3
