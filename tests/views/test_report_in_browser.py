@@ -175,3 +175,17 @@ def test_every_control_has_a_name_for_screen_readers(page: Any) -> None:
     )
 
     assert json.dumps(unnamed) == "[]"
+
+
+@pytest.mark.parametrize("name", ["one", "measured", "two"])
+@pytest.mark.parametrize("settings", [{"viewport": {"width": 1280, "height": 900}}, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_violation(folder: Path, browser: Any, name: str, settings: dict[str, Any], theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    with empty_page(browser, color_scheme=theme, **settings) as opened:
+        opened.goto(f"file://{folder}/{name}.html")
+        opened.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+
+        found = axe.Axe().run(opened)
+
+        assert [each["id"] for each in found.response["violations"]] == []

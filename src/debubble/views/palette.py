@@ -90,6 +90,24 @@ def recompute_colors(names: Sequence[str]) -> dict[str, str]:
 
 
 def ink_on(color: str) -> str:
-    """Black or white, whichever reads better on a colour."""
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return "#1f2733" if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else "#ffffff"
+    """The ink that reads best on a colour: dark blue or white where they are legible by WCAG, else black or white."""
+    for ink in ("#1f2733", "#ffffff"):
+        if contrast(ink, color) >= LEGIBLE:
+            return ink
+    return max("#000000", "#ffffff", key=lambda ink: contrast(ink, color))
+
+
+LEGIBLE = 4.5
+"""The least contrast of text (WCAG 2.2, 1.4.3)."""
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours, 1 to 21."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: str) -> float:
+    shares = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
