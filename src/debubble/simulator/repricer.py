@@ -15,7 +15,7 @@ from debubble.ir import Kind, Lane, Program, Schedule, StageCosts, lower
 from debubble.ir.arrays import Floats
 from debubble.ir.lowering.lower import check_costs
 from debubble.ir.lowering.op_costs import OpCosts, Tables
-from debubble.ir.ops import CODE
+from debubble.ir.ops import CODE, TRANSFERS
 from debubble.ir.program import LANE_CODE
 from debubble.ir.stage_costs import CommunicationModel, HostLink
 from debubble.simulator.engine import Graph, simulate
@@ -41,7 +41,7 @@ class Repricer:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.simulations = schedule, 0
-        self._transfers = any(op.kind in _TRANSFERS for op in schedule.operations)
+        self._transfers = any(op.kind in TRANSFERS for op in schedule.operations)
         # Without offload the lists alone decide how much memory is in use at any time.
         self._times_decide = bool(schedule.offloaded) or any(op.kind is Kind.S for op in schedule.operations)
         self._structures: dict[tuple[CommunicationModel, HostLink, bool], _Structure] = {}
@@ -98,9 +98,6 @@ class Repricer:
             )  # fmt: skip
             self._structures[key] = _Structure(lower(self.schedule, costs))
         return self._structures[key]
-
-
-_TRANSFERS = (Kind.O, Kind.L, Kind.D, Kind.P)
 
 
 class _Structure:

@@ -36,11 +36,18 @@ class Channel(Enum):
     RELOAD = "reload"
     NORM = "norm"
     """A few numbers of the host's, never on the device."""
+    OFFLOAD_TOKEN = "offload token"
+    """A token of the host's: the link to the host is free for the receiver's next offload."""
+    RELOAD_TOKEN = "reload token"
+    """The same for its next reload."""
     UNITS = "units"
     """Parameters of units that move, with what trains them."""
     RING = "ring"
     """Keys and values on their way around a ring of ranks (threads of one process; else a group carries them)."""
 
+
+_OF_HOSTS = (Channel.NORM, Channel.OFFLOAD_TOKEN, Channel.RELOAD_TOKEN)
+"""The channels of the hosts' own messages, which are never on the device."""
 
 _TAGS = {channel: tag for tag, channel in enumerate(Channel)}
 
@@ -189,7 +196,7 @@ class Distributed(Transport):
         """Create the process groups of these channels and groups."""
         for channel in (channel for channel in channels if channel not in self._channels):
             # Gloo tells a group's messages apart by tags, and every group more polls; NCCL runs all in one order.
-            by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.NORM
+            by_tag = self._dist.get_backend() == "gloo" or channel[2] in _OF_HOSTS
             self._channels[channel] = self._control if by_tag else self._dist.new_group(sorted(channel[:2]))
         for group in groups:
             if len(group[0]) > 1 and group not in self._groups:
