@@ -199,6 +199,11 @@ def test_devices_behind_one_switch_keep_the_order_of_their_link() -> None:
     assert [timeline.by_name[name].start for name in ("1O0", "0O0", "1L0", "0L0")] == [2, 6, 6, 10]
 
 
+def test_a_link_may_serve_nothing() -> None:
+    schedule = db.schedules["gpipe"](devices=2, micro_batches=1)
+    assert db.simulate(replace(schedule, link_orders=((),)), StageCosts.of(stages=2)).makespan == 6
+
+
 def test_an_order_of_a_link_against_a_devices_own_is_a_deadlock() -> None:
     schedule = Schedule.of("two", Placement.linear(1), 2, [["0F0", "0O0", "0F1", "0O1", "0L1", "0B1", "0L0", "0B0"]])
     schedule = replace(schedule, link_orders=((Op.parse("0O1"), Op.parse("0O0")),))

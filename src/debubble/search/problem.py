@@ -196,7 +196,7 @@ class OrderProblem:
 
         It is not where links that serve transfers by arrival take as little time.
         """
-        links = tuple(self._link_orders(schedule, starts))
+        links = tuple(link for link in self._link_orders(schedule, starts) if link)
         ordered = replace(schedule, link_orders=links)
         try:
             return ordered if links and self.value(ordered) < self.value(schedule) else schedule

@@ -17,9 +17,9 @@ from debubble.ir.lowering.admission import Admission
 from debubble.ir.lowering.contention import Rendezvous, share_links
 from debubble.ir.lowering.gathers import with_gathers
 from debubble.ir.lowering.op_costs import OpCosts
-from debubble.ir.ops import CODE, KINDS, RESHARDS, UNSHARDS, Kind, Lane
+from debubble.ir.ops import KINDS, RESHARDS, UNSHARDS, Kind, Lane
 from debubble.ir.program import END, LANE_CODE, MOMENTS, NO_PEER, START, STREAM, Program, QueueArrays
-from debubble.ir.schedule import Schedule, check
+from debubble.ir.schedule import OpArrays, Schedule, check
 from debubble.ir.stage_costs import Number, PerStage, StageCosts
 
 _LANES = {
@@ -133,7 +133,8 @@ class _Lowering:
         if self.costs.host_link == "half-duplex":
             self._take_turns()
         for link in self.schedule.link_orders:
-            served = self.index[tuple(np.array([(CODE[kind], stage, j) for kind, stage, j in link]).T)]
+            kind, stage, micro_batch, _ = OpArrays.of([link])
+            served = self.index[kind, stage, micro_batch]
             self._wait(served[1:], served[:-1])
         return Program(
             schedule=self.schedule,
