@@ -60,7 +60,8 @@ class UnitTime(NamedTuple):
     stage: int
     first: int
     """The first of the units, within the stage."""
-    count: int
+    length: int
+    """How many they are."""
     seconds: float
 
 

@@ -212,6 +212,8 @@ class TensorOperations(Operations):
     weights: Mapping[int, StageWeights]
     evaluating: bool = False
     """Whether the program is forwards alone, of which nothing is kept."""
+    observe: Callable[[int, Stage], None] | None = None
+    """Called with each stage that the operations are of."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,6 +221,9 @@ class TensorOperations(Operations):
         moved = {stage for stage, _ in schedule.offloaded | schedule.explicit_recompute} | schedule.fused_recompute
         self.needs_ledger = not moved.isdisjoint(self.stages)
         """Whether any stage of the device recomputes or offloads what its ledger knows."""
+        if self.observe is not None:
+            for number, stage in self.stages.items():
+                self.observe(number, stage)
 
     def prepare_local(self, instruction: Instruction) -> Execute:
         """The function that computes, moves memory, sums gradients or steps, as the instruction says."""
