@@ -123,7 +123,7 @@ def test_a_run_from_nothing_ends_near_the_plan_of_a_profile(tmp_path: Path) -> N
     shape = ("--sequence-length", "64", "--dtype", "fp32")
     run = [*command(model)[:3], "train", str(model), "--cluster", "2xCPU", "--micro-batches", "8", *shape]
     written = ("--data", str(text), "--checkpoint", str(tmp_path / "run"), "--save-every", "10000", "--json")
-    answer = subprocess.run([*run, "--online", "--steps", "800", *written], capture_output=True, text=True, check=True)
+    answer = subprocess.run([*run, "--online", "--steps", "250", *written], capture_output=True, text=True, check=True)
     events = [entry["event"] for entry in json.loads(answer.stdout)["switches"]]
     assert "adopted" in events, events
     [ended] = (tmp_path / "run").glob("first-*.online.json")

@@ -21,7 +21,7 @@ from debubble.ir.trace import TraceStep, UnitTime
 from debubble.plans import Plan
 from debubble.training.online.partition import units_of
 
-Alike = tuple[str, float, float, float]
+UnitKind = tuple[str, float, float, float]
 """The type and the assumed times of a unit: units that share them are measured together."""
 
 
@@ -43,9 +43,9 @@ def measured_profile(plan: Plan, costs: StageCosts, steps: Sequence[TraceStep]) 
     messages = [float(time) for time in costs.communication if time]
 
     def measured(unit: Unit) -> Unit:
-        pace = forward.get(_alike(unit), 1.0)
-        back = whole.get(_alike(unit), split.get(_alike(unit), pace))
-        return _at_pace(unit, pace, split.get(_alike(unit), back), back)
+        pace = forward.get(_kind(unit), 1.0)
+        back = whole.get(_kind(unit), split.get(_kind(unit), pace))
+        return _at_pace(unit, pace, split.get(_kind(unit), back), back)
 
     return units_to_dict(
         replace(
@@ -66,7 +66,7 @@ def _median_times(steps: Sequence[TraceStep]) -> list[UnitTime]:
 
 
 def _ran(
-    plan: Plan, units: Units, times: Sequence[UnitTime], kind: Kind, forward: Mapping[Alike, float]
+    plan: Plan, units: Units, times: Sequence[UnitTime], kind: Kind, forward: Mapping[UnitKind, float]
 ) -> Iterator[tuple[Sequence[Unit], float]]:
     """Units that ran together in operations of a kind, and how much longer they took than assumed.
 
@@ -81,7 +81,7 @@ def _ran(
         assumed = sum(_time(unit, kind) for unit, _ in ran)
         again = 0.0
         if kind is not Kind.F and time.stage in schedule.fused_recompute:
-            again = sum(float(unit.strategies[name].recompute) * forward.get(_alike(unit), 1.0) for unit, name in ran)
+            again = sum(float(unit.strategies[name].recompute) * forward.get(_kind(unit), 1.0) for unit, name in ran)
         if assumed:
             rest = time.seconds - again
             yield [unit for unit, _ in ran], rest / assumed if rest > 0 else time.seconds / (assumed + again)
@@ -94,16 +94,16 @@ def _time(unit: Unit, kind: Kind) -> float:
     return float(unit.backward_input) + (float(unit.backward_weight) if kind is Kind.B else 0.0)
 
 
-def _paces(ran: Iterator[tuple[Sequence[Unit], float]]) -> dict[Alike, float]:
+def _paces(ran: Iterator[tuple[Sequence[Unit], float]]) -> dict[UnitKind, float]:
     """How much longer units take than assumed, by what ran with the fewest others."""
-    found: defaultdict[Alike, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: defaultdict[UnitKind, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for together, pace in ran:
         for unit in together:
-            found[_alike(unit)][len(together)].append(pace)
-    return {alike: median(by_size[min(by_size)]) for alike, by_size in found.items()}
+            found[_kind(unit)][len(together)].append(pace)
+    return {kind: median(by_length[min(by_length)]) for kind, by_length in found.items()}
 
 
-def _alike(unit: Unit) -> Alike:
+def _kind(unit: Unit) -> UnitKind:
     return unit.type, float(unit.forward), float(unit.backward_input), float(unit.backward_weight)
 
 
