@@ -17,8 +17,10 @@ from debubble.ir import InputError
 from debubble.plans import ModelOnCluster, Plan
 from debubble.runtime import Pipeline
 from debubble.training import length_plans as planning
+from debubble.training.checks import check
 from debubble.training.data.packed import PackedSequences, read_sequences
 from debubble.training.length_plans import LengthSteps, classes, length_plans, ranks_of
+from debubble.training.options import TrainOptions
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import LLAMA, assert_gradients, reference_gradients
 
@@ -183,8 +185,25 @@ def apart(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
 
 def test_no_device_holds_more_than_the_plan_of_its_step(tmp_path: Path) -> None:
     held = [(peak, planned) for ranks in on_two_ranks(tmp_path, "fp32") for _, _, peak, planned in ranks]
-    # Costs do not count 24 bytes a token (its number and norms' scales), 1% of this small model's activations.
+    # Equal lengths, too, take 24 bytes a token more than their costs say: 1% of this small model's activations.
     assert all(peak <= 1.02 * planned for peak, planned in held), held
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": Path("text.txt")}, "--lengths does not go with --data"),
+        ({"online": True}, "--lengths does not go with --online"),
+        ({"post_validation": True}, "does not go with a plan for --post-validation|need .* more than the plan has"),
+        ({"lengths": None}, "give the sequences with --lengths, or plan without"),
+    ],
+)
+def test_what_does_not_go_with_lengths_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    plan_for(lengths={LONGEST: 1, 8: 9}).save(tmp_path / "plan.json")
+    (tmp_path / "data.jsonl").write_text('{"input_ids": [1, 2, 3]}')
+    options = {"plan": tmp_path / "plan.json", "lengths": tmp_path / "data.jsonl", **changes}
+    with pytest.raises(InputError, match=message):
+        check(TrainOptions(**options))
 
 
 def test_train_takes_sequences_of_their_own_lengths(run: Any, forked_processes: None, tmp_path: Path) -> None:

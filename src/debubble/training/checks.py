@@ -184,11 +184,11 @@ def _check_lengths(options: TrainOptions, plan: Plan) -> None:
         "--online": options.online,
         "a plan for --post-validation": validates_after(options.post_validation, plan),
         "a plan for --context": plan.options.context > 1,
-        "a plan for --slices": plan.schedule.slices > 1,
         "a model of transformers' modules, which count positions by themselves": model_of(plan).whole_layers,
     }
     for what in (what for what, given in refused.items() if given):
         raise InputError(f"--lengths does not go with {what}.")
+    check_searchable(plan, "--lengths")
     packed_of(options, plan)
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from debubble.costs.flops import Utilization
+from debubble.formatting import time_words
 from debubble.ir import InputError, Trace
 from debubble.plans import Plan
 from debubble.processes import available_cores, own_cores
@@ -166,6 +167,9 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
     else:
         asked = partial(length_plans, plan, sequences, steps=options.steps, folder=options.checkpoint)
         plans = ask_rank_0(asked)
+        if leader:
+            times = ", ".join(time_words(each.simulate().makespan, seconds=True) for each in plans)
+            Console(stderr=True, highlight=False).print(f"Predicted for a step, by its lengths: {times}.")
         run = TrainingRun(options, plans[0], LengthSteps(plans, sequences))
     if start is not None:
         run.resume(start.checkpoint, start.progress)

@@ -81,21 +81,21 @@ PLAN_EFFORT = 10.0
 """Most effort of a plan made anew, in seconds of the reference machine: that of `debubble plan`."""
 
 
-def check_searchable(plan: Plan) -> None:
-    """Refuse a plan with more than the search can order.  Raises InputError with one sentence."""
+def check_searchable(plan: Plan, option: str = "--online") -> None:
+    """Refuse a plan with more than the search of an option can order.  Raises InputError with one sentence."""
     if plan.schedule.slices > 1:
-        raise InputError("--online orders whole sequences, but the plan divides them into slices: train it without.")
+        raise InputError(f"{option} orders whole sequences, but the plan divides them into slices: train it without.")
     stages = plan.schedule.host_steps
     alongside = {op for op in plan.schedule.operations if op.kind in (Kind.G, *HOST_STEP)}
     kept = plan.schedule.without_host_steps().with_host_steps(stages).operations
     hosted = {op for op in kept if op.stage in stages and op.kind in HOST_STEP}
     if left := sorted({op.kind.value for op in alongside - hosted}):
         raise InputError(
-            f"--online orders F, B, I, W, R, O and L, and steps on hosts behind them, but the plan also has"
+            f"{option} orders F, B, I, W, R, O and L, and steps on hosts behind them, but the plan also has"
             f" {', '.join(left)}: train it without."
         )
     if plan.schedule.peers:
-        raise InputError("--online orders offloads to the host, but the plan's go to peer devices: train it without.")
+        raise InputError(f"{option} orders offloads to the host, but the plan's go to peer devices: train it without.")
 
 
 @dataclass(frozen=True)
