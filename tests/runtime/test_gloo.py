@@ -65,6 +65,17 @@ def test_gradients_of_two_ranks_that_share_a_link(tmp_path: Path) -> None:
     check([plan_of(schedule, LLAMA_TIED, costs=each) for each in both], tmp_path)
 
 
+def test_a_run_switches_to_an_order_of_a_shared_link(tmp_path: Path) -> None:
+    plain = plan_of(offloading(schedule_of("gpipe", devices=2)), LLAMA_TIED, dtype="fp32")
+    paths = [tmp_path / "plain.json", tmp_path / "ordered.json"]
+    for path, schedule in zip(paths, (plain.schedule, on_one_link(plain.schedule)), strict=True):
+        replace(plain, schedule=schedule).save(path)
+    batches = [tokens_of(plain.model, rows=4, length=6, seed=step) for step in range(2)]
+    told = gloo_ranks.spawn(2, gloo_ranks.moved, [paths, paths[:1] * 2], batches)
+    (losses, _), (expected, _) = torch.load(told / "rank0.pt")
+    assert losses == expected
+
+
 @pytest.mark.slow
 def test_every_schedule_over_four_gloo_ranks_equals_one_process(tmp_path: Path) -> None:
     check([replace(case, devices=4).plan() for case in one_per_schedule(first_family=1)], tmp_path)

@@ -46,8 +46,8 @@ class Channel(Enum):
     """Keys and values on their way around a ring of ranks (threads of one process; else a group carries them)."""
 
 
-_OF_HOSTS = (Channel.NORM, Channel.OFFLOAD_TOKEN, Channel.RELOAD_TOKEN)
-"""The channels of the hosts' own messages, which are never on the device."""
+_TOKENS = (Channel.OFFLOAD_TOKEN, Channel.RELOAD_TOKEN)
+"""The channels that need not be opened, as plans that a run switches to may be the first to use them."""
 
 _TAGS = {channel: tag for tag, channel in enumerate(Channel)}
 
@@ -196,7 +196,7 @@ class Distributed(Transport):
         """Create the process groups of these channels and groups."""
         for channel in (channel for channel in channels if channel not in self._channels):
             # Gloo tells a group's messages apart by tags, and every group more polls; NCCL runs all in one order.
-            by_tag = self._dist.get_backend() == "gloo" or channel[2] in _OF_HOSTS
+            by_tag = self._dist.get_backend() == "gloo" or channel[2] is Channel.NORM
             self._channels[channel] = self._control if by_tag else self._dist.new_group(sorted(channel[:2]))
         for group in groups:
             if len(group[0]) > 1 and group not in self._groups:
@@ -222,7 +222,7 @@ class Distributed(Transport):
 
     def begin_send(self, tensor: Tensor, to: int, channel: Channel) -> Callable[[], None]:
         """Begin to send the tensor, through the host's memory where Gloo cannot read the device."""
-        group = self._channels[self.rank, to, channel]
+        group = self._group_of(self.rank, to, channel)
         with self._reachable(tensor.contiguous(), received=False) as message:
             work = self._dist.isend(message, to, group=group, tag=_TAGS[channel])
         assert work is not None
@@ -240,7 +240,8 @@ class Distributed(Transport):
 
     def begin_receive(self, buffer: Tensor, source: int, channel: Channel) -> Callable[[], Tensor]:
         """Begin to receive the next message of this source and channel, into a buffer that the group can reach."""
-        work = self._dist.irecv(buffer, source, group=self._channels[source, self.rank, channel], tag=_TAGS[channel])
+        group = self._group_of(source, self.rank, channel)
+        work = self._dist.irecv(buffer, source, group=group, tag=_TAGS[channel])
         assert work is not None
 
         def wait() -> Tensor:
@@ -248,6 +249,9 @@ class Distributed(Transport):
             return buffer
 
         return wait
+
+    def _group_of(self, source: int, to: int, channel: Channel) -> Any:
+        return self._control if channel in _TOKENS else self._channels[source, to, channel]
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum over these ranks, in place; a single rank's tensor is the sum already."""

@@ -70,13 +70,6 @@ class LinkOrders:
         return self.program.schedule.placement.device_of[op.stage]
 
 
-def token_channels(program: Program) -> set[tuple[int, int, Channel]]:
-    """Every directed pair of devices that tokens pass between, and for what."""
-    device_of = program.schedule.placement.device_of
-    pairs = _handovers(program)
-    return {(device_of[first.stage], device_of[then.stage], _CHANNELS[then.kind]) for first, then in pairs}
-
-
 def _handovers(program: Program) -> Iterator[tuple[Op, Op]]:
     """Transfers of different devices that a link serves one right after the other."""
     device_of = program.schedule.placement.device_of

@@ -17,7 +17,6 @@ from torch import Tensor
 from debubble.ir import Kind, Lane, Op, Program
 from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
-from debubble.runtime.execution.link_orders import token_channels
 from debubble.runtime.memory.streams import StreamHandoff
 
 
@@ -98,5 +97,4 @@ def message_channels(program: Program) -> list[tuple[int, int, Channel]]:
     }
     for owner, host in program.schedule.peers.items():
         channels |= {(owner, host, Channel.OFFLOAD), (host, owner, Channel.RELOAD)}
-    channels |= token_channels(program)
     return sorted(channels, key=lambda channel: (channel[0], channel[1], channel[2].value))
