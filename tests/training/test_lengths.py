@@ -69,8 +69,9 @@ def test_an_epoch_has_every_sequence_once() -> None:
 def test_replicas_have_different_micro_batches_of_one_step() -> None:
     data = sequences(replicas=2)
     tokens = [data.batch(0, replica=replica, ranks=range(4)) for replica in (0, 1)]
-    lengths = [[row["input_ids"].shape[1] for row in rows] for rows in tokens]
-    assert lengths == [[sum(own) for own in data.lengths(0)[replica::2]] for replica in (0, 1)]
+    counted = [[int((row["targets"] != -100).sum()) for row in rows] for rows in tokens]
+    assert counted == [[sum(own) - 2 for own in data.lengths(0)[replica::2]] for replica in (0, 1)]
+    assert [row["input_ids"].shape for row in tokens[0]] == [row["input_ids"].shape for row in tokens[1]]
 
 
 def test_a_class_has_room_for_all_its_steps() -> None:
@@ -145,37 +146,41 @@ def gradients_by_step(rank: int, folder: Path, plans: list[Path], data: PackedSe
         plan = steps.plan_of(first)
         if plan is not pipeline.plan:
             pipeline.switch_plan(plan)
-        loss = pipeline.step(steps.batch(first, count=data.per_step))
+        rows = data.per_step // data.replicas
+        loss = pipeline.step(steps.batch(first + pipeline.ranks.replica * rows, count=rows))
         gradients = {name: p.grad for name, p in pipeline.named_parameters()}
-        planned = float(plan.simulate().peak_memory[rank] - plan.costs.static_of(rank))
+        device = pipeline.device
+        planned = float(plan.simulate().peak_memory[device] - plan.costs.static_of(device))
         answers.append((loss, gradients, pipeline.measured.peak_activation, planned))
         for parameter in pipeline.parameters():
             parameter.grad = None
     torch.save(answers, folder / f"rank{rank}.pt")
 
 
-def on_two_ranks(folder: Path, dtype: str) -> list[Any]:
-    """The answers of both ranks, step by step."""
-    paths = []
-    for number, plan in enumerate(length_plans(plan_for(), sequences(), steps=STEPS, folder=folder)):
+def on_two_ranks(folder: Path, dtype: str, *, replicas: int = 1) -> list[Any]:
+    """The answers of both ranks, step by step: of a pipeline of two, or of two replicas."""
+    paths, data = [], sequences(replicas=replicas)
+    for number, plan in enumerate(length_plans(plan_for(data=replicas), data, steps=STEPS, folder=folder)):
         paths.append(folder / f"plan{number}.json")
         replace(plan, options=replace(plan.options, dtype=dtype)).save(paths[-1])
-    answers = gloo_ranks.spawn(2, gradients_by_step, paths, sequences())
+    answers = gloo_ranks.spawn(2, gradients_by_step, paths, data)
     return [*zip(*(torch.load(answers / f"rank{rank}.pt") for rank in range(2)), strict=True)]
 
 
-def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
-    data = sequences()
-    for step, ranks in enumerate(on_two_ranks(tmp_path, "fp64")):
-        alone = [row for one in data.batch(step, replica=0, ranks=range(4)) for row in apart(one)]
-        expected_loss, expected = reference_gradients(LLAMA, alone, micro_batches=8)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path, replicas: int) -> None:
+    data = sequences(replicas=replicas)
+    for step, ranks in enumerate(on_two_ranks(tmp_path, "fp64", replicas=replicas)):
+        rows = [row for replica in range(replicas) for row in data.batch(step, replica=replica, ranks=range(4))]
+        alone = [each for row in rows for each in apart(row) if bool((each["targets"] != -100).any())]
+        expected_loss, expected = reference_gradients(LLAMA, alone, micro_batches=8 * replicas)
         for loss, gradients, _, _ in ranks:
             torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
             assert_gradients(gradients, expected, relative=1e-10)
 
 
 def apart(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The sequences of a packed row, each alone."""
+    """The sequences of a packed row, each alone; what fills it up has no targets."""
     begins = [*(row["position_ids"][0] == 0).nonzero().flatten().tolist(), row["input_ids"].shape[1]]
     return [
         {name: row[name][:, begin:end].contiguous() for name in ("input_ids", "targets")}

@@ -184,12 +184,20 @@ def _check_lengths(options: TrainOptions, plan: Plan) -> None:
         "--online": options.online,
         "a plan for --post-validation": validates_after(options.post_validation, plan),
         "a plan for --context": plan.options.context > 1,
+        "routers' auxiliary loss on replicas, which counts what fills them up": _fills_up(plan),
         "a model of transformers' modules, which count positions by themselves": model_of(plan).whole_layers,
     }
     for what in (what for what, given in refused.items() if given):
         raise InputError(f"--lengths does not go with {what}.")
     check_searchable(plan, "--lengths")
     packed_of(options, plan)
+
+
+def _fills_up(plan: Plan) -> bool:
+    """Tell whether an auxiliary loss would count the tokens that make replicas' micro-batches equally long."""
+    from debubble.runtime.assembly import balance_of
+
+    return plan.options.data > 1 and balance_of(plan) is not None
 
 
 def _check_data(options: TrainOptions, plan: Plan) -> None:

@@ -60,15 +60,17 @@ class PackedSequences:
         return [[len(self.sequences[place]) for place in places] for places in self._step(step)]
 
     def batch(self, step: int, *, replica: int, ranks: Sequence[int]) -> list[dict[str, Tensor]]:
-        """A replica's micro-batches.
+        """A replica's micro-batches, as long as those that other replicas have at once.
 
         Args:
             step: The step's number, from 0.
             replica: The micro-batches go, longest first, one to each replica in turn.
             ranks: Which of the replica's micro-batches, counted from the longest, stands at each place of the plan.
         """
-        own = self._step(step)[replica :: self.replicas]
-        return [_row([self.sequences[place] for place in own[rank]]) for rank in ranks]
+        rows = [[self.sequences[place] for place in places] for places in self._step(step)]
+        longest = [sum(map(len, row)) for row in rows[:: self.replicas]]
+        own = rows[replica :: self.replicas]
+        return [_row(own[rank], longest[rank]) for rank in ranks]
 
     def _step(self, step: int) -> list[list[int]]:
         return _packed_step(self, step)
@@ -83,9 +85,11 @@ def _packed_step(of: PackedSequences, step: int) -> list[list[int]]:
     return [[places[at] for at in micro_batch] for micro_batch in micro_batches]
 
 
-def _row(sequences: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """Sequences one after the other, each with positions and targets of its own."""
-    targets = [token for tokens in sequences for token in (*tokens[1:], IGNORED)]
-    positions = [place for tokens in sequences for place in range(len(tokens))]
-    rows = {"input_ids": [t for tokens in sequences for t in tokens], "targets": targets, "position_ids": positions}
+def _row(sequences: Sequence[Sequence[int]], length: int) -> dict[str, Tensor]:
+    """Sequences one after the other, each with positions and targets of its own, filled up with one without targets."""
+    filling = [0] * (length - sum(map(len, sequences)))
+    tokens = [*(token for each in sequences for token in each), *filling]
+    targets = [*(token for each in sequences for token in (*each[1:], IGNORED)), *(IGNORED for _ in filling)]
+    positions = [place for each in (*sequences, filling) for place in range(len(each))]
+    rows = {"input_ids": tokens, "targets": targets, "position_ids": positions}
     return {name: torch.tensor([row]) for name, row in rows.items()}
