@@ -233,8 +233,8 @@ def _fewest(
         for device in tried:
             index = candidates[device].pop(0)
             fewer[device] = taken[device][:index] + taken[device][index + 1 :]
-        held = peaks(fewer)
-        fitting = {device for device in tried if held[device] <= limits[device]}
+        fewer_peaks = peaks(fewer)
+        fitting = {device for device in tried if fewer_peaks[device] <= limits[device]}
         for device in fitting:
             taken[device] = fewer[device]
         open_devices = [device for device in open_devices if device not in fitting and candidates[device]]
