@@ -10,7 +10,7 @@ import pytest
 
 import debubble as db
 from debubble.exports import exports
-from debubble.ir import ExportError, Kind, PlannedUnit, RunOptions, Schedule
+from debubble.ir import ExportError, Kind, Op, PlannedUnit, RunOptions, Schedule
 from debubble.ir.ops import SCHEDULED
 from debubble.plans import Plan
 from tests.exports.hand_plans import MIXTRAL, full, priced, with_operations
@@ -147,6 +147,7 @@ SCHEDULE: Mapping[str, tuple[Plan, Plan]] = {
     "offload_fraction": (priced(), offloading(offload_fraction={0: 0.5})),
     "deeper": (recomputing_deeper(), recomputing_deeper({(0, 0)})),
     "peers": (offloading(), offloading(peers={0: 1})),
+    "link_orders": (offloading(), offloading(link_orders=((Op.parse("0O0"), Op.parse("0L0")),))),
     "slices": (priced(), priced(schedule=db.schedules["seq1f1b"](devices=2, micro_batches=4, slices=2), slices=2)),
     "asynchronous": (blocking(priced()), blocking(priced(schedule=replace(ONE_F_ONE_B, asynchronous=frozenset({0}))))),
 }

@@ -72,12 +72,30 @@ def test_an_operation_on_another_device_than_its_stage_is_refused() -> None:
         ({"peers": {0: 9}}, "'peers' names device 9, but the schedule has 2 devices"),
         ({"peers": {1: 1}}, "'peers' lets device 1 offload to itself"),
         ({"asynchronous": frozenset({1})}, "'asynchronous' names the boundary after stage 1"),
+        ({"link_orders": ((Op(Kind.F, 0, 0),),)}, "'link_orders' names 0F0, which is no transfer of the schedule"),
+        ({"link_orders": ((Op(Kind.O, 0, 0),),)}, "'link_orders' names 0O0, which is no transfer of the schedule"),
     ],
 )
 def test_an_entry_about_a_stage_or_device_that_is_not_there_is_refused(entries: dict[str, Any], message: str) -> None:
     schedule = Schedule.of("test", Placement.linear(2), 1, [["0F0", "0B0"], ["1F0", "1B0"]])
     with pytest.raises(ScheduleError, match=message):
         check(replace(schedule, **entries))
+
+
+def offloading() -> Schedule:
+    schedule = Schedule.of("test", Placement.linear(1), 1, [["0F0", "0O0", "0L0", "0B0"]])
+    return replace(schedule, link_orders=((Op(Kind.O, 0, 0), Op(Kind.L, 0, 0)),))
+
+
+def test_a_transfer_is_in_the_orders_of_links_once() -> None:
+    twice = replace(offloading(), link_orders=((Op(Kind.O, 0, 0),), (Op(Kind.O, 0, 0),)))
+    with pytest.raises(ScheduleError, match="'link_orders' names 0O0 twice"):
+        check(twice)
+
+
+def test_the_order_of_a_link_is_of_the_transfers_that_are_left() -> None:
+    left = offloading().replacing(lambda op: () if op.kind is Kind.L else (op,))
+    assert left.link_orders == ((Op(Kind.O, 0, 0),),)
 
 
 def test_equal_schedules_have_equal_hashes() -> None:

@@ -17,6 +17,7 @@ from debubble.costs.units import Units
 from debubble.ir import Placement, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem
 from debubble.planners.bounds import lower_bound
+from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies
 from debubble.simulator import Repricer
 from tests.strategies import model_units
@@ -82,6 +83,22 @@ def test_the_chosen_recomputation_is_close_to_the_cheapest_of_all(units: Units, 
     assert _fits(units, repricer, chosen)
     largest = max(float(s.recompute) for u in units.units for s in u.strategies.values())
     assert _recompute_time(units, chosen) <= min(feasible) + 2 * largest
+
+
+@given(units=model_units(max_layers=3, limit=True), micro_batches=st.integers(1, 4), devices=st.integers(2, 3))
+@settings(max_examples=40, deadline=None)
+def test_devices_choose_together_what_each_would_alone(units: Units, micro_batches: int, devices: int) -> None:
+    counts = balanced_counts(units, devices)
+    repricer = Repricer(db.schedules["1f1b"](devices=devices, micro_batches=micro_batches))
+    chosen: list[Partition | str] = []
+    for together in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Repricer, "lists_decide", together)
+            try:
+                chosen.append(cheapest_strategies(repricer, units, counts))
+            except db.InfeasibleError as error:
+                chosen.append(str(error))
+    assert chosen[0] == chosen[1]
 
 
 def _all_partitions(units: Units, counts: list[int]) -> list[Partition]:

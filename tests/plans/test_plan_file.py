@@ -12,6 +12,8 @@ import pytest
 import debubble as db
 from debubble.ir import InputError, Origin, Placement, PlannedUnit, Schedule, StageCosts, WhatIf
 from debubble.plans import Plan
+from debubble.plans.plan_file import ScheduleFile
+from tests.support.schedule_cases import offloading, on_one_link, schedule_of
 
 
 @pytest.fixture
@@ -28,6 +30,13 @@ def content(tmp_path: Path) -> dict[str, Any]:
     assert Plan.load(tmp_path / "valid.json") == plan
     read: dict[str, Any] = json.loads((tmp_path / "valid.json").read_text())
     return read
+
+
+def test_the_orders_of_shared_links_are_written_and_read() -> None:
+    schedule = offloading(schedule_of("1f1b", devices=2))
+    written = ScheduleFile.of(on_one_link(schedule))
+    assert written.link_orders == ["1O0 1O1 1O2 1O3 0O0 0O1 0O2 0O3", "1L0 0L0 1L1 0L1 1L2 0L2 1L3 0L3"]
+    assert written.schedule() == on_one_link(schedule)
 
 
 @pytest.mark.parametrize(

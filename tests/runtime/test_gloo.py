@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.ir import Kind, Op, Placement, Schedule
+from debubble.ir import Kind, Op, Placement, Schedule, StageCosts
 from tests.support import gloo_ranks
 from tests.support.covering import one_per_schedule
 from tests.support.runtime_cases import GPT2, LLAMA_TIED, assert_gradients, plan_of, reference_gradients, tokens_of
-from tests.support.schedule_cases import explicit, fused, offloading, schedule_of
+from tests.support.schedule_cases import explicit, fused, offloading, on_one_link, schedule_of
 
 
 def check(plans: Any, folder: Any) -> None:
@@ -56,6 +56,24 @@ def test_schedules_of_every_placement_over_four_gloo_ranks_equal_one_process(tmp
     assert len(plans) == len(names)
     plans.append(plan_of(fused(schedule_of("1f1b", devices=4)), LLAMA_TIED, strategy="mlp", counts=[1, 4, 3, 2]))
     check(plans, tmp_path)
+
+
+def test_gradients_of_two_ranks_that_share_a_link(tmp_path: Path) -> None:
+    schedule = on_one_link(offloading(schedule_of("gpipe", devices=2)))
+    costs = StageCosts.of(stages=2, offload=1, link_groups=[[0, 1]])
+    both = costs, costs.replace(host_link="half-duplex")
+    check([plan_of(schedule, LLAMA_TIED, costs=each) for each in both], tmp_path)
+
+
+def test_a_run_switches_to_an_order_of_a_shared_link(tmp_path: Path) -> None:
+    plain = plan_of(offloading(schedule_of("gpipe", devices=2)), LLAMA_TIED, dtype="fp32")
+    paths = [tmp_path / "plain.json", tmp_path / "ordered.json"]
+    for path, schedule in zip(paths, (plain.schedule, on_one_link(plain.schedule)), strict=True):
+        replace(plain, schedule=schedule).save(path)
+    batches = [tokens_of(plain.model, rows=4, length=6, seed=step) for step in range(2)]
+    told = gloo_ranks.spawn(2, gloo_ranks.moved, [paths, paths[:1] * 2], batches)
+    (losses, _), (expected, _) = torch.load(told / "rank0.pt")
+    assert losses == expected
 
 
 @pytest.mark.slow

@@ -197,3 +197,34 @@ def test_a_steps_peak_has_its_gradients_also_when_they_have_been_cleared() -> No
     for with_gradients, cleared, rest in run_threads(plan, one):
         assert with_gradients == cleared
         assert rest == 0
+
+
+def times_of_units(strategy: str) -> dict[tuple[str, int, int], int]:
+    """Per kind, stage and first unit, how many units are timed together in a step of two stages."""
+    plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, strategy=strategy, counts=[3, 7])
+
+    def one(pipeline: Any) -> Any:
+        pipeline.measured.unit_times.enabled = True
+        pipeline.step(tokens_of(LLAMA, rows=2))
+        return pipeline.measured.gather_trace().steps[0].units
+
+    return {time[:3]: time.length for time in run_threads(plan, one)[0]}
+
+
+def test_forwards_are_timed_unit_by_unit() -> None:
+    forwards = {key: length for key, length in times_of_units("none").items() if key[0] == "F"}
+    assert forwards == {("F", 0, i): 1 for i in range(3)} | {("F", 1, i): 1 for i in range(7)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "backwards"),
+    [
+        ("none", {("B", 0, 0): 3, ("B", 1, 0): 7}),
+        (
+            "full",
+            {("B", 0, 0): 1, ("B", 0, 1): 2, ("B", 1, 0): 2, ("B", 1, 2): 2, ("B", 1, 4): 2, ("B", 1, 6): 1},
+        ),
+    ],
+)
+def test_backwards_are_timed_by_what_recomputes(strategy: str, backwards: dict[tuple[str, int, int], int]) -> None:
+    assert {key: length for key, length in times_of_units(strategy).items() if key[0] == "B"} == backwards

@@ -26,7 +26,9 @@ def test_repricing_agrees_with_simulation(case: tuple[Schedule, StageCosts], dat
     schedule, costs = case
     scales = st.lists(st.integers(1, 3), min_size=schedule.micro_batches, max_size=schedule.micro_batches)
     costs = costs.replace(micro_batch_scale=data.draw(scales), recompute_workspace_input=data.draw(st.integers(1, 4)))
-    assert agrees(Repricer(schedule).price(costs), db.simulate(schedule, costs))
+    repricer, timeline = Repricer(schedule), db.simulate(schedule, costs)
+    assert agrees(repricer.price(costs), timeline)
+    assert repricer.peak_memory(costs, fused_recompute=schedule.fused_recompute) == timeline.peak_memory
 
 
 @given(case=cases(offload=True), data=st.data())

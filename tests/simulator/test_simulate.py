@@ -190,6 +190,27 @@ def test_devices_behind_one_switch_share_their_lane_by_arrival() -> None:
     assert timeline.by_name["0L0"].end <= timeline.by_name["1L0"].start
 
 
+def test_devices_behind_one_switch_keep_the_order_of_their_link() -> None:
+    schedule = db.schedules["gpipe"](devices=2, micro_batches=1)
+    orders = (tuple(map(Op.parse, (f"{s}F0", f"{s}O0", f"{s}L0", f"{s}B0"))) for s in (0, 1))
+    links = (tuple(map(Op.parse, ("1O0", "0O0"))), tuple(map(Op.parse, ("1L0", "0L0"))))
+    ordered = replace(schedule, orders=tuple(orders), link_orders=links)
+    timeline = db.simulate(ordered, StageCosts.of(stages=2, offload=4, link_groups=[[0, 1]]))
+    assert [timeline.by_name[name].start for name in ("1O0", "0O0", "1L0", "0L0")] == [2, 6, 6, 10]
+
+
+def test_a_link_may_serve_nothing() -> None:
+    schedule = db.schedules["gpipe"](devices=2, micro_batches=1)
+    assert db.simulate(replace(schedule, link_orders=((),)), StageCosts.of(stages=2)).makespan == 6
+
+
+def test_an_order_of_a_link_against_a_devices_own_is_a_deadlock() -> None:
+    schedule = Schedule.of("two", Placement.linear(1), 2, [["0F0", "0O0", "0F1", "0O1", "0L1", "0B1", "0L0", "0B0"]])
+    schedule = replace(schedule, link_orders=((Op.parse("0O1"), Op.parse("0O0")),))
+    with pytest.raises(db.DeadlockError, match="0O"):
+        db.simulate(schedule, StageCosts.of(stages=1, offload=1))
+
+
 def test_a_swap_to_a_peer_occupies_the_peer() -> None:
     orders = [["0F0", "0O0", "0L0", "0B0"], ["1F0", "1B0"]]
     schedule = Schedule(

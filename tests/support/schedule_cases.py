@@ -77,6 +77,13 @@ def offloading(schedule: Any) -> Any:
     return _woven(schedule, around)
 
 
+def on_one_link(schedule: Any) -> Any:
+    """Two devices' transfers on one link: all offloads of the second come first, and its reload of each micro-batch."""
+    out, back = ([[op for op in order if op.kind is kind] for order in schedule.orders] for kind in (Kind.O, Kind.L))
+    reloads = [op for pair in zip(*reversed(back), strict=True) for op in pair]
+    return replace(schedule, link_orders=((*out[1], *out[0]), tuple(reloads)))
+
+
 def tightest(schedule: Any, costs: Any) -> Any:
     """These costs under the smallest limit, of as many whole units of memory as it takes, that lowering can keep."""
     limited = (replace(costs, memory_limit=(limit,)) for limit in itertools.count(1))

@@ -1,3 +1,5 @@
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ from debubble.ir import Lane, Moment, PlannedUnit, Trace
 from debubble.runtime.distributed.transport import Threads
 from debubble.training.monitoring.report import compare_timelines
 from debubble.training.rehearsal import rehearse, scaled
+from tests.support.schedule_cases import offloading, on_one_link
 
 
 def abstract_plan(name: str, *, devices: int, chunks: int = 1, **costs: Any) -> db.Plan:
@@ -53,6 +56,16 @@ def test_every_operation_of_the_program_happens_and_compute_takes_its_time(name:
                 streamed = program.instructions[wait.instruction]
                 earliest = events[streamed.op.name].start + streamed.duration - instruction.lead
                 assert events[instruction.op.name].start >= earliest
+
+
+@pytest.mark.parametrize("host_link", ["full-duplex", "half-duplex"])
+def test_transfers_keep_the_order_of_a_shared_link(host_link: str) -> None:
+    plan = abstract_plan("gpipe", devices=2, offload=0.001, link_groups=[[0, 1]], host_link=host_link)
+    plan = replace(plan, schedule=on_one_link(offloading(plan.schedule)))
+    events = {event.name: event for event in rehearsed(plan).typical.events}
+    for link in plan.schedule.link_orders:
+        for before, after in itertools.pairwise(link):
+            assert events[after.name].start >= events[before.name].end
 
 
 def test_a_devices_compute_lane_keeps_the_plans_order() -> None:

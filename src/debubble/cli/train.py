@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from debubble.cli.app import app, require_torch
-from debubble.cli.names import learning_rate_names
-from debubble.cli.options import OptionGroup, PlanFile, option, with_option_groups
+from debubble.cli.names import dtype_names, learning_rate_names
+from debubble.cli.options import CLUSTER, OptionGroup, PlanFile, option, parse_cluster, with_option_groups
 from debubble.cli.output import Json, log
 from debubble.errors import InputError
 from debubble.files import check_writable
@@ -28,6 +28,40 @@ class Weights(OptionGroup):
         "Folder of a Hugging Face checkpoint to start from; again for LoRA adapters on top of it."
     )
     save: Path | None = option("Folder for a Hugging Face checkpoint (of LoRA adapters: peft's) of the trained model.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unplanned(OptionGroup):
+    """The run of a MODEL that no plan is made for; None: not given."""
+
+    section: ClassVar[str] = "A MODEL in place of PLAN, with --online"
+
+    cluster: str | None = option(f"{CLUSTER}  The run begins by the plan of least memory.")
+    micro_batches: int | None = option("Micro-batches per step (default: 32).")
+    micro_batch_size: int | None = option("Sequences per micro-batch (default: 1).")
+    sequence_length: int | None = option("Tokens per sequence (default: 4096).")
+    dtype: str | None = option("bf16, fp16 or fp32 (default: bf16).", names=dtype_names, what="dtype")
+    memory_limit: str | None = option("Per device: bytes, or with a unit such as 20GiB.")
+
+    def plan_of(self, given: Path, *, online: bool, folder: Path | None) -> Path:
+        """The file of the plan that was given, or of the first one of the MODEL that was."""
+        if self.cluster is None:
+            for f in fields(self):
+                if getattr(self, f.name) is not None:
+                    raise InputError(f"--{f.name.replace('_', '-')} is for a MODEL on a --cluster; a plan has its own.")
+            return given
+        if not online:
+            raise InputError("A MODEL without a plan is planned while it trains: add --online, or `debubble plan` it.")
+        from debubble.models import named_model
+        from debubble.planners.plan_model import MICRO_BATCHES
+        from debubble.training.online.first_plan import least_memory_plan, save_first
+
+        names = ("micro_batch_size", "sequence_length", "dtype", "memory_limit")
+        plan = least_memory_plan(
+            named_model(str(given)), parse_cluster(self.cluster), micro_batches=self.micro_batches or MICRO_BATCHES,
+            **{name: value for name in names if (value := getattr(self, name)) is not None},
+        )  # fmt: skip
+        return save_first(plan, folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +118,7 @@ def _arguments(given: Sequence[str] | None) -> dict[str, Any] | None:
 def train(
     plan: PlanFile,
     *,
+    unplanned: Unplanned,
     data: settings.TrainingData,
     weights: Weights,
     recipe: Recipe,
@@ -92,13 +127,17 @@ def train(
     records: settings.Records,
     json: Json = False,
 ) -> None:
-    """Run a plan made for a MODEL: start its ranks here, or join when started by torchrun."""
+    """Run a plan made for a MODEL: start its ranks here, or join when started by torchrun.
+
+    With --online and --cluster, PLAN may be a MODEL: the run measures its operators, and plans, while it trains.
+    """
     require_torch()
     from debubble.training.checks import check
     from debubble.training.options import TrainOptions, frozen_remark, rate_remark, with_settings
 
     options = TrainOptions(
-        plan=plan, load=tuple(weights.load or ()), save=weights.save, json=json,
+        plan=unplanned.plan_of(plan, online=execution.online, folder=checkpoints.checkpoint),
+        load=tuple(weights.load or ()), save=weights.save, json=json,
         **vars(data), **vars(checkpoints), **vars(execution), **vars(records),
     )  # fmt: skip
     options = with_settings(recipe.settings, options)

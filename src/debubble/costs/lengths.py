@@ -31,6 +31,14 @@ class MicroBatchSize(NamedTuple):
     tokens: float
     keys: float = 1.0
 
+    @staticmethod
+    def of(lengths: Sequence[int], *, micro_batch_size: int, sequence_length: int) -> MicroBatchSize:
+        """The size of a micro-batch of sequences of these lengths, where full ones have `sequence_length` tokens."""
+        return MicroBatchSize(
+            tokens=sum(lengths) / (micro_batch_size * sequence_length),
+            keys=sum(length**2 for length in lengths) / (sum(lengths) * sequence_length),
+        )
+
 
 _FORMS = (
     "a JSON object of lengths and counts, a list of lengths, one length in each line, or JSON lines with `input_ids`"
@@ -108,8 +116,7 @@ def typical_step(
 ) -> list[MicroBatchSize]:
     """The micro-batches of a step whose sequences are the quantiles of a histogram, balanced by their tokens.
 
-    The longest sequences are assigned first, each to the micro-batch with the fewest tokens that has a place left.
-    The micro-batches go, longest first, one to each replica in turn; of every round the longest counts.
+    The micro-batches (see `packed`) go, longest first, one to each replica in turn; of every round the longest counts.
 
     Args:
         histogram: Sequences by their number of tokens.
@@ -130,26 +137,34 @@ def typical_step(
             f"The longest sequence has {longest} tokens, but --sequence-length is {sequence_length}; raise it, or cut"
             " the sequences."
         )
-    bins = micro_batches * replicas
-    lengths = _quantiles(histogram, bins * micro_batch_size)
-    # The numbers put bins of equally many tokens in order.
-    open_bins: list[tuple[int, int, list[int]]] = [(0, k, []) for k in range(bins)]
-    full: list[list[int]] = []
-    for length in sorted(lengths, reverse=True):
-        tokens, k, sequences = heapq.heappop(open_bins)
-        sequences.append(length)
-        if len(sequences) < micro_batch_size:
-            heapq.heappush(open_bins, (tokens + length, k, sequences))
-        else:
-            full.append(sequences)
-    full.sort(key=sum, reverse=True)
+    lengths = _quantiles(histogram, micro_batches * replicas * micro_batch_size)
+    full = packed(lengths, micro_batches=micro_batches * replicas)
     return [
-        MicroBatchSize(
-            tokens=sum(sequences) / (micro_batch_size * sequence_length),
-            keys=sum(length**2 for length in sequences) / (sum(sequences) * sequence_length),
+        MicroBatchSize.of(
+            [lengths[at] for at in places], micro_batch_size=micro_batch_size, sequence_length=sequence_length
         )
-        for sequences in full[::replicas]
+        for places in full[::replicas]
     ]
+
+
+def packed(lengths: Sequence[int], *, micro_batches: int) -> list[list[int]]:
+    """Places of sequences, assigned to micro-batches of equally many; the micro-batch with the most tokens first.
+
+    The longest sequences are assigned first, each to the micro-batch with the fewest tokens that has a place left.
+    """
+    size = len(lengths) // micro_batches
+    # The numbers put micro-batches of equally many tokens in order.
+    unfilled: list[tuple[int, int, list[int]]] = [(0, k, []) for k in range(micro_batches)]
+    full: list[tuple[int, list[int]]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
+        tokens, k, places = heapq.heappop(unfilled)
+        places.append(place)
+        if len(places) < size:
+            heapq.heappush(unfilled, (tokens + lengths[place], k, places))
+        else:
+            full.append((tokens + lengths[place], places))
+    full.sort(key=lambda each: each[0], reverse=True)
+    return [places for _, places in full]
 
 
 def _quantiles(histogram: Histogram, count: int) -> list[int]:

@@ -74,6 +74,8 @@ def _schedule_losses(plan: Plan) -> list[str]:
         losses.append("Stages of which the plan recomputes a share recompute all that they can.")
     if any(op.kind in (Kind.S, Kind.G) and op.stage not in s.host_steps for op in s.operations):
         losses.append("Optimizer steps and gradient reductions among the micro-batches move to the end of the step.")
+    if s.link_orders:
+        losses.append("Transfers of devices that share a link to the host are served by arrival, in no planned order.")
     if s.asynchronous and plan.costs.communication_model == "blocking":
         losses.append("Messages that the plan lets overlap compute are as the target's own: counted as blocking.")
     return losses

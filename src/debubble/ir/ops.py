@@ -94,6 +94,9 @@ HOST_STEP = (Kind.P, Kind.D, Kind.S)
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 """The kinds that always run on the compute lane; S does unless it is the host's."""
 
+TRANSFERS = (Kind.O, Kind.L, Kind.D, Kind.P)
+"""The kinds that move bytes over a device's link to the host, or of its activations to a peer."""
+
 UNSHARDS = (Kind.UNSHARD_F, Kind.UNSHARD_R, Kind.UNSHARD_B)
 RESHARDS = (Kind.RESHARD_F, Kind.RESHARD_R, Kind.RESHARD_B)
 

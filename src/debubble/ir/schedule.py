@@ -20,7 +20,7 @@ import numpy as np
 
 from debubble.errors import ScheduleError
 from debubble.ir.arrays import Bools, Ints
-from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, HOST_STEP, KINDS, SCHEDULED, Kind, Op
+from debubble.ir.ops import BACKWARDS, CODE, COMPUTE, HOST_STEP, KINDS, SCHEDULED, TRANSFERS, Kind, Op
 from debubble.ir.placement import Placement
 from debubble.ir.stage_costs import Number, StageCosts
 from debubble.pickling import PickledFields
@@ -85,6 +85,8 @@ class Schedule(PickledFields):
         peers: Device -> the device that holds what it offloads (absent: the host).
         asynchronous: Boundaries (the stage before each) whose messages overlap compute even where the costs say
             `blocking`.
+        link_orders: Transfers of several devices that share a link to the host, each list in the order in which the
+            link serves them; transfers in no list are served by arrival.
 
     Example:
         >>> Schedule.of("gpipe", Placement.linear(1), 1, [["0F0", "0B0"]]).orders[0][1].name
@@ -102,6 +104,7 @@ class Schedule(PickledFields):
     deeper: frozenset[tuple[int, int]] = frozenset()
     peers: Mapping[int, int] = field(default_factory=dict, hash=False)
     asynchronous: frozenset[int] = frozenset()
+    link_orders: tuple[tuple[Op, ...], ...] = ()
 
     def __repr__(self) -> str:
         shape = f"{self.devices} devices, {self.stages} stages, {self.micro_batches} micro-batches"
@@ -273,7 +276,9 @@ class Schedule(PickledFields):
     def replacing(self, parts: Callable[[Op], Iterable[Op]]) -> Schedule:
         """The schedule with some operations, or none, in the place of each."""
         chained = itertools.chain.from_iterable
-        return replace(self, orders=tuple(tuple(chained(map(parts, order))) for order in self.orders))
+        orders = tuple(tuple(chained(map(parts, order))) for order in self.orders)
+        links = tuple(tuple(op for op in link if op in parts(op)) for link in self.link_orders)
+        return replace(self, orders=orders, link_orders=links)
 
     @staticmethod
     def of(
@@ -318,6 +323,7 @@ def check(schedule: Schedule) -> None:
     _check_stages(schedule)
     _check_peers(schedule)
     _check_slices(schedule)
+    _check_link_orders(schedule)
     if not _is_one_step(schedule):
         _check_in_turn(schedule)
 
@@ -358,6 +364,16 @@ def _check_peers(schedule: Schedule) -> None:
                 raise ScheduleError(f"'peers' names device {named}, but the schedule has {schedule.devices} devices.")
         if device == peer:
             raise ScheduleError(f"'peers' lets device {device} offload to itself.")
+
+
+def _check_link_orders(schedule: Schedule) -> None:
+    served: set[Op] = set()
+    for op in itertools.chain.from_iterable(schedule.link_orders):
+        if op.kind not in TRANSFERS or op not in schedule.operations:
+            raise ScheduleError(f"'link_orders' names {op.name}, which is no transfer of the schedule.")
+        if op in served:
+            raise ScheduleError(f"'link_orders' names {op.name} twice.")
+        served.add(op)
 
 
 def _check_slices(schedule: Schedule) -> None:

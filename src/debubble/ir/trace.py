@@ -49,6 +49,22 @@ class MemorySample(NamedTuple):
     bytes: float
 
 
+class UnitTime(NamedTuple):
+    """Seconds that some units of a stage take within its operations of a kind: the median over micro-batches.
+
+    Of forwards (F) each unit is measured; of backwards (B, or I) the units that recompute together, and runs of units
+    that keep everything.
+    """
+
+    kind: str
+    stage: int
+    first: int
+    """The first of the units, within the stage."""
+    length: int
+    """How many they are."""
+    seconds: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class TraceStep:
     """One training step on all devices."""
@@ -57,6 +73,8 @@ class TraceStep:
     events: tuple[TraceEvent, ...]
     memory: tuple[MemorySample, ...] = ()
     phases: tuple[TracePhase, ...] = ()
+    units: tuple[UnitTime, ...] = ()
+    """The times of units, if the run measured them."""
 
     @cached_property
     def start(self) -> float:
@@ -83,6 +101,7 @@ class TraceStep:
             events=tuple(e._replace(start=e.start - zero, end=e.end - zero) for e in self.events),
             memory=tuple(s._replace(time=s.time - zero) for s in self.memory),
             phases=tuple(p._replace(start=p.start - zero, end=p.end - zero) for p in self.phases),
+            units=self.units,
         )
 
 
@@ -161,6 +180,7 @@ def _join(number: int, pieces: Sequence[TraceStep]) -> TraceStep:
         events=tuple(event for piece in pieces for event in piece.events),
         memory=tuple(sample for piece in pieces for sample in piece.memory),
         phases=tuple(phase for piece in pieces for phase in piece.phases),
+        units=tuple(unit for piece in pieces for unit in piece.units),
     ).from_zero()
 
 

@@ -247,7 +247,8 @@ def plan_again(plan_: Plan, *, degrees: bool = False, **search: Any) -> Plan:
     Args:
         plan_: A plan of a model.
         degrees: Whether the degrees of parallelism are open; if not, the plan's are kept.
-        search: Further arguments of `plan`: planner, effort, deadline, cache, seed and progress.
+        search: Further arguments of `plan`: planner, effort, deadline, cache, seed and progress; for the plan's own
+            degrees also chunks and profile.
 
     Raises:
         InputError: if the plan was made from abstract costs.

@@ -5,7 +5,7 @@ Orders are written in torch's letters, one string per device, so that a person c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -34,6 +34,8 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
     asynchronous: list[int] = []
     slices: int | msgspec.UnsetType = msgspec.UNSET
     """Slices of every sequence; absent: sequences are whole."""
+    link_orders: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """The transfers of shared links, as orders; absent: all are served by arrival."""
 
     @staticmethod
     def of(schedule: Schedule) -> ScheduleFile:
@@ -43,7 +45,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             name=s.name,
             placement=list(s.placement.device_of),
             micro_batches=s.micro_batches,
-            orders=[" ".join(op.name for op in order) for order in s.orders],
+            orders=_names(s.orders),
             fused_recompute=sorted(s.fused_recompute),
             recompute_fraction=_written(s.recompute_fraction),
             offload_fraction=_written(s.offload_fraction),
@@ -51,6 +53,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             peers=dict(s.peers),
             asynchronous=sorted(s.asynchronous),
             slices=s.slices if s.slices > 1 else msgspec.UNSET,
+            link_orders=_names(s.link_orders) if s.link_orders else msgspec.UNSET,
         )
 
     def schedule(self) -> Schedule:
@@ -59,7 +62,7 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             name=self.name,
             placement=Placement.of(self.placement),
             micro_batches=self.micro_batches,
-            orders=tuple(tuple(Op.parse(name) for name in order.split()) for order in self.orders),
+            orders=_parsed(self.orders),
             fused_recompute=frozenset(self.fused_recompute),
             recompute_fraction=_read(self.recompute_fraction),
             offload_fraction=_read(self.offload_fraction),
@@ -67,9 +70,18 @@ class ScheduleFile(msgspec.Struct, forbid_unknown_fields=True):
             peers=self.peers,
             asynchronous=frozenset(self.asynchronous),
             slices=1 if self.slices is msgspec.UNSET else self.slices,
+            link_orders=() if self.link_orders is msgspec.UNSET else _parsed(self.link_orders),
         )
         check(schedule)
         return schedule
+
+
+def _names(orders: Iterable[Iterable[Op]]) -> list[str]:
+    return [" ".join(op.name for op in order) for order in orders]
+
+
+def _parsed(orders: Iterable[str]) -> tuple[tuple[Op, ...], ...]:
+    return tuple(tuple(Op.parse(name) for name in order.split()) for order in orders)
 
 
 def _written(shares: Shares) -> dict[int, float | list[float]]:

@@ -150,6 +150,7 @@ class Pipeline:
                 messages=self.measured.messages,
                 stages=self.part.stages,
                 weights=self.part.weights,
+                observe=self.measured.unit_times.observe,
             ),
             gradients=gradients,
             updates=ParameterUpdates(gradients, loss_scale=self.loss_scale),

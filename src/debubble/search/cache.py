@@ -105,6 +105,7 @@ def write(place: Path, problem: OrderProblem, best: Incumbent) -> Path:
         "costs": discretized(problem),
         "gap": best.gap,
         "orders": [" ".join(op.name for op in order) for order in best.schedule.orders],
+        "link_orders": [" ".join(op.name for op in link) for link in best.schedule.link_orders],
     }
     write_whole(place, json.dumps(entry).encode())
     return place
@@ -161,6 +162,9 @@ def _read(place: Path) -> dict[str, Any] | None:
 def _schedule(problem: OrderProblem, entry: dict[str, Any]) -> Schedule | None:
     try:
         schedule = problem.schedule(map(Op.parse, order.split()) for order in entry["orders"])
+        if problem.costs.link_groups:
+            links = entry.get("link_orders", [])
+            schedule = replace(schedule, link_orders=tuple(tuple(map(Op.parse, link.split())) for link in links))
         check(schedule)
     except DebubbleError:
         return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from debubble.ir import InputError, Kind, Number, Op, Placement, Schedule, StageCosts
+from debubble.ir import DebubbleError, InputError, Kind, Number, Op, Placement, Schedule, StageCosts
 from debubble.ir.lowering.op_costs import OpCosts
+from debubble.ir.ops import TRANSFERS
 from debubble.ir.schedule import Shares
 from debubble.simulator import simulate
 
@@ -189,6 +190,25 @@ class OrderProblem:
         """Simulate a schedule, and return its objective in the costs' unit of time; raises what `simulate` raises."""
         timeline = simulate(schedule.with_host_steps(self.host_steps), self.costs)
         return timeline.makespan if self.objective == "makespan" else timeline.span
+
+    def with_link_orders(self, schedule: Schedule, starts: Mapping[Op, Number]) -> Schedule:
+        """The schedule whose shared links serve transfers in the order of these starts, if that is faster.
+
+        It is not where links that serve transfers by arrival take as little time.
+        """
+        links = tuple(link for link in self._link_orders(schedule, starts) if link)
+        ordered = replace(schedule, link_orders=links)
+        try:
+            return ordered if links and self.value(ordered) < self.value(schedule) else schedule
+        except DebubbleError:
+            return schedule
+
+    def _link_orders(self, schedule: Schedule, starts: Mapping[Op, Number]) -> Iterator[tuple[Op, ...]]:
+        half_duplex = self.costs.host_link == "half-duplex"
+        for group in self.costs.link_groups:
+            transfers = [op for device in group for op in schedule.orders[device] if op.kind in TRANSFERS]
+            for kinds in (TRANSFERS,) if half_duplex else ((Kind.O,), (Kind.L,)):
+                yield tuple(sorted((op for op in transfers if op.kind in kinds), key=starts.__getitem__))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.ir import Kind, Lane, Program, Schedule, StageCosts, lower
-from debubble.ir.arrays import Floats
+from debubble.ir.arrays import Floats, Ints
 from debubble.ir.lowering.lower import check_costs
-from debubble.ir.lowering.op_costs import OpCosts, Tables
-from debubble.ir.ops import CODE
+from debubble.ir.lowering.op_costs import OpCosts, Tables, places
+from debubble.ir.ops import CODE, TRANSFERS
 from debubble.ir.program import LANE_CODE
 from debubble.ir.stage_costs import CommunicationModel, HostLink
 from debubble.simulator.engine import Graph, simulate
@@ -41,11 +41,16 @@ class Repricer:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.simulations = schedule, 0
-        self._transfers = any(op.kind in _TRANSFERS for op in schedule.operations)
+        self._transfers = any(op.kind in TRANSFERS for op in schedule.operations)
         # Without offload the lists alone decide how much memory is in use at any time.
         self._times_decide = bool(schedule.offloaded) or any(op.kind is Kind.S for op in schedule.operations)
         self._structures: dict[tuple[CommunicationModel, HostLink, bool], _Structure] = {}
         self._structure("latency", "full-duplex")
+
+    @property
+    def lists_decide(self) -> bool:
+        """True if what a device holds at any time follows from its own list, whatever the times are."""
+        return not self._times_decide
 
     def price(self, costs: StageCosts, *, fused_recompute: frozenset[int] | None = None) -> Price:
         """Makespan, span and peaks under these costs, whatever their memory limit.
@@ -61,7 +66,7 @@ class Repricer:
         if self._times_decide or costs.gathers:
             peaks = structure.timed_peaks(costs, entries, start, end)
         else:
-            peaks = structure.peaks(costs, entries)
+            peaks = structure.peaks(costs, entries.allocated, entries.freed)
         return Price(float(end.max()), structure.span(start, end), peaks)
 
     def peak_memory(self, costs: StageCosts, *, fused_recompute: frozenset[int]) -> tuple[float, ...]:
@@ -72,7 +77,7 @@ class Repricer:
         if self._times_decide:
             return self.price(costs, fused_recompute=fused_recompute).peak_memory
         structure = self._structure("latency", "full-duplex")
-        return structure.peaks(costs, structure.entries(self._op_costs(costs, fused_recompute)))
+        return structure.peaks(costs, *structure.sizes(self._op_costs(costs, fused_recompute)))
 
     def _op_costs(self, costs: StageCosts, fused_recompute: frozenset[int] | None) -> OpCosts:
         priced = OpCosts.of(self.schedule, costs)
@@ -100,9 +105,6 @@ class Repricer:
         return self._structures[key]
 
 
-_TRANSFERS = (Kind.O, Kind.L, Kind.D, Kind.P)
-
-
 class _Structure:
     """The part of a lowered Program that no costs change: its edges, lists and lanes."""
 
@@ -118,13 +120,24 @@ class _Structure:
         self.lanes = lanes[np.argsort(program.device[lanes], kind="stable")]
         """The instructions of the compute lanes, device by device."""
         self.first_of_lane = np.searchsorted(program.device[self.lanes], np.arange(program.devices))
-        self.lists = np.split(np.arange(len(schedule.arrays.kind)), np.cumsum([*map(len, schedule.orders)])[:-1])
+        longest = max(map(len, schedule.orders))
+        self.listed = np.full((program.devices, longest), -1)
+        """The operations of each device's list; -1 after its end."""
+        for device, indices in enumerate(np.split(np.arange(len(schedule.arrays.kind)), _ends(schedule))):
+            self.listed[device, : len(indices)] = indices
 
     def entries(self, costs: OpCosts) -> Tables:
         """Time, memory effect and lead of each instruction."""
         program, tables = self.program, costs.tables(dtype=np.float64, explicit=bool(self.level.any()))
         at = tables.at(self.level, program.kind, program.stage, program.micro_batch)
         return Tables(*(table.ravel()[at] for table in tables))
+
+    def sizes(self, costs: OpCosts) -> tuple[Floats, Floats]:
+        """Bytes that each instruction allocates and frees."""
+        program, tables = self.program, costs.sizes(dtype=np.float64, explicit=bool(self.level.any()))
+        at = places(tables[0], self.level, program.kind, program.stage, program.micro_batch)
+        allocated, freed = (table.ravel()[at] for table in tables)
+        return allocated, freed
 
     def times(self, entries: Tables) -> tuple[Floats, Floats]:
         """Start and end of each instruction."""
@@ -139,16 +152,26 @@ class _Structure:
         )
         return float((last - first).max())
 
-    def peaks(self, costs: StageCosts, entries: Tables) -> tuple[float, ...]:
-        """The most bytes of each device at any instant if nothing is offloaded: each list decides alone."""
-        peaks = []
-        for device, indices in enumerate(self.lists):
-            change, freed = entries.allocated[indices], entries.freed[indices]
-            used = np.cumsum(change) - np.concatenate(([0.0], np.cumsum(freed)[:-1]))
-            peaks.append(float(costs.static_of(device)) + max(0.0, float(used.max())))
-        return tuple(peaks)
+    def peaks(self, costs: StageCosts, allocated: Floats, freed: Floats) -> tuple[float, ...]:
+        """The most bytes of each device at any instant if nothing is offloaded: each list decides alone.
+
+        Args:
+            costs: The stages' costs.
+            allocated: Bytes that each instruction allocates.
+            freed: Bytes that it frees.
+        """
+        used, gone = (np.cumsum(np.append(size, 0.0)[self.listed], axis=1) for size in (allocated, freed))
+        used[:, 1:] -= gone[:, :-1]
+        most = used.max(axis=1)
+        return tuple(float(costs.static_of(d)) + max(0.0, each) for d, each in enumerate(most.tolist()))
 
     def timed_peaks(self, costs: StageCosts, entries: Tables, start: Floats, end: Floats) -> tuple[float, ...]:
         """The most bytes of each device at any instant."""
         program = replace(self.program, costs=costs, allocated=entries.allocated, freed=entries.freed)
         return tuple(map(float, Timeline(program=program, start=start, end=end).peak_memory))
+
+
+def _ends(schedule: Schedule) -> Ints:
+    """Where each device's list but the last ends among all operations."""
+    ends: Ints = np.cumsum([*map(len, schedule.orders)])[:-1]
+    return ends

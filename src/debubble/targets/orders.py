@@ -90,6 +90,7 @@ def without_transfers(schedule: Schedule) -> Schedule:
         deeper=frozenset(),
         peers={},
         asynchronous=frozenset(),
+        link_orders=(),
     )
 
 

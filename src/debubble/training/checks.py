@@ -20,6 +20,7 @@ from debubble.training.options import (
     TrainOptions,
     maker_of,
     model_of,
+    packed_of,
     runnable,
     separator_of,
     sequences_of,
@@ -33,10 +34,10 @@ from debubble.training.user_code import named_dataset
 def check(options: TrainOptions) -> Plan:
     """The plan, if this run can be done.  Raises InputError with one sentence if not."""
     plan = runnable(options.plan)
-    if plan.has_lengths:
+    if plan.has_lengths and options.lengths is None:
         raise InputError(
-            "The plan counts on micro-batches of its own lengths, but `train` cuts the data into equal ones: plan"
-            " without --lengths, or give batches of these lengths to Pipeline."
+            "The plan counts on micro-batches of its own lengths, but `train` cuts the data into equal ones: give the"
+            " sequences with --lengths, or plan without."
         )
     _check_numbers(options)
     _check_optimizer(options, plan)
@@ -174,7 +175,35 @@ def _check_optimizer(options: TrainOptions, plan: Plan) -> None:
     check_optimizer(name, maker_of(options, plan), planned=plan.options.optimizer, saved=options.checkpoint is not None)
 
 
+def _check_lengths(options: TrainOptions, plan: Plan) -> None:
+    """Refuse sequences of their own lengths where the run cannot have them."""
+    refused = {
+        "--data": options.data is not None,
+        "--dataset": options.dataset is not None,
+        "--separate-texts": options.separate_texts,
+        "--online": options.online,
+        "a plan for --post-validation": validates_after(options.post_validation, plan),
+        "a plan for --context": plan.options.context > 1,
+        "routers' auxiliary loss on replicas, which counts what fills them up": _fills_up(plan),
+        "a model of transformers' modules, which count positions by themselves": model_of(plan).whole_layers,
+    }
+    for what in (what for what, given in refused.items() if given):
+        raise InputError(f"--lengths does not go with {what}.")
+    check_searchable(plan, "--lengths")
+    packed_of(options, plan)
+
+
+def _fills_up(plan: Plan) -> bool:
+    """Tell whether an auxiliary loss would count the tokens that make replicas' micro-batches equally long."""
+    from debubble.runtime.assembly import balance_of
+
+    return plan.options.data > 1 and balance_of(plan) is not None
+
+
 def _check_data(options: TrainOptions, plan: Plan) -> None:
+    if options.lengths is not None:
+        _check_lengths(options, plan)
+        return
     if options.dataset is None:
         for data in [options.data, *([] if options.validation is None else [Path(options.validation)])]:
             sequences_of(options, plan, data)

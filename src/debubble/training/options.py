@@ -19,6 +19,7 @@ from debubble.training.checkpoint.folder import (
     latest,
     progress_of,
 )
+from debubble.training.data.packed import PackedSequences, read_sequences
 from debubble.training.data.text import VOCABULARY, Sequences, load_tokens
 from debubble.training.data.tokenizer import HfTokenizer
 from debubble.training.online.journal import Journal
@@ -243,6 +244,18 @@ def sequences_of(options: TrainOptions, plan: Plan, data: Path | None) -> Sequen
         raise InputError(f"The model's vocabulary has {vocabulary} tokens, but {kind} needs {needed}.")
     tokens = load_tokens(data, tokenizer)
     return Sequences(tokens=tokens, sequence_length=plan.options.sequence_length, seed=options.seed)
+
+
+def packed_of(options: TrainOptions, plan: Plan) -> PackedSequences | None:
+    """The sequences of --lengths as steps of the run; None without.  Raises InputError if they do not suit it."""
+    if options.lengths is None:
+        return None
+    o, model = plan.options, model_of(plan)
+    sequences = read_sequences(options.lengths, longest=o.sequence_length, vocabulary=model.vocab)
+    return PackedSequences(
+        sequences=sequences, micro_batches=plan.micro_batches, micro_batch_size=o.micro_batch_size, replicas=o.data,
+        seed=options.seed,
+    )  # fmt: skip
 
 
 def _end_of_text(model: ModelConfig) -> int | None:

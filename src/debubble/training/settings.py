@@ -30,6 +30,10 @@ class TrainingData:
         "Tokens attend to their own text alone, of those packed in a sequence.", default=False
     )
     dataset: str | None = setting("module:function that takes the plan and returns a Dataset, instead of --data.")
+    lengths: Path | None = setting(
+        "JSON lines with `input_ids`, sequences of their own lengths, instead of --data: packed without padding, by a"
+        " plan for each class of steps."
+    )
     validation: str | None = setting(
         "Text file or directory whose loss is computed beside; with --dataset: module:function."
     )

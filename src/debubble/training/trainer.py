@@ -17,6 +17,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from debubble.costs.flops import Utilization
+from debubble.formatting import time_words
 from debubble.ir import InputError, Trace
 from debubble.plans import Plan
 from debubble.processes import available_cores, own_cores
@@ -32,6 +33,7 @@ from debubble.training.checks import validates_after
 from debubble.training.data.datasets import Prefetcher, SampleSource
 from debubble.training.data.text import text_of, tokens_of
 from debubble.training.end_request import EndRequest
+from debubble.training.length_plans import LengthSteps, length_plans
 from debubble.training.memory_check import explain_shortage
 from debubble.training.monitoring.metrics import NO_WORK, DeviceWork, bubble_fraction
 from debubble.training.monitoring.progress import Show, StepReport, display, tensorboard, weights_and_biases
@@ -44,6 +46,7 @@ from debubble.training.options import (
     journal_of,
     maker_of,
     model_of,
+    packed_of,
     plan_of,
     tokenizer_of,
     with_checkpoint_settings,
@@ -158,7 +161,16 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
             for note in start.notes:
                 Console(stderr=True, highlight=False).print(note, soft_wrap=True)
     plan = ask_rank_0(lambda: plan_of(options, resuming=start is not None))
-    run = TrainingRun(options, plan, samples_of(options, plan, dataset))
+    sequences = packed_of(options, plan)
+    if sequences is None:
+        run = TrainingRun(options, plan, samples_of(options, plan, dataset))
+    else:
+        asked = partial(length_plans, plan, sequences, steps=options.steps, folder=options.checkpoint)
+        plans = ask_rank_0(asked)
+        if leader:
+            times = ", ".join(time_words(each.simulate().makespan, seconds=True) for each in plans)
+            Console(stderr=True, highlight=False).print(f"Predicted for a step, by its lengths: {times}.")
+        run = TrainingRun(options, plans[0], LengthSteps(plans, sequences))
     if start is not None:
         run.resume(start.checkpoint, start.progress)
     else:
@@ -215,9 +227,13 @@ def _displays(options: TrainOptions, *, done: int) -> Iterator[AbstractContextMa
 class TrainingRun:
     """The state of a run on this rank; the options are the same on all ranks."""
 
-    def __init__(self, options: TrainOptions, plan: Plan, samples: SampleSource) -> None:
+    def __init__(self, options: TrainOptions, plan: Plan, samples: SampleSource | LengthSteps) -> None:
         self.options, self.plan = options, plan
-        self._data = Prefetcher(samples, stride=self.rows * plan.options.data)
+        self._data: Prefetcher | LengthSteps
+        if isinstance(samples, LengthSteps):
+            self._data = samples
+        else:
+            self._data = Prefetcher(samples, stride=self.rows * plan.options.data)
         self.device = default_device()
         # Next to a GPU, the host's cores step what the plan leaves to the host.
         torch.set_num_threads(1 if self.device.type == "cpu" else own_cores())
@@ -293,6 +309,10 @@ class TrainingRun:
         rate = learning_rate(self.step, peak=o.peak_rate, warmup=o.warmup, steps=o.steps, schedule=o.lr_schedule)
         set_learning_rate(self.pipeline, rate)
         replica = self.pipeline.ranks.replica
+        tokens = self.rows * self.plan.options.data * self.plan.options.sequence_length
+        if isinstance(self._data, LengthSteps):
+            tokens = self._data.tokens(self.samples)
+            self._follow(self._data.plan_of(self.samples))
         self.pipeline.status.begin_step()
         with self.pipeline.status.phase(self._data.phase, local=True):
             batch = self._data.batch(self.samples + replica * self.rows, count=self.rows)
@@ -325,7 +345,7 @@ class TrainingRun:
         with self.averaged() if looks else nullcontext():
             validation_loss = None if validation is None else float(self.pipeline.evaluate(validation.batches(replica)))
             sample = None if prompt is None else self._continue_prompt(prompt)
-        tokens_per_second = self.rows * self.plan.options.data * self.plan.options.sequence_length / seconds
+        tokens_per_second = tokens / seconds
         self._pending_reports.append(
             StepReport(
                 step=self.step,
@@ -378,9 +398,18 @@ class TrainingRun:
         before = len(online.entries)
         plan = online.after_step(self.step, seconds, self.traces[-1].steps[-1])
         if plan is not None:
-            # The plan is compared with its own steps alone.
-            self.plan, self.traces = plan, []
+            self._runs(plan)
         return tuple(map(str, online.entries[before:]))
+
+    def _follow(self, plan: Plan) -> None:
+        """Go on with the plan of another class of steps, if it is another one."""
+        if plan is not self.plan:
+            self.pipeline.switch_plan(plan)
+            self._runs(plan)
+
+    def _runs(self, plan: Plan) -> None:
+        """Compare this plan with its own steps alone."""
+        self.plan, self.traces = plan, []
 
     def _every(self, interval: int) -> bool:
         """Tell whether this step is one of every so many, or the last."""

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.costs import read_profile
+from debubble.costs.partition import partition_named
 from debubble.ir import RunOptions, StageCosts
+from debubble.planners.plan_model import plan_again
 from debubble.plans import Plan
-from debubble.training.online.partition import repartitioned
+from debubble.training.online.partition import repartitioned, units_of
 from debubble.training.options import TrainOptions, plan_of
 from tests.support.model_cases import on_cpus
 from tests.support.online_cases import ordered
@@ -84,6 +87,58 @@ def test_ranks_move_units_off_a_stage_that_has_too_many_and_no_loss_changes(plan
     assert moved[0][0] > 2
     resumed = plan_of(TrainOptions(plan=plan, online=True), resuming=True)
     assert resumed.lengths == Plan.load(plan.parent / "plan.online.json").lengths
+
+
+def test_two_ranks_begin_from_a_model_alone(run: Any, forked_processes: None, tmp_path: Path) -> None:
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps({**LLAMA, "vocab_size": 256}))
+    shape = ("--cluster", "2xCPU", "--micro-batches", "2", "--sequence-length", "16", "--dtype", "fp32")
+    code, out, err = run(
+        "train", str(model), *shape, "--online", "--steps", "3", "--checkpoint", str(tmp_path / "run"), "--json"
+    )
+    assert code == 0, err
+    assert len(json.loads(out)["losses"]) == 3
+    [first] = (tmp_path / "run").glob("first-*.json")
+    assert Plan.load(first).schedule.fused_recompute == frozenset({0, 1})
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--cluster", "2xCPU"), "A MODEL without a plan is planned while it trains: add --online"),
+        (("--micro-batches", "4", "--online"), "--micro-batches is for a MODEL on a --cluster; a plan has its own."),
+    ],
+)
+def test_a_model_needs_a_cluster_and_online(run: Any, more: tuple[str, ...], message: str) -> None:
+    code, _, err = run("train", "llama-tiny", *more)
+    assert (code, message in " ".join(err.split())) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_run_from_nothing_ends_near_the_plan_of_a_profile(tmp_path: Path) -> None:
+    config = {**LLAMA, "vocab_size": 256, "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 16}
+    model, text = tmp_path / "config.json", tmp_path / "text.txt"
+    model.write_text(json.dumps(config))
+    text.write_text("".join(f"{i} bottles of beer on the wall.\n" for i in range(4000)))
+    shape = ("--sequence-length", "64", "--dtype", "fp32")
+    run = [*command(model)[:3], "train", str(model), "--cluster", "2xCPU", "--micro-batches", "8", *shape]
+    written = ("--data", str(text), "--checkpoint", str(tmp_path / "run"), "--save-every", "10000", "--json")
+    answer = subprocess.run([*run, "--online", "--steps", "250", *written], capture_output=True, text=True, check=True)
+    events = [entry["event"] for entry in json.loads(answer.stdout)["switches"]]
+    assert "adopted" in events, events
+    [ended] = (tmp_path / "run").glob("first-*.online.json")
+    profile = tmp_path / "costs.json"
+    subprocess.run([*command(model)[:3], "profile", str(model), *shape, "-o", str(profile)], check=True)
+    made = plan_again(Plan.load(ended), chunks=1, profile=read_profile(profile))
+    assert with_costs_of(made, Plan.load(ended)).simulate().makespan <= 1.02 * made.simulate().makespan
+
+
+def with_costs_of(profiled: Plan, ran: Plan) -> Plan:
+    """The plan that ran, with the costs of the profile."""
+    units = units_of(profiled)
+    assert units is not None
+    costs = units.stage_costs(partition_named(ran.partition, units), ran.schedule.placement)
+    return replace(ran, costs=costs, timeline=None)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from debubble.ir.lowering.gathers import with_gathers
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import KINDS, RESHARDS, UNSHARDS, Kind, Lane
 from debubble.ir.program import END, LANE_CODE, MOMENTS, NO_PEER, START, STREAM, Program, QueueArrays
-from debubble.ir.schedule import Schedule, check
+from debubble.ir.schedule import OpArrays, Schedule, check
 from debubble.ir.stage_costs import Number, PerStage, StageCosts
 
 _LANES = {
@@ -132,6 +132,10 @@ class _Lowering:
         self._wait_for_peers()
         if self.costs.host_link == "half-duplex":
             self._take_turns()
+        for link in self.schedule.link_orders:
+            kind, stage, micro_batch, _ = OpArrays.of([link])
+            served = self.index[kind, stage, micro_batch]
+            self._wait(served[1:], served[:-1])
         return Program(
             schedule=self.schedule,
             costs=self.costs,

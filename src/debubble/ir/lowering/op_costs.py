@@ -36,10 +36,15 @@ class Tables(NamedTuple):
 
     def at(self, level: Ints, kind: Ints, stage: Ints, micro_batch: Ints) -> Ints:
         """Return the places of operations in the raveled tables."""
-        _, kinds, stages, scales = self.time.shape
-        column = micro_batch % scales
-        where: Ints = ((level * kinds + kind) * stages + stage) * scales + column
-        return where
+        return places(self.time, level, kind, stage, micro_batch)
+
+
+def places(table: Numbers, level: Ints, kind: Ints, stage: Ints, micro_batch: Ints) -> Ints:
+    """Return the places of operations in a raveled table of costs."""
+    _, kinds, stages, scales = table.shape
+    column = micro_batch % scales
+    where: Ints = ((level * kinds + kind) * stages + stage) * scales + column
+    return where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +97,17 @@ class OpCosts:
 
     def tables(self, *, dtype: Any = object, explicit: bool = True) -> Tables:
         """All costs; exact with dtype object.  Without `explicit` they hold no entries for what an R recomputes."""
-        levels = range((1 if self.costs.recompute_deeper is None else 2) + 1 if explicit else 1)
-        each = [_TableBuilder(self, dtype, level=level).tables() for level in levels]
+        each = [_TableBuilder(self, dtype, level=level).tables() for level in self._levels(explicit)]
         return Tables(*(np.stack(tables) for tables in zip(*each, strict=True)))
+
+    def sizes(self, *, dtype: Any = object, explicit: bool = True) -> tuple[Numbers, Numbers]:
+        """The tables of the bytes that operations allocate and free, without those of times."""
+        builders = [_TableBuilder(self, dtype, level=level) for level in self._levels(explicit)]
+        allocated, freed = (np.stack(tables) for tables in zip(*(each.sizes() for each in builders), strict=True))
+        return allocated, freed
+
+    def _levels(self, explicit: bool) -> range:
+        return range((1 if self.costs.recompute_deeper is None else 2) + 1 if explicit else 1)
 
     @cached_property
     def _exact(self) -> Tables:
@@ -177,9 +190,14 @@ class _TableBuilder:
 
     def tables(self) -> Tables:
         """Times, bytes allocated and freed, and leads of all operations."""
-        times, (allocated, freed) = self._times(), self._sizes()
+        times = self._times()
         time, lead = self._table(times), self._table(self._leads(times))
-        return Tables(time, self._table(allocated), self._table(freed), np.broadcast_to(lead, time.shape))
+        return Tables(time, *self.sizes(), np.broadcast_to(lead, time.shape))
+
+    def sizes(self) -> tuple[Numbers, Numbers]:
+        """Bytes that all operations allocate and free."""
+        allocated, freed = self._sizes()
+        return self._table(allocated), self._table(freed)
 
     def _leads(self, times: Mapping[Kind, Numbers]) -> dict[Kind, Numbers]:
         """Leads of the kinds that stream."""

@@ -115,7 +115,10 @@ def cheapest_strategies(
         return repricer.peak_memory(costs, fused_recompute=partition.recomputing)
 
     limits = _limits(units.stage_costs(build([]), placement), placement)
-    return build(_fewest(increments, peaks, limits, superfluous=_last_of_each_type(units)))
+    kept = _fewest(
+        increments, peaks, limits, superfluous=_last_of_each_type(units), independent=repricer.lists_decide
+    )  # fmt: skip
+    return build(kept)
 
 
 def cheapest_uniform(repricer: Repricer, units: Units, lengths: Sequence[int], levers: TargetLevers) -> Partition:
@@ -172,7 +175,15 @@ def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
         return repricer.peak_memory(costs, fused_recompute=stages_of(taken))
 
     limits = _limits(costs, schedule.placement)
-    return stages_of(_fewest(increments, peaks, limits, superfluous=lambda steps: list(range(len(steps)))))
+    return stages_of(
+        _fewest(
+            increments,
+            peaks,
+            limits,
+            superfluous=lambda steps: list(range(len(steps))),
+            independent=repricer.lists_decide,
+        )
+    )
 
 
 def _limits(costs: StageCosts, placement: Placement) -> list[float]:
@@ -185,8 +196,12 @@ def _fewest(
     limits: list[float],
     *,
     superfluous: Callable[[list[Increment]], list[int]],
+    independent: bool,
 ) -> list[list[Increment]]:
-    """The cheapest increments of each device whose peak is within the limit: bisection, then removal."""
+    """The cheapest increments of each device whose peak is within the limit: bisection, then removal.
+
+    `independent`: whether a device's peak depends on its own increments alone.
+    """
     devices = range(len(increments))
     if all(peak <= limit for peak, limit in zip(peaks([[] for _ in devices]), limits, strict=True)):
         return [[] for _ in devices]
@@ -209,13 +224,20 @@ def _fewest(
             else:
                 low[device] = middle[device] + 1
     taken = [steps[:n] for steps, n in zip(increments, high, strict=True)]
-    for device in devices:
-        for index in superfluous(taken[device]):
-            fewer = [*taken]
+    candidates = [superfluous(steps) for steps in taken]
+    open_devices = [device for device in devices if candidates[device]]
+    while open_devices:
+        # Lists alone decide what a device holds: one evaluation tells of a candidate of each of them.
+        tried = open_devices if independent else open_devices[:1]
+        fewer = [*taken]
+        for device in tried:
+            index = candidates[device].pop(0)
             fewer[device] = taken[device][:index] + taken[device][index + 1 :]
-            if peaks(fewer)[device] <= limits[device]:
-                taken = fewer
-                break
+        fewer_peaks = peaks(fewer)
+        fitting = {device for device in tried if fewer_peaks[device] <= limits[device]}
+        for device in fitting:
+            taken[device] = fewer[device]
+        open_devices = [device for device in open_devices if device not in fitting and candidates[device]]
     return taken
 
 

@@ -36,11 +36,18 @@ class Channel(Enum):
     RELOAD = "reload"
     NORM = "norm"
     """A few numbers of the host's, never on the device."""
+    OFFLOAD_TOKEN = "offload token"
+    """A token of the host's: the link to the host is free for the receiver's next offload."""
+    RELOAD_TOKEN = "reload token"
+    """The same for its next reload."""
     UNITS = "units"
     """Parameters of units that move, with what trains them."""
     RING = "ring"
     """Keys and values on their way around a ring of ranks (threads of one process; else a group carries them)."""
 
+
+_TOKENS = (Channel.OFFLOAD_TOKEN, Channel.RELOAD_TOKEN)
+"""The channels that need not be opened, as plans that a run switches to may be the first to use them."""
 
 _TAGS = {channel: tag for tag, channel in enumerate(Channel)}
 
@@ -215,7 +222,7 @@ class Distributed(Transport):
 
     def begin_send(self, tensor: Tensor, to: int, channel: Channel) -> Callable[[], None]:
         """Begin to send the tensor, through the host's memory where Gloo cannot read the device."""
-        group = self._channels[self.rank, to, channel]
+        group = self._group_of(self.rank, to, channel)
         with self._reachable(tensor.contiguous(), received=False) as message:
             work = self._dist.isend(message, to, group=group, tag=_TAGS[channel])
         assert work is not None
@@ -233,7 +240,8 @@ class Distributed(Transport):
 
     def begin_receive(self, buffer: Tensor, source: int, channel: Channel) -> Callable[[], Tensor]:
         """Begin to receive the next message of this source and channel, into a buffer that the group can reach."""
-        work = self._dist.irecv(buffer, source, group=self._channels[source, self.rank, channel], tag=_TAGS[channel])
+        group = self._group_of(source, self.rank, channel)
+        work = self._dist.irecv(buffer, source, group=group, tag=_TAGS[channel])
         assert work is not None
 
         def wait() -> Tensor:
@@ -241,6 +249,9 @@ class Distributed(Transport):
             return buffer
 
         return wait
+
+    def _group_of(self, source: int, to: int, channel: Channel) -> Any:
+        return self._control if channel in _TOKENS else self._channels[source, to, channel]
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """Sum over these ranks, in place; a single rank's tensor is the sum already."""

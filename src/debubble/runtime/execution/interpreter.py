@@ -3,9 +3,10 @@
 Every queue of the Program is walked by a thread that stays from step to step (the compute lane by the caller): an
 instruction starts when what it waits for on this device has happened, acts, and marks its start and end.  Waits for
 instructions of other devices are met by messages alone: a receive ends when the message is there; every other such wait
-predicts a time and constrains nothing.  As every receive has a thread that does nothing else at that moment or, on the
-CPU, has begun with the step, and every send such a thread as well or nothing to wait for but the receive of an earlier
-message, a Program without a cycle cannot hang.
+predicts a time and constrains nothing, except the order of transfers on a shared link, which tokens keep
+(link_orders.py).  As every receive has a thread that does nothing else at that moment or, on the CPU, has begun with
+the step, and every send such a thread as well or nothing to wait for but the receive of an earlier message, a Program
+without a cycle cannot hang.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Interpreter:
         for end in ends:
             step.join(end)
         step.check()
+        self.operations.link_orders.finish_sends()
         self._threads = threads
         self.lanes.end_step()
 
@@ -95,9 +97,13 @@ class Interpreter:
         self, queue: Queue, instructions: Sequence[LaneInstruction], step: StepSynchronizer, state: StepState
     ) -> None:
         """Run the instructions of one lane, in order."""
+        links = self.operations.link_orders
         with self.lanes.lane(queue.lane, queue.peer), on_lane(queue.lane):
             for item in instructions:
                 step.wait(item)
+                if item.previous_on_link is not None:
+                    self.status.waits(item.instruction, item.previous_on_link)
+                    links.take_token(item.instruction.op, item.previous_on_link)
                 for message in item.receives:
                     with step.receiving(message, item):
                         self.operations.finish_receive(message, state)
@@ -113,6 +119,7 @@ class Interpreter:
                     self.operations.set_aside(op)
                 self._allocate_reloads(item, Moment.END, step)
                 step.end(item, start)
+                links.pass_token(item.instruction.op)
                 for send in item.posts:
                     start = self.lanes.mark()
                     self.operations.post(send, state)
@@ -146,6 +153,7 @@ class Interpreter:
                     tuple(instructions[send] for send in posts.get(index, ())),
                     tuple(instructions[receive] for receive in receives.get(index, ())),
                     reloads.get(index, ()),
+                    self.operations.link_orders.previous(instructions[index].op),
                 )
             )
         return items
@@ -157,7 +165,8 @@ class Interpreter:
         for reload in instructions:
             if reload.op.kind is Kind.L and reload.device == self.operations.device:
                 computes = [w for w in reload.waits if instructions[w.instruction].lane is Lane.COMPUTE]
-                offloads = [w for w in reload.waits if instructions[w.instruction].lane is Lane.D2H]
+                here = [w for w in reload.waits if self._is_here(w.instruction)]
+                offloads = [w for w in here if instructions[w.instruction].lane is Lane.D2H]
                 index, moment = max(computes, key=lambda w: (w.instruction, w.moment is Moment.END))
                 allocations[index] += (ReloadAllocation(reload.op, moment, tuple(offloads)),)
         return allocations

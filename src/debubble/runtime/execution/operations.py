@@ -18,6 +18,7 @@ from debubble.ir import Instruction, Kind, Op, Program
 from debubble.ir.schedule import share_of
 from debubble.runtime.distributed.transport import Channel, Transport
 from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
+from debubble.runtime.execution.link_orders import LinkOrders
 from debubble.runtime.execution.peer_offload import PeerOffload
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.stage import Keeping, Stage, UnitDone
@@ -82,6 +83,7 @@ class Operations(ABC):
 
     def __post_init__(self) -> None:
         self.peer_offload = PeerOffload(self.program, self.device, self.transport, self.rank_of, self.lanes)
+        self.link_orders = LinkOrders(self.program, self.device, self.transport, self.rank_of, self.lanes)
 
     def prepare(self, instruction: Instruction) -> Execute:
         """The function that executes the instruction in a step; it returns when that is done or, on a GPU, enqueued."""
@@ -210,6 +212,8 @@ class TensorOperations(Operations):
     weights: Mapping[int, StageWeights]
     evaluating: bool = False
     """Whether the program is forwards alone, of which nothing is kept."""
+    observe: Callable[[int, Stage], None] | None = None
+    """Called with each stage that the operations are of."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,6 +221,9 @@ class TensorOperations(Operations):
         moved = {stage for stage, _ in schedule.offloaded | schedule.explicit_recompute} | schedule.fused_recompute
         self.needs_ledger = not moved.isdisjoint(self.stages)
         """Whether any stage of the device recomputes or offloads what its ledger knows."""
+        if self.observe is not None:
+            for number, stage in self.stages.items():
+                self.observe(number, stage)
 
     def prepare_local(self, instruction: Instruction) -> Execute:
         """The function that computes, moves memory, sums gradients or steps, as the instruction says."""

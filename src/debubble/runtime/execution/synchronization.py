@@ -68,6 +68,8 @@ class LaneInstruction(NamedTuple):
     """The messages that its lane receives before it."""
     reloads: tuple[ReloadAllocation, ...] = ()
     """The reloads whose buffers the compute lane allocates at one of its moments."""
+    previous_on_link: Instruction | None = None
+    """The transfer of another device that its shared link serves right before it."""
 
 
 class StepSynchronizer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from debubble.ir import InputError, PlannedUnit
+from debubble.ir import InputError, Kind, PlannedUnit
 from debubble.runtime.memory.activations import Ledger, SavedStorage, Wait
 from debubble.runtime.memory.recomputation import Tape, directly
 from debubble.runtime.models.compilation import Compiler
@@ -90,6 +91,8 @@ class Stage:
         self._ledger = ledger
         self._weight_grads = WeightGradStore()
         self._states: dict[int, _MicroBatchState] = {}
+        self.timed: Timed = _untimed
+        """Measures the units that run in its context."""
         for unit in units:
             if compiler is not None:
                 unit.compile_functions(compiler)
@@ -137,15 +140,17 @@ class Stage:
         self, state: _MicroBatchState, x: Tensor, micro_batch: MicroBatch, keeping: Keeping, unit_done: UnitDone | None
     ) -> Tensor:
         """The stage's output, whose segments and units it leaves in the state."""
-        for units, recomputed in self._segments(keeping.recomputing, int(keeping.deeper)):
+        for first, units, recomputed in self._segments(keeping.recomputing, int(keeping.deeper)):
             tape, entry = Tape(self._ledger, recomputed), _SegmentInput()
             with tape.watch():
                 y = entry.connect(x)
-                for unit in units:
-                    begin, y = tape.saves, unit(y, micro_batch, tape)
+                for index, unit in enumerate(units, start=first):
+                    with self.timed(Kind.F, index, 1):
+                        begin, y = tape.saves, unit(y, micro_batch, tape)
                     state.units.append(_UnitSaves(tape, begin, tape.saves, unit_done() if unit_done else None))
             tape.finish()
-            state.segments.append(_Segment(tape.restore, entry, get_gradient_edge(y) if y.requires_grad else None))
+            edge = get_gradient_edge(y) if y.requires_grad else None
+            state.segments.append(_Segment(tape.restore, entry, edge, first, len(units)))
             x = y.detach()
         return x
 
@@ -153,9 +158,11 @@ class Stage:
         """The stage's output by plain autograd, which keeps everything."""
         entry = _SegmentInput()
         y = entry.connect(x)
-        for unit in self.units:
-            y = unit(y, micro_batch, directly)
-        state.segments.append(_Segment(_nothing, entry, get_gradient_edge(y) if y.requires_grad else None))
+        for index, unit in enumerate(self.units):
+            with self.timed(Kind.F, index, 1):
+                y = unit(y, micro_batch, directly)
+        edge = get_gradient_edge(y) if y.requires_grad else None
+        state.segments.append(_Segment(_nothing, entry, edge, 0, len(self.units)))
         return y.detach()
 
     def evaluate(self, x: Tensor, micro_batch: MicroBatch) -> Tensor:
@@ -164,8 +171,13 @@ class Stage:
             x = unit(x, micro_batch, directly)
         return x
 
-    def _segments(self, recomputing: int, level: int) -> Iterator[tuple[Sequence[UnitModule], Callable[[str], bool]]]:
-        """The units that recompute together, and the runs of units between them, which keep everything."""
+    def _segments(
+        self, recomputing: int, level: int
+    ) -> Iterator[tuple[int, Sequence[UnitModule], Callable[[str], bool]]]:
+        """The units that recompute together, and the runs of units between them, which keep everything.
+
+        Each with the index of its first unit, and the operators that it recomputes.
+        """
 
         def shared(index: int) -> tuple[str, int | None]:
             strategy = self._strategies[level][index]
@@ -177,7 +189,7 @@ class Stage:
         for (kind, _), indices in groupby(range(len(self.units)), shared):
             first, *others = indices
             recomputed = recomputed_operators("none") if kind == "none" else self._recomputed[level][first]
-            yield self.units[first : first + 1 + len(others)], recomputed
+            yield first, self.units[first : first + 1 + len(others)], recomputed
 
     def recompute(self, j: int) -> None:
         """R: bring back all that the forward dropped."""
@@ -197,10 +209,11 @@ class Stage:
         while state.segments:
             segment = state.segments.pop()
             if segment.edge is not None and flowing is not None:
-                segment.restore()
-                # Backwards compute in the dtypes of their forwards.
-                with torch.autocast(flowing.device.type, enabled=False):
-                    torch.autograd.backward([segment.edge], [flowing])
+                with self.timed(Kind.I if split else Kind.B, segment.first, segment.count):
+                    segment.restore()
+                    # Backwards compute in the dtypes of their forwards.
+                    with torch.autocast(flowing.device.type, enabled=False):
+                        torch.autograd.backward([segment.edge], [flowing])
             flowing = segment.entry.gradient
         self._weight_grads.close()
         if not split:
@@ -293,6 +306,14 @@ class Stage:
 
 UnitDone = Callable[[], Wait]
 """What is called when the current lane was given all of a unit's work; the answer waits for that on another lane."""
+Timed = Callable[[Kind, int, int], AbstractContextManager[None]]
+"""A context in which units run within an operation of a kind: from which unit of the stage on, and how many."""
+
+_UNTIMED = nullcontext()
+
+
+def _untimed(kind: Kind, first: int, count: int) -> AbstractContextManager[None]:
+    return _UNTIMED
 
 
 @dataclass
@@ -328,6 +349,9 @@ class _Segment:
     restore: Callable[[], None]
     entry: _SegmentInput
     edge: GradientEdge | None
+    first: int
+    """The index of its first unit."""
+    count: int
 
 
 def _nothing() -> None:

@@ -13,6 +13,7 @@ from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import ExecutedInstruction, trace_events
 from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.parameters.optimizers import DeviceOptimizers
+from debubble.runtime.steps.unit_times import UnitTimes
 from debubble.runtime.topology import Ranks
 
 
@@ -36,6 +37,8 @@ class Measurements:
     def __init__(self, ranks: Ranks, lanes: CpuLanes | CudaLanes, status: RankStatus, *, devices: int) -> None:
         self._ranks, self._lanes, self._status, self._devices = ranks, lanes, status, devices
         self.activations, self.messages = Ledger(lanes.device), Ledger(lanes.device)
+        self.unit_times = UnitTimes(lanes)
+        """Times of units, where they are enabled."""
         self.optimizers: DeviceOptimizers
         """Those of the device's parameters."""
         self.every_step = False
@@ -64,6 +67,7 @@ class Measurements:
             self._counted_shapes = shapes
             self.activations.start_step()
         self.messages.start_step()
+        self.unit_times.start_step()
         self._lanes.start_step()
 
     def count_gradients(self) -> None:
@@ -145,6 +149,7 @@ class Measurements:
             events=trace_events(self.executed, self._lanes, device=device, origin=origin),
             memory=tuple(MemorySample(device, at - origin, static + b) for at, b in samples),
             phases=tuple(TracePhase(p.what, device, p.start - origin, p.end - origin) for p in self._status.phases),
+            units=self.unit_times.medians(),
         )
         return Trace(devices=self._devices, steps=(step,))
 

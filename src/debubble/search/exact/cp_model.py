@@ -289,4 +289,5 @@ def schedule_of(model: ScheduleModel, value: Any) -> Schedule:
         moment, rank = (end, 0) if op.kind is Kind.O else (value(start), 1 if op.kind is Kind.L else 2)
         orders[problem.placement.device_of[op.stage]].append((moment, rank, end, op))
     lists = (sorted(order, key=lambda e: (e[:3], e[3].stage, e[3].micro_batch)) for order in orders)
-    return problem.schedule([op for *_, op in order] for order in lists)
+    schedule = problem.schedule([op for *_, op in order] for order in lists)
+    return problem.with_link_orders(schedule, {op: value(start) for op, start in model.starts.items()})

@@ -35,6 +35,7 @@ from debubble.training.online.measurement import (
 from debubble.training.online.partition import move_seconds
 from debubble.training.online.scheduler import BetterOrder
 from debubble.training.online.search_process import SearchProcess, leave_core, spare_core
+from debubble.training.online.unit_costs import measured_profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +178,8 @@ class Controller:
         )
         self.journal.note(JournalEntry(step=step, event="search", drift=change, reason=why))
         try:
-            self._search = self._begin(replace(self.plan, costs=costs), self._steps_left(step))
+            profile = measured_profile(self.plan, costs, self._steps)
+            self._search = self._begin(replace(self.plan, costs=costs, profile=profile), self._steps_left(step))
         except (OSError, InputError) as error:  # no room for another process or its files
             self.journal.note(JournalEntry(step=step, event="search failed", reason=str(error)))
 
@@ -252,6 +254,7 @@ class OnlineScheduler:
             policy: Settings.
         """
         policy = policy or Policy()
+        pipeline.measured.unit_times.enabled = True
         rank, ranks_here = pipeline.ranks.transport.rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         core = spare_core(ranks_here)
         if core is not None and rank < ranks_here:

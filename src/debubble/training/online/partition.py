@@ -14,10 +14,11 @@ from debubble.costs.parallel_layout import Layout
 from debubble.costs.partition import Partition, partition_named
 from debubble.costs.speed import Speed
 from debubble.costs.units import Units
-from debubble.ir import Number, StageCosts
+from debubble.ir import InfeasibleError, Number, StageCosts
 from debubble.ir.stage_costs import PER_STAGE
 from debubble.planners.model_problem import half_layers
 from debubble.planners.partitioning.local_search import unit_moves
+from debubble.planners.plan_model import plan_again
 from debubble.plans import Plan
 
 Price = Callable[[Plan], tuple[float, float]]
@@ -103,6 +104,28 @@ def repartitioned(plan: Plan, lengths: Sequence[int], *, units: Units | None = N
         return None
     old, new = (units.stage_costs(partition, placement, on_host=hosted) for partition in (before, after))
     return replace(plan, partition=units.planned(after), costs=_at_pace(plan.costs, old, new))
+
+
+def replanned(plan: Plan, *, effort: float) -> Plan | None:
+    """The plan that `auto` makes with a plan's profile for its placement; devices are as fast as measured.
+
+    None if a run of the plan cannot continue with it.
+    """
+    units = units_of(plan)
+    if units is None or plan.profile is None:
+        return None
+    placement = plan.schedule.placement
+    try:
+        answer = plan_again(plan, chunks=placement.chunks, profile=plan.profile, effort=effort)
+    except InfeasibleError:
+        return None
+    if not answer.reorders(plan):
+        return None
+    old, new = (
+        units.stage_costs(partition_named(each.partition, units), placement, on_host=plan.schedule.host_steps)
+        for each in (plan, answer)
+    )
+    return replace(answer, costs=_at_pace(plan.costs, old, new))
 
 
 def _usual(units: Units, stage: Sequence[tuple[int, str]], new: int) -> str:

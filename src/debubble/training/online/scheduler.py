@@ -77,23 +77,25 @@ def summation(plan: Plan, schedule: Schedule) -> dict[str, Terms]:
 
 
 PLAN, FOUND = "plan.json", "found.json"
+PLAN_EFFORT = 10.0
+"""Most effort of a plan made anew, in seconds of the reference machine: that of `debubble plan`."""
 
 
-def check_searchable(plan: Plan) -> None:
-    """Refuse a plan with more than the search can order.  Raises InputError with one sentence."""
+def check_searchable(plan: Plan, option: str = "--online") -> None:
+    """Refuse a plan with more than the search of an option can order.  Raises InputError with one sentence."""
     if plan.schedule.slices > 1:
-        raise InputError("--online orders whole sequences, but the plan divides them into slices: train it without.")
+        raise InputError(f"{option} orders whole sequences, but the plan divides them into slices: train it without.")
     stages = plan.schedule.host_steps
     alongside = {op for op in plan.schedule.operations if op.kind in (Kind.G, *HOST_STEP)}
     kept = plan.schedule.without_host_steps().with_host_steps(stages).operations
     hosted = {op for op in kept if op.stage in stages and op.kind in HOST_STEP}
     if left := sorted({op.kind.value for op in alongside - hosted}):
         raise InputError(
-            f"--online orders F, B, I, W, R, O and L, and steps on hosts behind them, but the plan also has"
+            f"{option} orders F, B, I, W, R, O and L, and steps on hosts behind them, but the plan also has"
             f" {', '.join(left)}: train it without."
         )
     if plan.schedule.peers:
-        raise InputError("--online orders offloads to the host, but the plan's go to peer devices: train it without.")
+        raise InputError(f"{option} orders offloads to the host, but the plan's go to peer devices: train it without.")
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0) -> Iterator
     """Plans that are faster and faster for the plan's costs, of the same devices and with equal losses.
 
     Half of the effort is for other orders, the rest for orders of plans that divide the units otherwise, or keep more
-    or less for their backwards.  The search starts from the plan's own order and from those published schedules that
-    add up in the same order.
+    or less for their backwards; first of a plan made anew, if the plan has a profile.  The search
+    starts from the plan's own order and from those published schedules that add up in the same order.
 
     Args:
         plan: What runs, with the costs that were measured.
@@ -142,11 +144,12 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0) -> Iterator
         steps_left: Steps in which moving units has to pay; 0: units stay in their stages.
     """
     from debubble.training.online.memory_variants import offload_variants, recomputation_variants
-    from debubble.training.online.partition import better_partition, move_seconds
+    from debubble.training.online.partition import better_partition, move_seconds, replanned
 
+    anew = replanned(plan, effort=min(PLAN_EFFORT, effort / 4))
     repartitioned = better_partition(plan, _price) if steps_left else None
     others = [
-        *([] if repartitioned is None else [repartitioned]),
+        *(each for each in (anew, repartitioned) if each is not None and (steps_left or each.lengths == plan.lengths)),
         *recomputation_variants(plan),
         *offload_variants(plan),
     ]
@@ -158,7 +161,8 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0) -> Iterator
     own = effort / 2 if others else effort
     last = others[-1] if others else plan
     for candidate, share in [(plan, own), *((other, (effort - own) / len(others)) for other in others)]:
-        moving = move_seconds(plan, candidate) / steps_left if candidate is repartitioned else 0.0
+        moves = candidate.lengths != plan.lengths
+        moving = move_seconds(plan, candidate) / steps_left if moves else 0.0
         try:
             for found in _orders(candidate, sums, effort=share):
                 schedule = replace(found.schedule, name="searched")
@@ -208,8 +212,8 @@ def _orders(plan: Plan, sums: Mapping[str, Terms], *, effort: float) -> Iterator
     from debubble.search.optimize import optimize
 
     problem, own = _problem(plan), plan.schedule.without_host_steps()
-    published = [schedule for schedule in initial(problem, Effort(0)) if summation(plan, schedule) == sums]
-    return optimize(problem, starts=[own, *published], effort=effort)
+    starts = [schedule for schedule in (own, *initial(problem, Effort(0))) if summation(plan, schedule) == sums]
+    return optimize(problem, starts=starts, effort=effort)
 
 
 def main(folder: Path, effort: float, steps_left: int) -> None:

@@ -152,7 +152,13 @@ class MilpModel:
                 orders[i].append((round(out, 6), 0, Op(Kind.O, i, j)))
                 orders[i].append((round(values[self.back[forward]], 6), 1, Op(Kind.L, i, j)))
         lists = (sorted(order, key=lambda e: (e[0], e[1], e[2].micro_batch)) for order in orders)
-        return self.problem.schedule([op for *_, op in order] for order in lists)
+        schedule = self.problem.schedule([op for *_, op in order] for order in lists)
+        starts = {
+            forward._replace(kind=kind): round(values[start[forward]], 6)
+            for kind, start in ((Kind.O, self.out), (Kind.L, self.back))
+            for forward in self.away
+        }
+        return self.problem.with_link_orders(schedule, starts)
 
     def _horizon(self) -> Number:
         """Big-M: everything one after the other."""
