@@ -67,8 +67,8 @@ def losses_and_parameters(
 
 @pytest.mark.parametrize(
     ("config", "dtype"),
-    [(LLAMA, "fp32"), (GPT2, "bf16")],
-    ids=["fp32", "bf16"],
+    [(LLAMA, "fp32"), pytest.param(LLAMA, "fp64", marks=pytest.mark.slow), (GPT2, "bf16")],
+    ids=["fp32", "fp64", "bf16"],
 )
 def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(
     config: Any, dtype: str, tmp_path: Path
