@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,3 +64,30 @@ def test_lengths_that_are_nested_deeply_are_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "lengths.json").write_bytes(DEEP)
     with pytest.raises(InputError, match=r"The lengths in .* are not readable"):
         read_lengths(tmp_path / "lengths.json")
+
+
+AT_ONCE = """
+import sys, threading
+from debubble.files import decode_json
+from debubble.plans.plan_file import PlanFile
+
+sys.setswitchinterval(1e-7)
+together = threading.Barrier(8)
+
+def read():
+    together.wait()
+    try:
+        decode_json(b"{}", PlanFile)
+    except ValueError:
+        pass
+
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_may_read_a_kind_of_file_for_the_first_time_at_once() -> None:
+    assert subprocess.run([sys.executable, "-c", AT_ONCE], check=False).returncode == 0

@@ -6,7 +6,8 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from threading import Lock
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -47,12 +48,25 @@ def parse(read: Callable[[S], T], content: S, refusal: str, *errors: type[Except
 
 def decode_json(content: bytes, type_: type[T]) -> T:
     """Decode JSON of that type; raises msgspec.DecodeError for all other content, whatever it is."""
+    prepare(type_)
     try:
         return msgspec.json.decode(content, type=type_)
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError("it is not UTF-8") from error
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deeply") from error
+
+
+def prepare(type_: Any) -> None:
+    """Have msgspec look up the fields of a type, which crashes where two threads do it at once (0.22)."""
+    with _PREPARING:
+        if type_ not in _PREPARED:
+            msgspec.json.Decoder(type_)
+            _PREPARED.add(type_)
+
+
+_PREPARING = Lock()
+_PREPARED: set[Any] = set()
 
 
 def decode_versioned(content: bytes, type_: type[T], *, what: str, name: str, version: int, again: str) -> T:

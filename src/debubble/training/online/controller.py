@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -178,10 +178,17 @@ class Controller:
         )
         self.journal.note(JournalEntry(step=step, event="search", drift=change, reason=why))
         try:
-            profile = measured_profile(self.plan, costs, self._steps)
-            self._search = self._begin(replace(self.plan, costs=costs, profile=profile), self._steps_left(step))
+            measured = replace(self.plan, costs=costs, profile=self._profile(costs))
+            self._search = self._begin(measured, self._steps_left(step))
         except (OSError, InputError) as error:  # no room for another process or its files
             self.journal.note(JournalEntry(step=step, event="search failed", reason=str(error)))
+
+    def _profile(self, costs: StageCosts) -> Mapping[str, Any] | None:
+        """The units as they were measured; None where they cannot be priced, so that orders alone are searched."""
+        try:
+            return measured_profile(self.plan, costs, self._steps)
+        except InputError:
+            return None
 
     def _exceeds(self, excess: Sequence[float]) -> bool:
         """Tell whether a device has so much more memory in use than predicted that another plan may be needed."""

@@ -14,7 +14,7 @@ from debubble.costs.parallel_layout import Layout
 from debubble.costs.partition import Partition, partition_named
 from debubble.costs.speed import Speed
 from debubble.costs.units import Units
-from debubble.ir import InfeasibleError, Number, StageCosts
+from debubble.ir import DebubbleError, InputError, Number, StageCosts
 from debubble.ir.stage_costs import PER_STAGE
 from debubble.planners.model_problem import half_layers
 from debubble.planners.partitioning.local_search import unit_moves
@@ -29,11 +29,14 @@ LEAST_GAIN = 1e-3
 
 
 def units_of(plan: Plan) -> Units | None:
-    """The units of a plan's model; None for a plan of abstract costs, or if its units are not the model's."""
+    """The units of a plan's model; None for abstract costs, and for units that are not the model's or have no price."""
     described = plan.model_on_cluster
     if described is None:
         return None
-    units = half_layers(*described, plan.options, pipeline=plan.devices, profile=plan.profile)
+    try:
+        units = half_layers(*described, plan.options, pipeline=plan.devices, profile=plan.profile)
+    except InputError:  # such as a dtype in which nothing is priced
+        return None
     return units if len(units.units) == sum(plan.lengths) else None
 
 
@@ -111,15 +114,15 @@ def replanned(plan: Plan, *, effort: float) -> Plan | None:
 
     None if a run of the plan cannot continue with it.
     """
-    units = units_of(plan)
-    if units is None or plan.profile is None:
+    if plan.profile is None:
         return None
     placement = plan.schedule.placement
     try:
+        units = units_of(plan)
         answer = plan_again(plan, chunks=placement.chunks, profile=plan.profile, effort=effort)
-    except InfeasibleError:
+    except DebubbleError:  # the job cannot be planned, or nothing fits: the orders of the plan itself are searched
         return None
-    if not answer.reorders(plan):
+    if units is None or not answer.reorders(plan):
         return None
     old, new = (
         units.stage_costs(partition_named(each.partition, units), placement, on_host=plan.schedule.host_steps)
