@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import debubble as db
 from debubble.costs import model_units
 from debubble.costs.partition import partition_named
 from debubble.ir import InputError, RunOptions
 from debubble.runtime import Pipeline
+from debubble.runtime.distributed.data_parallel import check_before_steps
 from debubble.runtime.distributed.transport import Threads
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
 
@@ -158,3 +160,16 @@ def test_the_counted_peak_is_the_predicted_one(zero: int) -> None:
         assert pipeline.measured.peak_memory == pytest.approx(float(predicted[pipeline.device]), rel=5e-3)
 
     run_threads(planned, one, optimizer=AdamW)
+
+
+def test_a_pipeline_may_be_made_while_an_optimizer_steps() -> None:
+    parameter, owner = torch.nn.Parameter(torch.ones(2)), torch.nn.Identity()
+    parameter.grad = torch.ones(2)
+    made = register_optimizer_step_pre_hook(lambda *_: check_before_steps(owner, [parameter]))
+    again = register_optimizer_step_pre_hook(lambda *_: None)
+
+    SGD([parameter], lr=0.5).step()
+
+    made.remove()
+    again.remove()
+    assert parameter.tolist() == [0.5, 0.5]

@@ -8,7 +8,7 @@ optimizers that treat every element by itself can step rows; others are refused.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet, finalize
@@ -101,11 +101,25 @@ def check_before_steps(owner: object, rows: Iterable[nn.Parameter]) -> None:
     known = frozenset(map(id, rows))
     checked: WeakSet[Optimizer] = WeakSet()
 
-    def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def check(optimizer: Optimizer) -> None:
         if optimizer in checked:
             return
         if any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
             check_divided(optimizer)
         checked.add(optimizer)
 
-    finalize(owner, register_optimizer_step_pre_hook(check).remove)
+    _CHECKS[id(check)] = check
+    finalize(owner, _CHECKS.pop, id(check), None)
+
+
+_CHECKS: dict[int, Callable[[Optimizer], None]] = {}
+"""Those of the owners that live."""
+
+
+def _check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for check in tuple(_CHECKS.values()):
+        check(optimizer)
+
+
+# Once: a hook that comes or goes while another thread's optimizer steps would end that step.
+register_optimizer_step_pre_hook(_check)
