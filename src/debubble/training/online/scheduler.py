@@ -134,9 +134,9 @@ def load_order(path: Path) -> BetterOrder:
 def better_orders(plan: Plan, *, effort: float, steps_left: int = 0) -> Iterator[BetterOrder]:
     """Plans that are faster and faster for the plan's costs, of the same devices and with equal losses.
 
-    Half of the effort is for other orders, the rest for orders of plans that divide the units otherwise, or keep more
-    or less for their backwards; first of a plan made anew, if the plan has a profile.  The search
-    starts from the plan's own order and from those published schedules that add up in the same order.
+    Half of the effort is for other orders, the rest for orders of plans that divide the units otherwise, that are made
+    anew, if the plan has a profile, or that keep more or less for their backwards.  The search starts from the plan's
+    own order and from those published schedules that add up in the same order.
 
     Args:
         plan: What runs, with the costs that were measured.
@@ -146,21 +146,29 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0) -> Iterator
     from debubble.training.online.memory_variants import offload_variants, recomputation_variants
     from debubble.training.online.partition import better_partition, move_seconds, replanned
 
-    anew = replanned(plan, effort=min(PLAN_EFFORT, effort / 4))
     repartitioned = better_partition(plan, _price) if steps_left else None
-    others = [
-        *(each for each in (anew, repartitioned) if each is not None and (steps_left or each.lengths == plan.lengths)),
-        *recomputation_variants(plan),
-        *offload_variants(plan),
-    ]
+    variants = [*recomputation_variants(plan), *offload_variants(plan)]
+    others = len(variants) + (repartitioned is not None) + (plan.profile is not None)
+    own = effort / 2 if others else effort
+
+    def candidates() -> Iterator[Plan]:
+        yield plan
+        if repartitioned is not None:
+            yield repartitioned
+        # It takes seconds, in which a run may have adopted what came before.
+        anew = replanned(plan, effort=min(PLAN_EFFORT, effort / 4))
+        if anew is not None and (steps_left or anew.lengths == plan.lengths):
+            yield anew
+        yield from variants
+
     try:
         start = best = _problem(plan).value(plan.schedule.without_host_steps())
     except OutOfMemoryError:
         start = best = math.inf
     sums, begin = summation(plan, plan.schedule), time.perf_counter()
-    own = effort / 2 if others else effort
-    last = others[-1] if others else plan
-    for candidate, share in [(plan, own), *((other, (effort - own) / len(others)) for other in others)]:
+    refusal: InfeasibleError | None = None
+    for candidate in candidates():
+        share = own if candidate is plan else (effort - own) / others
         moves = candidate.lengths != plan.lengths
         moving = move_seconds(plan, candidate) / steps_left if moves else 0.0
         try:
@@ -177,9 +185,10 @@ def better_orders(plan: Plan, *, effort: float, steps_left: int = 0) -> Iterator
                         candidates=(),
                     )
                     yield BetterOrder(better, float(found.value), float(start))
-        except InfeasibleError:
-            if candidate is last and best == math.inf:
-                raise
+        except InfeasibleError as error:
+            refusal = error
+    if refusal is not None and best == math.inf:
+        raise refusal
 
 
 def _problem(plan: Plan) -> OrderProblem:
