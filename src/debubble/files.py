@@ -69,6 +69,12 @@ _PREPARING = Lock()
 _PREPARED: set[Any] = set()
 
 
+def convert(entries: Any, type_: type[T], *, strict: bool = True) -> T:
+    """Convert plain values to that type; raises msgspec.ValidationError for others."""
+    prepare(type_)
+    return msgspec.convert(entries, type_, strict=strict)
+
+
 def decode_versioned(content: bytes, type_: type[T], *, what: str, name: str, version: int, again: str) -> T:
     """Decode a file of debubble's own: a plan, or a trace.
 

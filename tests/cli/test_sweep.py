@@ -42,3 +42,19 @@ def test_what_cannot_be_varied_is_refused(run: Any, over: str, said: str) -> Non
 
     assert code == 2
     assert said in error
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--over", "tensor=1,2", "--tensor", "1"), "--over has the values of --tensor: leave out --tensor"),
+        (("--over", "memory-limit=1GiB,2GiB", "--memory-limit", "1GiB"), "leave out --memory-limit"),
+        (("--over", "cluster=2xL4,4xL4"), "leave out --cluster"),
+        (("--over", "tensor=1,2", "--fastest"), "--fastest is for searches of degrees"),
+    ],
+)
+def test_no_option_beside_the_values_is_ignored(run: Any, more: tuple[str, ...], said: str) -> None:
+    code, _, error = run(*TINY, *more)
+
+    assert code == 2
+    assert said in error

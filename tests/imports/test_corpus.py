@@ -68,3 +68,17 @@ def test_every_file_of_the_corpus_is_in_the_table() -> None:
     used = {form["file"] for form in FORMS} | {"table.toml", "house_model.yaml", "house_base.yaml"}
 
     assert {path.name for path in CORPUS.iterdir() if path.is_file()} == used
+
+
+def test_an_order_for_other_stages_than_the_layers_have_is_refused(tmp_path: Path) -> None:
+    text = (CORPUS / "primus_v_half.yaml").read_text().replace("num_virtual_stages_per_pipeline_rank: 2", "lr: 1.0")
+    (tmp_path / "job.yaml").write_text(text)
+    cluster = db.Cluster.parse("8xH100-80GB")
+    job = imports["primus"].job(
+        imports["primus"].read(tmp_path / "job.yaml", None), tmp_path / "job.yaml", UserFacts(cluster=cluster)
+    )
+
+    with pytest.raises(
+        InputError, match="v-half has 16 stages on 8 pipeline devices, but the layers are divided into 8"
+    ):
+        job.plan(cluster)

@@ -10,6 +10,7 @@ from debubble.ir import WhatIf
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
+from debubble.planners.plan_step import gap_of
 from debubble.plans import Plan
 from debubble.views import Scene
 
@@ -44,7 +45,7 @@ def plan_dict(
         "span": timeline.span,
         "lower_bound": plan.lower_bound,
         "bound_argument": plan.bound_argument,
-        "gap": max(0.0, float((step_time - plan.lower_bound) / step_time)),
+        "gap": gap_of(plan, step_time),
         "peak_memory": timeline.peak_memory,
         "partition": plan.partition,
         "recompute": plan.recompute,

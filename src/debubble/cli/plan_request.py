@@ -46,7 +46,7 @@ class ModelRequest:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What `plan` is given besides the model and its cluster."""
+        """The arguments of `plan` besides the model and its cluster."""
         asked = self.asked
         return {
             "global_batch": asked.global_batch, "micro_batches": asked.micro_batches, "planner": asked.planner,

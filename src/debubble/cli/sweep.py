@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, log, print_answer
-from debubble.cli.plan_options import GivenCosts, Question
+from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import ModelRequest
 from debubble.files import check_writable
 from debubble.ir import InputError
@@ -51,6 +52,11 @@ def sweep(
 
     check_writable(html)
     name, values = _values(over)
+    whole = replace(asked, global_batch=values[0]) if name == "global_batch" else asked
+    check_call(model, run=run, asked=whole, given=GivenCosts(), output=Output())
+    if _given(name, run, asked):
+        option = name.replace("_", "-")
+        raise InputError(f"--over has the values of --{option}: leave out --{option}.")
     cluster = o.parse_cluster(values[0]) if name == "cluster" else run.require_cluster()
     request = ModelRequest(
         model=named_model(model), cluster=cluster, run=run, asked=asked, given=GivenCosts(), search=search, stream=False
@@ -64,6 +70,13 @@ def sweep(
         print_answer(over=name, points=[_point(point) for point in found.points])
         return
     console().print(rich_table(sweep_rows(found)))
+
+
+def _given(name: str, *groups: o.OptionGroup) -> bool:
+    """True if an option of these groups was given, so that its value is not the default."""
+    defaults = {f.name: (getattr(group, f.name), f.default) for group in groups for f in fields(group)}
+    value, default = defaults[name]
+    return bool(value != default)
 
 
 def _values(over: str) -> tuple[str, list[Any]]:

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LATENCY, Hardware, Table, find_hardware
-from debubble.files import parse, read_file
+from debubble.files import convert, parse, read_file
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST
 from debubble.pickling import PickledFields
@@ -153,7 +153,7 @@ class Cluster(PickledFields):
         """Build a cluster from a cluster file's content."""
         try:
             # Not strict: YAML reads 5e9 as a text.
-            file = msgspec.convert(entries, ClusterFile, strict=False)
+            file = convert(entries, ClusterFile, strict=False)
         except msgspec.ValidationError as error:
             raise InputError(f"The cluster file is wrong: {error}{_legal_fields(str(error))}.") from error
         nodes = re.fullmatch(r"\s*(\d{1,7})\s*x\s*([1-9]\d{0,6})\s*x\s*(?!\d+x)([^\s+]+)\s*", file.devices)

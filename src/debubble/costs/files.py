@@ -17,7 +17,7 @@ import msgspec
 from debubble.costs.step import HOST_MEMORY_BANDWIDTH
 from debubble.costs.unit import HostStates, Strategy, Unit
 from debubble.costs.units import Units
-from debubble.files import decode_json, read_file
+from debubble.files import convert, decode_json, read_file
 from debubble.ir import InputError, RunOptions, StageCosts
 from debubble.ir.stage_costs import (
     LARGEST,
@@ -51,9 +51,9 @@ class _ProfileHeader(msgspec.Struct):
 
 
 def measured_source(profile: Mapping[str, Any]) -> ProfileSource | None:
-    """What a profile says that it was measured of; None for a units file that was written by hand."""
+    """The source that a profile names; None for a units file that was written by hand."""
     try:
-        return msgspec.convert(profile, _ProfileHeader).measured
+        return convert(profile, _ProfileHeader).measured
     except msgspec.ValidationError as error:
         raise InputError(f"The profile is no profile: {error}.") from error
 
@@ -214,7 +214,7 @@ def units_from_dict(entries: Any) -> Units:
     if isinstance(entries, Mapping):
         entries = {name: entry for name, entry in entries.items() if name != "measured"}  # where they were measured
     try:
-        file = msgspec.convert(entries, UnitsFile)
+        file = convert(entries, UnitsFile)
     except msgspec.ValidationError as error:
         raise InputError(f"This is no units file: {_sentence(error)}.") from error
     if not file.units:

@@ -71,7 +71,7 @@ class CommandLine:
 
 
 def how_to_give(unknown: str, names: Mapping[str, str]) -> str:
-    """What of the command line decides something that a script does not tell, as the words of a sentence.
+    """Words on how the command line gives something that a script does not tell.
 
     Args:
         unknown: Words with the variables that nobody set, such as `$TP` or `[ $2 = 7B ]`.
@@ -90,7 +90,7 @@ _UNKNOWN = re.compile(r"\$\(?\{?([A-Za-z_]\w*|\d+)")
 
 
 def _value(text: str) -> Any:
-    """What YAML reads in a text; the text where it is none, such as `[0]*1+[1]*3`."""
+    """Read a text as YAML; return it as it is where it is none, such as `[0]*1+[1]*3`."""
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError):

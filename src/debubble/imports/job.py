@@ -137,7 +137,13 @@ class ImportedJob:
         Layout.of(cluster, self.options, self.pipeline).check_all_used(self.options)
         units = half_layers(self.model, cluster, self.options, pipeline=self.pipeline, target=self.target)
         partition = partition_by_layers(units, self.layers, self.strategies, mtp_stage=self.mtp_stage)
-        schedule = replace(self._schedule(), fused_recompute=partition.recomputing)
+        once = self._schedule()
+        if once.stages != len(self.layers):
+            raise InputError(
+                f"{once.name} has {once.stages} stages on {self.pipeline} pipeline devices, but the layers are divided"
+                f" into {len(self.layers)}: say {once.placement.chunks} virtual stages per device."
+            )
+        schedule = replace(once, fused_recompute=partition.recomputing)
         if self.offload is not None:
             schedule, units = self.offload.schedule(schedule, units, partition), units.offloading_modules()
         problem = problem_of(
@@ -208,12 +214,8 @@ def batches_in(whole: int, batch: int, path: Path, *, name: str) -> int:
     return whole // batch
 
 
-def even_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Equally many layers per stage, as Megatron-LM wants them; raises InputError if they do not divide."""
+def even_layers(layers: int, stages: int, *, otherwise: str = "") -> tuple[int, ...]:
+    """Equally many layers per stage; raises InputError, with what to do otherwise, if they do not divide."""
     if layers % stages:
-        raise InputError(
-            f"{layers} layers cannot be divided evenly over {stages} stages, which Megatron-LM refuses: give"
-            " --pipeline, or say the layers of an end with --args '--decoder-last-pipeline-num-layers"
-            f" {max(1, layers - -(-layers // stages) * (stages - 1))}'."
-        )
+        raise InputError(f"{layers} layers cannot be divided evenly over {stages} stages: give --pipeline{otherwise}.")
     return (layers // stages,) * stages

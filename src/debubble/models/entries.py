@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from debubble.files import convert
 from debubble.ir import InputError
 
 MOST_LAYERS = 10_000
@@ -86,7 +87,7 @@ class Entries:
     def check_types(self) -> None:
         """Raise InputError if an entry that is read in several places is of another type than it must be."""
         try:
-            msgspec.convert(self.entries, _Types)
+            convert(self.entries, _Types)
         except msgspec.ValidationError as error:
             raise InputError(f"{self.name} is wrong: {error}.") from error
 

@@ -1,8 +1,9 @@
 """The plans that this machine has found, by question: asked again, the answer is there at once and only gets better.
 
-A question is the model, the cluster and all arguments that say what is planned; effort, deadline and seed say how
-long to look.  Asked again, it is searched with the next seed, and the faster plan is the answer.  So the answer depends
-on what was asked before, and the cache is used only where that is asked for (`debubble plan --cache`).
+A question is the model, the cluster, the first seed and all arguments that say what is planned, asked of one version of
+debubble; effort and deadline say how long to look.  Asked again, it is searched with the next seed, and the faster plan
+is the answer.  So the answer depends on what was asked before, and the cache is used only where that is asked for
+(`debubble plan --cache`).
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from debubble import __version__
 from debubble.errors import DebubbleError
 from debubble.files import user_cache
 from debubble.ir import CutOffError
-from debubble.planners.plan_step import seconds_per_step
+from debubble.ir.plan_entries import INTERRUPTED
+from debubble.planners.plan_step import gap_of, seconds_per_step
 from debubble.planners.progress import Improvement, Listener, progress_listener, tell
 from debubble.plans import Plan
 
 
 @dataclass(frozen=True)
 class CachedAnswer:
-    """What is known of a question to the planners.
+    """The known answer to a question, and how often it was asked.
 
     Attributes:
         name: The name of its files; empty if nothing is kept.
@@ -39,8 +42,9 @@ class CachedAnswer:
 
     @staticmethod
     def of(entries: Mapping[str, Any]) -> CachedAnswer:
-        """What is known of the question that these entries make, which are JSON."""
-        name = hashlib.sha256(json.dumps(entries, sort_keys=True, default=str).encode()).hexdigest()[:24]
+        """Look up the question that these entries make, which are JSON."""
+        question = json.dumps({**entries, "version": __version__}, sort_keys=True, default=str)
+        name = hashlib.sha256(question.encode()).hexdigest()[:24]
         for place in sorted(_folder().glob(f"{name}-*.json"), reverse=True):
             # A damaged file, or one of another version, is no answer.
             with suppress(DebubbleError, ValueError):
@@ -58,7 +62,12 @@ class CachedAnswer:
                 if self.best is not None:
                     _tell(self.best)
                 found = find()
-        except (KeyboardInterrupt, CutOffError):
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+            first, *others = self.best.candidates
+            return replace(self.best, candidates=(replace(first, remark=INTERRUPTED), *others))
+        except CutOffError:
             if self.best is None:
                 raise
             return self.best
@@ -85,6 +94,9 @@ def _folder() -> Path:
 
 def _tell(plan: Plan) -> None:
     seconds = seconds_per_step(plan)
-    gap = max(0.0, 1 - float(plan.lower_bound) / seconds) if seconds else 0.0
-    planner = plan.candidates[0].planner if plan.candidates else plan.planner
-    tell(Improvement(planner=planner, schedule=plan.schedule.name, step_time=seconds, gap=gap))
+    planner = plan.candidates[0].planner
+    tell(
+        Improvement(
+            planner=planner, schedule=plan.schedule.name, step_time=seconds, gap=gap_of(plan, seconds)
+        )
+    )  # fmt: skip

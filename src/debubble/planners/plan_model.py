@@ -209,7 +209,7 @@ def _micro_batch_sizes(
 
 
 def _content(given: Path | str | Mapping[Any, Any] | None) -> Any:
-    """What a file has, or what stands in its place."""
+    """The content of a file, or the value that stands in its place."""
     return read_file(Path(given), "file").decode(errors="replace") if isinstance(given, str | Path) else given
 
 

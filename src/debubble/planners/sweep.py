@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from debubble.costs import Cluster
 from debubble.ir import InfeasibleError, InputError
+from debubble.models import Model
 from debubble.planners.plan_model import plan
 from debubble.plans import Plan
 
 if TYPE_CHECKING:
-    from debubble.views.notebook import Report
+    from debubble import Report
 
+ClusterName = Cluster | str | Path
+"""A cluster, or as the command line names it."""
 MOST_VALUES = 64
 
 
@@ -53,7 +58,7 @@ class Sweep:
         return self.show()._repr_html_()
 
 
-def sweep(model: Any, cluster: Any, **arguments: Any) -> Sweep:
+def sweep(model: Model | str | Path, cluster: ClusterName | Sequence[ClusterName], **arguments: Any) -> Sweep:
     """Plan a job for every value of one argument of `plan`, which is a list.
 
     Args:
@@ -72,14 +77,14 @@ def sweep(model: Any, cluster: Any, **arguments: Any) -> Sweep:
         >>> [point.plan.micro_batches for point in found.points]
         [2, 4]
     """
-    arguments = {"cluster": cluster, **arguments}
-    varied = [name for name, value in arguments.items() if isinstance(value, list | tuple)]
+    given = {"cluster": cluster, **arguments}
+    varied = [name for name, value in given.items() if isinstance(value, list | tuple)]
     if len(varied) != 1:
         raise InputError(
             f"A sweep varies one argument, which is a list; {len(varied)} are{': ' * bool(varied)}{', '.join(varied)}."
         )
     (over,) = varied
-    return Sweep(over, tuple(_point(model, {**arguments, over: value}, value) for value in _values(arguments[over])))
+    return Sweep(over, tuple(_point(model, {**given, over: value}, value) for value in _values(given[over])))
 
 
 def _values(values: Sequence[Any]) -> Sequence[Any]:
@@ -88,7 +93,7 @@ def _values(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def _point(model: Any, arguments: dict[str, Any], value: Any) -> SweepPoint:
+def _point(model: Model | str | Path, arguments: dict[str, Any], value: Any) -> SweepPoint:
     try:
         return SweepPoint(value, plan(model, **arguments))
     except InfeasibleError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from debubble.costs import Cluster
-from debubble.files import decode_json, prepare
+from debubble.files import convert, decode_json
 from debubble.ir import InputError, RunOptions
 from debubble.models import named_model
 from debubble.views.scene import Scene, configuration_scene
@@ -82,7 +82,6 @@ def read_form(content: bytes, form: type[Any]) -> Any:
         fields = decode_json(content, Any)
         if not isinstance(fields, Mapping):
             raise InputError("A form is one JSON object.")
-        prepare(form)
-        return msgspec.convert({k: v for k, v in fields.items() if v != ""}, form, strict=False)
+        return convert({k: v for k, v in fields.items() if v != ""}, form, strict=False)
     except msgspec.DecodeError as error:
         raise InputError(f"The form is wrong: {error}.") from error

@@ -39,7 +39,7 @@ class LengthSteps:
     """The batches of a run on sequences of different lengths, and the plan of each step."""
 
     plans: Sequence[Plan]
-    """Of the classes, the fastest first."""
+    """A plan for each class, the fastest first."""
     sequences: PackedSequences
     phase = READS
 

@@ -398,17 +398,17 @@ class TrainingRun:
         before = len(online.entries)
         plan = online.after_step(self.step, seconds, self.traces[-1].steps[-1])
         if plan is not None:
-            self._runs(plan)
+            self._set_plan(plan)
         return tuple(map(str, online.entries[before:]))
 
     def _follow(self, plan: Plan) -> None:
-        """Go on with the plan of another class of steps, if it is another one."""
+        """Switch to the plan of a step's class, if another one runs."""
         if plan is not self.plan:
             self.pipeline.switch_plan(plan)
-            self._runs(plan)
+            self._set_plan(plan)
 
-    def _runs(self, plan: Plan) -> None:
-        """Compare this plan with its own steps alone."""
+    def _set_plan(self, plan: Plan) -> None:
+        """Set the plan that runs, which is compared with its own steps alone."""
         self.plan, self.traces = plan, []
 
     def _every(self, interval: int) -> bool:

@@ -115,9 +115,13 @@ def _may_not_fit(plan: Plan, scene: Scene) -> bool:
     """True if published runs like the plan's took so much more than predicted that it exceeds a device's memory."""
     if plan.profile is not None or plan.model_on_cluster is None:
         return False
-    cluster = plan.model_on_cluster.cluster
-    most = accuracy_of("memory", *plan.model_on_cluster, plan.options).of(max(map(float, scene.peak_memory))).high
-    return most > min(cluster.memory_limits) + cluster.reserve
+    most = accuracy_of("memory", *plan.model_on_cluster, plan.options).high
+    reserve = plan.model_on_cluster.cluster.reserve
+    limits = map(plan.costs.limit_of, range(plan.devices))
+    return any(
+        limit is not None and float(peak) * most > limit + reserve
+        for peak, limit in zip(scene.peak_memory, limits, strict=True)
+    )
 
 
 def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Text]:

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from debubble.formatting import listed, percent, time_words
 from debubble.ir import Kind, Lane, Number
 from debubble.planners.analysis.explanation import Explanation
+from debubble.planners.plan_step import gap_of
 from debubble.plans import Plan
 from debubble.simulator import Cause, by_cause
 from debubble.simulator.timeline import WORK
@@ -180,7 +181,7 @@ def why_not_faster(scene: Scene) -> str:
 
 def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
     """A sentence on the lower bound, and how far the step is from it; with the argument, a second on what it counts."""
-    gap = max(0.0, float((scene.step_time - plan.lower_bound) / scene.step_time))
+    gap = gap_of(plan, scene.step_time)
     which = "No plan with these degrees" if plan.degree_search is not None else "No plan"
     bound = time_words(plan.lower_bound, seconds=scene.seconds)
     counted = "" if plan.bound_argument is None or not argument else f"  The bound counts {plan.bound_argument}."

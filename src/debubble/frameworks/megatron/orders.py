@@ -14,10 +14,12 @@ _FORK = "--patch-zero-bubble"
 """The switch by which Primus runs the fork's schedules."""
 _PRIMUS, _ALGORITHM = "--patch-primus-pipeline", "--pp-algorithm"
 
+_HEURISTIC = "zero-bubble-heuristic"
+
 _OF_V = {"zb": "zb-v", "half": "v-half", "min": "v-min"}
 """The fork's names of a V schedule's memory -> the schedule."""
 _OF_PRIMUS = {
-    "1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": "zb-h1", "zero-bubble-heuristic": "zb-h2",
+    "1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": "zb-h1", _HEURISTIC: "zb-h2",
     "zbv-formatted": "zb-v", "v-half": "v-half", "v-min": "v-min",
 }  # fmt: skip
 _NOT_KNOWN = {
@@ -63,8 +65,12 @@ def has_v(arguments: Arguments) -> bool:
 
 def remarks_on_order(arguments: Arguments) -> Iterator[str]:
     """Sentences on arguments of the order that are predicted otherwise."""
-    if _zero_bubble(arguments) and not has_v(arguments) and arguments.word(_PENDING, "auto") == "auto":
-        yield f"{_PENDING} is auto, and the prediction counts on as many as leave no bubble (ZB-H2)."
+    if _zero_bubble(arguments) and not has_v(arguments):
+        pending, pipeline = arguments.word(_PENDING, "auto"), arguments.number("--pipeline-model-parallel-size", 1)
+        if pending not in (str(pipeline), str(2 * pipeline)):
+            yield f"{_PENDING} is {pending}, and the prediction counts on {pipeline} (ZB-H1) or {2 * pipeline} (ZB-H2)."
+    if _PRIMUS in arguments and arguments.word(_ALGORITHM) == _HEURISTIC:
+        yield f"{_ALGORITHM} is {_HEURISTIC}, and the prediction counts on ZB-H2."
     for name in (*_TIMERS, *([_PENDING] if has_v(arguments) else [])):
         arguments.get(name)
 

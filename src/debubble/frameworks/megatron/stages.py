@@ -82,7 +82,9 @@ def _chunks(arguments: Arguments, layers: int, pipeline: int) -> int:
 
 def _even_stages(layers: int, ends: tuple[int, int], stages: int) -> tuple[int, ...]:
     """Layers per stage, where embedding and loss stand for so many layers each."""
-    counts = list(even_layers(layers + sum(ends), stages))
+    total = layers + sum(ends)
+    last = max(1, total - -(-total // stages) * (stages - 1))
+    counts = list(even_layers(total, stages, otherwise=f", or an end's layers with --args '{_LAST} {last}'"))
     counts[0] -= ends[0]
     counts[-1] -= ends[1]
     return tuple(counts)

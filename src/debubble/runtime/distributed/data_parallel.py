@@ -113,7 +113,7 @@ def check_before_steps(owner: object, rows: Iterable[nn.Parameter]) -> None:
 
 
 _CHECKS: dict[int, Callable[[Optimizer], None]] = {}
-"""Those of the owners that live."""
+"""The checks of the owners that live."""
 
 
 def _check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -44,7 +44,7 @@ class PackedSequences:
 
     sequences: Sequence[Sequence[int]]
     micro_batches: int
-    """Of each pipeline and step."""
+    """Micro-batches of each pipeline and step."""
     micro_batch_size: int
     """Sequences that a micro-batch has."""
     replicas: int = 1

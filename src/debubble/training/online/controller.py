@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from debubble.errors import readable
+from debubble.files import decode_json
 from debubble.ir import InputError, StageCosts
 from debubble.ir.trace import TraceStep
 from debubble.plans import Plan
@@ -298,6 +299,6 @@ class OnlineScheduler:
         )[0]
         if plan_bytes is None:
             return None
-        plan = Plan.of_file(msgspec.json.decode(plan_bytes, type=PlanFile))
+        plan = Plan.of_file(decode_json(plan_bytes, PlanFile))
         self._pipeline.switch_plan(plan)
         return plan

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from debubble.formatting import percent, size_words, time_words
-from debubble.planners.plan_step import seconds_per_step
+from debubble.planners.plan_step import gap_of, seconds_per_step
 from debubble.planners.sweep import Sweep, SweepPoint
-from debubble.plans import Plan
 from debubble.views.html.templates import render
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene, subject
 
 WIDTH, HEIGHT, LEFT, BELOW = 860, 220, 70, 34
-"""Pixels of the curve, of the room for its axes."""
+"""Pixels of the curve, and of the room for its axes."""
 
 
 def sweep_page(sweep: Sweep, pictures: list[str]) -> bytes:
@@ -54,17 +53,12 @@ def _row(point: SweepPoint) -> tuple[str, ...]:
     if point.plan is None:
         return (str(point.value), "does not fit", "", "", "", "", "")
     scene = Scene.predicted(point.plan)
-    seconds = float(scene.step_time)
+    assert scene.why is not None
     return (
-        str(point.value), time_words(scene.step_time, seconds=True), f"{_tokens(point.plan) / seconds:,.0f}",
-        percent(max(0.0, seconds - float(point.plan.lower_bound)), seconds), size_words(max(scene.peak_memory)),
+        str(point.value), time_words(scene.step_time, seconds=True), f"{scene.why.tokens_per_second:,.0f}",
+        percent(gap_of(point.plan, scene.step_time), 1), size_words(max(scene.peak_memory)),
         point.plan.planner, point.plan.schedule.name,
     )  # fmt: skip
-
-
-def _tokens(plan: Plan) -> int:
-    """Tokens of a step."""
-    return plan.degrees.global_batch * plan.options.sequence_length
 
 
 def _words(point: SweepPoint) -> str:
@@ -84,7 +78,7 @@ def _curve(sweep: Sweep) -> dict[str, Any]:
     ]
     line = " ".join(f"{mark['x']:.1f},{mark['y']:.1f}" for mark in marks if mark["y"] is not None)
     return {
-        "width": WIDTH, "height": HEIGHT, "left": LEFT, "floor": HEIGHT - BELOW, "marks": marks, "line": line,
+        "width": WIDTH, "height": HEIGHT, "left": LEFT, "marks": marks, "line": line,
         "ticks": list(_ticks(most)),
     }  # fmt: skip
 
