@@ -1,5 +1,6 @@
 """Obscura's plans run: recomputation, swapping and an uneven half-layer partition, under a limit that 1F1B breaks."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.formatting import listed
 from debubble.ir import Kind
 from debubble.views.comparison import as_dict, compare
 from tests.support.run_cases import (
@@ -61,10 +61,14 @@ def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> 
 
 
 def test_the_page_has_the_limit_and_the_counted_peaks(plan: Any, limit: Any, peak_of_1f1b: Any) -> None:
-    peaks = [f"{peak:,}" for peak, _, _ in run(plan)]
     assert f"1F1B keeps {peak_of_1f1b:,} bytes" in PAGE
     assert f"under half of that ({limit:,})" in PAGE
-    assert f"The counted peaks are {listed(peaks)} bytes" in PAGE
+    written = PAGE.split("The counted peaks are ")[1].split(" bytes")[0]
+    stated = [int(peak.replace(",", "")) for peak in re.findall(r"\d+,\d+", written)]
+    swapping = {stage for stage, _ in plan.schedule.offloaded}
+    for stage, ((peak, _, _), least) in enumerate(zip(run(plan), stated, strict=True)):
+        # A copy to the host that ends late keeps its bytes for longer.
+        assert least <= peak <= limit if stage in swapping else peak == least
 
 
 def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any) -> None:
