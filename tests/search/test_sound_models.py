@@ -15,7 +15,7 @@ from debubble.planners.model_problem import problem_of
 from debubble.search.annealing.search import search
 from debubble.search.effort import Effort, solver_of, status_of
 from debubble.search.exact import cp_sat
-from debubble.search.exact.cp_model import ScheduleModel, build
+from debubble.search.exact.cp_model import ScheduleModel, build, schedule_of
 from debubble.search.exact.cp_sat import hint, keeps_order, solve
 from debubble.search.optimize import optimize
 from debubble.search.problem import OrderProblem
@@ -142,3 +142,19 @@ def test_the_model_holds_a_micro_batch_that_is_moved_and_recomputed() -> None:
     plan = Schedule.of("mine", Placement.linear(1), 2, [order.split()])
     problem = OrderProblem.of(plan, costs)
     assert holds(problem, plan)
+
+
+def test_the_optimum_may_turn_micro_batches_round() -> None:
+    # The first backwards are those of micro-batch 1, while 0 is on the host: 47 is the least in the forwards' order.
+    costs = StageCosts.of(
+        stages=4, forward=[4, 3, 2, 1], backward_input=[3, 2, 1, 3], backward_weight=[1, 2, 3, 2],
+        activation=[8, 8, 6, 8], activation_after_input=[3, 0, 2, 3], activation_recomputed=[6, 0, 2, 8],
+        recompute=[3, 1, 1, 0], offload=[4, 4, 3, 4], reload=[4, 4, 3, 4], static=[1, 6, 0], memory_limit=16,
+    )  # fmt: skip
+    problem = OrderProblem(
+        placement=Placement.of((0, 1, 2, 1)), micro_batches=3, costs=costs, offload=True, recompute=True
+    )
+    model, effort = build(problem, horizon=60, ordered=True), Effort(60)
+    solver = solver_of(effort)
+    assert status_of(solver, model.cp, effort) == "OPTIMAL"
+    assert solver.objective_value * model.unit == problem.value(schedule_of(model, solver.value)) == 46

@@ -6,8 +6,13 @@ import pytest
 
 from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
-from debubble.ir import InfeasibleError, InputError, StageCosts
+from debubble.ir import InfeasibleError, InputError, Placement, StageCosts
+from debubble.papers.optpipe.program.milp import solve_milp
+from debubble.papers.optpipe.program.milp_model import MilpModel, Reductions
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
+from debubble.search.effort import Effort, solver_of, status_of
+from debubble.search.exact.cp_model import build, schedule_of
+from debubble.search.problem import OrderProblem
 
 
 def costs(p: int, **entries: object) -> StageCosts:
@@ -21,7 +26,7 @@ def problem(p: int, m: int, effort: float, **entries: object) -> Problem:
 
 def test_a_small_problem_is_proven_optimal() -> None:
     result = planners["milp"](problem(3, 3, 10))
-    assert (result.makespan, result.lower_bound, result.gap) == (22, 22, 0)
+    assert result.makespan == result.lower_bound == 22
     assert result.solution.remark is not None
     assert result.solution.remark.endswith(
         "proves that none of its orders is faster, with 162 binary variables and 372 rows"
@@ -62,3 +67,17 @@ def test_units_are_partitioned_first() -> None:
 def test_what_fits_no_device_is_infeasible() -> None:
     with pytest.raises(InfeasibleError, match="nothing fits the memory limit"):
         planners["milp"](problem(2, 2, 10, memory_limit=1))
+
+
+def test_keeping_micro_batches_in_order_loses_with_offload() -> None:
+    costs = StageCosts.of(
+        stages=3, forward=[1, 2, 1], backward_input=[1, 3, 2], backward_weight=[3, 2, 1], activation=[2, 5, 2],
+        activation_after_input=[1, 3, 1], offload=[5, 3, 3], reload=[5, 3, 3], memory_limit=[4, 11, 3],
+    )  # fmt: skip
+    problem = OrderProblem(placement=Placement.linear(3), micro_batches=4, costs=costs, offload=True)
+    in_order = solve_milp(MilpModel(problem, Reductions(fixed_order=True)), effort=Effort(300))
+    assert in_order.bound == pytest.approx(32)
+    model, effort = build(problem, horizon=40), Effort(60)
+    solver = solver_of(effort)
+    assert status_of(solver, model.cp, effort) == "OPTIMAL"
+    assert problem.value(schedule_of(model, solver.value)) == 31

@@ -135,8 +135,9 @@ def milp(problem: Problem) -> Solution:
     if not found:
         raise InfeasibleError(str(reason))
     best, stages, remark = min(found, key=lambda entry: entry[0].value)
-    # Another partition may beat its bound, and so may recomputation.
-    everything = isinstance(problem.workload, FixedStages) and not stages.order_problem(1).recompute
+    # Another partition may beat its bound, and so may recomputation or, with offload, micro-batches in another order.
+    orders = stages.order_problem(1)
+    everything = isinstance(problem.workload, FixedStages) and not orders.frees_memory
     solution = stages.solution(best.schedule, lower_bound=best.bound if everything else 0)
     return replace(solution, remark=remark, cut_off=effort.cut_off)
 

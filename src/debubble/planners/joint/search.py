@@ -62,7 +62,7 @@ MIN_ORDERED, BRIEF_SHARE = 4, 0.3
 """Plans whose order is searched, more where the effort suffices for slow searches, and the share of the effort that is
 left for that; the order of the best of them is searched at length.  Without it setting E of docs/joint.md is 2.7%
 slower."""
-EXACT, EXACT_SHARE = 0.5, 0.5
+EXACT, EXACT_SHARE = 8.0, 0.5
 """Seconds of the exact search of small problems, and the part of what is left of the effort that it has in addition."""
 REFINEMENT_SHARE = 0.05
 """The part of the effort in which single units of each of these plans recompute less."""

@@ -1,8 +1,9 @@
 """The exact model: constraint programming with interval variables (CP-SAT).
 
 Per (stage, micro-batch): F, the backward (I and W, or B), and as options O with L, and R.  Every lane is a no-overlap,
-and every device's memory is limited (cp_memory.py).  Micro-batches keep their order within each kind of a stage, which
-loses nothing when they are alike.
+and every device's memory is limited (cp_memory.py).  Micro-batches that are alike keep their order: that of their first
+forwards, and within each kind of a stage too where nothing is moved or recomputed.  There the names can be given anew
+in the order of the starts; an O, L or R belongs to one forward and one backward, and the best order may turn two round.
 
 Times and sizes are whole numbers of a grid, rounded in favour of the schedule, so that the bound always holds.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -46,7 +47,7 @@ def build(
             memory it ends together with its I.
         whole: The (stage, micro-batch) pairs whose backward stays one operation; where backwards may be split, all
             others have an I and a W.
-        ordered: Micro-batches that are equal pass each kind of each stage in their order.
+        ordered: Micro-batches that are equal keep their order, as far as that loses nothing.
         steps: Steps of the grid of times that are no fractions.
     """
     from ortools.sat.python import cp_model
@@ -98,8 +99,10 @@ class ScheduleModel(Variables):
             for j in range(problem.micro_batches):
                 self._micro_batch(stage, j)
         self._messages()
-        if ordered:
-            self._keep_order()
+        if ordered and problem.frees_memory:
+            self._keep_order_of([lambda s, j: Op(Kind.F, s, j)], stages=1)
+        elif ordered:
+            self._keep_order_of([lambda s, j: Op(Kind.F, s, j), self.backward, self.weight], stages=problem.stages)
         if problem.slices > 1:
             self._keep_slices()
         for intervals in self.lanes.values():
@@ -210,21 +213,25 @@ class ScheduleModel(Variables):
             down = self.backward(s + 1, j), self.backward(s, j), (there, Lane.SEND, here)
             for op, then, link in (up, down):
                 if costs.communication_model == "latency" or s in problem.asynchronous or not time:
-                    self.cp.add(self.starts[then] >= self.ends[op] + time)
+                    self._sent_at(op, self.starts[then] - time)
                     continue
                 sent = self.cp.new_int_var(0, self.horizon, "")
-                self.cp.add(sent >= self.ends[op])
+                self._sent_at(op, sent)
                 self.cp.add(self.starts[then] >= sent + time)
                 interval = self.cp.new_fixed_size_interval_var(sent, time, "")
                 self.lanes.setdefault(link, []).append(interval)
 
-    def _keep_order(self) -> None:
-        """Micro-batches that are alike pass each kind of each stage in their order."""
-        kinds = [lambda s, j: Op(Kind.F, s, j), self.backward, self.weight]
-        for stage in range(self.problem.stages):
-            for j, kind in itertools.product(range(self.problem.micro_batches - 1), kinds):
-                op, following = kind(stage, j), kind(stage, j + 1)
-                self.cp.add(self.starts[following] >= self.ends[op])
+    def _sent_at(self, op: Op, sent: Any) -> None:
+        """A message is sent after its operation, which is all of a B where I and W are one."""
+        self.cp.add(sent >= self.ends[op])
+        joined = self.joined.get(op[1:]) if op.kind is Kind.I else None
+        if joined is not None:
+            self.cp.add(sent >= self.ends[op._replace(kind=Kind.W)]).only_enforce_if(joined)
+
+    def _keep_order_of(self, kinds: Iterable[Callable[[int, int], Op]], *, stages: int) -> None:
+        """Micro-batches that are alike pass these kinds of the first stages in their order."""
+        for kind, stage, j in itertools.product(kinds, range(stages), range(self.problem.micro_batches - 1)):
+            self.cp.add(self.starts[kind(stage, j + 1)] >= self.ends[kind(stage, j)])
 
     def _keep_slices(self) -> None:
         """The slices of a sequence go forwards in their order, and backwards in the opposite one."""

@@ -40,7 +40,8 @@ class Reductions:
     """Switches of what makes the program smaller or tighter (section 4.1 of the paper)."""
 
     fixed_order: bool = True
-    """Micro-batches keep their order within each kind."""
+    """Micro-batches keep their order within each kind.  Without offload this loses nothing; with it the paper's
+    reduction can: the micro-batch on the host may come back last, and 31 becomes 32 in `test_milp.py`."""
     one_direction: bool = True
     """One variable per pair of operations; the other direction is its complement."""
     transitive: bool = True
