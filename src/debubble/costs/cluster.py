@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from debubble.costs.calibration import MeasuredRun, check_run
 from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LATENCY, Hardware, Table, find_hardware
 from debubble.files import convert, parse, read_file
 from debubble.ir import InputError
@@ -101,6 +102,7 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     safety_margin: float = SAFETY_MARGIN
     efficiency: EfficiencyFile = EfficiencyFile()
     hardware: dict[str, DeviceFile] = {}
+    calibration: tuple[MeasuredRun, ...] = ()
 
 
 MOST_DEVICES = 1_000_000
@@ -119,6 +121,8 @@ class Cluster(PickledFields):
     """Bytes that a plan may use, one per device."""
     file: Mapping[str, Any]
     """The entries that it was made from, as in a cluster file."""
+    calibration: tuple[MeasuredRun, ...] = ()
+    """Measured runs that correct predictions."""
 
     @staticmethod
     def of(cluster: Cluster | str | Path) -> Cluster:
@@ -173,7 +177,10 @@ class Cluster(PickledFields):
             if len(given) != len(types):
                 raise InputError(f"memory_limit lists {len(given)} sizes for {len(types)} devices.")
             limits = tuple(parse_size(size) for size in given)
-        return Cluster(types=types, memory_limits=limits, file=msgspec.to_builtins(file))
+        for run in file.calibration:
+            check_run(run)
+        entries = msgspec.to_builtins(file)
+        return Cluster(types=types, memory_limits=limits, file=entries, calibration=file.calibration)
 
     def to_dict(self) -> dict[str, Any]:
         """The cluster file's content."""

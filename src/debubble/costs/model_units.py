@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from debubble.costs.calibration import corrections
 from debubble.costs.cluster import Cluster
 from debubble.costs.frameworks import Framework, framework_of_options
 from debubble.costs.half_layers import attention, mlp
@@ -84,7 +85,7 @@ def model_units(
         for name, hardware in {hardware.name: hardware for hardware in paces}.items()
     }
     mixed = len(tables) > 1
-    return Units(
+    units = Units(
         units=fastest_units([*tables.values()]) if mixed else next(iter(tables.values())),
         on_devices=tuple(tables[hardware.name] for hardware in paces) if mixed else (),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
@@ -98,6 +99,8 @@ def model_units(
         slices=options.slices,
         attention_scale=None if options.slices == 1 else tuple(2 * i + 1 for i in range(options.slices)),
     )
+    step, memory = corrections(model, cluster, options)
+    return units.corrected(step.factor, memory.deviation) if step.runs or memory.runs else units
 
 
 def check_slices(model: Architecture, options: RunOptions) -> None:
