@@ -22,7 +22,7 @@ from benchmark import DOCS, between, table
 from debubble.costs import accuracy
 from debubble.costs import calibration as corrections
 from debubble.costs.accuracy import ALL, Accuracy, groups_of, stated_accuracies
-from debubble.costs.calibration import error_shares
+from debubble.costs.calibration import FIGURES, error_shares
 from debubble.errors import DebubbleError
 from debubble.planners.plan_step import seconds_per_step
 from debubble.simulator import simulate
@@ -147,11 +147,12 @@ def page(rows: Sequence[Row]) -> str:
             " Memory that torch reserved counts as 1.06 times what it allocated.",
             table(("half", "what", "group", "runs", "half within", "nine in ten within"), of_groups),
             "## Calibrated by one run",
-            f"Runs of the half for testing, predicted with what other runs of their source measured, as `debubble"
-            f" calibrate` does: `>` stands between the figures without and with. Of a step's deviation runs share"
-            f" {shares['step'].model:.2f} if they are of the same model, and {shares['step'].dtype:.2f} if kind of model"
-            f" and dtype are the same; of the memory's {shares['memory'].model:.2f} and {shares['memory'].dtype:.2f}"
-            f" (estimated on the other half). A run counts once for each kind of measured runs.",
+            "Runs of the half for testing, predicted with what other runs of their source measured, as `debubble"
+            " calibrate` does: `>` stands between the figures without and with. Of a step's deviation runs share"
+            f" {shares['step'].model:.2f} if they are of the same model, and {shares['step'].dtype:.2f} if the kind of"
+            f" model and the dtype are the same; of the memory's {shares['memory'].model:.2f} and"
+            f" {shares['memory'].dtype:.2f} (estimated on the other half). A run counts once with each kind of measured"
+            " runs.",
             table(calibration.HEAD, calibration.lines(rows, stated_accuracies())),
             "## Every run",
             table(("record", "half", "run", "step", "memory"), runs),
@@ -178,7 +179,7 @@ def write(rows: Sequence[Row]) -> None:
     found = accuracies(rows)
     data = {what: {name: asdict(each) for name, each in groups.items()} for what, groups in found.items()}
     Path(accuracy.__file__).with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    shares = {what: msgspec.to_builtins(calibration.estimated(rows, what)) for what in calibration.FIGURES}
+    shares = {what: msgspec.to_builtins(calibration.estimated(rows, what)) for what in FIGURES}
     Path(corrections.__file__).with_suffix(".json").write_text(json.dumps(shares, indent=1) + "\n")
     for stated_before in (stated_accuracies, error_shares):
         stated_before.cache_clear()

@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 
 from debubble.costs.accuracy import Accuracy, group_of, groups_of
-from debubble.costs.calibration import Deviation, ErrorShares, Figure, MeasuredRun, correction, described_run
+from debubble.costs.calibration import FIGURES, Deviation, ErrorShares, Figure, MeasuredRun, correction, described_run
 
-FIGURES: tuple[Figure, ...] = ("step", "memory")
 Row = Mapping[str, Any]
 Stated = Mapping[Figure, Mapping[str, Accuracy]]
 KINDS: Mapping[tuple[bool, bool], str] = {
@@ -152,7 +151,7 @@ def outcomes(
     predicted, measured = target.row[what], record.seconds if what == "step" else record.memory
     for runs in chosen:
         found = correction(what, runs, target.run)
-        value = predicted * found.factor if what == "step" else predicted + found.deviation
+        value = found.corrected(what, predicted)
         interval = accuracy.corrected(found).of(value)
         yield Outcome(
             weight=1 / len(chosen), error=abs(value / measured - 1),

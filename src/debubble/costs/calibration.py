@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from debubble.costs.cluster import Cluster
 
 Figure = Literal["step", "memory"]
+FIGURES: tuple[Figure, ...] = ("step", "memory")
 MOST_DEVIATION = 10.0
 """The most by which a prediction can be off: what is further off is another run than the plan's."""
 
@@ -95,6 +96,10 @@ class Correction:
     def factor(self) -> float:
         """The factor of the predicted seconds."""
         return math.exp(self.deviation)
+
+    def corrected(self, what: Figure, predicted: float) -> float:
+        """A figure, as this correction of it has it: the seconds times the factor, or the bytes with those beyond."""
+        return predicted * self.factor if what == "step" else predicted + self.deviation
 
 
 def described_run(model: Architecture, device: str, options: RunOptions, *, run: str = "") -> MeasuredRun:

@@ -16,7 +16,7 @@ import yaml
 
 from debubble.costs.calibration import MeasuredRun, check_run
 from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LATENCY, Hardware, Table, find_hardware
-from debubble.files import convert, parse, read_file
+from debubble.files import convert, parse, read_file, write_json, write_whole
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST
 from debubble.pickling import PickledFields
@@ -105,6 +105,7 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     calibration: tuple[MeasuredRun, ...] = ()
 
 
+YAML_SUFFIXES = (".yaml", ".yml")
 MOST_DEVICES = 1_000_000
 """More than any cluster has."""
 SMALLEST = 1e-12
@@ -148,7 +149,7 @@ class Cluster(PickledFields):
             InputError: With one sentence.
         """
         name = str(text)
-        if Path(name).suffix in (".yaml", ".yml", ".json"):
+        if Path(name).suffix in (*YAML_SUFFIXES, ".json"):
             return Cluster.from_dict(_read(Path(name)))
         return Cluster.from_dict({"devices": name})
 
@@ -185,6 +186,24 @@ class Cluster(PickledFields):
     def to_dict(self) -> dict[str, Any]:
         """The cluster file's content."""
         return dict(self.file)
+
+    def save(self, path: Path, *, notes: Sequence[str] = ()) -> None:
+        """Write the cluster file, whole or not at all.
+
+        Args:
+            path: Its name, which ends in .yaml, .yml or .json.
+            notes: Sentences for its readers, which JSON has no place for.
+
+        Raises:
+            InputError: If the name ends otherwise, or the file cannot be written.
+        """
+        if path.suffix == ".json":
+            write_json(path, self.to_dict())
+            return
+        if path.suffix not in YAML_SUFFIXES:
+            raise InputError(f"{path} is no name of a cluster file: it ends in .yaml, .yml or .json.")
+        comments = "".join(f"# {note}\n" for note in notes)
+        write_whole(path, (comments + yaml.safe_dump(self.to_dict(), sort_keys=False)).encode())
 
     def with_limit(self, memory_limit: int | float | str) -> Cluster:
         """A copy where a plan may use that much of every device."""
