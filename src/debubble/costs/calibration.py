@@ -51,6 +51,8 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     step: Deviation | None = None
     memory: Deviation | None = None
     date: str = ""
+    version: str = ""
+    """Of the debubble that predicted the figures."""
 
     def deviation(self, what: Figure) -> float | None:
         """The logarithm of measured over predicted seconds, or measured bytes beyond the predicted ones."""

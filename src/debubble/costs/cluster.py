@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from debubble import __version__
 from debubble.costs.calibration import MeasuredRun, check_run
 from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LATENCY, Hardware, Table, find_hardware
 from debubble.files import convert, parse, read_file, write_json, write_whole
@@ -256,7 +257,7 @@ class Cluster(PickledFields):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences on devices of several types, and on a limit above the memory that a device has."""
+        """Sentences on devices of several types, on a limit above a device's memory, and on an old calibration."""
         said = []
         names = list(dict.fromkeys(t.name for t in self.types))
         if len(names) > 1:
@@ -272,6 +273,8 @@ class Cluster(PickledFields):
                     f" {type_.name} has, so that a plan may run out of memory."
                 )
                 break
+        if any(run.version != __version__ for run in self.calibration):
+            said.append("The calibration is of another version's predictions: run `debubble calibrate` again.")
         return tuple(said)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from debubble import __version__
 from debubble.costs import Cluster
 from debubble.costs.accuracy import Accuracy, accuracy_of
 from debubble.costs.calibration import FIGURES, Deviation, Figure, MeasuredRun, corrections, described_run
@@ -79,7 +80,7 @@ def calibrate(
 ) -> CalibratedCluster:
     """Correct a cluster's predictions by what a plan's run measured.
 
-    A run with the same model and degrees replaces an earlier one.
+    What the same run measured before is replaced.
 
     Args:
         plan: The plan that ran, at computed costs.
@@ -110,8 +111,13 @@ def calibrate(
         for what, predicted in _uncorrected(plan, described).items()
         if (value := getattr(measured, what)) is not None
     }
-    run = msgspec.structs.replace(named, date=date, **deviations)
-    others = [other for other in base.calibration if _without_figures(other) != named]
+    earlier, others = named, []
+    for other in base.calibration:
+        if _without_figures(other) == named:
+            earlier = other
+        else:
+            others.append(other)
+    run = msgspec.structs.replace(earlier, date=date, version=__version__, **deviations)
     corrected = Cluster.from_dict({**base.file, "calibration": msgspec.to_builtins([*others, run])})
     now = ModelOnCluster(described.model, corrected)
     figures = {what: _figure(what, each, plan, now) for what, each in deviations.items()}
@@ -138,7 +144,7 @@ def _figure(what: Figure, figure: Deviation, plan: Plan, corrected: ModelOnClust
 
 
 def _without_figures(run: MeasuredRun) -> MeasuredRun:
-    return msgspec.structs.replace(run, step=None, memory=None, date="")
+    return msgspec.structs.replace(run, step=None, memory=None, date="", version="")
 
 
 def _seconds(value: float) -> str:
