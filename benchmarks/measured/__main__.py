@@ -144,7 +144,8 @@ def page(rows: Sequence[Row]) -> str:
             "# Measured runs",
             "What public runs measured against what debubble predicts for them, as `debubble import` predicts a"
             " configuration. Half of the configurations are there to fit costs to, half to test them; a hash decides."
-            " Memory that torch reserved counts as 1.06 times what it allocated.",
+            " Memory that torch reserved counts as 1.06 times what it allocated, and what nvidia-smi shows as that and"
+            " CUDA's context.",
             table(("half", "what", "group", "runs", "half within", "nine in ten within"), of_groups),
             "## Calibrated by one run",
             "Runs of the half for testing, predicted with what other runs of their source measured, as `debubble"

@@ -145,11 +145,16 @@ def _loss(shapes: Shapes, logits: float) -> Operator:
     """Softmax and cross-entropy: in the logits' memory, or as the operators of torch, whose results are kept."""
     if shapes.framework.fused_loss:
         return elementwise(shapes, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits)
-    return elementwise(shapes, "loss", forward=8 * logits, backward=8 * logits, saved=TORCH_LOGIT_BYTES * logits)
+    divided = shapes.framework.keeps_gathered and shapes.options.tensor > 1
+    saved = (DTENSOR_LOGIT_BYTES if divided else TORCH_LOGIT_BYTES) * logits
+    return elementwise(shapes, "loss", forward=8 * logits, backward=8 * logits, saved=saved)
 
 
 TORCH_LOGIT_BYTES = 14
 """Bytes per logit in torch's loss: in 16 bits, widened to fp32, their log-softmax, and the gradient of it."""
+DTENSOR_LOGIT_BYTES = 16
+"""The same where tensor-parallel ranks divide the logits: in fp32 the log-softmax, its gradient before and after it is
+multiplied, and the sum of probabilities and targets (torch.distributed.tensor.parallel.loss_parallel)."""
 
 
 def check(model: Architecture, options: RunOptions) -> None:
