@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 import debubble as db
+from debubble.cli.answers import ANSWERS
 from debubble.planners.plan_step import seconds_per_step
 from tests.views.scenes import small_plan
 
@@ -38,13 +40,29 @@ def test_it_says_what_was_predicted_and_what_is_now(run: Any, plan: db.Plan) -> 
     assert "give it with --cluster cluster.yaml" in error
 
 
+def test_a_log_of_the_run_gives_step_and_memory(json_of: Any, plan: db.Plan) -> None:
+    milliseconds = 1.2e3 * seconds_per_step(plan)
+    Path("log.txt").write_text(f"elapsed time per iteration (ms): {milliseconds} | max allocated: 1024.0 |")
+
+    figures = json_of("calibrate", "plan.json", "log.txt")["figures"]
+
+    assert figures["step"]["ratio"] == pytest.approx(1.2)
+    assert figures["memory"]["measured"] == 2**30
+
+
+def test_its_answer_is_as_its_schema_says(json_of: Any, plan: db.Plan) -> None:
+    answer = json_of("calibrate", "plan.json", "--step", slower(plan, 1.1))
+
+    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["calibrate"]))) == answer
+
+
 def test_its_cluster_file_has_the_run_and_notes(run: Any, plan: db.Plan) -> None:
     run("calibrate", "plan.json", "--step", slower(plan, 1.1), "--memory", "1GiB")
     text = Path("cluster.yaml").read_text()
 
     assert text.startswith("# Written by `debubble calibrate`.\n# Step: predicted")
     (measured,) = yaml.safe_load(text)["calibration"]
-    assert measured["run"] == "2xA100-80GB, pipeline 2, 4 micro-batches of 1"
+    assert measured["run"] == ("2xA100-80GB, pipeline 2, 4 micro-batches of 1 x 4096 tokens, 1f1b, recomputing none")
     assert measured["step"]["measured"] / measured["step"]["predicted"] == pytest.approx(1.1)
     assert measured["memory"]["measured"] == 2**30
 

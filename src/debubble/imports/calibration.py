@@ -80,7 +80,7 @@ def calibrate(
 ) -> CalibratedCluster:
     """Correct a cluster's predictions by what a plan's run measured.
 
-    What the same run measured before is replaced.
+    What the same run, of equal degrees, lengths, schedule and recomputation, measured before is replaced.
 
     Args:
         plan: The plan that ran, at computed costs.
@@ -105,7 +105,7 @@ def calibrate(
     base, device = cluster or own, own.slowest.name
     if base.slowest.name != device:
         raise InputError(f"The plan ran on {device}, not {base.slowest.name}: give a cluster file of that device.")
-    named = described_run(described.model, device, plan.options, run=f"{own.file['devices']}, {plan.degrees}")
+    named = described_run(described.model, device, plan.options, run=_name(plan, own))
     deviations = {
         what: Deviation(predicted=predicted, measured=value)
         for what, predicted in _uncorrected(plan, described).items()
@@ -122,6 +122,15 @@ def calibrate(
     now = ModelOnCluster(described.model, corrected)
     figures = {what: _figure(what, each, plan, now) for what, each in deviations.items()}
     return CalibratedCluster(cluster=corrected, run=run, figures=figures)
+
+
+def _name(plan: Plan, cluster: Cluster) -> str:
+    """What tells a run from others of its model."""
+    recomputed = "; ".join(dict.fromkeys(plan.recompute))
+    return (
+        f"{cluster.file['devices']}, {plan.degrees} x {plan.options.sequence_length} tokens, {plan.schedule.name},"
+        f" recomputing {recomputed}"
+    )
 
 
 def _uncorrected(plan: Plan, described: ModelOnCluster) -> dict[Figure, float]:
