@@ -16,13 +16,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from benchmark import DOCS, between, table
 
 from debubble.costs import accuracy
-from debubble.costs.accuracy import ALL, Accuracy, groups_of
+from debubble.costs import calibration as corrections
+from debubble.costs.accuracy import ALL, Accuracy, groups_of, stated_accuracies
+from debubble.costs.calibration import FIGURES, error_shares
 from debubble.errors import DebubbleError
 from debubble.planners.plan_step import seconds_per_step
 from debubble.simulator import simulate
+from measured import calibration
 from measured.commands import command_of
 from measured.records import Half, Record, records
 
@@ -133,14 +137,24 @@ def page(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
+    shares = error_shares()
     sources = dict.fromkeys((row["record"].name.partition("/")[0], row["record"].entries["source"]) for row in rows)
     return "\n\n".join(
         [
             "# Measured runs",
             "What public runs measured against what debubble predicts for them, as `debubble import` predicts a"
             " configuration. Half of the configurations are there to fit costs to, half to test them; a hash decides."
-            " Memory that torch reserved counts as 1.06 times what it allocated.",
+            " Memory that torch reserved counts as 1.06 times what it allocated, and what nvidia-smi shows as that and"
+            " CUDA's context.",
             table(("half", "what", "group", "runs", "half within", "nine in ten within"), of_groups),
+            "## Calibrated by one run",
+            "Runs of the half for testing, predicted with what other runs of their source measured, as `debubble"
+            " calibrate` does: `>` stands between the figures without and with. Of a step's deviation runs share"
+            f" {shares['step'].model:.2f} if they are of the same model, and {shares['step'].dtype:.2f} if the kind of"
+            f" model and the dtype are the same; of the memory's {shares['memory'].model:.2f} and"
+            f" {shares['memory'].dtype:.2f} (estimated on the other half). A run counts once with each kind of measured"
+            " runs.",
+            table(calibration.HEAD, calibration.lines(rows, stated_accuracies())),
             "## Every run",
             table(("record", "half", "run", "step", "memory"), runs),
             "## Sources",
@@ -166,6 +180,10 @@ def write(rows: Sequence[Row]) -> None:
     found = accuracies(rows)
     data = {what: {name: asdict(each) for name, each in groups.items()} for what, groups in found.items()}
     Path(accuracy.__file__).with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    shares = {what: msgspec.to_builtins(calibration.estimated(rows, what)) for what in FIGURES}
+    Path(corrections.__file__).with_suffix(".json").write_text(json.dumps(shares, indent=1) + "\n")
+    for stated_before in (stated_accuracies, error_shares):
+        stated_before.cache_clear()
     (DOCS / "notes" / "measured.md").write_text(page(rows))
     groups = [
         (what, name, str(a.runs), f"{a.half:.1%}", f"{a.most:.1%}", f"{a.low:.2f} to {a.high:.2f}")

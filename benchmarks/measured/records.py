@@ -4,7 +4,7 @@
 its model (by name, or of `runs/models.toml`), devices, the sequences of a step (`batch`), degrees, what it recomputes
 (`recompute_assumed`: the least that fits, where no source says it), its framework (`--framework` of the command line),
 and what was measured: `step_seconds`, or `tokens_per_second` of a device, and `memory_gib` of the fullest device,
-allocated, or `memory_reserved_gib`.
+allocated, `memory_reserved_gib`, or `memory_process_gib`, which is what nvidia-smi shows, with CUDA's context.
 
 Half of the configurations are there to fit costs to, half to test them: a hash of the configuration decides.  It leaves
 out what was measured, the number of devices and sequences, and the framework's version, so that the same run at another
@@ -32,8 +32,8 @@ from debubble.planners.partitioning.by_layers import layers_named
 
 RUNS = Path(__file__).with_name("runs")
 MODELS = "models.toml"
-SCALE = ("batch", "step_seconds", "tokens_per_second", "memory_gib", "memory_reserved_gib", "source", "passes",
-         "recompute_assumed")  # fmt: skip
+SCALE = ("batch", "step_seconds", "tokens_per_second", "memory_gib", "memory_reserved_gib", "memory_process_gib",
+         "source", "passes", "recompute_assumed")  # fmt: skip
 """Entries that do not tell one configuration from another."""
 OPTIONS = ("micro_batch_size", "tensor", "context", "expert", "expert_tensor", "dtype", "lora", "quantize", "optimizer")
 """Entries that are options of the run."""
@@ -44,6 +44,9 @@ every second product, which is the up-projection or the gate of each MLP, so tha
 
 RESERVED = 1.06
 """Memory that torch reserves over what it allocates at most (3 to 9% in SimuMax' and Megatron-Kwai's tables)."""
+
+CONTEXT = {"V100-32GB": 1113 / 1024, "A100-80GB": 1573 / 1024}
+"""GiB of CUDA's context as nvidia-smi shows them (BigScience, experiments/tr3m-1B3.md and chronicles-prequel.md)."""
 
 Half = Literal["fit", "test"]
 
@@ -106,6 +109,8 @@ class Record:
         """GiB allocated on the fullest device, as measured; None: it was not."""
         if (reserved := self.entries.get("memory_reserved_gib")) is not None:
             return float(reserved) / RESERVED
+        if (process := self.entries.get("memory_process_gib")) is not None:
+            return float(process - CONTEXT[self.device]) / RESERVED
         return self.entries.get("memory_gib")
 
     @property

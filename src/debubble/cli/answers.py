@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from debubble.costs.accuracy import Accuracy
+from debubble.costs.calibration import MeasuredRun
 from debubble.costs.files import UnitsFile
 from debubble.costs.known_hardware import Hardware
 from debubble.imports.comparison import Figures, SettingChange
@@ -361,6 +362,25 @@ class ProfileAnswer(UnitsFile, forbid_unknown_fields=True, omit_defaults=True, k
     ] = UNSET
 
 
+class CalibratedAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A figure of the measured run: seconds, or bytes of the fullest device."""
+
+    predicted: Annotated[float, Meta(description="Without corrections.")]
+    measured: float
+    ratio: Annotated[float, Meta(description="Measured over predicted.")]
+    corrected: Annotated[float, Meta(description="What is predicted with the cluster file.")]
+    before: Annotated[Accuracy, Meta(description="The interval without corrections.")]
+    after: Annotated[Accuracy, Meta(description="The interval with the cluster file.")]
+
+
+class CalibrateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble calibrate --json`."""
+
+    output: Annotated[str, Meta(description="The cluster file.")]
+    run: Annotated[MeasuredRun, Meta(description="The run, as the file has it.")]
+    figures: Annotated[dict[str, CalibratedAnswer], Meta(description="By `step` and `memory`, as far as measured.")]
+
+
 class ClaimAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     """A statement of a paper."""
 
@@ -442,6 +462,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "schedules": SchedulesAnswer,
     "import": ImportAnswer,
     "profile": ProfileAnswer,
+    "calibrate": CalibrateAnswer,
     "reproduce": ReproduceAnswer,
 }
 """Command -> what its `--json` prints."""

@@ -6,19 +6,18 @@ that is kept for testing, by group (dense or a mixture of experts, generation of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Literal
 
 import msgspec
 
+from debubble.costs.calibration import Correction, Figure, corrections
 from debubble.costs.cluster import Cluster
 from debubble.ir import RunOptions
 from debubble.models.architecture import Architecture
-
-What = Literal["step", "memory"]
 
 GENERATIONS: Mapping[str, str] = {
     "V100": "Volta", "A100": "Ampere", "A800": "Ampere", "H": "Hopper", "GH": "Hopper", "B200": "Blackwell",
@@ -57,6 +56,20 @@ class Accuracy:
         """The accuracy with the interval of a predicted value, in its unit."""
         return Accuracy(self.runs, self.half, self.most, self.group, predicted * self.low, predicted * self.high)
 
+    def corrected(self, correction: Correction) -> Accuracy:
+        """The accuracy where measured runs of one's own leave less uncertainty."""
+        if not correction.runs:
+            return self
+        low, high = math.log(self.low), math.log(self.high)
+        middle, left = (low + high) / 2, correction.uncertainty
+        # What the group's runs have in common is corrected as far as the runs weigh.
+        common = (1 - correction.weight) * middle
+        return Accuracy(
+            runs=self.runs, half=left * self.half, most=left * self.most,
+            group=f"{self.group}, {correction.runs} measured here",
+            low=math.exp(common + left * (low - middle)), high=math.exp(common + left * (high - middle)),
+        )  # fmt: skip
+
 
 def group_of(model: Architecture, device: str, dtype: str) -> tuple[str, str, str]:
     """The group of a run: kind of model, generation of its hardware, dtype of products."""
@@ -78,16 +91,21 @@ ALL, OTHER = "all", "other hardware"
 """The group of all runs, and the generation of hardware on which none was measured."""
 
 
-def accuracy_of(what: What, model: Architecture, cluster: Cluster, options: RunOptions) -> Accuracy:
-    """The accuracy of predictions for runs like this: of the narrowest group with enough measured runs."""
+def accuracy_of(what: Figure, model: Architecture, cluster: Cluster, options: RunOptions) -> Accuracy:
+    """The accuracy of predictions for runs like this: of the narrowest group with enough measured runs.
+
+    The cluster's own measured runs narrow it.
+    """
     known, device = stated_accuracies()[what], cluster.slowest.name
     found = next(known[name] for name in groups_of(model, device, options.dtype) if name in known)
     measured = group_of(model, device, options.dtype)[1] != OTHER
-    return found if measured else replace(found, group=f"{found.group}, on {OTHER}")
+    named = found if measured else replace(found, group=f"{found.group}, on {OTHER}")
+    step, memory = corrections(model, cluster, options)
+    return named.corrected(step if what == "step" else memory)
 
 
 @cache
-def stated_accuracies() -> Mapping[What, Mapping[str, Accuracy]]:
+def stated_accuracies() -> Mapping[Figure, Mapping[str, Accuracy]]:
     """The accuracy of every group that has enough measured runs."""
     content = files("debubble.costs").joinpath("accuracy.json").read_bytes()
-    return msgspec.json.decode(content, type=dict[What, dict[str, Accuracy]])
+    return msgspec.json.decode(content, type=dict[Figure, dict[str, Accuracy]])

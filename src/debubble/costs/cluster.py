@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import yaml
 
+from debubble import __version__
+from debubble.costs.calibration import MeasuredRun, check_run
 from debubble.costs.known_hardware import NETWORK_LATENCY, OTHER, PCIE4, PCIE_LATENCY, Hardware, Table, find_hardware
-from debubble.files import convert, parse, read_file
+from debubble.files import convert, parse, read_file, write_json, write_whole
 from debubble.ir import InputError
 from debubble.ir.stage_costs import LARGEST
 from debubble.pickling import PickledFields
@@ -101,8 +103,10 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     safety_margin: float = SAFETY_MARGIN
     efficiency: EfficiencyFile = EfficiencyFile()
     hardware: dict[str, DeviceFile] = {}
+    calibration: tuple[MeasuredRun, ...] = ()
 
 
+YAML_SUFFIXES = (".yaml", ".yml")
 MOST_DEVICES = 1_000_000
 """More than any cluster has."""
 SMALLEST = 1e-12
@@ -119,6 +123,8 @@ class Cluster(PickledFields):
     """Bytes that a plan may use, one per device."""
     file: Mapping[str, Any]
     """The entries that it was made from, as in a cluster file."""
+    calibration: tuple[MeasuredRun, ...] = ()
+    """Measured runs that correct predictions."""
 
     @staticmethod
     def of(cluster: Cluster | str | Path) -> Cluster:
@@ -144,7 +150,7 @@ class Cluster(PickledFields):
             InputError: With one sentence.
         """
         name = str(text)
-        if Path(name).suffix in (".yaml", ".yml", ".json"):
+        if Path(name).suffix in (*YAML_SUFFIXES, ".json"):
             return Cluster.from_dict(_read(Path(name)))
         return Cluster.from_dict({"devices": name})
 
@@ -173,11 +179,32 @@ class Cluster(PickledFields):
             if len(given) != len(types):
                 raise InputError(f"memory_limit lists {len(given)} sizes for {len(types)} devices.")
             limits = tuple(parse_size(size) for size in given)
-        return Cluster(types=types, memory_limits=limits, file=msgspec.to_builtins(file))
+        for run in file.calibration:
+            check_run(run)
+        entries = msgspec.to_builtins(file)
+        return Cluster(types=types, memory_limits=limits, file=entries, calibration=file.calibration)
 
     def to_dict(self) -> dict[str, Any]:
         """The cluster file's content."""
         return dict(self.file)
+
+    def save(self, path: Path, *, notes: Sequence[str] = ()) -> None:
+        """Write the cluster file, whole or not at all.
+
+        Args:
+            path: Its name, which ends in .yaml, .yml or .json.
+            notes: Sentences for its readers, which JSON has no place for.
+
+        Raises:
+            InputError: If the name ends otherwise, or the file cannot be written.
+        """
+        if path.suffix == ".json":
+            write_json(path, self.to_dict())
+            return
+        if path.suffix not in YAML_SUFFIXES:
+            raise InputError(f"{path} is no name of a cluster file: it ends in .yaml, .yml or .json.")
+        comments = "".join(f"# {note}\n" for note in notes)
+        write_whole(path, (comments + yaml.safe_dump(self.to_dict(), sort_keys=False)).encode())
 
     def with_limit(self, memory_limit: int | float | str) -> Cluster:
         """A copy where a plan may use that much of every device."""
@@ -230,7 +257,7 @@ class Cluster(PickledFields):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences on devices of several types, and on a limit above the memory that a device has."""
+        """Sentences on devices of several types, on a limit above a device's memory, and on an old calibration."""
         said = []
         names = list(dict.fromkeys(t.name for t in self.types))
         if len(names) > 1:
@@ -246,6 +273,8 @@ class Cluster(PickledFields):
                     f" {type_.name} has, so that a plan may run out of memory."
                 )
                 break
+        if any(run.version != __version__ for run in self.calibration):
+            said.append("The calibration is of another version's predictions: run `debubble calibrate` again.")
         return tuple(said)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from debubble.costs.calibration import corrections
 from debubble.costs.cluster import Cluster
 from debubble.costs.frameworks import Framework, framework_of_options
 from debubble.costs.half_layers import attention, mlp
@@ -84,7 +85,7 @@ def model_units(
         for name, hardware in {hardware.name: hardware for hardware in paces}.items()
     }
     mixed = len(tables) > 1
-    return Units(
+    units = Units(
         units=fastest_units([*tables.values()]) if mixed else next(iter(tables.values())),
         on_devices=tuple(tables[hardware.name] for hardware in paces) if mixed else (),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
@@ -98,6 +99,8 @@ def model_units(
         slices=options.slices,
         attention_scale=None if options.slices == 1 else tuple(2 * i + 1 for i in range(options.slices)),
     )
+    step, memory = corrections(model, cluster, options)
+    return units.corrected(step.factor, memory.deviation) if step.runs or memory.runs else units
 
 
 def check_slices(model: Architecture, options: RunOptions) -> None:
@@ -142,11 +145,16 @@ def _loss(shapes: Shapes, logits: float) -> Operator:
     """Softmax and cross-entropy: in the logits' memory, or as the operators of torch, whose results are kept."""
     if shapes.framework.fused_loss:
         return elementwise(shapes, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits)
-    return elementwise(shapes, "loss", forward=8 * logits, backward=8 * logits, saved=TORCH_LOGIT_BYTES * logits)
+    divided = shapes.framework.keeps_gathered and shapes.options.tensor > 1
+    saved = (DTENSOR_LOGIT_BYTES if divided else TORCH_LOGIT_BYTES) * logits
+    return elementwise(shapes, "loss", forward=8 * logits, backward=8 * logits, saved=saved)
 
 
 TORCH_LOGIT_BYTES = 14
 """Bytes per logit in torch's loss: in 16 bits, widened to fp32, their log-softmax, and the gradient of it."""
+DTENSOR_LOGIT_BYTES = 16
+"""The same where tensor-parallel ranks divide the logits: in fp32 the log-softmax, its gradient before and after it is
+multiplied, and the sum of probabilities and targets (torch.distributed.tensor.parallel.loss_parallel)."""
 
 
 def check(model: Architecture, options: RunOptions) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from debubble.costs.calibration import corrections
 from debubble.costs.cluster import Cluster
 from debubble.costs.frameworks import Framework, framework_of_options
 from debubble.costs.known_hardware import share
@@ -228,6 +229,7 @@ class StepTail:
         options, framework = self.options, self._framework
         layout = Layout.of(self.cluster, options, self.pipeline)
         speed = Speed.of(self.cluster.slowest, options.dtype, framework)
+        factor = corrections(self.model, self.cluster, options)[0].factor
         trained, in_matrices, in_experts = _trained_counts(self.model, options.lora)
         between = options.expert * options.expert_shards
         dense = (trained - in_experts) / layout.pipeline / options.tensor
@@ -244,7 +246,7 @@ class StepTail:
         )
 
         def ring(size: float) -> float:
-            return sum(
+            return factor * sum(
                 speed.gather(parameters * size, count, alongside=min(count, in_node))
                 for parameters, count, in_node in rings
             )
@@ -265,7 +267,7 @@ class StepTail:
         matrices = stepped * in_matrices / trained
         launch = speed.hardware.efficiency.launch if stepped else 0.0
         on_device = launch + step_seconds(self.model, speed, options, framework, stepped, matrices=matrices)
-        return reduce + max(on_device, on_host)
+        return reduce + factor * max(on_device, on_host)
 
     def _host_seconds(self, parameters: float, *, sharing: float) -> float:
         """The hosts' step of so many parameters, with gradients down and parameters up in fp32 next to it."""

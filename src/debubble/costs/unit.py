@@ -27,6 +27,10 @@ class Strategy:
         """The strategy where a token attends to so many times as many keys."""
         return replace(self, recompute=self.recompute + (keys - 1) * self.attention, attention=keys * self.attention)
 
+    def scaled(self, factor: float) -> Strategy:
+        """The strategy where everything takes so many times as long."""
+        return replace(self, recompute=factor * self.recompute, attention=factor * self.attention)
+
 
 Costs = TypeVar("Costs", "StateBytes", "HostStates")
 
@@ -125,6 +129,16 @@ class Unit:
             attention_backward=keys * self.attention_backward,
         )
 
+    def scaled(self, factor: float, strategies: Mapping[str, Strategy]) -> Unit:
+        """The unit where everything takes so many times as long, with its strategies, scaled."""
+        host = self.on_host
+        return replace(
+            self,
+            strategies=strategies,
+            on_host=None if host is None else replace(host, step=factor * host.step),
+            **{name: factor * getattr(self, name) for name in (*TIMES, *STEP_TIMES)},
+        )
+
     def strategy_named(self, operators: str) -> str | None:
         """The name of the strategy that recomputes what a plan says, of the operators that the unit has.
 
@@ -164,8 +178,10 @@ def fastest_units(tables: Sequence[Sequence[Unit]]) -> tuple[Unit, ...]:
 
 
 TIMES = ("forward", "backward_input", "backward_weight", "attention_forward", "attention_backward")
+STEP_TIMES = ("gradient_reduce", "optimizer_step", "parameter_gather")
+"""Times of a unit's parameters."""
 OF_TOKENS = ("keys_and_values", "key_value_gradient")
-OF_PARAMETERS = ("static", "gradient_reduce", "optimizer_step", "parameter_gather", "gathered", "undivided")
+OF_PARAMETERS = ("static", *STEP_TIMES, "gathered", "undivided")
 """The entries of a unit that its parameters cost."""
 
 

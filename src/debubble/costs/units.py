@@ -182,6 +182,27 @@ class Units(PickledFields):
         units = fastest_units(tables) if tables else tuple(map(change, self.units))
         return replace(self, units=units, on_devices=tables)
 
+    def corrected(self, factor: float, static: float) -> Units:
+        """The units where everything takes so many times as long, and every device has so many bytes more."""
+
+        def slower(bandwidth: Number | None) -> Number | None:
+            return None if bandwidth is None else bandwidth / factor
+
+        # Layers of one kind have one table of strategies, and keep one.
+        tables = {id(unit.strategies): unit.strategies for each in (self.units, *self.on_devices) for unit in each}
+        scaled = {
+            key: {name: strategy.scaled(factor) for name, strategy in table.items()} for key, table in tables.items()
+        }
+        return replace(
+            self.map_units(lambda unit: unit.scaled(factor, scaled[id(unit.strategies)])),
+            communication=factor * self.communication,
+            offload_bandwidth=slower(self.offload_bandwidth),
+            module_bandwidth=slower(self.module_bandwidth),
+            host_step_bandwidth=slower(self.host_step_bandwidth),
+            stage_entries={name: factor * seconds for name, seconds in self.stage_entries.items()},
+            static=self.static + static,
+        )
+
     @cached_property
     def average(self) -> Units:
         """The units with the attention of the average token; themselves if all tokens attend to equally many."""
@@ -267,7 +288,8 @@ class Units(PickledFields):
     def _static(self, sums: Sequence[StageSums], own: Sequence[int], on_host: Collection[int]) -> Number:
         states = sum(s.static_on_host if stage in on_host else s.static for stage, s in zip(own, sums, strict=True))
         gathered = sum(sorted((s.gathered for s in sums), reverse=True)[:2])
-        return self.static + states + max((s.workspace for s in sums), default=0) + gathered
+        # Measured runs may have taken less than is predicted, and small stages less than that.
+        return max(0, self.static + states + max((s.workspace for s in sums), default=0) + gathered)
 
 
 _OF_STAGES = (

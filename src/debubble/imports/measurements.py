@@ -6,8 +6,6 @@ Megatron-LM's log has what all forwards and all backwards of a step took on the 
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +16,7 @@ from typing import Any
 from debubble.costs.partition import partition_named
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
-from debubble.files import parse, read_file
+from debubble.imports.logs import ITERATION, profiled_steps, read_text, trace_events
 from debubble.ir import InputError, Kind
 from debubble.planners.model_problem import half_layers
 from debubble.planners.plan_step import seconds_per_step
@@ -30,7 +28,6 @@ _TIMER = re.compile(r"(forward|backward)-compute[ .]*: (?:\([\d.]+, ([\d.]+)\)|(
 """A timer's range over ranks (minmax), or its one value (max, and older versions)."""
 _RANKS = re.compile(r"(forward|backward)-compute:[ \t]*((?:\n[^\n]*\brank +\d+: [\d.]+)+)")
 """A timer of every rank (--timing-log-option all)."""
-_ITERATION = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
 
 
 @dataclass(frozen=True)
@@ -81,17 +78,17 @@ def read_measurements(paths: Sequence[Path]) -> MeasuredStep:
     steps: list[float] = []
     old_names = False
     for path in paths:
-        text = _text(path)
+        text = read_text(path)
         if text.lstrip().startswith("{"):
-            events = _events(text, path)
+            events = trace_events(text, path)
             old_names = old_names or any(_OLD_OPERATION.fullmatch(str(event.get("name"))) for event in events)
             for key, seconds in _operations(events):
                 durations.setdefault(key, []).append(seconds)
-            steps += [event["dur"] / 1e6 for event in events if str(event.get("name")).startswith("ProfilerStep#")]
+            steps += profiled_steps(events)
         else:
             for kind, seconds in _timers(text):
                 totals.setdefault(kind, []).append(seconds)
-            steps += [float(elapsed) / 1e3 for elapsed in _ITERATION.findall(text)]
+            steps += [float(elapsed) / 1e3 for elapsed in ITERATION.findall(text)]
     if not durations and old_names:
         raise InputError(
             "The traces name operations as older versions of torch do ('Forward 0'), which says no stage and counts the"
@@ -133,22 +130,6 @@ def fit_units(plan: Plan, measured: MeasuredStep) -> Fit:
     )
     predicted = seconds_per_step(replace(plan, costs=costs.with_limit(None)))
     return Fit(units=scaled, factors=factors, predicted=predicted, measured=measured.step)
-
-
-def _text(path: Path) -> str:
-    content = read_file(path, "trace")
-    try:
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is neither a trace nor a log: {error}.") from error
-
-
-def _events(text: str, path: Path) -> list[dict[str, Any]]:
-    trace = parse(json.loads, text, f"{path} is no trace of torch.profiler")
-    events = trace.get("traceEvents") if isinstance(trace, dict) else None
-    if not isinstance(events, list):
-        raise InputError(f"{path} is no trace of torch.profiler: it has no traceEvents.")
-    return [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event]
 
 
 def _timers(log: str) -> Iterator[tuple[Kind, float]]:

@@ -231,7 +231,7 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     yield f"{low} to {high} a step"
     yield f"as {step.runs} published runs ({step.group})"
     yield f"up to {size_words(peak.high)} on a device"
-    yield "`profile` narrows it"
+    yield "`calibrate` or `profile` narrows it"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:

@@ -1,0 +1,62 @@
+"""`debubble calibrate`: predictions that a measured run of one's own corrects."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from debubble.cli.app import app
+from debubble.cli.names import cluster_completion
+from debubble.cli.options import PlanFile
+from debubble.cli.output import Json, console, log, print_answer, with_delayed_message
+from debubble.files import check_writable
+
+
+@app.command(rich_help_panel="Run")
+@with_delayed_message("Calibrating")
+def calibrate(
+    plan: PlanFile,
+    measured: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Its log, or the traces of all ranks.", metavar="[LOG] ...", show_default=False),
+    ] = None,
+    step: Annotated[float | None, typer.Option(help="Seconds of a measured step, in place of the log's.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory allocated on the fullest device, such as 61.3GiB.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="A cluster file with runs that were measured before (default: the plan's cluster).",
+            autocompletion=cluster_completion,
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the cluster file here.")] = Path("cluster.yaml"),
+    json: Json = False,
+) -> None:
+    """Correct predictions by a measured run of a plan (of `plan -o`, or `import --as-it-is -o`): a cluster file."""
+    from debubble.costs import Cluster, parse_size
+    from debubble.imports.calibration import calibrate as calibrated
+    from debubble.imports.logs import MeasuredFigures, read_figures
+    from debubble.plans import Plan
+
+    check_writable(output)
+    ran = Plan.load(plan)
+    read = read_figures(measured or [], ran)
+    figures = MeasuredFigures(
+        step=read.step if step is None else step,
+        memory=read.memory if memory is None else parse_size(memory),
+    )
+    found = calibrated(
+        ran, figures, cluster=None if cluster is None else Cluster.parse(cluster), date=date.today().isoformat()
+    )
+    sentences = [*found.sentences()]
+    found.cluster.save(output, notes=["Written by `debubble calibrate`.", *sentences])
+    log().print(f"The cluster is in {output}: give it with --cluster {output}.", soft_wrap=True)
+    if json:
+        answers = {what: {"ratio": figure.ratio, **vars(figure)} for what, figure in found.figures.items()}
+        print_answer(output=str(output), run=found.run, figures=answers)
+        return
+    for sentence in sentences:
+        console().print(sentence, soft_wrap=True)

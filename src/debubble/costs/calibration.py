@@ -1,0 +1,187 @@
+"""Corrections of predictions by measured runs of one's own.
+
+What a run measures beyond its prediction is partly shared by runs like it, and partly its own.  `shares` says how much
+is shared with a run of the same model, and of the same kind of model and dtype, on the same type of device and with the
+same framework; they are estimated by least squares on half of the published runs (`python -m measured --docs`).  Of the
+logarithm of measured over predicted seconds, and of the bytes that a device has beyond the predicted ones, a correction
+is the best linear estimate from the measured runs: with one run, the share times what that run measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from debubble.ir import InputError, RunOptions
+from debubble.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    from debubble.costs.cluster import Cluster
+
+Figure = Literal["step", "memory"]
+FIGURES: tuple[Figure, ...] = ("step", "memory")
+MOST_DEVIATION = 10.0
+"""The most by which a prediction can be off: what is further off is another run than the plan's."""
+
+
+class Deviation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A figure of a run as it was predicted without corrections, and as it was measured."""
+
+    predicted: float
+    measured: float
+
+
+class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A measured run in a cluster file: what it ran, seconds of a step, and bytes of the fullest device."""
+
+    run: str
+    device: str
+    family: str
+    hidden: int
+    dtype: str
+    experts: bool = False
+    framework: str = ""
+    step: Deviation | None = None
+    memory: Deviation | None = None
+    date: str = ""
+    version: str = ""
+    """Of the debubble that predicted the figures."""
+
+    def deviation(self, what: Figure) -> float | None:
+        """The logarithm of measured over predicted seconds, or measured bytes beyond the predicted ones."""
+        if what == "step":
+            return None if self.step is None else math.log(self.step.measured / self.step.predicted)
+        return None if self.memory is None else self.memory.measured - self.memory.predicted
+
+
+class ErrorShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Shares of a run's deviation that runs have which are like it in one way; they add up."""
+
+    model: float
+    """Of runs of the same model."""
+    dtype: float
+    """Of runs of the same kind of model, dense or a mixture of experts, in the same dtype."""
+
+    def between(self, a: MeasuredRun, b: MeasuredRun) -> float:
+        """The share that two runs have in common."""
+        if (a.device, a.framework) != (b.device, b.framework):
+            return 0.0
+        same_model = (a.family, a.hidden, a.experts) == (b.family, b.hidden, b.experts)
+        same_dtype = (a.experts, a.dtype) == (b.experts, b.dtype)
+        return self.model * same_model + self.dtype * same_dtype
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What measured runs say of a prediction.
+
+    Attributes:
+        deviation: The logarithm of a factor of the predicted seconds, or bytes beyond the predicted ones.
+        runs: Measured runs that it was estimated from; 0: none is like the predicted one.
+        weight: The sum of the runs' weights: the share of what all runs have in common that is corrected.
+        uncertainty: The standard deviation of what is left, over that without the runs.
+    """
+
+    deviation: float = 0.0
+    runs: int = 0
+    weight: float = 0.0
+    uncertainty: float = 1.0
+
+    @property
+    def factor(self) -> float:
+        """The factor of the predicted seconds."""
+        return math.exp(self.deviation)
+
+    def corrected(self, what: Figure, predicted: float) -> float:
+        """A figure, as this correction of it has it: the seconds times the factor, or the bytes with those beyond."""
+        return predicted * self.factor if what == "step" else predicted + self.deviation
+
+
+def described_run(model: Architecture, device: str, options: RunOptions, *, run: str = "") -> MeasuredRun:
+    """A run of a model as a cluster file describes it, without figures.
+
+    Args:
+        model: The model.
+        device: Name of the type of device.
+        options: How the model is run.
+        run: A name for the run.
+    """
+    framework = options.framework.partition(",")[0].partition("@")[0]
+    return MeasuredRun(
+        run=run, device=device, family=model.family, hidden=model.hidden, dtype=options.dtype,
+        experts=model.experts is not None, framework=framework,
+    )  # fmt: skip
+
+
+def correction(what: Figure, runs: Sequence[MeasuredRun], job: MeasuredRun) -> Correction:
+    """What measured runs say of a job's step or memory.
+
+    Args:
+        what: The figure.
+        runs: The measured runs.
+        job: The job, as `described_run` describes it.
+
+    Returns:
+        The correction, which is none if no run is like the job.
+
+    Example:
+        >>> from debubble.costs.calibration import Deviation
+        >>> described = dict(run="a", device="H100-80GB", family="llama", hidden=4096, dtype="bf16")
+        >>> run = MeasuredRun(**described, step=Deviation(predicted=4.0, measured=4.4))
+        >>> 1 < correction("step", [run], run).factor < 1.1
+        True
+    """
+    shares = error_shares()[what]
+    like = [(run, value) for run in runs if shares.between(run, job) and (value := run.deviation(what)) is not None]
+    if not like:
+        return Correction()
+    between = np.array([[1.0 if a is b else shares.between(a, b) for b, _ in like] for a, _ in like])
+    common = np.array([shares.between(run, job) for run, _ in like])
+    weights = np.linalg.solve(between, common)
+    left = max(0.0, 1.0 - float(weights @ common))
+    return Correction(
+        deviation=float(weights @ [value for _, value in like]), runs=len(like), weight=float(weights.sum()),
+        uncertainty=math.sqrt(left),
+    )  # fmt: skip
+
+
+def corrections(model: Architecture, cluster: Cluster, options: RunOptions) -> tuple[Correction, Correction]:
+    """What a cluster's measured runs say of the step and of the memory of a job.
+
+    Args:
+        model: The model.
+        cluster: The devices, with the measured runs.
+        options: How the model is run.
+    """
+    if not cluster.calibration:
+        return Correction(), Correction()
+    job = described_run(model, cluster.slowest.name, options)
+    return correction("step", cluster.calibration, job), correction("memory", cluster.calibration, job)
+
+
+def check_run(run: MeasuredRun) -> None:
+    """Refuse figures that no run can have; raises InputError."""
+    for what, each in (("step", run.step), ("memory", run.memory)):
+        if each is None:
+            continue
+        if not all(math.isfinite(value) and value > 0 for value in (each.predicted, each.measured)):
+            raise InputError(f"The calibration by '{run.run}' has a {what} that is not positive.")
+        if not 1 / MOST_DEVIATION <= each.measured / each.predicted <= MOST_DEVIATION:
+            raise InputError(
+                f"'{run.run}' measured a {what} of {each.measured:.4g} where {each.predicted:.4g} is predicted, more"
+                f" than {MOST_DEVIATION:.0f} times off: check that the plan is the one that ran, and the units."
+            )
+
+
+@cache
+def error_shares() -> Mapping[Figure, ErrorShares]:
+    """The shares of deviations that are common, by figure."""
+    content = files("debubble.costs").joinpath("calibration.json").read_bytes()
+    return msgspec.json.decode(content, type=dict[Figure, ErrorShares])

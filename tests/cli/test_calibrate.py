@@ -1,0 +1,127 @@
+"""`debubble calibrate` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+import debubble as db
+from debubble.cli.answers import ANSWERS
+from debubble.planners.plan_step import seconds_per_step
+from tests.views.scenes import small_plan
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> db.Plan:
+    """A plan of a tiny model, in plan.json of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    made = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, planner="dapple")
+    made.save("plan.json")
+    return made
+
+
+def slower(plan: db.Plan, times: float) -> str:
+    return str(times * seconds_per_step(plan))
+
+
+def test_it_says_what_was_predicted_and_what_is_now(run: Any, plan: db.Plan) -> None:
+    code, out, error = run("calibrate", "plan.json", "--step", slower(plan, 1.1))
+
+    assert code == 0
+    first, last = out.splitlines()
+    assert first.startswith("Step: predicted ")
+    assert "(1.100 times)" in first
+    assert last.endswith("other dense models in bf16, on A100-80GB with no --framework.")
+    assert "give it with --cluster cluster.yaml" in error
+
+
+def test_a_log_of_the_run_gives_step_and_memory(json_of: Any, plan: db.Plan) -> None:
+    milliseconds = 1.2e3 * seconds_per_step(plan)
+    Path("log.txt").write_text(f"elapsed time per iteration (ms): {milliseconds} | max allocated: 1024.0 |")
+
+    figures = json_of("calibrate", "plan.json", "log.txt")["figures"]
+
+    assert figures["step"]["ratio"] == pytest.approx(1.2)
+    assert figures["memory"]["measured"] == 2**30
+
+
+def test_its_answer_is_as_its_schema_says(json_of: Any, plan: db.Plan) -> None:
+    answer = json_of("calibrate", "plan.json", "--step", slower(plan, 1.1))
+
+    assert json.loads(msgspec.json.encode(msgspec.convert(answer, ANSWERS["calibrate"]))) == answer
+
+
+def test_its_cluster_file_has_the_run_and_notes(run: Any, plan: db.Plan) -> None:
+    run("calibrate", "plan.json", "--step", slower(plan, 1.1), "--memory", "1GiB")
+    text = Path("cluster.yaml").read_text()
+
+    assert text.startswith("# Written by `debubble calibrate`.\n# Step: predicted")
+    (measured,) = yaml.safe_load(text)["calibration"]
+    assert measured["run"] == ("2xA100-80GB, pipeline 2, 4 micro-batches of 1 x 4096 tokens, 1f1b, recomputing none")
+    assert measured["step"]["measured"] / measured["step"]["predicted"] == pytest.approx(1.1)
+    assert measured["memory"]["measured"] == 2**30
+
+
+def test_a_calibrated_plan_is_compared_without_its_corrections(run: Any, plan: db.Plan) -> None:
+    run("calibrate", "plan.json", "--step", slower(plan, 1.1))
+    again = db.plan(db.models["llama-tiny"], db.Cluster.parse("cluster.yaml"), micro_batches=4, planner="dapple")
+    again.save("again.json")
+
+    code, out, _ = run("calibrate", "again.json", "--step", slower(plan, 1.2), "--json")
+
+    assert code == 0
+    step = json.loads(out)["figures"]["step"]
+    assert step["predicted"] == pytest.approx(seconds_per_step(plan))
+    assert step["ratio"] == pytest.approx(1.2)
+
+
+def test_the_same_run_measured_again_replaces_its_figure(run: Any, plan: db.Plan) -> None:
+    run("calibrate", "plan.json", "--step", slower(plan, 1.1), "--memory", "1GiB")
+    run("calibrate", "plan.json", "--step", slower(plan, 1.3), "--cluster", "cluster.yaml")
+
+    (measured,) = db.Cluster.parse("cluster.yaml").calibration
+    assert measured.step is not None
+    assert measured.step.measured == pytest.approx(1.3 * seconds_per_step(plan))
+    assert measured.memory is not None
+
+
+def test_another_run_is_added_to_the_file(run: Any, plan: db.Plan) -> None:
+    run("calibrate", "plan.json", "--step", slower(plan, 1.1))
+    other = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), micro_batches=8, planner="dapple")
+    other.save("other.json")
+
+    run("calibrate", "other.json", "--step", slower(other, 1.1), "--cluster", "cluster.yaml")
+
+    assert len(db.Cluster.parse("cluster.yaml").calibration) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "Give a log or trace of the run, --step SECONDS or --memory SIZE"),
+        (("--step", "1000"), "check that the plan is the one that ran"),
+        (("--step", "-1"), "a step that is not positive"),
+        (("--step", "0.02", "-o", "cluster.txt"), "it ends in .yaml, .yml or .json"),
+        (("--step", "0.02", "--cluster", "2xL4"), "The plan ran on A100-80GB, not L4-24GB"),
+    ],
+)
+def test_what_calibrates_nothing_is_refused(run: Any, plan: db.Plan, arguments: tuple[str, ...], said: str) -> None:
+    code, out, error = run("calibrate", "plan.json", *arguments)
+
+    assert (code, out) == (2, "")
+    assert said in error
+    assert not Path("cluster.yaml").exists()
+
+
+def test_a_plan_of_abstract_costs_is_refused(run: Any, tmp_path: Path) -> None:
+    small_plan().save(tmp_path / "small.json")
+
+    code, _, error = run("calibrate", str(tmp_path / "small.json"), "--step", "1")
+
+    assert code == 2
+    assert "Only a MODEL's plan can be calibrated" in error

@@ -1,0 +1,162 @@
+"""Measured runs of one's own correct the predictions of runs like them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from measured.__main__ import row_of
+from measured.calibration import estimated, targets
+from measured.records import records
+
+import debubble as db
+from debubble import __version__
+from debubble.costs import model_units
+from debubble.costs.accuracy import accuracy_of
+from debubble.costs.calibration import FIGURES, Deviation, MeasuredRun, correction, error_shares
+from debubble.ir import InputError, RunOptions
+from debubble.models import models
+from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
+
+RUN = MeasuredRun(
+    run="mine", device="H100-80GB", family="llama", hidden=4096, dtype="bf16", version=__version__,
+    step=Deviation(predicted=1.0, measured=math.exp(0.1)),
+    memory=Deviation(predicted=20e9, measured=21e9),
+)  # fmt: skip
+TIMED = msgspec.structs.replace(RUN, memory=None)
+SHARES = error_shares()
+OPTIONS: Mapping[str, Any] = {
+    "pipeline": 2,
+    "tensor": 2,
+    "data": 2,
+    "micro_batches": 4,
+    "planner": "dapple",
+    "swap": "none",
+}
+
+
+def cluster(*runs: MeasuredRun) -> db.Cluster:
+    return db.Cluster.from_dict({"devices": "8xH100-80GB", "calibration": msgspec.to_builtins(list(runs))})
+
+
+def planned(on: db.Cluster, **options: Any) -> Plan:
+    return db.plan(models["llama3-8b"], on, **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize(
+    ("other", "share"),
+    [
+        ({}, SHARES["step"].model + SHARES["step"].dtype),
+        ({"dtype": "fp8"}, SHARES["step"].model),
+        ({"hidden": 8192}, SHARES["step"].dtype),
+        ({"hidden": 8192, "dtype": "fp8"}, 0.0),
+        ({"device": "A100-80GB"}, 0.0),
+        ({"framework": "torchtitan"}, 0.0),
+    ],
+)
+def test_runs_share_what_makes_them_alike(other: dict[str, Any], share: float) -> None:
+    found = correction("step", [RUN], msgspec.structs.replace(RUN, **other))
+
+    assert found.deviation == pytest.approx(0.1 * share)
+    assert found.uncertainty == pytest.approx(math.sqrt(1 - share**2))
+
+
+def test_two_runs_say_more_than_one() -> None:
+    other = msgspec.structs.replace(RUN, run="other")
+    one, two = (correction("step", runs, RUN) for runs in ([RUN], [RUN, other]))
+    share = SHARES["step"].model + SHARES["step"].dtype
+
+    assert two.weight == pytest.approx(2 * share / (1 + share))
+    assert two.uncertainty < one.uncertainty < 1
+
+
+def test_a_run_without_the_figure_corrects_nothing() -> None:
+    assert correction("memory", [msgspec.structs.replace(RUN, memory=None)], RUN).runs == 0
+
+
+def test_a_calibrated_plan_takes_the_corrected_time() -> None:
+    plain, calibrated = planned(cluster()), planned(cluster(RUN))
+    factor = correction("step", [RUN], RUN).factor
+
+    assert seconds_per_step(calibrated) == pytest.approx(factor * seconds_per_step(plain))
+    assert calibrated.lower_bound == pytest.approx(factor * float(plain.lower_bound))
+
+
+def test_a_calibrated_device_holds_the_corrected_bytes() -> None:
+    plain, calibrated = (planned(each).simulate().peak_memory for each in (cluster(), cluster(RUN)))
+    added = correction("memory", [RUN], RUN).deviation
+
+    assert [more - less for less, more in zip(plain, calibrated, strict=True)] == pytest.approx([added] * 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"zero": 3}, {"zero": 2, "host_optimizer": 0.5}], ids=str)
+def test_every_operation_takes_the_corrected_time(options: dict[str, Any]) -> None:
+    ends = [
+        [float(op.end) for op in planned(each, **options).simulate().operations] for each in (cluster(), cluster(TIMED))
+    ]
+
+    assert ends[1] == pytest.approx([correction("step", [RUN], RUN).factor * end for end in ends[0]])
+
+
+def test_a_calibrated_interval_is_narrower() -> None:
+    before, after = (accuracy_of("step", models["llama3-8b"], each, RunOptions()) for each in (cluster(), cluster(RUN)))
+
+    assert after.high / after.low < before.high / before.low
+    assert after.group == f"{before.group}, 1 measured here"
+
+
+def test_a_calibration_of_another_version_is_told() -> None:
+    old = msgspec.structs.replace(RUN, version="0.0.1")
+
+    assert cluster(RUN).remarks == ()
+    assert "run `debubble calibrate` again" in cluster(old).remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [(0.0, "a step that is not positive"), (11.0, "more than 10 times off"), (math.inf, "positive")],
+)
+def test_figures_that_no_run_has_are_refused(measured: float, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        cluster(msgspec.structs.replace(RUN, step=Deviation(predicted=1.0, measured=measured)))
+
+
+@pytest.mark.parametrize("name", ["cluster.yaml", "cluster.json"])
+def test_a_cluster_file_keeps_its_measured_runs(tmp_path: Path, name: str) -> None:
+    cluster(RUN).save(tmp_path / name, notes=["Mine."])
+
+    assert db.Cluster.parse(tmp_path / name) == cluster(RUN)
+
+
+def test_a_cluster_file_has_the_ending_of_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ends in \.yaml, \.yml or \.json"):
+        cluster(RUN).save(tmp_path / "cluster.txt")
+
+
+def test_a_device_has_no_fewer_bytes_than_none() -> None:
+    units = model_units(models["llama-tiny"], db.Cluster.parse("1xA100-80GB")).corrected(1.0, -1e12)
+    schedule = db.schedules["1f1b"](devices=1, micro_batches=1)
+    costs = units.stage_costs([[(index, "none") for index in range(len(units.units))]], schedule.placement)
+
+    assert costs.static == (0,)
+
+
+def test_runs_are_predicted_from_others_of_their_source() -> None:
+    rows = [row_of(record) for record in records() if record.name.startswith("llm_foundry/0")]
+
+    found = {target.row["record"].name: [run.run for run in target.others] for target in targets(rows, "step")}
+
+    assert "llm_foundry/01" not in found  # the only one in bf16 on an A100-80GB
+    assert found["llm_foundry/03"] == ["llm_foundry/04", "llm_foundry/06", "llm_foundry/09"]
+
+
+@pytest.mark.slow
+def test_the_shares_are_those_of_the_half_to_fit() -> None:
+    rows = [row_of(record) for record in records()]
+
+    assert {what: estimated(rows, what) for what in FIGURES} == error_shares()
