@@ -287,13 +287,12 @@ class Stage:
         self._states[j].moved.clear()
         arrivals = [Future[Wait]() for _ in moved]
         if unit_done is not None:
-            for unit, arrival in zip(moved, arrivals, strict=True):
-                for saved, _ in unit:
-                    saved.arrival = arrival
+            for number, arrival in enumerate(arrivals):
+                _expect(moved[number], arrival)
         try:
             while moved:
-                for saved, offset in moved.pop():
-                    saved.reload(buffer[offset:])
+                # Nothing here refers to the unit afterwards: a backward that begins then frees it, too.
+                _fill(moved.pop(), buffer)
                 if unit_done is not None:
                     wait = unit_done()
                     arrivals.pop().set_result(wait)
@@ -303,6 +302,9 @@ class Stage:
                 arrival.set_exception(error)
             raise
 
+
+_MovedUnit = list[tuple[SavedStorage, int]]
+"""The storages of a unit that O has moved, and the place in its buffer at which each begins."""
 
 UnitDone = Callable[[], Wait]
 """What is called when the current lane was given all of a unit's work; the answer waits for that on another lane."""
@@ -328,8 +330,8 @@ class _MicroBatchState:
     """Done when the forward has returned."""
     copied: list[tuple[SavedStorage, int]] = field(default_factory=list)
     """Storages that O has copied, and how many bytes of each."""
-    moved: dict[int, list[tuple[SavedStorage, int]]] = field(default_factory=dict)
-    """Per unit, in their order, the storages that O moved, and the place in its buffer at which each begins."""
+    moved: dict[int, _MovedUnit] = field(default_factory=dict)
+    """By unit, in their order."""
 
 
 @dataclass(frozen=True)
@@ -352,6 +354,18 @@ class _Segment:
     first: int
     """The index of its first unit."""
     count: int
+
+
+def _expect(unit: _MovedUnit, arrival: Future[Wait]) -> None:
+    """Let what uses a unit's storages wait for their arrival."""
+    for saved, _ in unit:
+        saved.arrival = arrival
+
+
+def _fill(unit: _MovedUnit, buffer: Tensor) -> None:
+    """Bring a unit's storages back from the buffer of what O moved."""
+    for saved, offset in unit:
+        saved.reload(buffer[offset:])
 
 
 def _nothing() -> None:
