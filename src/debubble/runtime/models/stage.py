@@ -22,6 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from debubble.ir import InputError, Kind, PlannedUnit
 from debubble.runtime.memory.activations import Ledger, SavedStorage, Wait
+from debubble.runtime.memory.arena import Place
 from debubble.runtime.memory.recomputation import Tape, directly
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.routing import Balance, Routing
@@ -265,11 +266,11 @@ class Stage:
             saved, size = copied.pop()
             saved.leave(size)
 
-    def allocate_reload(self, j: int) -> None:
-        """Allocate, in the current stream, what `reload` will fill, unless it is there already."""
+    def allocate_reload(self, j: int, place: Place | None = None) -> None:
+        """Allocate, at a planned place or in the current stream, what `reload` will fill, unless it is there."""
         for unit in self._states[j].moved.values():
             for saved, _ in unit:
-                saved.allocate_reload()
+                saved.allocate_reload(place)
 
     def has_reload_buffer(self, j: int) -> bool:
         """Tell whether what `reload` will fill is there."""
