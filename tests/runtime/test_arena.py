@@ -61,7 +61,7 @@ def test_a_byte_more_than_planned_is_refused() -> None:
         arena.count(OWNER, 2)
 
 
-def test_a_micro_batch_has_no_room_before_its_forward() -> None:
+def test_a_micro_batch_has_no_capacity_before_its_forward() -> None:
     arena = whole()
     run(arena, "0F0")
     with pytest.raises(ArenaError, match="1 bytes more of stage 0's sequence 1, 1 in all, where the plan has 0"):
@@ -108,7 +108,7 @@ def test_more_in_an_input_gradient_is_its_workspace() -> None:
     assert arena.workspace == 100
 
 
-def test_gathered_parameters_have_a_room_of_their_own() -> None:
+def test_gathered_parameters_have_a_capacity_of_their_own() -> None:
     schedule = db.schedules["1f1b"](devices=1, micro_batches=1)
     arena = arena_of(schedule, gathered=UNIT, parameter_gather=1, static=UNIT)
     run(arena, "0UNSHARD_F0")

@@ -67,7 +67,7 @@ class Arena:
         on_cpu = device is None or device.type == "cpu"
         self._memory = torch.empty(self.size, dtype=torch.uint8).numpy() if on_cpu and self.size else None
         self._live: set[PlacedTensor] = set()
-        self._room, self._bytes = defaultdict[Owner, int](int), defaultdict[Owner, int](int)
+        self._capacity, self._bytes = defaultdict[Owner, int](int), defaultdict[Owner, int](int)
         # Storages die, and are counted out, wherever the garbage collector runs.
         self._lock = threading.RLock()
 
@@ -81,7 +81,7 @@ class Arena:
         """Nothing of the step is live yet."""
         with self._lock:
             self._live.clear()
-            self._room.clear()
+            self._capacity.clear()
             self.placed = self.workspace = 0
 
     def begin(self, op: Op) -> None:
@@ -96,7 +96,7 @@ class Arena:
             for tensor in self._allocated_by.get(op, ()):
                 self._check_free(tensor)
                 self._live.add(tensor)
-                self._room[self.owner_of(tensor.freed_by)] += int(tensor.size)
+                self._capacity[self.owner_of(tensor.freed_by)] += int(tensor.size)
 
     def end(self, op: Op) -> None:
         """An operation has ended: the tensors that it frees are no longer live.
@@ -110,11 +110,11 @@ class Arena:
                 self._splitting = None
             for tensor in self._freed_by.get(op, ()):
                 self._live.remove(tensor)
-                self._room[owner] -= int(tensor.size)
-                if self._bytes[owner] > self._room[owner]:
+                self._capacity[owner] -= int(tensor.size)
+                if self._bytes[owner] > self._capacity[owner]:
                     raise ArenaError(
                         f"{op.name} has ended on device {self.plan.device}, and {self._bytes[owner]:,} bytes of"
-                        f" {_named(owner)} are still there, where the plan has {self._room[owner]:,}."
+                        f" {_named(owner)} are still there, where the plan has {self._capacity[owner]:,}."
                     )
 
     def count(self, owner: Owner, change: int) -> None:
@@ -126,11 +126,11 @@ class Arena:
         with self._lock:
             total = self._bytes[owner] + change
             if self._splitting is not None and owner == self.owner:
-                self.workspace = max(self.workspace, total - self._room[owner])
-            elif change > 0 and total > self._room[owner]:
+                self.workspace = max(self.workspace, total - self._capacity[owner])
+            elif change > 0 and total > self._capacity[owner]:
                 raise ArenaError(
                     f"Device {self.plan.device} asks for {change:,} bytes more of {_named(owner)}, {total:,} in all,"
-                    f" where the plan has {self._room[owner]:,}."
+                    f" where the plan has {self._capacity[owner]:,}."
                 )
             self._bytes[owner] = total
 
