@@ -71,7 +71,8 @@ class Pipeline:
         fp8: Whether the linear layers of half-layers multiply in 8 bits, through torchao; `emulated`: with the same
             rounding on a device that cannot.
         arena: Whether steps are held to the address plan of this device (`debubble.simulator.plan_addresses`): what the
-            backward needs has to fit into its planned tensors, and an operation waits until its addresses are free.
+            backward needs has to fit into its planned tensors, else `step` raises ArenaError, and an operation waits
+            until its addresses are free.
         ema_decay: Of an exponential moving average of the parameters, which `averaged` puts in their place; None: there
             is none.  Needs an `optimizer`.
 

@@ -135,12 +135,12 @@ class Arena:
             self._bytes[owner] = total
 
     def placing(self, op: Op) -> Place:
-        """The places of what an operation allocates, if that is one tensor, all of which is freed at a time.
+        """The places of what an operation allocates, if that is one tensor, which a B frees.
 
-        An I and its W free tensors of the plan whose sizes are known alone, not which storages they are.
+        An I and its W free tensors of which only the sizes are known, not the storages.
         """
         tensors = self._allocated_by.get(op, ())
-        if self._memory is None or len(tensors) != 1 or tensors[0].freed_by.kind not in (Kind.B, Kind.L):
+        if self._memory is None or len(tensors) != 1 or tensors[0].freed_by.kind is not Kind.B:
             return _nowhere
         [tensor] = tensors
         return _Placing(self, tensor)
