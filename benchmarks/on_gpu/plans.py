@@ -25,6 +25,7 @@ from debubble.models import Model
 from debubble.plans import ModelOnCluster, Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.single_rank import SingleRankTransport
+from debubble.runtime.memory.arena import ArenaError
 from debubble.views import Scene, views
 from debubble.views.comparison import as_dict, compare
 from on_gpu.figures import Figures, pair
@@ -79,9 +80,20 @@ class Many:
             for name, (found, step) in run_device(plans, device, self.settings).items():
                 self.figures.add(self.name, f"device-{device}", name, figures=found)
                 steps[name].append(step)
+            if device == 0:
+                in_arena = partial(self.in_arena, plans["offloaded"], device)
+                self.figures.measure(in_arena, self.name, f"device-{device}", "offloaded, in an arena", needs=15)
         for name, parts in steps.items():
             if len(parts) == self.devices:
                 self.joined(name, plans[name], parts)
+
+    def in_arena(self, plan: Plan, device: int) -> dict[str, Any]:
+        """The plan held to the addresses of the device, where those are enough: what the allocator says beside it."""
+        try:
+            ((found, _),) = run_device({"": plan}, device, self.settings, arena=True).values()
+        except ArenaError as error:
+            return {"refused": str(error)}
+        return found
 
     def chosen(self) -> None:
         """What `auto` plans for the states, and 60% of the activations that 1F1B keeps; its busiest device alone."""
@@ -173,11 +185,12 @@ def supply_of(settings: Settings, hidden: int, length: int) -> Any:
 
 
 def run_device(
-    plans: dict[str, Plan], device: int, settings: Settings, *, trains: bool = False
+    plans: dict[str, Plan], device: int, settings: Settings, *, trains: bool = False, arena: bool = False
 ) -> dict[str, tuple[dict[str, Any], TraceStep]]:
     """One device's part of several plans that are orders of the same stages: figures, and the typical step's trace.
 
-    Where it `trains`, AdamW steps the parameters after every step, or inside it where the plan says so.
+    Where it `trains`, AdamW steps the parameters after every step, or inside it where the plan says so.  With an
+    `arena` steps are held to the device's address plan.
     """
     first = next(iter(plans.values()))
     length, model = first.options.sequence_length, first.model
@@ -185,7 +198,8 @@ def run_device(
     supply = supply_of(settings, model.hidden, length)
     transport = SingleRankTransport(lower(first.schedule, first.costs), device, supply)
     optimizer = partial(torch.optim.AdamW, lr=1e-5, fused=True) if trains else None
-    pipeline = Pipeline(None, first, transport=transport, device=torch.device(settings.device), optimizer=optimizer)
+    on = torch.device(settings.device)
+    pipeline = Pipeline(None, first, transport=transport, device=on, optimizer=optimizer, arena=arena)
     pipeline.measured.every_step = True
     tokens = torch.randint(model.vocab, (first.micro_batches, length + 1), generator=torch.Generator().manual_seed(0))
     found = {}
@@ -204,6 +218,8 @@ def run_device(
         memory |= {
             "activations": pair(predicted, measured.peak_activation), "offloaded": measured.peak_offloaded,
         }  # fmt: skip
+        if measured.activations.arena is not None:
+            memory["arena"] = measured.activations.arena.size
         found[name] = ({**figures_of(plan, device, typical), "memory": memory}, typical)
     del pipeline
     if settings.device == "cuda":

@@ -57,6 +57,18 @@ def test_recomputation_and_offload_under_the_tightest_limit_change_no_gradient(
     )
 
 
+@pytest.mark.parametrize("peers", [{}, {0: 1}], ids=["host", "peer"])
+def test_an_offloading_run_waits_for_its_addresses(device: Any, peers: Any) -> None:
+    schedule = replace(offloading(schedule_of("1f1b", devices=2)), peers=peers)
+    costs = StageCosts.of(stages=schedule.stages, activation=2**20, offload=1)
+    plan = plan_of(schedule, LLAMA, costs=costs)
+    tokens = tokens_of(LLAMA, rows=4)
+    assert_same(
+        step_of(plan, tokens, device, lagging=True, arena=True),
+        reference_gradients(LLAMA, tokens, device=device, micro_batches=4),
+    )
+
+
 @pytest.mark.parametrize("zero", [0, 1])
 def test_replicas_on_one_device_sum_their_gradients(device: Any, zero: int) -> None:
     plan = plan_of(schedule_of("1f1b", devices=2), LLAMA, data=2, zero=zero)

@@ -103,3 +103,29 @@ def test_slices_keep_at_most_what_is_predicted(family: str, strategy: str, slice
     gradients = (slices - 1) * max(plan.costs.key_value_gradient)
     for measured, predicted in zip(run_threads(plan, peak), plan.simulate().peak_memory, strict=True):
         assert 0.99 * (predicted - gradients) <= measured <= 1.01 * predicted
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("strategy", ["none", "core", "full"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "gemma2", "mixtral"])
+def test_an_arena_with_a_percent_more_is_large_enough(family: str, strategy: str, slices: int) -> None:
+    config, run = FAMILIES[family], replace(RUN, slices=slices)
+    units = activations_of(config, run)
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=MICRO_BATCHES)
+    if slices > 1:
+        schedule = db.schedules["seq1f1b"](devices=2, micro_batches=MICRO_BATCHES, slices=slices)
+    ways = [*enumerate(strategy if strategy in unit.strategies else "none" for unit in units.units)]
+    partition = Partition([ways[: len(ways) // 2], ways[len(ways) // 2 :]])
+    costs = units.stage_costs(partition, schedule.placement)
+    names = "activation", "activation_recomputed", "recompute_workspace"
+    more = {name: [1.01 * size for size in sizes] for name in names if (sizes := getattr(costs, name)) is not None}
+    plan = Plan(
+        planner="test", schedule=fused(schedule), costs=costs.replace(**more), lower_bound=0,
+        partition=units.planned(partition), model_on_cluster=on_cpus(config), options=run,
+    )  # fmt: skip
+
+    def fits(pipeline: Any) -> Any:
+        pipeline.step(tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
+        return pipeline.measured.peak_activation <= pipeline.measured.activations.arena.size
+
+    assert run_threads(plan, fits, arena=True) == [True, True]

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from debubble.runtime.memory.arena import Arena
 from tests.strategies import random_schedules, stage_costs
 from tests.support.runtime_cases import (
     LLAMA_TIED,
@@ -46,13 +47,13 @@ def plans(draw: Any) -> Any:
     return replace(plan, partition=partition)
 
 
-def check(plan: Any) -> None:
+def check(plan: Any, **arguments: Any) -> None:
     def one(pipeline: Any) -> Any:
         loss = pipeline.step(tokens_of(CONFIG, rows=plan.micro_batches, length=6))
         return loss, {name: p.grad for name, p in pipeline.named_parameters()}, pipeline.measured.in_flight_bytes
 
     expected_loss, gradients = expected(plan.micro_batches)
-    for loss, found, in_flight in run_threads(plan, one):
+    for loss, found, in_flight in run_threads(plan, one, **arguments):
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
         assert in_flight == 0
         assert_gradients(found, gradients)
@@ -62,6 +63,20 @@ def check(plan: Any) -> None:
 @given(plans())
 def test_random_programs_equal_the_reference(plan: Any) -> None:
     check(plan)
+
+
+def in_bytes(costs: Any) -> Any:
+    """The costs with activations of about as many bytes as the model's."""
+    names = ("activation", "activation_recomputed", "activation_deeper")
+    return costs.replace(**{name: [4096 * number for number in getattr(costs, name)] for name in names})
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(plans())
+def test_random_programs_find_their_addresses_free(plan: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Arena, "count", lambda *_: None)  # bytes are drawn, not counted
+        check(replace(plan, costs=in_bytes(plan.costs)), arena=True)
 
 
 @pytest.mark.slow

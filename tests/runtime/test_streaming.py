@@ -61,6 +61,22 @@ def test_an_offload_waits_for_every_unit_before_its_copies_and_for_none_that_sta
     assert 0 < len(waited) < len(UNITS)
 
 
+def test_a_reload_holds_no_unit_that_a_backward_has_freed() -> None:
+    stage, left = new_stage(), list[int]()
+    ledger = stage._ledger
+    stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
+    buffer = stage.offload(0, 1.0, in_memory)
+    stage.release(0)
+
+    def unit_done() -> Callable[[], None]:
+        stage.forget()
+        left.append(ledger.bytes)
+        return lambda: None
+
+    stage.reload(0, buffer, unit_done=unit_done)
+    assert left == [0] * len(UNITS)
+
+
 def test_a_reload_brings_the_last_units_back_first() -> None:
     stage, forwards, brought = new_stage(), Waits(), []
     stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=forwards)

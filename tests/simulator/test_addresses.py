@@ -200,3 +200,41 @@ def test_the_same_program_has_the_same_addresses() -> None:
     end, size = start + [random.randrange(1, 20) for _ in start], np.array([random.randrange(1, 9) for _ in start])
     first, second = pack(start, end, size), pack(start, end, size)
     assert (first.arena, first.offset.tolist()) == (second.arena, second.offset.tolist())
+
+
+@given(timelines())
+@settings(max_examples=60, deadline=None)
+def test_operations_wait_for_all_that_had_their_addresses(timeline: Timeline) -> None:
+    """Directly, or because an operation that they wait for does."""
+    for plan in plan_addresses(timeline):
+        waits = plan.waits()
+        ended: dict[Op, set[Op]] = {}
+        for tensor in plan.tensors:
+            before = ended.setdefault(tensor.allocated_by, set())
+            for freed_by in waits.get(tensor.allocated_by, ()):
+                before |= {
+                    freed_by,
+                    *(op for t in plan.tensors if t.freed_by == freed_by for op in ended[t.allocated_by]),
+                }
+            earlier = (t for t in plan.tensors if t.end <= tensor.start)
+            assert {t.freed_by for t in earlier if meet(t, tensor)} <= before
+
+
+def meet(one: PlacedTensor, other: PlacedTensor) -> bool:
+    return one.offset < other.offset + other.size and other.offset < one.offset + one.size
+
+
+@given(timelines())
+@settings(max_examples=60, deadline=None)
+def test_what_operations_wait_for_has_ended_before(timeline: Timeline) -> None:
+    times = {operation.op: operation for operation in timeline.operations}
+    for plan in plan_addresses(timeline):
+        for op, awaited in plan.waits().items():
+            assert all(times[freed_by].end <= times[op].start for freed_by in awaited)
+
+
+def test_sizes_and_offsets_are_multiples_of_the_alignment() -> None:
+    timeline = timeline_of("0F0 0F1 0B0 0B1", costs=StageCosts.of(stages=1, activation=Fraction(100, 3)))
+    [plan] = plan_addresses(timeline, alignment=16)
+    assert [(tensor.size, tensor.offset) for tensor in plan.tensors] == [(48, 0), (48, 48)]
+    assert (plan.peak, plan.arena) == (96, 96)

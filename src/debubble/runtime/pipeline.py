@@ -22,6 +22,7 @@ from debubble.runtime.execution.lanes import lanes_of
 from debubble.runtime.execution.operations import TensorOperations
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.launch.failures import MoveMemoryError, explained_shortage
+from debubble.runtime.memory.arena import Arena
 from debubble.runtime.models.compilation import compiler_of
 from debubble.runtime.models.float8 import float8_of
 from debubble.runtime.models.loss import Loss, check_loss, cross_entropy
@@ -69,6 +70,9 @@ class Pipeline:
         compile: Whether `torch.compile` compiles the units; or the name of its backend.
         fp8: Whether the linear layers of half-layers multiply in 8 bits, through torchao; `emulated`: with the same
             rounding on a device that cannot.
+        arena: Whether steps are held to the address plan of this device (`debubble.simulator.plan_addresses`): what the
+            backward needs has to fit into its planned tensors, else `step` raises ArenaError, and an operation waits
+            until its addresses are free.
         ema_decay: Of an exponential moving average of the parameters, which `averaged` puts in their place; None: there
             is none.  Needs an `optimizer`.
 
@@ -95,6 +99,7 @@ class Pipeline:
         compile: bool | str = False,
         fp8: bool | Literal["emulated"] = False,
         ema_decay: float | None = None,
+        arena: bool = False,
     ) -> None:
         transport = transport or default_transport()
         check_runnable(plan, transport.size)
@@ -131,6 +136,7 @@ class Pipeline:
         self._optimizers = self._optimize(plan, self.part)
         self._check_optimizers(made=optimizer is not None)
         self.measured.optimizers = self._optimizers
+        self.measured.activations.arena = Arena.of(plan, self.device, on=on) if arena else None
         gradients = DeviceGradients(self.part, self._optimizers, self.ranks, self.status, on)
         self._runner = StepRunner(
             plan=plan,
@@ -148,6 +154,7 @@ class Pipeline:
                 rank_of=self.ranks.rank_of,
                 lanes=self._lanes,
                 messages=self.measured.messages,
+                arena=self.measured.activations.arena,
                 stages=self.part.stages,
                 weights=self.part.weights,
                 observe=self.measured.unit_times.observe,

@@ -60,8 +60,40 @@ class AddressPlan:
         """Fragmentation as a share of the device's peak memory, static bytes included."""
         return float(self.fragmentation / (self.static + self.peak)) if self.fragmentation else 0.0
 
+    def waits(self) -> dict[Op, set[Op]]:
+        """Find, for every operation, those that free what was last at the addresses that it allocates.
 
-def plan_addresses(timeline: Timeline, *, devices: Collection[int] | None = None) -> tuple[AddressPlan, ...]:
+        Where it starts after all of them have ended, no two tensors overlap, whatever the operations take.  All of them
+        end before it starts in the timeline, as does what they wait for, so that no operations wait for each other.
+
+        Returns:
+            The operations to wait for, of any lane; an operation whose addresses nothing had before it is not in it.
+
+        Example:
+            >>> from debubble.simulator import plan_addresses
+            >>> timeline = db.simulate(db.schedules["1f1b"](devices=2, micro_batches=3), db.StageCosts.of(stages=2))
+            >>> [(op.name, {f.name for f in freed}) for op, freed in plan_addresses(timeline)[0].waits().items()]
+            [('0F2', {'0B0'})]
+        """
+        waits: dict[Op, set[Op]] = {}
+        # What was last at each address: begin, end, and the operation that frees it
+        last: list[tuple[Number, Number, Op]] = []
+        for tensor in self.tensors:
+            begin, end = tensor.offset, tensor.offset + tensor.size
+            apart, before = [], set()
+            for low, high, freed_by in last:
+                if low < end and begin < high:
+                    before.add(freed_by)
+                apart += [(a, b, freed_by) for a, b in ((low, min(high, begin)), (max(low, end), high)) if a < b]
+            last = [*apart, (begin, end, tensor.freed_by)]
+            if before:
+                waits.setdefault(tensor.allocated_by, set()).update(before)
+        return waits
+
+
+def plan_addresses(
+    timeline: Timeline, *, devices: Collection[int] | None = None, alignment: int | None = None
+) -> tuple[AddressPlan, ...]:
     """Place the tensors of every device in one arena, by their lifetimes in the timeline and their sizes.
 
     A tensor is what one operation allocates and one other frees: activations that are offloaded in part, or freed in
@@ -71,6 +103,7 @@ def plan_addresses(timeline: Timeline, *, devices: Collection[int] | None = None
     Args:
         timeline: A simulated program.
         devices: Those that are planned; None: all.
+        alignment: Bytes of which every size is rounded up to a multiple, and every offset is one; None: sizes stay.
 
     Returns:
         One plan for each of these devices, in their order.
@@ -94,7 +127,7 @@ def plan_addresses(timeline: Timeline, *, devices: Collection[int] | None = None
             continue
         chosen = np.flatnonzero(lives & (tensors.device == device))
         chosen = chosen[np.lexsort((tensors.allocated_by[chosen], start[chosen]))]
-        size, unit = _whole(tensors.size[chosen])
+        size, unit = _whole(tensors.size[chosen], alignment)
         packing = pack(start[chosen], end[chosen], size)
         ends = (_operations(timeline.program, each[chosen]) for each in (tensors.allocated_by, tensors.freed_by))
         columns = (times[0][chosen], times[1][chosen], *(_in_units(each, unit) for each in (size, packing.offset)))
@@ -120,8 +153,10 @@ def _in_units(counts: Ints, unit: Number) -> Numbers:
     return exact([count * unit for count in counts.tolist()])
 
 
-def _whole(sizes: Numbers) -> tuple[Ints, Number]:
+def _whole(sizes: Numbers, alignment: int | None) -> tuple[Ints, Number]:
     """Sizes as whole multiples of a unit: exact if they are whole or fractions, else rounded up to the unit."""
+    if alignment is not None:
+        return np.array([ceil(number / alignment) for number in sizes.tolist()], dtype=np.int64), alignment
     if sizes.dtype == np.int64 or not len(sizes):
         return sizes.astype(np.int64), 1
     numbers, total = sizes.tolist(), float(sum(sizes.tolist()))

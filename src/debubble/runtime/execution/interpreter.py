@@ -12,22 +12,24 @@ without a cycle cannot hang.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from debubble.ir import Kind, Lane, Moment, Op, Queue
+from debubble.ir import Instruction, Kind, Lane, Moment, Op, Queue
 from debubble.runtime.distributed.transport import on_lane
 from debubble.runtime.execution.lanes import LaneThread
 from debubble.runtime.execution.operations import Operations, StepState
 from debubble.runtime.execution.status import RankStatus
 from debubble.runtime.execution.synchronization import (
     ExecutedInstruction,
+    InstructionEvent,
     LaneInstruction,
     ReloadAllocation,
     StepSynchronizer,
 )
 from debubble.runtime.launch.failures import DeviceMemoryError, is_out_of_memory
+from debubble.runtime.models.stage import UnitDone
 
 
 @dataclass
@@ -39,6 +41,8 @@ class Interpreter:
 
     def __post_init__(self) -> None:
         self.program, self.lanes = self.operations.program, self.operations.lanes
+        self._arena = self.operations.arena
+        self._address_waits = {} if self._arena is None else self._arena.plan.waits()
         queues: Sequence[Queue] = self.program.queues_of[self.operations.device]
         posts = self.posted_sends(queues) if self.lanes.posts_messages else {}
         posted = {send for sends in posts.values() for send in sends}
@@ -48,7 +52,9 @@ class Interpreter:
         if receives:
             queues = [queue for queue in queues if queue.lane is Lane.COMPUTE]
         self._queues = [(queue, self._lane_instructions(queue, posts, receives)) for queue in queues]
-        self.events = {event for _, items in self._queues for item in items for event, _ in item.waits}
+        items = [item for _, items in self._queues for item in items]
+        self._hosted = {} if self._arena is None else self._hosted_instructions()
+        self.events = {event for item in (*items, *self._hosted.values()) for event, _ in item.waits}
         """What instructions of this device wait for on other lanes of it."""
         self._threads: list[LaneThread] = []
 
@@ -60,9 +66,12 @@ class Interpreter:
 
     def run_lanes(self, step: StepSynchronizer, state: StepState) -> None:
         """Run the instructions of all lanes, each as soon as the step lets it.  Raises the first error of any lane."""
+        if self._arena is not None:
+            self._arena.start_step()
         # Start all lanes but the compute lane, each on its thread
         transfers = [queue for queue in self._queues if queue[0].lane is not Lane.COMPUTE]
-        services = enumerate(self.operations.peer_offload.service_loops())
+        hosting = partial(self._begin_hosting, step), partial(self._end_hosting, step)
+        services = enumerate(self.operations.peer_offload.service_loops(*hosting))
         tasks = [partial(step.guard, partial(self._run_queue, *queue, step, state)) for queue in transfers]
         tasks += [partial(step.guard, partial(self.serve_peer, number, loop, step)) for number, loop in services]
         # Until the step has ended well its threads belong to it: those of one that fails may wait for ever.
@@ -108,6 +117,8 @@ class Interpreter:
                     with step.receiving(message, item):
                         self.operations.finish_receive(message, state)
                 self._allocate_reloads(item, Moment.START, step)
+                if self._arena is not None:
+                    self._arena.begin(item.instruction.op)
                 start = step.begin(item)
                 try:
                     item.execute(state, step.unit_done(item))
@@ -118,6 +129,8 @@ class Interpreter:
                 for op in item.completes:
                     self.operations.set_aside(op)
                 self._allocate_reloads(item, Moment.END, step)
+                if self._arena is not None:
+                    self._arena.end(item.instruction.op)
                 step.end(item, start)
                 links.pass_token(item.instruction.op)
                 for send in item.posts:
@@ -130,6 +143,37 @@ class Interpreter:
         for allocation in item.reloads:
             if allocation.moment is moment and all(map(step.has_happened, allocation.offloads)):
                 self.operations.allocate_reload(allocation.reload)
+
+    def _begin_hosting(self, step: StepSynchronizer, offload: Op, size: int) -> None:
+        """Give the arena's addresses to what a peer offloads here, when they are free."""
+        if self._arena is not None:
+            step.wait(self._hosted[offload])
+            self._arena.begin(offload)
+            self._arena.count(self._arena.owner_of(offload), size)
+
+    def _end_hosting(self, step: StepSynchronizer, reload: Op, size: int) -> None:
+        """Let the addresses go of what a peer has reloaded."""
+        if self._arena is not None:
+            self._arena.count(self._arena.owner_of(reload), -size)
+            self._arena.end(reload)
+            step.happens((self.program.index[reload], Moment.END), self.lanes.mark())
+
+    def _hosted_instructions(self) -> dict[Op, LaneInstruction]:
+        """The offloads of peers to this device, with what has to end here before they have their addresses."""
+        instructions = [i for i in self.program.instructions if i.op.kind is Kind.O]
+        owners = self.operations.peer_offload.owners
+        return {
+            i.op: LaneInstruction(self.program.index[i.op], i, _nothing, self._waits_for_addresses(i.op, ()), (), ())
+            for i in instructions
+            if i.device in owners
+        }
+
+    def _waits_for_addresses(
+        self, op: Op, same_lane: Collection[int]
+    ) -> tuple[tuple[InstructionEvent, Instruction], ...]:
+        """The events that free the addresses of what an operation allocates, but for those of its own lane."""
+        indices = sorted(self.program.index[freed_by] for freed_by in self._address_waits.get(op, ()))
+        return tuple(((i, Moment.END), self.program.instructions[i]) for i in indices if i not in same_lane)
 
     def _lane_instructions(
         self, queue: Queue, posts: Mapping[int, Sequence[int]], receives: Mapping[int, Sequence[int]]
@@ -148,7 +192,7 @@ class Interpreter:
                     index,
                     instructions[index],
                     self.operations.prepare(instructions[index]),
-                    tuple(waits),
+                    (*waits, *self._waits_for_addresses(instructions[index].op, same_lane)),
                     tuple(completed.get(index, ())),
                     tuple(instructions[send] for send in posts.get(index, ())),
                     tuple(instructions[receive] for receive in receives.get(index, ())),
@@ -203,7 +247,7 @@ class Interpreter:
         instructions = self.program.instructions
         [order] = [queue.instructions for queue in queues if queue.lane is Lane.COMPUTE]
         inboxes = [queue.instructions for queue in queues if queue.lane is Lane.RECV]
-        if len(inboxes) + 1 != len(queues) or self.operations.peer_offload.service_loops():
+        if len(inboxes) + 1 != len(queues) or self.operations.peer_offload.owners:
             return {}
         consumer = {wait.instruction: index for index in reversed(order) for wait in instructions[index].waits}
         position = {index: number for number, index in enumerate(order)}
@@ -227,3 +271,7 @@ class Interpreter:
                     if self.program.instructions[wait.instruction].op.kind in (Kind.B, Kind.W):
                         completed.setdefault(wait.instruction, []).append(instruction.op)
         return completed
+
+
+def _nothing(state: StepState, unit_done: UnitDone | None) -> None:
+    """Execute nothing: the threads that serve a peer do."""

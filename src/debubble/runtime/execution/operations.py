@@ -21,6 +21,7 @@ from debubble.runtime.execution.lanes import CpuLanes, CudaLanes
 from debubble.runtime.execution.link_orders import LinkOrders
 from debubble.runtime.execution.peer_offload import PeerOffload
 from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.memory.arena import Arena
 from debubble.runtime.models.stage import Keeping, Stage, UnitDone
 from debubble.runtime.models.units import MicroBatch
 from debubble.runtime.parameters.stage_parameters import StageWeights
@@ -80,6 +81,8 @@ class Operations(ABC):
     lanes: CpuLanes | CudaLanes
     messages: Ledger
     """Counts what was received and not yet used, or computed and not yet sent."""
+    arena: Arena | None = field(default=None, kw_only=True)
+    """The arena by whose address plan the operations start; None: they start as the program says."""
 
     def __post_init__(self) -> None:
         self.peer_offload = PeerOffload(self.program, self.device, self.transport, self.rank_of, self.lanes)
@@ -219,8 +222,8 @@ class TensorOperations(Operations):
         super().__post_init__()
         schedule = self.program.schedule
         moved = {stage for stage, _ in schedule.offloaded | schedule.explicit_recompute} | schedule.fused_recompute
-        self.needs_ledger = not moved.isdisjoint(self.stages)
-        """Whether any stage of the device recomputes or offloads what its ledger knows."""
+        self.needs_ledger = self.arena is not None or not moved.isdisjoint(self.stages)
+        """Whether any stage of the device recomputes or offloads what its ledger knows, or an arena has to."""
         if self.observe is not None:
             for number, stage in self.stages.items():
                 self.observe(number, stage)
@@ -337,7 +340,8 @@ class TensorOperations(Operations):
 
     def allocate_reload(self, reload: Op) -> None:
         """Allocate what a reload will fill, on the compute lane."""
-        self.stages[reload.stage].allocate_reload(reload.micro_batch)
+        place = None if self.arena is None else self.arena.placing(reload)
+        self.stages[reload.stage].allocate_reload(reload.micro_batch, place)
 
     def _reload(self, op: Op, state: StepState, unit_done: UnitDone | None) -> None:
         if not self.stages[op.stage].has_reload_buffer(op.micro_batch):

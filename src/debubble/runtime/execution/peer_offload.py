@@ -35,13 +35,22 @@ class PeerOffload:
         """The device that holds what this one offloads; None: the host's memory does."""
         self._sizes: dict[tuple[int, int], int] = {}
 
-    def service_loops(self) -> list[Callable[[], None]]:
-        """Callables, one thread each, that receive and return the buffers of peers that offload here, in one step."""
+    @property
+    def owners(self) -> list[int]:
+        """The devices that offload to this one."""
+        return [owner for owner, host in self.program.schedule.peers.items() if host == self.device]
+
+    def service_loops(self, begin: HostingEvent, end: HostingEvent) -> list[Callable[[], None]]:
+        """Callables, one thread each, that receive and return the buffers of peers that offload here, in one step.
+
+        Args:
+            begin: Called with an offload, and its bytes, before its buffer is allocated.
+            end: Called with a reload, and its bytes, when its buffer has been returned.
+        """
         loops: list[Callable[[], None]] = []
-        for owner, host in self.program.schedule.peers.items():
-            if host == self.device:
-                buffers: _Buffers = {_key(op): Future() for op in self._transfers(owner, Lane.D2H, Kind.O)}
-                loops += [partial(self._take_in, owner, buffers), partial(self._give_back, owner, buffers)]
+        for owner in self.owners:
+            buffers: _Buffers = {_key(op): Future() for op in self._transfers(owner, Lane.D2H, Kind.O)}
+            loops += [partial(self._take_in, owner, buffers, begin), partial(self._give_back, owner, buffers, end)]
         return loops
 
     def buffer(self, size: int) -> Tensor:
@@ -62,23 +71,30 @@ class PeerOffload:
         buffer = self.buffer(self._sizes.pop(_key(op)))
         return self.transport.receive(buffer, self.rank_of[self.host], Channel.RELOAD)
 
-    def _take_in(self, owner: int, buffers: _Buffers) -> None:
+    def _take_in(self, owner: int, buffers: _Buffers, begin: HostingEvent) -> None:
         source = self.rank_of[owner]
         for op in self._transfers(owner, Lane.D2H, Kind.O):
-            size = torch.zeros(1, dtype=torch.int64, device=self.lanes.device)
-            buffer = self.buffer(int(self.transport.receive(size, source, Channel.OFFLOAD).item()))
-            buffers[_key(op)].set_result(StreamHandoff.of(self.transport.receive(buffer, source, Channel.OFFLOAD)))
+            told = torch.zeros(1, dtype=torch.int64, device=self.lanes.device)
+            size = int(self.transport.receive(told, source, Channel.OFFLOAD).item())
+            begin(op, size)
+            content = self.transport.receive(self.buffer(size), source, Channel.OFFLOAD)
+            buffers[_key(op)].set_result(StreamHandoff.of(content))
 
-    def _give_back(self, owner: int, buffers: _Buffers) -> None:
+    def _give_back(self, owner: int, buffers: _Buffers, end: HostingEvent) -> None:
         for op in self._transfers(owner, Lane.H2D, Kind.L):
-            buffers[_key(op)].result()
-            self.transport.send(buffers.pop(_key(op)).result().receive(), self.rank_of[owner], Channel.RELOAD)
+            content = buffers[_key(op)].result().receive()
+            del buffers[_key(op)]
+            self.transport.send(content, self.rank_of[owner], Channel.RELOAD)
+            end(op, len(content))
 
     def _transfers(self, owner: int, lane: Lane, kind: Kind) -> list[Op]:
         queues = (q for q in self.program.queues_of[owner] if q.lane is lane)
         ops = (self.program.instructions[i].op for queue in queues for i in queue.instructions)
         return [op for op in ops if op.kind is kind]
 
+
+HostingEvent = Callable[[Op, int], None]
+"""Called where so many bytes that a device holds for another one come, or have gone."""
 
 _Buffers = dict[tuple[int, int], Future[StreamHandoff]]
 """Buffers that one device holds for another, or will hold, by stage and micro-batch."""

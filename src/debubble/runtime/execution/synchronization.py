@@ -107,7 +107,7 @@ class StepSynchronizer:
         """An instruction starts now, on the caller's lane."""
         mark = self._lanes.mark()
         self._status.runs(item.instruction)
-        self._happens((item.number, Moment.START), mark)
+        self.happens((item.number, Moment.START), mark)
         return mark
 
     def unit_done(self, item: LaneInstruction) -> UnitDone | None:
@@ -131,7 +131,7 @@ class StepSynchronizer:
         self.executed.append(ExecutedInstruction(instruction, mark if instruction.lane is Lane.RECV else start, mark))
         self._status.ended(instruction)
         self._streams((item.number, Moment.STREAM), mark)
-        self._happens((item.number, Moment.END), mark)
+        self.happens((item.number, Moment.END), mark)
 
     @contextmanager
     def receiving(self, message: Instruction, item: LaneInstruction) -> Iterator[None]:
@@ -172,9 +172,10 @@ class StepSynchronizer:
     def _streams(self, event: InstructionEvent, mark: Mark) -> None:
         """Let the operations that stream with the instruction begin: its first unit is done, or all of it."""
         if event in self._events and event not in self._marks:
-            self._happens(event, mark)
+            self.happens(event, mark)
 
-    def _happens(self, event: InstructionEvent, mark: Mark) -> None:
+    def happens(self, event: InstructionEvent, mark: Mark) -> None:
+        """A moment of an instruction is here."""
         happened = self._events.get(event)
         if happened is not None:
             self._marks[event] = mark

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from debubble.ir import InputError
+from debubble.runtime.memory.arena import GATHERED, Arena, Owner, Place
 
 
 class Ledger:
@@ -34,6 +35,8 @@ class Ledger:
         self.peak_with_gathered = 0
         """Most bytes of activations and gathered parameters together."""
         self.samples: list[tuple[float, int]] = []
+        self.arena: Arena | None = None
+        """The arena that has to have room for what is counted."""
         self._is_cuda = self.device.type == "cuda"
         self._excluded: set[int] = set()
         self._known: dict[int, weakref.ref[SavedStorage]] = {}
@@ -49,13 +52,15 @@ class Ledger:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave peaks and samples as they are."""
+        """Leave peaks and samples as they are, and ask no arena."""
         peaks, samples = (self.peak, self.elsewhere_peak, self.gathered_peak, self.peak_with_gathered), self.samples
+        arena, self.arena = self.arena, None
         self.samples = []
         try:
             yield
         finally:
             (self.peak, self.elsewhere_peak, self.gathered_peak, self.peak_with_gathered), self.samples = peaks, samples
+            self.arena = arena
 
     def exclude(self, tensors: Iterable[Tensor]) -> None:
         """Never count, drop or move these: parameters and buffers."""
@@ -113,9 +118,11 @@ class Ledger:
         if self.find(at) is saved:
             del self._known[at]
 
-    def count(self, change: int) -> None:
-        """Add to the bytes on the device."""
+    def count(self, change: int, owner: Owner | None = None) -> None:
+        """Add to the bytes on the device.  Raises ArenaError if an arena has no room for them."""
         with self._lock:
+            if self.arena is not None and owner is not None:
+                self.arena.count(owner, change)
             self.bytes += change
             if self.bytes > self.peak:
                 self.peak = self.bytes
@@ -124,6 +131,8 @@ class Ledger:
     def count_gathered(self, change: int) -> None:
         """Add to the bytes of gathered parameters."""
         with self._lock:
+            if self.arena is not None:
+                self.arena.count(GATHERED, change)
             self.gathered += change
             self.gathered_peak = max(self.gathered_peak, self.gathered)
             self._sample()
@@ -165,9 +174,12 @@ class SavedStorage:
     _moved = 0, 0
     _rest: Tensor | None = None
     _reload_buffer: Tensor | None = None
+    _owner: Owner | None = None
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        if ledger.arena is not None:
+            self._owner = ledger.arena.owner
 
     @property
     def on_device(self) -> bool:
@@ -185,9 +197,10 @@ class SavedStorage:
 
     def hold(self, storage: torch.UntypedStorage, at: int) -> None:
         """Keep this storage, and count it."""
-        self._storage, self._at, self.nbytes = storage, at, 0 if self.transient else storage.nbytes()
+        nbytes = 0 if self.transient else storage.nbytes()
+        self._ledger.count(nbytes, self._owner)
+        self._storage, self._at, self.nbytes = storage, at, nbytes
         self._ledger.know(at, self)
-        self._ledger.count(self.nbytes)
 
     def drop(self) -> None:
         """Let the storage go."""
@@ -238,7 +251,7 @@ class SavedStorage:
         self.drop()
         if rest is not None:
             self._rest = rest
-            self._ledger.count(rest.nbytes)
+            self._ledger.count(rest.nbytes, self._owner)
         self._ledger.count_elsewhere(moved)
 
     @property
@@ -246,11 +259,15 @@ class SavedStorage:
         """True if what `reload` fills is there."""
         return self._reload_buffer is not None
 
-    def allocate_reload(self) -> Tensor:
+    def allocate_reload(self, place: Place | None = None) -> Tensor:
         """The storage that `reload` fills, with the rest in its place: of the current stream, unless it is there."""
         if self._reload_buffer is None:
             moved, size = self._moved
-            self._reload_buffer = torch.empty(size, dtype=torch.uint8, device=self._ledger.device)
+            # The rest has addresses of its own: a storage that left in part is no tensor of the address plan.
+            placed = place(size) if place is not None and moved == size else None
+            if placed is None:
+                placed = torch.empty(size, dtype=torch.uint8, device=self._ledger.device)
+            self._reload_buffer = placed
             if self._rest is not None:
                 self._reload_buffer[moved:].copy_(self._rest)
         return self._reload_buffer
@@ -268,12 +285,12 @@ class SavedStorage:
         """Stop counting the bytes that were moved elsewhere and those that stayed as the rest."""
         self._ledger.count_elsewhere(-self._moved[0])
         if self._rest is not None:
-            self._ledger.count(-self._rest.nbytes)
+            self._ledger.count(-self._rest.nbytes, self._owner)
         self._moved, self._rest = (0, 0), None
 
     def _count_out(self) -> None:
         self._ledger.forget(self._at, self)
-        self._ledger.count(-self.nbytes)
+        self._ledger.count(-self.nbytes, self._owner)
 
     def __del__(self) -> None:
         if self._storage is not None:

@@ -22,6 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from debubble.ir import InputError, Kind, PlannedUnit
 from debubble.runtime.memory.activations import Ledger, SavedStorage, Wait
+from debubble.runtime.memory.arena import Place
 from debubble.runtime.memory.recomputation import Tape, directly
 from debubble.runtime.models.compilation import Compiler
 from debubble.runtime.models.routing import Balance, Routing
@@ -265,11 +266,11 @@ class Stage:
             saved, size = copied.pop()
             saved.leave(size)
 
-    def allocate_reload(self, j: int) -> None:
-        """Allocate, in the current stream, what `reload` will fill, unless it is there already."""
+    def allocate_reload(self, j: int, place: Place | None = None) -> None:
+        """Allocate, at a planned place or in the current stream, what `reload` will fill, unless it is there."""
         for unit in self._states[j].moved.values():
             for saved, _ in unit:
-                saved.allocate_reload()
+                saved.allocate_reload(place)
 
     def has_reload_buffer(self, j: int) -> bool:
         """Tell whether what `reload` will fill is there."""
@@ -287,13 +288,12 @@ class Stage:
         self._states[j].moved.clear()
         arrivals = [Future[Wait]() for _ in moved]
         if unit_done is not None:
-            for unit, arrival in zip(moved, arrivals, strict=True):
-                for saved, _ in unit:
-                    saved.arrival = arrival
+            for number, arrival in enumerate(arrivals):
+                _expect(moved[number], arrival)
         try:
             while moved:
-                for saved, offset in moved.pop():
-                    saved.reload(buffer[offset:])
+                # Nothing here refers to the unit afterwards: a backward that begins then frees it, too.
+                _fill(moved.pop(), buffer)
                 if unit_done is not None:
                     wait = unit_done()
                     arrivals.pop().set_result(wait)
@@ -303,6 +303,9 @@ class Stage:
                 arrival.set_exception(error)
             raise
 
+
+_MovedUnit = list[tuple[SavedStorage, int]]
+"""The storages of a unit that O has moved, and the place in its buffer at which each begins."""
 
 UnitDone = Callable[[], Wait]
 """What is called when the current lane was given all of a unit's work; the answer waits for that on another lane."""
@@ -328,8 +331,8 @@ class _MicroBatchState:
     """Done when the forward has returned."""
     copied: list[tuple[SavedStorage, int]] = field(default_factory=list)
     """Storages that O has copied, and how many bytes of each."""
-    moved: dict[int, list[tuple[SavedStorage, int]]] = field(default_factory=dict)
-    """Per unit, in their order, the storages that O moved, and the place in its buffer at which each begins."""
+    moved: dict[int, _MovedUnit] = field(default_factory=dict)
+    """By unit, in their order."""
 
 
 @dataclass(frozen=True)
@@ -352,6 +355,18 @@ class _Segment:
     first: int
     """The index of its first unit."""
     count: int
+
+
+def _expect(unit: _MovedUnit, arrival: Future[Wait]) -> None:
+    """Let what uses a unit's storages wait for their arrival."""
+    for saved, _ in unit:
+        saved.arrival = arrival
+
+
+def _fill(unit: _MovedUnit, buffer: Tensor) -> None:
+    """Bring a unit's storages back from the buffer of what O moved."""
+    for saved, offset in unit:
+        saved.reload(buffer[offset:])
 
 
 def _nothing() -> None:

@@ -39,7 +39,7 @@ class ForwardRuns:
             self._schedule, costs.replace(slices=1, attention_scale=None) if costs.slices > 1 else costs
         )
         messages = Ledger(self._lanes.device)
-        operations = replace(runner.operations, program=program, messages=messages, evaluating=True)
+        operations = replace(runner.operations, program=program, messages=messages, evaluating=True, arena=None)
         self._interpreter = Interpreter(operations, self._status)
 
     def evaluate(self, batches: Iterable[Batch]) -> Tensor:

@@ -17,6 +17,8 @@ class PostValidatedSteps:
         self._runner = runner
         if runner.loss_scale is not None:
             raise InputError("fp16 skips steps: it cannot update before the norm is known, so call `step`.")
+        if runner.operations.arena is not None:
+            raise InputError("An arena's addresses wait for backwards: call `step`, which begins after the update.")
         self._validation = PostValidation(runner.ranks.open_relay(), loss_dtype=loss_dtype(runner.plan))
         self._speculative = SpeculativeInterpreter(runner.operations, runner.status)
 

@@ -14,6 +14,7 @@ from debubble.runtime.assembly import loss_dtype
 from debubble.runtime.execution.interpreter import Interpreter
 from debubble.runtime.execution.operations import StepState, TensorOperations
 from debubble.runtime.execution.status import RankStatus
+from debubble.runtime.memory.arena import Arena
 from debubble.runtime.parameters.device_part import DevicePart
 from debubble.runtime.parameters.optimizers import LossScale
 from debubble.runtime.steps.batch import Batch, StepBatch
@@ -69,7 +70,13 @@ class StepRunner:
     def follow(self, plan: Plan, program: Program, part: DevicePart) -> None:
         """Run another plan of the same model from now on, by its program, on these stages."""
         self.plan = plan
-        self.operations = replace(self.operations, program=program, stages=part.stages, weights=part.weights)
+        arena = self.operations.arena
+        if arena is not None:
+            arena = Arena.of(plan, self.ranks.device, on=self.operations.lanes.device)
+        self.measured.activations.arena = arena
+        self.operations = replace(
+            self.operations, program=program, stages=part.stages, weights=part.weights, arena=arena
+        )
         self.interpreter = Interpreter(self.operations, self.status)
         self.measured.count_next_step()
 
