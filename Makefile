@@ -63,6 +63,9 @@ docs: $(VENV)/.docs-ready ## build the documentation in build/docs; warnings are
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 	$(BIN)/python docs/check_search.py build/docs
 
+man: $(VENV)/.ready ## write the manual pages of all commands to build/man (`man -l build/man/debubble-plan.1`)
+	$(BIN)/python tools/write_man_pages.py build/man
+
 docs-links: $(VENV)/.docs-ready ## ask every page that the documentation links to elsewhere
 	$(BIN)/python -m sphinx -q -b linkcheck docs build/links
 
@@ -72,4 +75,4 @@ docs-check: $(VENV)/.ready ## run the commands of README and docs (many minutes)
 clean: ## remove what was built
 	rm -rf $(VENV) build dist runs
 
-.PHONY: help setup run test test-slow test-cuda test-frameworks golden check docs docs-links docs-check clean
+.PHONY: help setup run test test-slow test-cuda test-frameworks golden check docs man docs-links docs-check clean

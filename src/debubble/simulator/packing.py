@@ -20,9 +20,8 @@ from debubble.kernels import jit
 
 CHANGES, PAIRS = 3_000, 5 * 10**8
 """The most changes of priorities, and the most pairs of tensors in all changes."""
-CHANGED, WIDTH = 0.2, 1.0
-"""The share of priorities that a change concerns, and the range of what it adds to their logarithms."""
-
+CHANGED, WIDTH = (0.01, 0.1, 0.3), 1.0
+"""Shares of the priorities of which a change concerns one, and the range of what it adds to their logarithms."""
 FIT = 1.0
 """What is added to the logarithm of a priority for each end of the lifetime that is an end of the segment."""
 BLOCK = 32
@@ -73,7 +72,8 @@ class _Chain:
     def change(self, random: np.random.Generator) -> None:
         """Change the priority of some tensors."""
         count = len(self.offset)
-        changed = random.random(count) < CHANGED
+        share = CHANGED[random.integers(len(CHANGED))]
+        changed = random.random(count) < share
         priority = self._priority + changed * random.uniform(-WIDTH / 2, WIDTH / 2, count)
         offset = np.zeros_like(self.offset)
         arena = int(_compiled()(*self._tensors, priority, offset, self.arena))
