@@ -94,8 +94,11 @@ def test_a_rank_that_a_signal_stops_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked_processes")
-@pytest.mark.parametrize("sent", [*launcher.FORWARDED, signal.SIGQUIT])
-def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("sent", "heard"),
+    [*((each, each) for each in (*launcher.FORWARDED, signal.SIGQUIT)), (signal.SIGINT, signal.SIGTERM)],
+)
+def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signals, heard: signal.Signals) -> None:
     os.mkfifo(tmp_path / "waiting")
 
     def send() -> None:
@@ -105,9 +108,9 @@ def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signal
     sender = threading.Thread(target=send)
     sender.start()
     with pytest.raises(RankFailedError) as caught:
-        launch("tests.support.launched_rank", f"wait {tmp_path}", ranks=2)
+        launch("tests.support.launched_rank", f"wait {tmp_path}", ranks=2, interrupts=False)
     sender.join()
-    assert str(caught.value) == f"The run was ended by {sent.name}."
+    assert str(caught.value) == f"The run was ended by {heard.name}."
     assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 

@@ -220,6 +220,18 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_pat
         check(changed(with_checkpoint, resume=True))
 
 
+@pytest.mark.usefixtures("process_group")
+def test_a_resumed_run_has_to_be_given_its_data_again(options: Any, tmp_path: Path) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("a text of one's own " * 2000)
+    with_checkpoint = changed(options, data=own, checkpoint=tmp_path / "c")
+    train_alone(with_checkpoint)
+    resumed = changed(with_checkpoint, resume=True, steps=9)
+    with pytest.raises(InputError, match=rf"000006 read --data {own}: give --data again, as nothing that a checkpoint"):
+        check(changed(resumed, data=None))
+    check(resumed)
+
+
 def flipped(newest: Path) -> None:
     shard = newest / "__0_0.distcp"
     content = bytearray(shard.read_bytes())

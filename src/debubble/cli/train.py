@@ -133,7 +133,7 @@ def train(
     """
     require_torch()
     from debubble.training.checks import check
-    from debubble.training.options import TrainOptions, frozen_remark, rate_remark, with_settings
+    from debubble.training.options import TrainOptions, data_remark, frozen_remark, rate_remark, with_settings
 
     options = TrainOptions(
         plan=unplanned.plan_of(plan, online=execution.online, folder=checkpoints.checkpoint),
@@ -151,7 +151,10 @@ def train(
         log().print(remark)
     if os.environ.get("RANK", "0") == "0":
         check_writable(records.trace, records.html)
-        for remark in (rate_remark(options), frozen_remark(options, checked)):
+        for remark in (data_remark(options), rate_remark(options), frozen_remark(options, checked)):
             if remark:
                 log().print(remark)
-    start("debubble.training.rank", encode_options(options), ranks=checked.ranks, hang_timeout=options.hang_timeout)
+    start(
+        "debubble.training.rank", encode_options(options), ranks=checked.ranks, hang_timeout=options.hang_timeout,
+        interrupts=options.checkpoint is None,
+    )  # fmt: skip

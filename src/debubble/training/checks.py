@@ -10,6 +10,7 @@ from pathlib import Path
 
 from debubble.errors import readable
 from debubble.files import check_folder, check_writable
+from debubble.formatting import listed
 from debubble.ir import InputError, Kind, Number
 from debubble.planners.plan_step import average_bytes, undo_bytes
 from debubble.plans import Plan
@@ -26,6 +27,7 @@ from debubble.training.options import (
     sequences_of,
     start_of,
     tokenizer_of,
+    words_of,
 )
 from debubble.training.run_lock import locked
 from debubble.training.user_code import named_dataset
@@ -242,5 +244,10 @@ def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
     progress = progress_of(newest)
     if progress.model != model_of(plan).config:
         raise InputError(f"{newest} is a checkpoint of another model than the plan's.")
+    if missing := set(progress.data or {}) - set(options.source):
+        raise InputError(
+            f"The run of {newest} read {words_of(progress.data or {})}: give {listed(sorted(missing))} again, as"
+            " nothing that a checkpoint names is read."
+        )
     if progress.step >= options.steps:
         raise InputError(f"{newest} has done all of the {options.steps} steps: give more with --steps.")

@@ -73,6 +73,12 @@ class TrainOptions(TrainingData, Checkpoints, Execution, Records):
             clip=self.clip, ema_decay=self.ema_decay,
         )  # fmt: skip
 
+    @property
+    def source(self) -> dict[str, str]:
+        """The options that say what the run reads; none: the sources of Python's standard library."""
+        given = {name: getattr(self, name) for name in ("dataset", "lengths", "data", "tokenizer")}
+        return {f"--{name}": str(value) for name, value in given.items() if value is not None}
+
 
 TRAINING_RATE, FINE_TUNING_RATE = 3e-3, 1e-5
 """Peaks of the learning rate: for initial weights, and for those of a checkpoint, which the former would undo."""
@@ -83,6 +89,18 @@ def rate_remark(options: TrainOptions) -> str | None:
     if not options.load or options.learning_rate is not None:
         return None
     return f"The learning rate's peak is {FINE_TUNING_RATE:g}, as the weights are loaded: choose another with --lr."
+
+
+def data_remark(options: TrainOptions) -> str:
+    """Say what the run reads."""
+    if set(options.source) <= {"--tokenizer"}:
+        return "It reads the sources of Python's standard library: give text of your own with --data."
+    return f"It reads {words_of(options.source)}."
+
+
+def words_of(source: Mapping[str, str]) -> str:
+    """Options that say what a run reads, as they are given."""
+    return " ".join(f"{option} {value}" for option, value in source.items())
 
 
 def frozen_remark(options: TrainOptions, plan: Plan) -> str | None:

@@ -423,5 +423,6 @@ class TrainingRun:
             seed=self.options.seed,
             model=model_of(self.plan).config,
             recipe=self.options.recipe,
+            data=self.options.source,
             loss_scale=None if scale is None else (scale.value, scale.steps_since),
         )

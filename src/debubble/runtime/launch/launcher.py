@@ -67,13 +67,15 @@ class RankProcess(Protocol):
         """Send it a signal, unless it has ended."""
 
 
-def start(module: str, argument: str, *, ranks: int, hang_timeout: float = HANG_TIMEOUT) -> None:
+def start(
+    module: str, argument: str, *, ranks: int, hang_timeout: float = HANG_TIMEOUT, interrupts: bool = True
+) -> None:
     """Run a module's `main(argument)` as `ranks` ranks: here, or as the one that torchrun has started this process for.
 
     Raises InputError if torchrun started another number, and what `launch` raises.
     """
     if not is_torchrun_rank():
-        launch(module, argument, ranks=ranks, hang_timeout=hang_timeout)
+        launch(module, argument, ranks=ranks, hang_timeout=hang_timeout, interrupts=interrupts)
         return
     started = int(os.environ["WORLD_SIZE"])
     if started != ranks:
@@ -96,10 +98,19 @@ def is_torchrun_rank() -> bool:
     return not missing
 
 
-def launch(module: str, argument: str, *, ranks: int, threads: int = 1, hang_timeout: float = HANG_TIMEOUT) -> None:
+def launch(
+    module: str,
+    argument: str,
+    *,
+    ranks: int,
+    threads: int = 1,
+    hang_timeout: float = HANG_TIMEOUT,
+    interrupts: bool = True,
+) -> None:
     """Run `python -m module argument` as `ranks` processes and wait for all of them.
 
-    SIGTERM and SIGUSR1 are forwarded to the ranks, as the request to end.  Signal handlers of this process are as they
+    SIGTERM and SIGUSR1 are forwarded to the ranks, as the request to end, and so is the first Ctrl-C as SIGTERM unless
+    it `interrupts`: ranks that write checkpoints write one first.  Signal handlers of this process are as they
     were when the ranks have ended.  Raises RankFailedError if one fails, or a signal has stopped it for `hang_timeout`
     seconds (the others may have ended, and then none sees it), KeyboardInterrupt on Ctrl-C.
     """
@@ -112,6 +123,9 @@ def launch(module: str, argument: str, *, ranks: int, threads: int = 1, hang_tim
             processes += (start_rank(module, argument, environment) for environment in environments)
             while not (failed := _failures(processes)) and any(process.poll() is None for process in processes):
                 for number in _taken(received):
+                    if number == signal.SIGINT and not interrupts and requested is None:
+                        print("Ending after a step, with a checkpoint; Ctrl-C again ends at once.", file=sys.stderr)
+                        number = signal.SIGTERM
                     if number in FINAL:
                         _end(processes)
                         if number == signal.SIGINT:

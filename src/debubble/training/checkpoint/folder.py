@@ -58,6 +58,8 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The model's config, to refuse a checkpoint of another one."""
     recipe: SavedRecipe = SavedRecipe()
     """Settings of the optimizer and of its learning rate's schedule."""
+    data: Mapping[str, str] | None = None
+    """The options that say what the run reads, to refuse a run of other data by mistake; nothing opens their values."""
     loss_scale: tuple[float, int] | None = None
     """The loss scale of an fp16 run, and the steps since it changed."""
 
