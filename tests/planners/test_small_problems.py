@@ -14,13 +14,15 @@ from tests.planners.small_problems import best_time, random_problem
 
 SLOWER = 1.01
 """A plan that takes more times the best one's time counts as missed."""
+EFFORT = 10.0
+"""That of a call that gives none."""
 MOST = 1.03
 """No plan takes more."""
 
 
 def ratio_to_best(seed: int) -> float:
     """How many times the best plan's time the found plan takes; 1 where neither finds one."""
-    problem = random_problem(seed)
+    problem = random_problem(seed, effort=EFFORT)
     try:
         found = float(planners["joint"](problem).time)
     except DebubbleError:
@@ -29,7 +31,7 @@ def ratio_to_best(seed: int) -> float:
     return 1.0 if found == best else found / best
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0, 2**31 - 1))
 def test_fresh_small_problems_are_planned_to_the_optimum(seed: int) -> None:
     assert ratio_to_best(seed) <= MOST

@@ -99,7 +99,7 @@ class Misfit:
         limit = f"a plan may use {readable(float(sum(self.job.cluster.memory_limits)))} on all"
         if limit in self.reason:
             return f"{words}."
-        return f"{words}, and {limit} {self.job.cluster.count} devices together."
+        return f"{words}, and {limit} {self.job.cluster.count} devices together, activations included."
 
 
 def misfit(job: Job, reason: str) -> Misfit:

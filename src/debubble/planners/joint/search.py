@@ -62,8 +62,9 @@ MIN_ORDERED, BRIEF_SHARE = 4, 0.3
 """Plans whose order is searched, more where the effort suffices for slow searches, and the share of the effort that is
 left for that; the order of the best of them is searched at length.  Without it setting E of docs/joint.md is 2.7%
 slower."""
-EXACT, EXACT_SHARE = 8.0, 0.5
-"""Seconds of the exact search of small problems, and the part of what is left of the effort that it has in addition."""
+EXACT, EXACT_PART, EXACT_SHARE = 0.5, 0.8, 0.5
+"""The least seconds of the exact search of small problems, a part of the effort if that is more, and the part of what
+is left of the effort that it has in addition."""
 REFINEMENT_SHARE = 0.05
 """The part of the effort in which single units of each of these plans recompute less."""
 
@@ -182,7 +183,8 @@ def _exact_plans(
     problem: Problem, units: Units, plans: Sequence[tuple[Number, Solution]], effort: Effort
 ) -> list[tuple[Number, Solution]]:
     """The exact search's plans, with effort of its own: few problems need all of it."""
-    limit = Effort(EXACT + EXACT_SHARE * effort.left, deadline=effort.deadline)
+    own = max(EXACT, EXACT_PART * problem.effort)
+    limit = Effort(own + EXACT_SHARE * effort.left, deadline=effort.deadline)
     return exact_plans(problem, units, plans, limit)
 
 
