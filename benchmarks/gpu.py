@@ -33,7 +33,9 @@ from on_gpu.figures import Figures
 from on_gpu.settings import settings
 
 RESULTS = FOLDER / "gpu.json"
-SECTIONS = {"tests": 70, "machine": 30, "profile": 130, "plans": 170, "large": 100, "slices": 40, "torch": 90}
+SECTIONS = {
+    "tests": 70, "machine": 30, "profile": 130, "plans": 170, "rivals": 120, "large": 100, "slices": 40, "torch": 90,
+}  # fmt: skip
 """In this order, with the seconds that each may take.  `plans` needs the figures of `profile`."""
 MODULES = {"tests": "cuda_tests", "profile": "profiles", "torch": "beside_torch"}
 

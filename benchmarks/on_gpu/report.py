@@ -130,7 +130,7 @@ def _section(name: str, section: dict[str, Any]) -> Iterator[str]:
         why = section.get("traceback", section.get("why", "")).strip().split("\n")[-1]
         yield f"This section {section['status']} after {section.get('seconds', 0)} s. {why}"
         yield ""
-    tables = {"tests": _tests, "torch": _overheads, "profile": _profile, "plans": _programs}
+    tables = {"tests": _tests, "torch": _overheads, "profile": _profile, "plans": _programs, "rivals": _paces}
     yield from tables.get(name, _pairs)(section.get("figures", {}))
 
 
@@ -175,6 +175,20 @@ def _overheads(figures: Figures) -> Iterator[str]:
                 beyond = "" if name == "autograd" else f"{1e6 * one['per_operation']:.1f}"
                 lines.append((model, way, name, f"{1e3 * one['step_seconds']:.2f}", beyond, f"{one['loss']:.6f}"))
     yield table(("model", "", "way", "step, ms", "beyond the loop per operation, µs", "loss"), lines)
+
+
+def _paces(figures: Figures) -> Iterator[str]:
+    """A line for every way to train the same layers."""
+    lines = []
+    for length, ways in figures.items():
+        for way, one in ways.items():
+            if "tokens_per_second" in one:
+                memory = (f"{one[what] / 1e9:.1f} GB" if one[what] else "" for what in ("allocated", "reserved"))
+                pace = f"{one['tokens_per_second']:,.0f}", f"{100 * one['mfu']:.1f}%"
+                lines.append((length, way, *pace, *memory, f"{one['losses'][-1]:.3f}"))
+    yield table(("", "way", "tokens/s", "MFU", "allocated", "reserved", "loss"), lines)
+    yield ""
+    yield from _told("", figures)
 
 
 def _programs(figures: Figures) -> Iterator[str]:

@@ -24,7 +24,7 @@ COMMAND = [sys.executable, str(ROOT / "benchmarks/gpu.py")]
 def dry(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The folder and the figures of the sections that take least."""
     folder = tmp_path_factory.mktemp("gpu")
-    given = ["--dry-run", "--sections", "machine,large,slices", "--commit", "abc", "--output", str(folder)]
+    given = ["--dry-run", "--sections", "machine,rivals,large,slices", "--commit", "abc", "--output", str(folder)]
     subprocess.run([*COMMAND, *given], check=True, stdout=subprocess.PIPE)
     return folder, json.loads((folder / "gpu.json").read_text())
 
@@ -34,6 +34,7 @@ def test_every_section_says_how_it_ended_and_leaves_its_figures(dry: Any) -> Non
     assert (result["dry_run"], result["commit"]) == (True, "abc")
     assert {name: section["status"] for name, section in result["sections"].items()} == {
         "machine": "ran",
+        "rivals": "ran",
         "large": "ran",
         "slices": "ran",
     }
@@ -50,6 +51,14 @@ def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offl
         assert figures[way]["losses"][-1] < figures[way]["losses"][0]
     assert figures["offloaded"]["losses"] == pytest.approx(figures["recomputed"]["losses"], rel=1e-5)
     assert figures["offloaded"]["offloaded"] > 0
+
+
+def test_every_rival_trains_the_same_layers(dry: Any) -> None:
+    [ways] = dry[1]["sections"]["rivals"]["figures"].values()
+    paces = {way: one["tokens_per_second"] for way, one in ways.items() if way != "model"}
+    assert list(paces) == ["transformers, eager", "transformers, compiled", "debubble, eager"]
+    assert all(pace > 0 for pace in paces.values())
+    assert all(one["losses"][-1] < one["losses"][0] for way, one in ways.items() if way != "model")
 
 
 def test_a_sequence_has_the_same_losses_in_slices(dry: Any) -> None:
