@@ -36,6 +36,8 @@ GAIN = 1e-3
 """Share of the fastest step by which a plan has to be faster."""
 BOUNDED = 1e-3
 """Seconds of the reference machine to bound a way."""
+STEPS = 2**10
+"""Steps of the longest time where times are no fractions: finer ones take CP-SAT ten times as long."""
 CORES = 2
 """Models that are solved in parallel: the reference machine has so many cores."""
 
@@ -103,7 +105,7 @@ class _Way:
     def solve(self, best: Number, effort: Effort) -> tuple[Schedule | None, bool]:
         """An order whose step is shorter than `best`, and whether the model was solved to the end."""
         horizon = _longest(self.orders) if best == math.inf else (1 - GAIN) * best - self.after
-        model = build(self.orders, horizon=horizon, ordered=True)
+        model = build(self.orders, horizon=horizon, ordered=True, steps=STEPS)
         effort.spend(MODEL * self.orders.stages * self.orders.micro_batches)
         solver = solver_of(effort)
         status = status_of(solver, model.cp, effort)
