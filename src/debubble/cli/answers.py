@@ -378,6 +378,7 @@ class CalibrateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
 
     output: Annotated[str, Meta(description="The cluster file.")]
     run: Annotated[MeasuredRun, Meta(description="The run, as the file has it.")]
+    replaced: Annotated[bool, Meta(description="Whether the cluster file had the run before.")]
     figures: Annotated[dict[str, CalibratedAnswer], Meta(description="By `step` and `memory`, as far as measured.")]
 
 
