@@ -138,7 +138,7 @@ def test_a_model_that_is_given_is_the_one_that_the_arguments_describe(tmp_path: 
 def test_arguments_that_cost_nothing_are_named(tmp_path: Path) -> None:
     text = SCRIPT.replace("EXTRA", "")
 
-    free = "--lr --nproc-per-node --train-iters"
+    free = "--lr --train-iters"
     assert job(tmp_path, text).unread == (f"Known to cost neither time nor memory: {free}.",)
 
 
@@ -311,7 +311,7 @@ def test_a_known_tokenizer_tells_the_vocabulary(tokenizer: str, words: int, tmp_
 def test_what_is_given_takes_the_place_of_an_argument(tmp_path: Path) -> None:
     read = job(tmp_path, SCRIPT.replace("EXTRA", ""), pipeline=2, sequence_length=2048)
     assert (read.pipeline, read.options.sequence_length) == (2, 2048)
-    assert read.unread == ("Known to cost neither time nor memory: --lr --nproc-per-node --train-iters.",)
+    assert read.unread == ("Known to cost neither time nor memory: --lr --train-iters.",)
 
 
 @pytest.mark.parametrize("number", [0, -4])

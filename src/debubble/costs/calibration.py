@@ -196,6 +196,23 @@ def unlike(model: Architecture, cluster: Cluster, options: RunOptions) -> str | 
     return f"{model.family} of hidden size {model.hidden}, or {job.kind}, on {job.where}"
 
 
+def calibration_words(model: Architecture, cluster: Cluster, options: RunOptions) -> str | None:
+    """A sentence on how many of a cluster's measured runs correct a prediction; None: the cluster has none.
+
+    Args:
+        model: The model.
+        cluster: The devices, with the measured runs.
+        options: How the model is run.
+    """
+    if not cluster.calibration:
+        return None
+    needed = unlike(model, cluster, options)
+    if needed is not None:
+        return f"No measured run of the cluster is like this job: it takes one of {needed}."
+    count = max(found.runs for found in corrections(model, cluster, options))
+    return f"The prediction is corrected by {count} measured run{'s' * (count > 1)} of the cluster."
+
+
 def check_run(run: MeasuredRun) -> None:
     """Refuse figures that no run can have; raises InputError."""
     for what, each in (("step", run.step), ("memory", run.memory)):

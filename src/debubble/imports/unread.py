@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from debubble.imports.harmless import is_harmless
 from debubble.imports.settings import SettingsReader
 
-_NAMED = 12
-"""Settings that are named in a sentence: a log lists hundreds."""
+NAMED = 12
+"""Settings that the terminal names in a sentence: a log lists hundreds."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,19 @@ class Unread:
         """The number of entries that are not in the prediction as they are."""
         return len(self.remarks) + len(self.unknown)
 
-    def sentences(self) -> Iterator[str]:
-        """All that is to be known, the remarks first."""
+    def sentences(self, most: int | None = None) -> Iterator[str]:
+        """All that is to be known, the remarks first.
+
+        Args:
+            most: Names in a sentence; None: all.
+        """
         yield from self.remarks
         if self.unknown:
-            yield f"Not in the prediction: {_names(self.unknown)}."
+            yield f"Not in the prediction: {_names(self.unknown, most)}."
         if self.free:
-            yield f"Known to cost neither time nor memory: {_names(self.free)}."
+            yield f"Known to cost neither time nor memory: {_names(self.free, most)}."
 
 
-def _names(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{' '.join(names[:_NAMED])}{more}"
+def _names(names: tuple[str, ...], most: int | None) -> str:
+    more = "" if most is None or len(names) <= most else f" and {len(names) - most} more"
+    return f"{' '.join(names[:most])}{more}"

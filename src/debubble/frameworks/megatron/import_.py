@@ -15,7 +15,7 @@ from debubble.frameworks.megatron.bridge import read_bridge
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
-from debubble.frameworks.megatron.remarks import remarks_on
+from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
 from debubble.frameworks.megatron.stages import LAYOUT, SPLITS, stages_of
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
@@ -149,6 +149,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
         unsaid=_unsaid(arguments, given),
+        warnings=tuple(warnings_on(arguments, given.cluster.count)),
         rest=Unread.of(arguments, remarks_on(arguments, options)),
     )
 
