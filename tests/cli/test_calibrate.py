@@ -137,3 +137,17 @@ def test_a_plan_of_abstract_costs_is_refused(run: Any, tmp_path: Path) -> None:
 
     assert code == 2
     assert "Only a MODEL's plan can be calibrated" in error
+
+
+def test_compare_names_the_command_for_logs(run: Any, plan: db.Plan) -> None:
+    Path("train.log").write_text("[2026-01-01] iteration 1/ 9 | elapsed time per iteration (ms): 2500.0 |")
+    code, _, error = run("compare", "plan.json", "train.log")
+
+    assert code == 2
+    assert "its median step takes 2.5 s: `debubble calibrate plan.json train.log` compares" in error
+
+
+def test_compare_refuses_other_files_as_traces(run: Any, plan: db.Plan) -> None:
+    Path("notes.txt").write_text("[1]")
+
+    assert "notes.txt is not a whole trace file" in run("compare", "plan.json", "notes.txt")[2]
