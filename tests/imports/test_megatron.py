@@ -193,6 +193,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
         "--offload-modules",
         "--delta-offload-bytes-across-pp-ranks",
         "Not",
+        "Not",
         "Known",
     ]
     assert unread[0] == "--offload-modules attn_norm is not priced: activations are predicted to stay."
@@ -333,3 +334,30 @@ def test_what_is_given_is_a_positive_number(number: int, tmp_path: Path) -> None
 )
 def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: str, framework: str) -> None:
     assert job(tmp_path, SCRIPT.replace("EXTRA", flags), cluster="8xA100-80GB").options.framework == framework
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--recompute-granularty full", "--recompute-granularty (did you mean --recompute-granularity?)."),
+        ("--frobnicate-weights", "--frobnicate-weights."),
+        ("--moe-router-fusion", None),
+    ],
+)
+def test_a_misspelt_argument_is_unknown_to_megatron(flag: str, said: str | None, tmp_path: Path) -> None:
+    first = job(tmp_path, SCRIPT.replace("EXTRA", flag)).unread[0]
+
+    begin = "Not known to Megatron-LM, misspelt or of a fork: "
+    assert first == f"{begin}{said}" if said else not first.startswith(begin)
+
+
+def test_heads_are_named_before_the_clusters_devices(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="size is 3, which does not divide the model's 32 attention heads"):
+        job(tmp_path, SCRIPT.replace("EXTRA", "--tensor-model-parallel-size 3"))
+
+
+def test_layers_that_no_device_shares_evenly_are_named(tmp_path: Path) -> None:
+    script = SCRIPT.replace("PP=4", "PP=3").replace("EXTRA", "--num-layers-per-virtual-pipeline-stage 2")
+
+    with pytest.raises(InputError, match="32 layers cannot be divided evenly over 3 stages"):
+        job(tmp_path, script, cluster="3xA100-80GB")
