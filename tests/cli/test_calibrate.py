@@ -33,9 +33,10 @@ def test_it_says_what_was_predicted_and_what_is_now(run: Any, plan: db.Plan) -> 
     code, out, error = run("calibrate", "plan.json", "--step", slower(plan, 1.1))
 
     assert code == 0
-    first, last = out.splitlines()
+    first, shared, last = out.splitlines()
     assert first.startswith("Step: predicted ")
     assert "(1.100 times)" in first
+    assert "share 42% of the step's deviation" in shared
     assert last.endswith("other dense models in bf16, on A100-80GB with no --framework.")
     assert "give it with --cluster cluster.yaml" in error
 
@@ -82,12 +83,21 @@ def test_a_calibrated_plan_is_compared_without_its_corrections(run: Any, plan: d
 
 def test_the_same_run_measured_again_replaces_its_figure(run: Any, plan: db.Plan) -> None:
     run("calibrate", "plan.json", "--step", slower(plan, 1.1), "--memory", "1GiB")
-    run("calibrate", "plan.json", "--step", slower(plan, 1.3), "--cluster", "cluster.yaml")
+    _, out, _ = run("calibrate", "plan.json", "--step", slower(plan, 1.3), "--cluster", "cluster.yaml")
 
+    assert "its figures are replaced" in out
     (measured,) = db.Cluster.parse("cluster.yaml").calibration
     assert measured.step is not None
     assert measured.step.measured == pytest.approx(1.3 * seconds_per_step(plan))
     assert measured.memory is not None
+
+
+def test_a_given_step_needs_none_in_the_log(run: Any, plan: db.Plan) -> None:
+    Path("log.txt").write_text("")
+    code, _, error = run("calibrate", "plan.json", "log.txt", "--step", slower(plan, 1.1))
+
+    assert code == 0
+    assert "neither a step nor memory" in error
 
 
 def test_another_run_is_added_to_the_file(run: Any, plan: db.Plan) -> None:
@@ -105,7 +115,9 @@ def test_another_run_is_added_to_the_file(run: Any, plan: db.Plan) -> None:
     [
         ((), "Give a log or trace of the run, --step SECONDS or --memory SIZE"),
         (("--step", "1000"), "check that the plan is the one that ran"),
-        (("--step", "-1"), "a step that is not positive"),
+        (("--step", "-3"), "--step must be above 0, not -3"),
+        (("--step", "nan"), "--step must be above 0, not nan"),
+        (("--memory", "0GiB"), "--memory must be positive"),
         (("--step", "0.02", "-o", "cluster.txt"), "it ends in .yaml, .yml or .json"),
         (("--step", "0.02", "--cluster", "2xL4"), "The plan ran on A100-80GB, not L4-24GB"),
     ],
@@ -125,3 +137,17 @@ def test_a_plan_of_abstract_costs_is_refused(run: Any, tmp_path: Path) -> None:
 
     assert code == 2
     assert "Only a MODEL's plan can be calibrated" in error
+
+
+def test_compare_names_the_command_for_logs(run: Any, plan: db.Plan) -> None:
+    Path("train.log").write_text("[2026-01-01] iteration 1/ 9 | elapsed time per iteration (ms): 2500.0 |")
+    code, _, error = run("compare", "plan.json", "train.log")
+
+    assert code == 2
+    assert "its median step takes 2.5 s: `debubble calibrate plan.json train.log` compares" in error
+
+
+def test_compare_refuses_other_files_as_traces(run: Any, plan: db.Plan) -> None:
+    Path("notes.txt").write_text("[1]")
+
+    assert "notes.txt is not a whole trace file" in run("compare", "plan.json", "notes.txt")[2]

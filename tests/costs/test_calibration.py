@@ -17,11 +17,13 @@ import debubble as db
 from debubble import __version__
 from debubble.costs import model_units
 from debubble.costs.accuracy import accuracy_of
-from debubble.costs.calibration import FIGURES, Deviation, MeasuredRun, correction, error_shares
+from debubble.costs.calibration import FIGURES, Deviation, MeasuredRun, correction, described_run, error_shares
 from debubble.ir import InputError, RunOptions
 from debubble.models import models
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
+from debubble.views import Scene
+from debubble.views.plan_screen import plan_screen
 
 RUN = MeasuredRun(
     run="mine", device="H100-80GB", family="llama", hidden=4096, dtype="bf16", version=__version__,
@@ -64,6 +66,24 @@ def test_runs_share_what_makes_them_alike(other: dict[str, Any], share: float) -
 
     assert found.deviation == pytest.approx(0.1 * share)
     assert found.uncertainty == pytest.approx(math.sqrt(1 - share**2))
+
+
+@pytest.mark.parametrize("framework", ["", "target", "target,gradient_overlap=true"])
+def test_what_is_priced_without_a_name_is_one_framework(framework: str) -> None:
+    run = described_run(models["llama3-8b"], RUN.device, RunOptions(framework=framework))
+
+    assert run == described_run(models["llama3-8b"], RUN.device, RunOptions())
+
+
+@pytest.mark.parametrize(("device", "alike"), [("H100-80GB", True), ("A100-80GB", False)])
+def test_an_answer_says_if_no_measured_run_is_like_it(device: str, alike: bool) -> None:
+    plan = planned(cluster(msgspec.structs.replace(RUN, device=device)))
+    scene = Scene.predicted(plan)
+    assert scene.why is not None
+    said = "\n".join(map(str, plan_screen(plan, scene, scene.why, width=200, tokens=None, elsewhere={})))
+
+    assert ("no measured run of the cluster is like this job" in said) != alike
+    assert ("a run of llama of hidden size 4096, or dense models in bf16, on H100-80GB" in said) != alike
 
 
 def test_two_runs_say_more_than_one() -> None:

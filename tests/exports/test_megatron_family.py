@@ -98,3 +98,37 @@ def test_primus_runs_zb_h1_by_its_own_pipeline() -> None:
 
     assert (written["patch_primus_pipeline"], written["pp_algorithm"]) == (True, "zero-bubble")
     assert "patch_primus_pipeline" not in overrides(priced())
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({"framework": "target,gradient_overlap=true"}, {"--overlap-grad-reduce"}),
+        (
+            {"framework": "target,gradient_overlap=true", "data": 2, "zero": 1},
+            {"--overlap-grad-reduce", "--overlap-param-gather"},
+        ),
+        ({"framework": "target,tensor_overlap=true", "tensor": 2}, {"--tp-comm-overlap"}),
+        ({"framework": "target,tensor_overlap=true"}, set()),
+        (
+            {"framework": "target,dispatches_once=true", "config": MIXTRAL, "data": 2, "expert": 2},
+            {"--moe-enable-deepep"},
+        ),
+    ],
+    ids=str,
+)
+def test_what_megatron_overlaps_is_written_as_its_arguments(options: dict[str, Any], flags: set[str]) -> None:
+    made = exports["megatron"](priced(**options))
+    named = {"--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap", "--moe-enable-deepep"}
+    words = set(made.files["megatron-arguments.sh"].partition("DEBUBBLE_ARGS=(")[2].split())
+
+    assert words & named == flags
+    assert made.losses == ()
+
+
+def test_the_script_says_which_of_ones_own_arguments_to_leave_out() -> None:
+    header, _, arguments = exports["megatron"](priced(full(0, 2))).files["megatron-arguments.sh"].partition("=(")
+    left_out = {word for word in header.split() if word.startswith("--")}
+
+    assert {"--num-layers-per-virtual-pipeline-stage", "--recompute-modules"} <= left_out
+    assert left_out.isdisjoint(arguments.split())

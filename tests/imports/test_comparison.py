@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from debubble.costs.accuracy import Accuracy
 from debubble.frameworks.megatron.import_ import conflicts
+from debubble.imports.comparison import Figures, JobComparison, SettingChange
 from debubble.plans import Plan
 from tests.imports.test_megatron import SCRIPT
 
@@ -69,8 +71,86 @@ def test_the_answer_is_a_sentence_and_a_line_per_setting(megatron: Any) -> None:
     _, out, _ = megatron(RECOMPUTING, "--cluster", "4xA100-80GB")
 
     assert "Yours: " in out
-    assert "; planned: " in out
+    assert "\nPlanned: " in out
     assert "  leave out --recompute-granularity\n" in out
+
+
+def test_the_answer_has_pace_and_intervals(megatron: Any) -> None:
+    _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-80GB", "--as-it-is")
+
+    assert re.search(r"Yours: [\d.]+ s \([\d.]+ s to [\d.]+ s\), [\d,]+ tokens/s per GPU, MFU [\d.]+%; ", out)
+    assert re.search(r" of 72\.00 GiB \(up to [\d.]+ GiB\)", out)
+
+
+def test_a_gain_within_the_interval_is_told() -> None:
+    accuracy = Accuracy(runs=9, half=0.1, most=0.2, group="all", low=0.9, high=1.1)
+    yours, near, far = (
+        Figures(
+            step_time=step, peak_memory=1.0, memory_limit=2.0, fits=True, tokens_per_second_per_device=1.0, mfu=0.5,
+            accuracy={"step": accuracy.of(step), "memory": accuracy.of(1.0)},
+        )
+        for step in (1.0, 0.95, 0.8)
+    )  # fmt: skip
+    change = SettingChange(name="--a", now=None, then=True)
+    said = [" ".join(JobComparison(yours=yours, planned=each, changes=(change,)).sentences()) for each in (near, far)]
+
+    assert ["the gain is smaller than the interval" in words for words in said] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("", "recomputing nothing"),
+        ("--recompute-activations", "recomputing selective (core) in every layer"),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+            "recomputing full in 8 of 32 layers",
+        ),
+    ],
+)
+def test_recomputation_is_told_by_layers(megatron: Any, flags: str, words: str) -> None:
+    _, out, _ = megatron(SCRIPT.replace("EXTRA", flags), "--cluster", "4xA100-80GB", "--as-it-is")
+
+    assert words in out
+
+
+@pytest.mark.parametrize(("devices", "warned"), [("4xA100-80GB", False), ("8xA100-80GB", True)])
+def test_another_world_size_than_the_clusters_is_told(megatron: Any, devices: str, warned: bool) -> None:
+    _, out, _ = megatron(SCRIPT, "--cluster", devices, "--as-it-is")
+
+    assert out.startswith("Warning: The job starts 4 ranks (--nproc-per-node 4), and --cluster has 8") == warned
+
+
+def test_a_product_in_the_script_is_its_world_size(megatron: Any) -> None:
+    script = SCRIPT.replace("torchrun --nproc_per_node 4", "WORLD_SIZE=$((2*8))\nsrun python")
+    _, out, _ = megatron(script, "--cluster", "8xA100-80GB", "--as-it-is")
+
+    assert out.startswith("Warning: The job starts 16 ranks (--world-size 16)")
+
+
+def test_a_variable_that_the_script_sets_itself_is_told(megatron: Any) -> None:
+    _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-80GB", "--as-it-is", "--args", "PP=2")
+
+    assert "Warning: --args has PP=2, which the script itself sets to '4': change it there." in out
+
+
+def test_json_names_every_entry(megatron: Any) -> None:
+    flags = [f"--unheard-of-{number}" for number in range(20)]
+    job = SCRIPT.replace("EXTRA", " ".join(flags))
+    _, out, _ = megatron(job, "--cluster", "4xA100-80GB", "--as-it-is", "--json")
+    _, shown, _ = megatron(job, "--cluster", "4xA100-80GB", "--as-it-is")
+
+    assert all(flag in " ".join(json.loads(out)["unread"]) for flag in flags)
+    assert "and 8 more." in shown
+
+
+def test_a_measured_run_that_corrects_a_job_is_told(megatron: Any, run: Any, tmp_path: Path) -> None:
+    plan, cluster = str(tmp_path / "plan.json"), str(tmp_path / "cluster.yaml")
+    megatron(SCRIPT, "--cluster", "4xA100-80GB", "--as-it-is", "-o", plan)
+    run("calibrate", plan, "--step", "5", "-o", cluster)
+    _, out, _ = megatron(SCRIPT, "--cluster", cluster, "--as-it-is")
+
+    assert "The prediction is corrected by 1 measured run of the cluster." in out
 
 
 def test_a_job_that_does_not_fit_is_predicted_all_the_same(megatron: Any) -> None:

@@ -382,3 +382,10 @@ def test_torchtitans_expert_parallel_ranks_have_whole_experts(
 def test_no_file_is_said_in_a_sentence(framework: str) -> None:
     with pytest.raises(InputError):
         imports[framework].settings(Path(""))
+
+
+def test_a_script_of_deepspeed_says_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config ds.json\n")
+
+    with pytest.raises(InputError, match=r"give the JSON that its --deepspeed_config names, .* --sequence-length"):
+        imports["deepspeed"].read(tmp_path / "run.sh", None)

@@ -138,7 +138,7 @@ def test_a_model_that_is_given_is_the_one_that_the_arguments_describe(tmp_path: 
 def test_arguments_that_cost_nothing_are_named(tmp_path: Path) -> None:
     text = SCRIPT.replace("EXTRA", "")
 
-    free = "--lr --nproc-per-node --train-iters"
+    free = "--lr --train-iters"
     assert job(tmp_path, text).unread == (f"Known to cost neither time nor memory: {free}.",)
 
 
@@ -192,6 +192,7 @@ def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
     assert [sentence.split()[0].rstrip(":") for sentence in unread] == [
         "--offload-modules",
         "--delta-offload-bytes-across-pp-ranks",
+        "Not",
         "Not",
         "Known",
     ]
@@ -311,7 +312,7 @@ def test_a_known_tokenizer_tells_the_vocabulary(tokenizer: str, words: int, tmp_
 def test_what_is_given_takes_the_place_of_an_argument(tmp_path: Path) -> None:
     read = job(tmp_path, SCRIPT.replace("EXTRA", ""), pipeline=2, sequence_length=2048)
     assert (read.pipeline, read.options.sequence_length) == (2, 2048)
-    assert read.unread == ("Known to cost neither time nor memory: --lr --nproc-per-node --train-iters.",)
+    assert read.unread == ("Known to cost neither time nor memory: --lr --train-iters.",)
 
 
 @pytest.mark.parametrize("number", [0, -4])
@@ -333,3 +334,30 @@ def test_what_is_given_is_a_positive_number(number: int, tmp_path: Path) -> None
 )
 def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: str, framework: str) -> None:
     assert job(tmp_path, SCRIPT.replace("EXTRA", flags), cluster="8xA100-80GB").options.framework == framework
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--recompute-granularty full", "--recompute-granularty (did you mean --recompute-granularity?)."),
+        ("--frobnicate-weights", "--frobnicate-weights."),
+        ("--moe-router-fusion", None),
+    ],
+)
+def test_a_misspelt_argument_is_unknown_to_megatron(flag: str, said: str | None, tmp_path: Path) -> None:
+    first = job(tmp_path, SCRIPT.replace("EXTRA", flag)).unread[0]
+
+    begin = "Not known to Megatron-LM, misspelt or of a fork: "
+    assert first == f"{begin}{said}" if said else not first.startswith(begin)
+
+
+def test_heads_are_named_before_the_clusters_devices(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="size is 3, which does not divide the model's 32 attention heads"):
+        job(tmp_path, SCRIPT.replace("EXTRA", "--tensor-model-parallel-size 3"))
+
+
+def test_layers_that_no_device_shares_evenly_are_named(tmp_path: Path) -> None:
+    script = SCRIPT.replace("PP=4", "PP=3").replace("EXTRA", "--num-layers-per-virtual-pipeline-stage 2")
+
+    with pytest.raises(InputError, match="32 layers cannot be divided evenly over 3 stages"):
+        job(tmp_path, script, cluster="3xA100-80GB")

@@ -130,6 +130,13 @@ def test_the_scripts_arguments_and_environment_are_given() -> None:
     assert command.words == ("run", "4", "8", "2")
 
 
+def test_an_option_is_no_argument_by_place() -> None:
+    script = "TP=${1:-4}\nPP=$2\nrun --tensor $TP"
+
+    with pytest.raises(InputError, match=r"--cp of --args would be TP: .* in this order: TP PP"):
+        follow(script, Path("job.sh"), CommandLine.of("--cp 2"))
+
+
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     script = (
         f"touch {tmp_path}/made; X=$(touch {tmp_path}/made); eval 'touch {tmp_path}/made'; run `touch {tmp_path}/made`"

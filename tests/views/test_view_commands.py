@@ -15,7 +15,7 @@ import debubble.cli.planners
 import debubble.cli.schedules
 import debubble.cli.show
 from debubble.cli.app import app
-from debubble.ir import DebubbleError, InfeasibleError, InputError
+from debubble.ir import DebubbleError, InputError
 from tests.views.scenes import small_plan, trace_of
 
 
@@ -95,12 +95,25 @@ def test_show_compares_two_plans_and_says_that_their_batches_differ(tmp_path: Pa
     assert "Their batches differ: compare tokens per second" in words
 
 
-def test_show_names_the_plan_that_does_not_fit(plan: Path, tmp_path: Path) -> None:
-    tight = small_plan()
-    replace(tight, costs=tight.costs.with_limit(1)).save(tmp_path / "tight.json")
+def test_a_plan_that_does_not_fit_is_shown_all_the_same(tmp_path: Path) -> None:
+    tight = model_plan(micro_batches=4)
+    replace(tight, costs=tight.costs.with_limit(1e6)).save(tmp_path / "tight.json")
+    first, *others = run("show", tmp_path / "tight.json").stdout.splitlines()
+    words = " ".join(" ".join([first, *others]).split())
 
-    with pytest.raises(InfeasibleError, match=r"tight\.json does not fit: Device 0 runs out of memory at 0F0"):
-        run("show", plan, tmp_path / "tight.json")
+    assert "; Does not fit" in first
+    assert "It does not fit: Device 0 runs out of memory at" in words
+    assert "MFU" in words
+    assert "memory is exceeded" in words
+
+
+def test_the_limit_of_a_plan_that_does_not_fit_is_kept(tmp_path: Path) -> None:
+    tight = model_plan(micro_batches=4)
+    replace(tight, costs=tight.costs.with_limit(1e6)).save(tmp_path / "tight.json")
+    answer = json.loads(run("show", tmp_path / "tight.json", "--json").stdout)
+
+    assert answer["remarks"][0].startswith("It does not fit: ")
+    assert answer["per_device"][0]["memory_limit"] == 1e6
 
 
 def test_show_does_not_warn_where_batches_are_the_same(tmp_path: Path) -> None:

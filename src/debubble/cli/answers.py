@@ -341,7 +341,8 @@ class ImportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     changes: Annotated[list[SettingChange], Meta(description="Settings that make the one the other.")]
     reason: Annotated[str | None, Meta(description="Why there is no plan.")]
     summary: Annotated[str, Meta(description="Dtypes, sequence parallelism and ZeRO, and whose defaults they are.")]
-    not_predicted: Annotated[int, Meta(description="Entries of the file that are not in the prediction.")]
+    warnings: Annotated[list[str], Meta(description="What is given and is not what the configuration runs.")]
+    not_predicted: Annotated[int, Meta(description="Entries of the file that are not in the prediction, or otherwise.")]
     unread: Annotated[list[str], Meta(description="What was not read, or is not in the prediction.")]
 
 
@@ -378,6 +379,7 @@ class CalibrateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
 
     output: Annotated[str, Meta(description="The cluster file.")]
     run: Annotated[MeasuredRun, Meta(description="The run, as the file has it.")]
+    replaced: Annotated[bool, Meta(description="Whether the cluster file had the run before.")]
     figures: Annotated[dict[str, CalibratedAnswer], Meta(description="By `step` and `memory`, as far as measured.")]
 
 

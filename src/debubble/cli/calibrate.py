@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date
 from pathlib import Path
 from typing import Annotated
@@ -39,14 +40,20 @@ def calibrate(
     from debubble.costs import Cluster, parse_size
     from debubble.imports.calibration import calibrate as calibrated
     from debubble.imports.logs import MeasuredFigures, read_figures
+    from debubble.ir import InputError
     from debubble.plans import Plan
 
     check_writable(output)
     ran = Plan.load(plan)
-    read = read_figures(measured or [], ran)
+    if step is not None and not 0 < step < math.inf:
+        raise InputError(f"--step must be above 0, not {step:g}.")
+    size = None if memory is None else parse_size(memory, "--memory")
+    read = read_figures(measured or [], ran, needs_step=step is None and size is None)
+    if measured and read == MeasuredFigures():
+        log().print("The files have neither a step nor memory: only what the options say is taken.", soft_wrap=True)
     figures = MeasuredFigures(
         step=read.step if step is None else step,
-        memory=read.memory if memory is None else parse_size(memory),
+        memory=read.memory if size is None else size,
     )
     found = calibrated(
         ran, figures, cluster=None if cluster is None else Cluster.parse(cluster), date=date.today().isoformat()
@@ -56,7 +63,7 @@ def calibrate(
     log().print(f"The cluster is in {output}: give it with --cluster {output}.", soft_wrap=True)
     if json:
         answers = {what: {"ratio": figure.ratio, **vars(figure)} for what, figure in found.figures.items()}
-        print_answer(output=str(output), run=found.run, figures=answers)
+        print_answer(output=str(output), run=found.run, replaced=found.replaced, figures=answers)
         return
     for sentence in sentences:
         console().print(sentence, soft_wrap=True)

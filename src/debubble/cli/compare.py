@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from debubble.cli.app import app
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json, console, print_answer, with_delayed_message
+
+if TYPE_CHECKING:
+    from debubble.plans import Plan
 
 
 @app.command(rich_help_panel="Look")
@@ -20,12 +23,32 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare a plan with what was measured, operation by operation."""
-    from debubble.ir import Trace
+    from debubble.ir import InputError, Trace
     from debubble.plans import Plan
     from debubble.views import comparison
 
-    result = comparison.compare(Plan.load(plan), Trace.load(trace))
+    ran = Plan.load(plan)
+    try:
+        measured = Trace.load(trace)
+    except InputError as error:
+        raise InputError(_of_another_framework(trace, plan, ran) or str(error)) from error
+    result = comparison.compare(ran, measured)
     if json:
         print_answer(**comparison.as_dict(result))
     else:
         console().print(comparison.render(result))
+
+
+def _of_another_framework(trace: Path, plan: Path, ran: Plan) -> str | None:
+    """A sentence on another framework's log or trace; None: it is none."""
+    from debubble.imports.logs import read_figures
+    from debubble.ir import InputError
+
+    try:
+        step = read_figures([trace], ran).step
+    except InputError:
+        return None
+    return (
+        f"{trace} is a log or trace of another framework, without the plan's operations; its median step takes"
+        f" {step:.4g} s: `debubble calibrate {plan} {trace}` compares that with the plan."
+    )

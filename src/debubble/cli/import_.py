@@ -95,8 +95,10 @@ def import_(
     json: Json = False,
 ) -> None:
     """Read another framework's job, predict it as it is, and say what would make it faster."""
+    from debubble.costs.calibration import calibration_words
     from debubble.imports import imports
-    from debubble.imports.comparison import Figures, JobComparison, compare
+    from debubble.imports.comparison import Figures, JobComparison, compare, recomputation_words
+    from debubble.imports.unread import NAMED
     from debubble.planners.plan_model import plan_again
 
     check_writable(output)
@@ -120,15 +122,19 @@ def import_(
         log().print(f"The plan is in {output}.")
     if json:
         print_answer(
-            target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary,
+            target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary, warnings=list(job.warnings),
             not_predicted=job.rest.not_predicted, unread=list(job.unread),
         )  # fmt: skip
         return
-    first = [f"{yours.degrees}", yours.schedule.name, f"recomputing {', '.join(dict.fromkeys(yours.recompute))}"]
+    for warning in job.warnings:
+        console().print(f"Warning: {warning}", style="yellow", soft_wrap=True)
+    first = [f"{yours.degrees}", yours.schedule.name, f"recomputing {recomputation_words(yours)}"]
     console().print("; ".join(filter(None, [*first, job.left_out])), soft_wrap=True)
     console().print(f"It {job.summary}.", soft_wrap=True)
+    if corrected := calibration_words(job.model, given.cluster, yours.options):
+        console().print(corrected, soft_wrap=True)
     if as_it_is:
-        console().print(f"Yours: {comparison.yours}.")
+        console().print(f"Yours: {comparison.yours}.", soft_wrap=True)
     else:
         for sentence in comparison.sentences():
             console().print(sentence, soft_wrap=True)
@@ -136,5 +142,5 @@ def import_(
             console().print("Degrees are the job's own: --degrees searches them too.", style="dim")
     if job.unread:
         console().print("\nEntries that are not in the prediction, or cost nothing:")
-        for sentence in job.unread:
+        for sentence in job.rest.sentences(NAMED):
             console().print(f"  - {sentence}", soft_wrap=True)

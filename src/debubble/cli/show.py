@@ -11,7 +11,7 @@ import typer
 from debubble.cli.app import app
 from debubble.cli.names import name_option, size_names, theme_names
 from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
-from debubble.ir import InfeasibleError, InputError
+from debubble.ir import InputError
 from debubble.plans import Plan
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def show(
     check_writable(perfetto)
     check_pictures(html=html, png=png, svg=svg, pdf=pdf)
     loaded = [Plan.load(plan) for plan in plans]
-    scenes: Sequence[Scene] = [_predicted(plan, path) for plan, path in zip(loaded, plans, strict=True)]
+    scenes: Sequence[Scene] = [Scene.predicted(plan, limited=False) for plan in loaded]
     if trace is not None:
         scenes = Scene.pair(loaded[0], Trace.load(trace))
     files = [("html", html), ("perfetto", perfetto), *map(_named_file, view or ())]
@@ -74,16 +74,6 @@ def show(
         print_answer(**_figures(scenes[0]), measured=None if trace is None else second[0], **other)
     else:
         console().print(render_scenes(scenes))
-
-
-def _predicted(plan: Plan, path: Path) -> Scene:
-    """The predicted scene of a plan; the error of one that does not fit names its file."""
-    from debubble.views import Scene
-
-    try:
-        return Scene.predicted(plan)
-    except InfeasibleError as error:
-        raise InfeasibleError(f"{path} does not fit: {error}") from error
 
 
 def _figures(scene: Scene) -> dict[str, Any]:

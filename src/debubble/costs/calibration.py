@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
+from debubble.costs.frameworks import TARGET
 from debubble.ir import InputError, RunOptions
 from debubble.models.architecture import Architecture
 
@@ -54,6 +55,16 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     version: str = ""
     """Of the debubble that predicted the figures."""
 
+    @property
+    def where(self) -> str:
+        """The type of device and the framework, as the option that names it."""
+        return f"{self.device} with {f'--framework {self.framework}' if self.framework else 'no --framework'}"
+
+    @property
+    def kind(self) -> str:
+        """The kind of model, in words, and its dtype."""
+        return f"{'mixtures of experts' if self.experts else 'dense models'} in {self.dtype}"
+
     def deviation(self, what: Figure) -> float | None:
         """The logarithm of measured over predicted seconds, or measured bytes beyond the predicted ones."""
         if what == "step":
@@ -68,6 +79,11 @@ class ErrorShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Of runs of the same model."""
     dtype: float
     """Of runs of the same kind of model, dense or a mixture of experts, in the same dtype."""
+
+    @property
+    def whole(self) -> float:
+        """The share of runs that are alike in both."""
+        return self.model + self.dtype
 
     def between(self, a: MeasuredRun, b: MeasuredRun) -> float:
         """The share that two runs have in common."""
@@ -113,10 +129,10 @@ def described_run(model: Architecture, device: str, options: RunOptions, *, run:
         options: How the model is run.
         run: A name for the run.
     """
-    framework = options.framework.partition(",")[0].partition("@")[0]
+    framework = options.framework.partition(",")[0].partition("@")[0].strip()
     return MeasuredRun(
         run=run, device=device, family=model.family, hidden=model.hidden, dtype=options.dtype,
-        experts=model.experts is not None, framework=framework,
+        experts=model.experts is not None, framework="" if framework == TARGET else framework,
     )  # fmt: skip
 
 
@@ -164,6 +180,37 @@ def corrections(model: Architecture, cluster: Cluster, options: RunOptions) -> t
         return Correction(), Correction()
     job = described_run(model, cluster.slowest.name, options)
     return correction("step", cluster.calibration, job), correction("memory", cluster.calibration, job)
+
+
+def unlike(model: Architecture, cluster: Cluster, options: RunOptions) -> str | None:
+    """Words on the runs that a cluster's measured runs are not like; None: one is like the job, or there are none.
+
+    Args:
+        model: The model.
+        cluster: The devices, with the measured runs.
+        options: How the model is run.
+    """
+    if not cluster.calibration or any(found.runs for found in corrections(model, cluster, options)):
+        return None
+    job = described_run(model, cluster.slowest.name, options)
+    return f"{model.family} of hidden size {model.hidden}, or {job.kind}, on {job.where}"
+
+
+def calibration_words(model: Architecture, cluster: Cluster, options: RunOptions) -> str | None:
+    """A sentence on how many of a cluster's measured runs correct a prediction; None: the cluster has none.
+
+    Args:
+        model: The model.
+        cluster: The devices, with the measured runs.
+        options: How the model is run.
+    """
+    if not cluster.calibration:
+        return None
+    needed = unlike(model, cluster, options)
+    if needed is not None:
+        return f"No measured run of the cluster is like this job: it takes one of {needed}."
+    count = max(found.runs for found in corrections(model, cluster, options))
+    return f"The prediction is corrected by {count} measured run{'s' * (count > 1)} of the cluster."
 
 
 def check_run(run: MeasuredRun) -> None:

@@ -296,17 +296,17 @@ def slowest(types: Sequence[Hardware]) -> Hardware:
     return min(types, key=lambda type_: (type_.flops, type_.memory_bandwidth))
 
 
-def parse_size(size: int | float | str) -> int:
-    """Bytes of a number, or of a text such as `72GiB` or `80GB`."""
+def parse_size(size: int | float | str, what: str = "A memory limit") -> int:
+    """Bytes of a number, or of a text such as `72GiB` or `80GB`; `what` names it where it is refused."""
     if isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?\s*", size)
         if match is None:
             raise InputError(f"'{size}' is no size; write bytes as a number, or a text such as 72GiB or 80GB.")
         if match[2] is None and 1 <= float(match[1]) < _SCALES["KB"]:
             raise InputError(f"A memory of {match[1]} bytes holds nothing; give a unit, such as {match[1]}GiB.")
-        return parse_size(float(match[1]) * _SCALES[match[2] or "B"])
+        return parse_size(float(match[1]) * _SCALES[match[2] or "B"], what)
     if not 1 <= size <= LARGEST:
-        raise InputError(f"A memory limit must be positive and at most {LARGEST:.0e} bytes, not {size}.")
+        raise InputError(f"{what} must be positive and at most {LARGEST:.0e} bytes, not {size}.")
     return int(size)
 
 

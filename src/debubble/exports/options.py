@@ -101,8 +101,8 @@ def framework(plan: Plan) -> Decision:
     if not plan.options.framework:
         return {}
     return Lost(
-        f"The plan counts on {plan.options.framework}: set what it fuses and overlaps, and the dtype of its gradients,"
-        " in the target's configuration."
+        f"The plan is priced as {plan.options.framework}: set what it fuses and overlaps, and the dtype of its"
+        " gradients, in the target's configuration."
     )
 
 

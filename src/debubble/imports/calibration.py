@@ -10,7 +10,7 @@ import msgspec
 from debubble import __version__
 from debubble.costs import Cluster
 from debubble.costs.accuracy import Accuracy, accuracy_of
-from debubble.costs.calibration import FIGURES, Deviation, Figure, MeasuredRun, corrections, described_run
+from debubble.costs.calibration import FIGURES, Deviation, Figure, MeasuredRun, corrections, described_run, error_shares
 from debubble.formatting import size_words, time_words
 from debubble.imports.comparison import Figures
 from debubble.imports.logs import MeasuredFigures
@@ -49,11 +49,13 @@ class CalibratedCluster:
     Attributes:
         cluster: The cluster.
         run: The measured run.
+        replaced: Whether the cluster had that run before.
         figures: Its figures, those that were measured.
     """
 
     cluster: Cluster
     run: MeasuredRun
+    replaced: bool
     figures: dict[Figure, CalibratedFigure]
 
     def sentences(self) -> Iterator[str]:
@@ -66,13 +68,12 @@ class CalibratedCluster:
                 f" ({figure.ratio:.3f} times); now predicted {words(figure.corrected)}, {after[0]} to {after[1]}"
                 f" (before: {before[0]} to {before[1]})."
             )
+        shared = [f"{100 * error_shares()[what].whole:.0f}% of the {what}'s" for what in self.figures]
+        yield f"Runs that are alike share {' and '.join(shared)} deviation on published runs: so much is corrected."
+        if self.replaced:
+            yield "The cluster file had this run already: its figures are replaced."
         run = self.run
-        kind = "mixtures of experts" if run.experts else "dense models"
-        option = f"--framework {run.framework}" if run.framework else "no --framework"
-        yield (
-            f"It corrects {run.family} of hidden size {run.hidden}, and less so other {kind} in {run.dtype}, on"
-            f" {run.device} with {option}."
-        )
+        yield f"It corrects {run.family} of hidden size {run.hidden}, and less so other {run.kind}, on {run.where}."
 
 
 def calibrate(
@@ -121,7 +122,7 @@ def calibrate(
     corrected = Cluster.from_dict({**base.file, "calibration": msgspec.to_builtins([*others, run])})
     now = ModelOnCluster(described.model, corrected)
     figures = {what: _figure(what, each, plan, now) for what, each in deviations.items()}
-    return CalibratedCluster(cluster=corrected, run=run, figures=figures)
+    return CalibratedCluster(cluster=corrected, run=run, replaced=earlier is not named, figures=figures)
 
 
 def _name(plan: Plan, cluster: Cluster) -> str:

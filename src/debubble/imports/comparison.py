@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from debubble.costs.accuracy import Accuracy, accuracy_of
+from debubble.costs.calibration import Figure
 from debubble.exports import exports
 from debubble.formatting import size_words, time_words
 from debubble.imports.registry import Importer, Settings
 from debubble.ir import DebubbleError, OutOfMemoryError
+from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
 from debubble.simulator import simulate
@@ -24,26 +28,53 @@ class Figures:
     Attributes:
         step_time: Seconds of a step.
         peak_memory: Bytes on the fullest device, next to what no plan may use.
-        fits: Whether that is within the limit of every device.
+        memory_limit: Bytes that a plan may use of that device; None: it has no limit.
+        fits: Whether all peaks are within the limits.
+        tokens_per_second_per_device: Tokens per second of all devices, divided by their number.
+        mfu: Model FLOPs utilization, a fraction.
+        accuracy: Errors of `step` and `memory` on published runs like this, and the intervals that hold nine in ten.
     """
 
     step_time: float
     peak_memory: float
+    memory_limit: float | None
     fits: bool
+    tokens_per_second_per_device: float
+    mfu: float
+    accuracy: dict[str, Accuracy]
 
     @staticmethod
     def of(plan: Plan) -> Figures:
-        """Simulate a plan, without its memory limit if it exceeds it."""
+        """Simulate a model's plan, without its memory limit if it exceeds it."""
+        described = plan.model_on_cluster
+        assert described is not None
         try:
             timeline, fits = plan.simulate(), True
         except OutOfMemoryError:
             timeline, fits = simulate(plan.schedule, plan.costs.with_limit(None)), False
-        seconds = seconds_per_step(plan, timeline)
-        return Figures(step_time=seconds, peak_memory=float(max(timeline.peak_memory)), fits=fits)
+        seconds, peak = seconds_per_step(plan, timeline), float(max(timeline.peak_memory))
+        why = Explanation(plan, timeline, seconds, *described)
+        predicted: Mapping[Figure, float] = {"step": seconds, "memory": peak}
+        limit = plan.costs.limit_of(timeline.peak_memory.index(max(timeline.peak_memory)))
+        return Figures(
+            step_time=seconds,
+            peak_memory=peak,
+            memory_limit=None if limit is None else float(limit),
+            fits=fits,
+            tokens_per_second_per_device=why.tokens_per_second_per_device,
+            mfu=why.mfu,
+            accuracy={what: accuracy_of(what, *described, plan.options).of(value) for what, value in predicted.items()},
+        )
 
     def __str__(self) -> str:
-        much = "" if self.fits else ", which does not fit"
-        return f"{time_words(self.step_time, seconds=True)}, {size_words(self.peak_memory)}{much}"
+        step, memory = self.accuracy["step"], self.accuracy["memory"]
+        low, high = (time_words(value, seconds=True) for value in (step.low, step.high))
+        return (
+            f"{time_words(self.step_time, seconds=True)} ({low} to {high}),"
+            f" {self.tokens_per_second_per_device:,.0f} tokens/s per GPU, MFU {100 * self.mfu:.1f}%;"
+            f" {size_words(self.peak_memory)} of {size_words(self.memory_limit)} (up to {size_words(memory.high)})"
+            f"{'' if self.fits else ', which does not fit'}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +108,13 @@ class JobComparison:
     changes: tuple[SettingChange, ...] = ()
     reason: str | None = None
 
+    @property
+    def _gain(self) -> str:
+        """Words on a gain that is smaller than the interval of the prediction; none on others."""
+        assert self.planned is not None
+        small = self.yours.accuracy["step"].low < self.planned.step_time < self.yours.step_time
+        return "; the gain is smaller than the interval: measure both" if self.yours.fits and small else ""
+
     def sentences(self) -> Iterator[str]:
         """The answer, a line for what the plans take and a line for each change."""
         if self.planned is None:
@@ -86,7 +124,9 @@ class JobComparison:
             yield f"Yours: {self.yours}.  Nothing faster was found."
         else:
             count = len(self.changes)
-            yield f"Yours: {self.yours}; planned: {self.planned}; change {count} setting{'s' * (count > 1)}:"
+            yield f"Yours: {self.yours}."
+            yield f"Planned: {self.planned}{self._gain}."
+            yield f"Change {count} setting{'s' * (count > 1)}:"
             yield from (f"  {change}" for change in self.changes)
 
 
@@ -114,6 +154,20 @@ def compare(
     except DebubbleError as error:
         return JobComparison(yours=figures, planned=None, reason=str(error)), yours
     return JobComparison(yours=figures, planned=planned, changes=changes), plan
+
+
+def recomputation_words(plan: Plan) -> str:
+    """What the layers of a plan recompute, such as `selective (core) in every layer`, and in how many of them."""
+    units = [unit for stage in plan.partition for unit in stage if unit.layer is not None]
+    layers = len({unit.layer for unit in units})
+    recomputing = {(unit.strategy, unit.layer) for unit in units if unit.strategy != "none"}
+    ways = Counter(strategy for strategy, _ in sorted(recomputing, key=str))
+    words = (
+        f"{way if way == 'full' else f'selective ({way})'} in"
+        f" {'every layer' if count == layers else f'{count} of {layers} layers'}"
+        for way, count in ways.items()
+    )
+    return ", ".join(words) or "nothing"
 
 
 NEGLIGIBLE = 1e-3

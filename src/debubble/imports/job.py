@@ -45,6 +45,7 @@ class ImportedJob:
         offload: The modules of every layer that are offloaded; None: nothing is.
         gradients: The dtype in which the file says that gradients are summed, where that is not an option's.
         unsaid: Facts of the summary that the configuration does not say -> whose default stands for them.
+        warnings: Sentences on what the user gives that is not what the configuration runs.
         rest: What of the configuration is not in the prediction, or costs nothing.
     """
 
@@ -61,6 +62,7 @@ class ImportedJob:
     offload: ModuleOffload | None = None
     gradients: str | None = None
     unsaid: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     rest: Unread = field(default_factory=Unread)
 
     @property
@@ -95,13 +97,12 @@ class ImportedJob:
 
     @property
     def left_out(self) -> str | None:
-        """A sentence on how many entries of the file are not in the prediction, and which; None: all are."""
-        number = self.rest.not_predicted
-        entries = "1 entry of the file is" if number == 1 else f"{number} entries of the file are"
-        names = " ".join(self.rest.unknown[:_NAMED])
-        more = " ..." if len(self.rest.unknown) > _NAMED else ""
-        named = f" ({names}{more})" if names else ""
-        return f"{entries} not in the prediction{named}" if number else None
+        """Words on how many entries of the file are not in the prediction, and which, or are otherwise; None: none."""
+        unknown, otherwise = len(self.rest.unknown), len(self.rest.remarks)
+        names = " ".join(self.rest.unknown[:_NAMED]) + (" ..." if unknown > _NAMED else "")
+        words = [f"{_entries(unknown)} not in the prediction ({names})"] if unknown else []
+        words += [f"{_entries(otherwise)} predicted otherwise"] if otherwise else []
+        return "; ".join(words) or None
 
     def with_given(self, given: Mapping[str, Any]) -> ImportedJob:
         """The job with options of its run that the user gives in place of what the configuration says."""
@@ -173,6 +174,10 @@ class ImportedJob:
             chunks=chunks if chunks > 1 else None,
         )
         return _repeated(once, self.passes)
+
+
+def _entries(number: int) -> str:
+    return "1 entry of the file is" if number == 1 else f"{number} entries of the file are"
 
 
 @dataclass(frozen=True)

@@ -41,15 +41,16 @@ class MeasuredFigures:
     memory: float | None = None
 
 
-def read_figures(paths: Sequence[Path], plan: Plan) -> MeasuredFigures:
+def read_figures(paths: Sequence[Path], plan: Plan, *, needs_step: bool = True) -> MeasuredFigures:
     """Read what a plan's run measured.
 
     Args:
         paths: Logs, or the traces of all ranks.
         plan: The plan that ran, whose tokens per step turn torchtitan's pace into seconds.
+        needs_step: Whether files without the time of a step are refused.
 
     Raises:
-        InputError: If a file cannot be read, or none has the time of a step.
+        InputError: If a file cannot be read, or none has the time of a step and that is needed.
     """
     steps: list[float] = []
     memory: list[float] = []
@@ -63,7 +64,7 @@ def read_figures(paths: Sequence[Path], plan: Plan) -> MeasuredFigures:
             memory += map(float, measured_peaks(trace) or ())
         else:
             steps += profiled_steps(trace_events(text, path))
-    if paths and not steps:
+    if paths and needs_step and not steps:
         raise InputError(
             f"{', '.join(map(str, paths))}: there is no time of a step in it, as Megatron-LM, NeMo, DeepSpeed,"
             " torchtitan or torch.profiler write it; give --step SECONDS."

@@ -197,6 +197,8 @@ class SettingsReader:
 
 SOURCED = "source"
 """The entry of a script with the names of those that it sources and that are not there."""
+OVERWRITTEN = "overwritten"
+"""The entry of a script with the variables that it is given and sets otherwise, in words."""
 _LOGGED = re.compile(r"^(?:.*[\]:>|])?\s*(\w+) \.{2,} (.*?)\s*$", re.MULTILINE)
 """A line of the list, which launchers and schedulers may have put a rank or a time before."""
 _DUMP = 10
@@ -222,6 +224,10 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
         arguments = named_arguments(training_words(script, path))
         if script.missing and arguments:
             arguments[SOURCED] = script.missing
+        if script.overwritten:
+            arguments[OVERWRITTEN] = script.overwritten
+        if script.world_size is not None:
+            arguments.setdefault("--world-size", script.world_size)
     if given is not None:
         arguments |= named_arguments(given.words)
     if not OF_TRAINING & arguments.keys():

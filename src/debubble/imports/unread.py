@@ -5,14 +5,16 @@ An entry that is not known is never taken to be free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
 from debubble.imports.harmless import is_harmless
 from debubble.imports.settings import SettingsReader
 
-_NAMED = 12
-"""Settings that are named in a sentence: a log lists hundreds."""
+_NEAR = 0.8
+NAMED = 12
+"""Settings that the terminal names in a sentence: a log lists hundreds."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,15 @@ class Unread:
         remarks: Sentences on entries that were read and are predicted otherwise, one each.
         unknown: Names of entries that are not in the prediction.
         free: Names of entries that are known to cost neither time nor memory.
+        strange: Of `unknown`, those that the framework does not know, with its nearest name or nothing.
+        framework: The framework, in words.
     """
 
     remarks: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     free: tuple[str, ...] = ()
+    strange: Mapping[str, str] = field(default_factory=dict)
+    framework: str = ""
 
     @staticmethod
     def of(read: SettingsReader, remarks: Iterable[str]) -> Unread:
@@ -37,20 +43,41 @@ class Unread:
         free = tuple(name for name in left if is_harmless(name, read.settings[name], read.harmless))
         return Unread(said, tuple(name for name in left if name not in free), free)
 
+    def checked(self, known: Collection[str], framework: str) -> Unread:
+        """The entries with the arguments among them that a framework's parser does not know.
+
+        Args:
+            known: The names of all arguments.
+            framework: The framework, in words.
+        """
+        strange = {
+            name: next(iter(get_close_matches(name, known, 1, cutoff=_NEAR)), "")
+            for name in self.unknown
+            if name.startswith("--") and name not in known
+        }
+        return replace(self, strange=strange, framework=framework)
+
     @property
     def not_predicted(self) -> int:
         """The number of entries that are not in the prediction as they are."""
         return len(self.remarks) + len(self.unknown)
 
-    def sentences(self) -> Iterator[str]:
-        """All that is to be known, the remarks first."""
+    def sentences(self, most: int | None = None) -> Iterator[str]:
+        """All that is to be known, the remarks first.
+
+        Args:
+            most: Names in a sentence; None: all.
+        """
         yield from self.remarks
+        if self.strange:
+            words = tuple(f"{name} (did you mean {near}?)" if near else name for name, near in self.strange.items())
+            yield f"Not known to {self.framework}, misspelt or of a fork: {_names(words, most)}."
         if self.unknown:
-            yield f"Not in the prediction: {_names(self.unknown)}."
+            yield f"Not in the prediction: {_names(self.unknown, most)}."
         if self.free:
-            yield f"Known to cost neither time nor memory: {_names(self.free)}."
+            yield f"Known to cost neither time nor memory: {_names(self.free, most)}."
 
 
-def _names(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{' '.join(names[:_NAMED])}{more}"
+def _names(names: tuple[str, ...], most: int | None) -> str:
+    more = "" if most is None or len(names) <= most else f" and {len(names) - most} more"
+    return f"{' '.join(names[:most])}{more}"

@@ -14,6 +14,7 @@ from itertools import pairwise
 from rich.text import Text
 
 from debubble.costs.accuracy import accuracy_of
+from debubble.costs.calibration import unlike
 from debubble.formatting import size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.planners.analysis.explanation import Explanation
@@ -231,7 +232,12 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     yield f"{low} to {high} a step"
     yield f"as {step.runs} published runs ({step.group})"
     yield f"up to {size_words(peak.high)} on a device"
-    yield "`calibrate` or `profile` narrows it"
+    needed = unlike(*plan.model_on_cluster, plan.options)
+    if needed is None:
+        yield "`calibrate` or `profile` narrows it"
+    else:
+        yield "no measured run of the cluster is like this job"
+        yield f"`calibrate` with a run of {needed}"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:

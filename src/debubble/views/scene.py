@@ -9,7 +9,7 @@ from typing import Any
 
 from debubble.costs import Cluster, StepTail
 from debubble.formatting import cores_words
-from debubble.ir import InputError, Kind, Number, Program, RunOptions, Trace
+from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Program, RunOptions, Trace
 from debubble.ir.ops import BACKWARDS, SCHEDULED
 from debubble.ir.program import Moment
 from debubble.ir.trace import TracePhase
@@ -60,16 +60,29 @@ class Scene:
     sampled_memory: tuple[Curve, ...] | None = None
 
     @staticmethod
-    def predicted(plan: Plan) -> Scene:
-        """The scene of a plan's prediction."""
-        timeline = plan.simulate()
+    def predicted(plan: Plan, *, limited: bool = True) -> Scene:
+        """The scene of a plan's prediction.
+
+        Args:
+            plan: The plan.
+            limited: Whether a step that exceeds the memory limit raises OutOfMemoryError; False: it is shown, too.
+        """
+        said: str = "Predicted"
+        misfit: tuple[str, ...] = ()
+        try:
+            timeline = plan.simulate()
+        except OutOfMemoryError as error:
+            if limited:
+                raise
+            timeline = simulate(plan.schedule, plan.costs.with_limit(None))
+            said, misfit = "Does not fit; predicted without the limit", (f"It does not fit: {error}",)
         return Scene(
             timeline,
-            title=f"Predicted: {plan.schedule.name}, planned by {plan.planner}",
+            title=f"{said}: {plan.schedule.name}, planned by {plan.planner}",
             seconds=plan.model is not None,
             tail=tail_of(plan),
             post_validation=plan.options.post_validation,
-            remarks=plan_remarks(plan, timeline),
+            remarks=(*misfit, *plan_remarks(plan, timeline)),
             plan=plan,
         )
 
@@ -165,7 +178,8 @@ class Scene:
     @cached_property
     def limits(self) -> tuple[Number | None, ...]:
         """Memory limit of each device, in bytes; None: it has none."""
-        return tuple(self.timeline.program.costs.limit_of(device) for device in range(self.devices))
+        costs = self.timeline.program.costs if self.plan is None else self.plan.costs
+        return tuple(costs.limit_of(device) for device in range(self.devices))
 
     @property
     def highest(self) -> float:

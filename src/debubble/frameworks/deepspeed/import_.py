@@ -23,6 +23,11 @@ _LAYERS = "planned_layers.py"
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """The settings of a configuration, and the constants of debubble's own modules next to it."""
+    if path.suffix == ".sh":
+        raise InputError(
+            f"{path} is a script: give the JSON that its --deepspeed_config names, the model with --model and the"
+            " length with --sequence-length."
+        )
     alongside = [path.parent / name for name in (_MODULE, _LAYERS)]
     planned = {
         f"{module.name}: {name}": sorted(value)

@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import itertools
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pprint import pformat
 from typing import Any
 
+from debubble.costs.frameworks import TARGET, framework_of_options
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import UNSETTABLE, Decision, OptionTable, by_value, global_batch, one_setting
 from debubble.exports.prices import module_offload
 from debubble.exports.reduction import Alternative, LayerStrategies, fastest, require_order
 from debubble.exports.registry import ExportDraft, exporter
+from debubble.frameworks.megatron.stages import SPLITS
 from debubble.frameworks.megatron.target import MEGATRON_MODULES, OVERLAPPED_MODULES
 from debubble.plans import Plan
 from debubble.targets import Target, targets
@@ -127,8 +130,35 @@ def _expert_tensor(plan: Plan) -> Decision:
     return {} if shards is None else {"--expert-tensor-parallel-size": shards}
 
 
+def _framework(plan: Plan) -> Decision:
+    """What a Megatron fuses and overlaps has arguments; what another framework does is listed."""
+    o = plan.options
+    if not _is_megatron(plan):
+        return UNSETTABLE["framework"](plan)
+    traits, settings = framework_of_options(o.framework), dict[str, Any]()
+    if traits.gradient_overlap:
+        settings["--overlap-grad-reduce"] = _ON
+        if o.zero:
+            settings["--overlap-param-gather"] = _ON
+    if traits.gradient_bytes == 2 and o.dtype != "fp32":
+        settings["--grad-reduce-in-bf16"] = _ON
+    if traits.tensor_overlap and o.tensor > 1 and o.sequence_parallel:
+        settings["--tp-comm-overlap"] = _ON
+    if traits.dispatches_once and o.expert > 1:
+        settings |= {"--moe-token-dispatcher-type": "flex", "--moe-enable-deepep": _ON}
+    return settings
+
+
+def _is_megatron(plan: Plan) -> bool:
+    """Tell whether the framework of the plan is a Megatron, or none is named."""
+    return plan.options.framework.partition(",")[0].partition("@")[0] in ("", TARGET, *_MEGATRONS)
+
+
+_MEGATRONS = ("megatron-lm", "megatron-bridge", "nemo")
+
 OPTIONS: OptionTable = {
     **UNSETTABLE,
+    "framework": _framework,
     "micro_batch_size": one_setting("--micro-batch-size", "micro_batch_size"),
     "sequence_length": one_setting("--seq-length", "sequence_length"),
     "tensor": _tensor,
@@ -168,10 +198,13 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
 
 
 def untested_settings(plan: Plan) -> tuple[str, ...]:
-    """Settings that Megatron-LM takes and does not test."""
+    """Settings that Megatron-LM takes and does not test, or that are left to the user."""
+    graphs = framework_of_options(plan.options.framework).graphs if _is_megatron(plan) else None
+    left = () if graphs in (None, "none") else (f"The plan counts on CUDA graphs ({graphs}): set --cuda-graph-impl.",)
     if plan.options.zero < 2 or plan.devices == 1:
-        return ()
+        return left
     return (
+        *left,
         "Gradients are divided by Megatron-FSDP, which Megatron-LM's checks take with a pipeline, and none of its"
         " functional tests runs with one: try a few steps first.",
     )
@@ -221,12 +254,28 @@ def _script(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> str:
         [
             "# A plan of debubble for Megatron-LM: source this file, and give the array to the training script,",
             '# as in: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" "${DEBUBBLE_ARGS[@]}"',
+            "# Leave out of your own arguments, as the plan has none of them or Megatron-LM refuses them next to it:",
+            *textwrap.wrap(
+                " ".join(name for name in (*SPLITS, *_SWITCHED) if name not in arguments),
+                width=110,
+                initial_indent="#   ",
+                subsequent_indent="#   ",
+                break_on_hyphens=False,
+            ),
             *(f"export {name}={value}" for name, value in variables.items()),
             "DEBUBBLE_ARGS=(",
             *lines,
             ")\n",
         ]
     )
+
+
+_SWITCHED = (
+    "--recompute-activations", "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
+    "--recompute-modules", "--fine-grained-activation-offloading", "--optimizer-cpu-offload", "--use-megatron-fsdp",
+    "--use-torch-fsdp2", "--overlap-moe-expert-parallel-comm",
+)  # fmt: skip
+"""Arguments that change a plan which does not have them."""
 
 
 def _words(value: Any) -> list[str]:
@@ -294,14 +343,17 @@ def _selective(plan: Plan, layers: Sequence[PlannedLayer]) -> Iterator[_Choice]:
 
 _PARTS = {
     "train": ("--micro-batch-size", "--global-batch-size"),
-    "ddp": ("--use-distributed-optimizer", "--use-megatron-fsdp", "--data-parallel-sharding-strategy"),
+    "ddp": (
+        "--use-distributed-optimizer", "--use-megatron-fsdp", "--data-parallel-sharding-strategy",
+        "--overlap-grad-reduce", "--overlap-param-gather",
+    ),
     "optimizer": (
         "--optimizer", "--sgd-momentum", "--use-precision-aware-optimizer", "--exp-avg-dtype", "--exp-avg-sq-dtype",
         "--use-distributed-optimizer", "--optimizer-cpu-offload", "--optimizer-offload-fraction",
         "--overlap-cpu-optimizer-d2h-h2d",
     ),
     "checkpoint": ("--ckpt-format",),
-    "comm_overlap": ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"),
+    "comm_overlap": ("--tp-comm-overlap", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"),
 }  # fmt: skip
 """Part of the configuration -> the arguments that it has; all others are the model's."""
 _PRECISION = {"--bf16": "bf16_mixed", "--fp16": "fp16_mixed"}

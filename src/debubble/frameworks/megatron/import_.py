@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import resources
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from debubble.frameworks.megatron.bridge import read_bridge
 from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
-from debubble.frameworks.megatron.remarks import remarks_on
+from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
 from debubble.frameworks.megatron.stages import LAYOUT, SPLITS, stages_of
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
@@ -88,7 +91,17 @@ def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     arguments = Arguments(read.settings, read.path, defaults, read.harmless)
     for name in ("framework", SOURCED):
         arguments.get(name)
-    return job_of(arguments, given, target="megatron")
+    job = job_of(arguments, given, target="megatron")
+    if framework != "megatron" or "--deepspeed" in arguments or "framework" in read.settings:
+        return job
+    return replace(job, rest=job.rest.checked(known_flags(), "Megatron-LM"))
+
+
+@cache
+def known_flags() -> frozenset[str]:
+    """The arguments that Megatron-LM has or had (tools/megatron_flags.py)."""
+    text = resources.files("debubble.frameworks.megatron").joinpath("flags.txt").read_text()
+    return frozenset(f"--{name}" for name in text.split())
 
 
 _OF_SLIME = ("--actor-num-nodes", "--rollout-batch-size", "--rollout-num-gpus")
@@ -103,6 +116,12 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
     if arguments.number("--ds-sequence-parallel-size", 1) > 1:
         raise InputError(f"{arguments.path}: --ds-sequence-parallel-size is not predicted; only 1 is.")
     tensor = arguments.size("--tensor-model-parallel-size", 1)
+    model = model_of(arguments, given.model)
+    if model.heads % tensor:
+        raise InputError(
+            f"{arguments.path}: --tensor-model-parallel-size is {tensor}, which does not divide the model's"
+            f" {model.heads} attention heads."
+        )
     context = arguments.size("--context-parallel-size", 1)
     data = replicas(given.cluster, arguments.path, pipeline=pipeline, tensor=tensor, context=context)
     size = arguments.size("--micro-batch-size", 1)
@@ -113,7 +132,6 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
             f"{arguments.path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences:"
             " give --micro-batches."
         )
-    model = model_of(arguments, given.model)
     layers, mtp_stage = stages_of(arguments, model, pipeline)
     zero = _zero(arguments)
     options = RunOptions(
@@ -149,6 +167,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
         unsaid=_unsaid(arguments, given),
+        warnings=tuple(warnings_on(arguments, given.cluster.count)),
         rest=Unread.of(arguments, remarks_on(arguments, options)),
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.orders import remarks_on_order
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
+from debubble.imports.settings import OVERWRITTEN
 from debubble.ir import RunOptions
 from debubble.targets.offload import MODULES
 
@@ -56,6 +58,34 @@ def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
         if name in arguments:
             yield f"{name}: {sentence}"
 
+
+def warnings_on(arguments: Arguments, devices: int) -> Iterator[str]:
+    """Sentences on what is given and is not what the script runs.
+
+    Args:
+        arguments: The script's.
+        devices: The cluster's.
+    """
+    for words in arguments.words(OVERWRITTEN):
+        yield f"--args has {words}: change it there."
+    arguments.get("--world-size")
+    for names in _WORLD_SIZES:
+        # The last of a launcher's own arguments has the training script behind its value.
+        said = {name: "".join(arguments.words(name)[:1]) for name in names if name in arguments.settings}
+        if names[-1] not in said:
+            continue
+        ranks = math.prod(int(number) if number.isdecimal() else 0 for number in said.values())
+        if ranks and ranks != devices:
+            product = " x ".join(f"{name} {number}" for name, number in said.items())
+            yield f"The job starts {ranks} ranks ({product}), and --cluster has {devices} devices, which are predicted."
+        return
+
+
+_WORLD_SIZES = (
+    ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
+    ("--world-size",),
+)  # fmt: skip
+"""The arguments whose product is the world size, the last of them needed, by launcher."""
 
 _ADAPTED = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
 """The linear layers that adapters are predicted on, by Megatron-Bridge's names."""

@@ -72,7 +72,9 @@ def _chunks(arguments: Arguments, layers: int, pipeline: int) -> int:
     per_stage = arguments.number(_PER_VIRTUAL, 0)
     if not per_stage:
         return max(arguments.number(_VIRTUAL, 1), 1)
-    if layers % pipeline or layers // pipeline % per_stage:
+    if layers % pipeline:
+        even_layers(layers, pipeline)
+    if layers // pipeline % per_stage:
         raise InputError(
             f"{arguments.path}: {_PER_VIRTUAL} is {per_stage}, which does not divide the layers of a device: {layers}"
             f" over {pipeline} pipeline devices."

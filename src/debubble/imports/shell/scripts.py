@@ -50,6 +50,9 @@ _OF_ARGUMENTS = re.compile(r"\$\{?[#1@]")
 """What stands for the script's arguments in a condition."""
 _NUMBERED = re.compile(r"""^[ \t]*([A-Za-z_]\w*)=["']?\$\{?(\d+)(?::?-[^}\n]*)?\}?["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 """A variable that is set to an argument of the script."""
+_WORLD = re.compile(r"^[ \t]*(?:export[ \t]+)?WORLD_SIZE=[\"']?\$\(\(", re.MULTILINE)
+"""An assignment of a product to WORLD_SIZE; what is given from outside may be a number of nodes."""
+_BY_PLACE = re.compile(r"""["']?\$\{?[1-9]\d*\b[^$]*""")
 _MOST_STEPS = 20_000
 _MOST_LETTERS = 1_000_000
 
@@ -79,11 +82,15 @@ class ScriptRun:
         commands: Its commands.
         assigned: The words of every variable that it sets to something with `--` in it, in order.
         missing: The scripts that it sources and that are not there.
+        overwritten: The variables that it is given and sets otherwise, in words.
+        world_size: The product that it sets WORLD_SIZE to; None: it does not, or cannot be followed there.
     """
 
     commands: tuple[Started, ...]
     assigned: tuple[tuple[str, ...], ...]
     missing: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
+    world_size: str | None = None
 
 
 def follow(text: str, path: Path, arguments: CommandLine | None = None) -> ScriptRun:
@@ -97,7 +104,7 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
     Raises:
         InputError: if it cannot be read, or what it runs depends on what it does not tell.
     """
-    reader = _Follower(path, {name: number for name, number in _NUMBERED.findall(text)})
+    reader = _Follower(path, {name: number for name, number in _NUMBERED.findall(text)}, shifts="shift" in text)
     if arguments is not None:
         reader.variables.values |= arguments.variables
         reader.variables.arguments = list(arguments.words)
@@ -106,7 +113,23 @@ def follow(text: str, path: Path, arguments: CommandLine | None = None) -> Scrip
             reader.run(parse(text, str(path)))
     except RecursionError as error:
         raise InputError(f"{path} cannot be read as a shell script: it is nested too deeply.") from error
-    return ScriptRun(tuple(reader.commands), tuple(reader.assigned), tuple(reader.missing))
+    world = reader.variables.values.get("WORLD_SIZE") if _WORLD.search(text) else None
+    return ScriptRun(
+        commands=tuple(reader.commands),
+        assigned=tuple(reader.assigned),
+        missing=tuple(reader.missing),
+        overwritten=() if arguments is None else tuple(_overwritten(arguments, reader.variables)),
+        world_size=world if isinstance(world, str) and world.isdecimal() else None,
+    )
+
+
+def _overwritten(arguments: CommandLine, variables: ShellVariables) -> Iterator[str]:
+    """Words on each variable that the script is given and sets otherwise."""
+    for name, given in arguments.variables.items():
+        value = variables.values.get(name, "")
+        now = value if isinstance(value, str) else " ".join(value)
+        if now != given:
+            yield f"{name}={given}, which the script itself sets to '{now}'"
 
 
 class _ExitError(Exception):
@@ -120,6 +143,8 @@ class _Follower:
     path: Path
     numbered: Mapping[str, str] = field(default_factory=dict)
     """Variable -> the number of the script's argument that it is set to."""
+    shifts: bool = False
+    """Whether the script takes its arguments by name."""
     variables: ShellVariables = field(default_factory=ShellVariables)
     functions: dict[str, Statement] = field(default_factory=dict)
     commands: list[Started] = field(default_factory=list)
@@ -334,6 +359,10 @@ class _Follower:
             self._note(new)
             return
         value = self.variables.text_of(text)
+        if value.startswith("--") and _BY_PLACE.fullmatch(text) and not (self.depth or self.shifts):
+            raise InputError(
+                f"{self.path} takes its arguments by place, and {value} of --args would be {name}: {self._by_place}."
+            )
         self._check_length(len(value) + (len(before) if isinstance(before, str) else 0))
         if index is not None:
             place = self.variables.sum_of(index[1:-1])
@@ -346,6 +375,12 @@ class _Follower:
         else:
             values[name] = f"{before}{value}" if adds and before is not None else value
         self._note(value.split())
+
+    @property
+    def _by_place(self) -> str:
+        """What to do with an argument that the script takes for another."""
+        how = how_to_give(f"${next(iter(self.numbered), '1')}", self.numbered)
+        return f"{how}, and the training's own after them; or put those into a copy"
 
     def _check_length(self, length: int) -> None:
         if length > _MOST_LETTERS:

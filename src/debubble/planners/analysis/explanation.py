@@ -189,7 +189,8 @@ class Explanation:
     def memory_words(self) -> str:
         """The clause that says how full memory is."""
         limit, peak = self._limits[self.fullest], float(self.timeline.peak_memory[self.fullest])
-        return f"memory is {'full' if peak > FULL * limit else 'not full'} ({100 * peak / limit:.0f}%)"
+        full = "exceeded" if peak > limit else "full" if peak > FULL * limit else "not full"
+        return f"memory is {full} ({100 * peak / limit:.0f}%)"
 
     @property
     def advice(self) -> str | None:
