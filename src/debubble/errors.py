@@ -37,6 +37,10 @@ class InfeasibleError(DebubbleError):
         super().__init__(sentence)
 
 
+class HostMemoryError(InfeasibleError):
+    """A plan fits its devices, but not the memory of their hosts."""
+
+
 class UnsupportedError(InfeasibleError):
     """A planner cannot make what is asked for, however much memory there is."""
 

@@ -50,7 +50,7 @@ def test_a_host_that_is_too_small_refuses_the_plan_with_what_it_lacks() -> None:
     partition, run = timeline(units(), OFFLOADING)
     check_host_memory(units(host_memory=40), partition, run)
 
-    with pytest.raises(InfeasibleError, match="Device 0 keeps 40 on its host, which has 39 for it") as refusal:
+    with pytest.raises(InfeasibleError, match="Device 0 needs 40 of its host's memory, which has 39 for it") as refusal:
         check_host_memory(units(host_memory=39), partition, run)
     assert refusal.value.missing == 1
 
@@ -61,5 +61,5 @@ def test_a_planner_whose_hosts_would_step_more_than_they_hold_is_refused() -> No
     model = db.models["llama3.2-1b"]
     db.plan(model, db.Cluster.from_dict(cluster), **given)
 
-    with pytest.raises(InfeasibleError, match="on its host, which has"):
+    with pytest.raises(InfeasibleError, match="of its host's memory, which has"):
         db.plan(model, db.Cluster.from_dict({**cluster, "host_memory": "1GiB"}), **given)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from debubble.costs import Cluster, model_units
 from debubble.costs.flops import Utilization
+from debubble.costs.host_memory import host_peaks
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.ir import InputError, Kind, RunOptions
@@ -129,6 +130,12 @@ class Explanation:
         """Bytes that an arena for the tensors of the fullest device needs beyond their peak."""
         [addresses] = plan_addresses(self.timeline, devices=[self.fullest])
         return float(addresses.fragmentation)
+
+    @cached_property
+    def host_memory(self) -> tuple[float, ...]:
+        """The most that each pipeline device has on its host at a time, in bytes; its tensor-parallel rank alone."""
+        partition = Partition.cut(self.units, map(len, self.plan.partition))
+        return tuple(host_peaks(self.units, partition, self.timeline))
 
     @property
     def reserve(self) -> int:
