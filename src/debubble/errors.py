@@ -88,6 +88,11 @@ class OutOfMemoryError(InfeasibleError):
         )
 
 
+def readable_bytes(size: float) -> str:
+    """Format bytes with a binary unit, whatever their number."""
+    return readable(size) if abs(size) >= 2**20 else f"{float(size) / 2**10:.4g} KiB"
+
+
 def readable(size: float) -> str:
     """Format a size: bytes with a binary unit from 1 MiB up, smaller (abstract) numbers as they are."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):

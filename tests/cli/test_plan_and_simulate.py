@@ -115,7 +115,14 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         (("plan", "llama2-12b", "--cluster", "8xA100-80GB"), "There is no model or file 'llama2-12b'"),
         (("plan", "llama2-13b"), "Give the devices with --cluster"),
         (("plan", "llama2-13b", "--cluster", "8xA100-81GB"), "did you mean 'A100-80GB' or"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batches", "0"), "at least one micro-batch"),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batches", "0"),
+            "--micro-batches must be at least 1",
+        ),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xL4", "--sequence-length", "-5"),
+            "--sequence-length must be at least 1",
+        ),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scoep"), "did you mean 'scope'?"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "nan"), "must be a number of seconds"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "-1"), "must be a number of seconds"),
@@ -162,7 +169,10 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
             ("simulate", "llama2-7b", "--schedule", "1f1b", "--cluster", "8xH100-80GB", "--devices", "7"),
             "--devices is for --costs",
         ),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "0"), "at least one sequence, not 0"),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "0"),
+            "--global-batch must be at least 1",
+        ),
         (
             ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "8", "--data", "3"),
             "No choice of degrees with --data 3 divides a global batch of 8 and uses all 8 devices: fix fewer of them.",
@@ -492,12 +502,19 @@ def test_schedules_that_do_not_fit_are_named_next_to_those_that_do(run: Any) -> 
     assert "above its limit of 4" in answer["do_not_fit"]["gpipe"]
 
 
-def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
-    call = ("plan", "llama-tiny", "--cluster", "8xA100-80GB", "--global-batch", "64", "--effort", "0.2")
-    code, out, _ = run(*call)
+SEARCHED = ("plan", "llama-tiny", "--cluster", "8xA100-80GB", "--global-batch", "64", "--effort", "0.2")
+
+
+def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("debubble.views.plan_screen.LITTLE", 0.1)
+    code, out, _ = run(*SEARCHED)
     assert code == 0
     assert re.search(r"Faster +0\.\d% less time with CPU optimizer · --fastest takes it", out)
-    code, out, _ = run(*call, "--fastest")
+
+
+@pytest.mark.parametrize("more", [(), ("--fastest",)])
+def test_hardly_any_gain_of_the_fastest_plan_is_not_told(run: Any, more: tuple[str, ...]) -> None:
+    code, out, _ = run(*SEARCHED, *more)
     assert code == 0
     assert "Faster" not in out
 

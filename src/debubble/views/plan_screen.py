@@ -118,9 +118,10 @@ def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Tex
     """Step, pace and utilization."""
     step = time_words(scene.step_time, seconds=scene.seconds)
     days = "" if tokens is None else f"{SEPARATOR}{why.days(tokens):,.1f} days for {tokens:.3g} tokens"
+    each = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
     yield Text.assemble(
         (f"{step} per step", "bold"),
-        f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word})",
+        f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({each})",
         f"{SEPARATOR}MFU {100 * why.mfu:.1f}%{days}",
     )
 
@@ -343,4 +344,4 @@ def _next(plan: Plan) -> Iterator[str]:
     yield f"{'' if written else '-o plan.json, then '}{run}"
     if plan.target is None and not plan_runs_in(plan):
         yield "--for NAME plans what a framework runs"
-    yield f"this call with --details{'' if plan.has_lengths else ' or --why'} says more"
+    yield f"plan --details{'' if plan.has_lengths else ', --why'}"

@@ -41,6 +41,8 @@ ADVICE = {
     "optimizer": "ZeRO, or more micro-batches per step,",
 }
 """Remedy for the cause that takes most of the step next to computing."""
+FINER_RECOMPUTATION = "a finer choice of what recomputes (memory is not full), or more memory,"
+"""Remedy for recomputation where memory is left: less than the next choice that recomputes less would take."""
 BOUNDED = ("collectives", "gradients", "optimizer")
 """Causes next to computing that lower bounds of a step count too."""
 
@@ -176,7 +178,7 @@ class Explanation:
     @property
     def binding(self) -> str:
         """A sentence that says what binds, and what would shorten it."""
-        remedy = "" if self.advice is None else f", which {ADVICE[self._most.cause]} would shorten"
+        remedy = "" if self.advice is None else f", which {self._remedy} would shorten"
         return f"{self.shares}{remedy}; {self.memory_words}."
 
     @property
@@ -196,12 +198,24 @@ class Explanation:
     def memory_words(self) -> str:
         """The clause that says how full memory is."""
         limit, peak = self._limits[self.fullest], float(self.timeline.peak_memory[self.fullest])
-        return f"memory is {'full' if peak > FULL * limit else 'not full'} ({100 * peak / limit:.0f}%)"
+        return f"memory is {'full' if self._is_full else 'not full'} ({100 * peak / limit:.0f}%)"
 
     @property
     def advice(self) -> str | None:
         """The remedy of the cause that takes most next to computing; None where all take hardly any time."""
-        return None if self._most.seconds < MUCH * self.step_time else ADVICE[self._most.cause].removesuffix(",")
+        return None if self._most.seconds < MUCH * self.step_time else self._remedy.removesuffix(",")
+
+    @property
+    def _remedy(self) -> str:
+        """The remedy of the cause that takes most next to computing."""
+        if self._most.cause == "recomputation" and not self._is_full:
+            return FINER_RECOMPUTATION
+        return ADVICE[self._most.cause]
+
+    @property
+    def _is_full(self) -> bool:
+        """True if the fullest device has hardly any memory left."""
+        return float(self.timeline.peak_memory[self.fullest]) > FULL * self._limits[self.fullest]
 
     @property
     def at_stake(self) -> tuple[str, ...]:
