@@ -70,9 +70,9 @@ class Explanation:
     @property
     def tokens(self) -> int:
         """Tokens per step, without padding where micro-batches differ in length."""
-        full = self.plan.degrees.global_batch * self.plan.options.sequence_length
-        scales = self.plan.costs.micro_batch_scale
-        return full if scales is None else round(full * float(sum(scales)) / len(scales))
+        tokens = self.plan.tokens
+        assert tokens is not None
+        return tokens
 
     @property
     def tokens_per_second(self) -> float:
