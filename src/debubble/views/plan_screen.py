@@ -22,9 +22,9 @@ from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.targets.target import targets
+from debubble.views.likely_fit import may_not_fit, safe_limit
 from debubble.views.memory_table import PARTS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
-from debubble.views.room import may_not_fit, roomy_limit
 from debubble.views.scene import Scene, subject
 
 LABEL = 13
@@ -76,7 +76,7 @@ def plan_screen(
         ("Offload", [*_offload(plan, why)]),
         ("Faster", [*_faster(plan)]),
         ("Runs in", [*_runs_in(plan, elsewhere)]),
-        ("Predicted", [*_accuracy(plan, scene), *_room(plan, scene)]),
+        ("Predicted", [*_accuracy(plan, scene), *_safer(plan, scene)]),
     ]
     lines = [Text(_title(plan, scene), style="bold"), *_speed(scene, why, tokens), Text()]
     lines += [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
@@ -230,10 +230,10 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     yield "`calibrate` or `profile` narrows it"
 
 
-def _room(plan: Plan, scene: Scene) -> Iterator[str]:
+def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     """The memory limit to plan with, where measured runs took more than a device has."""
-    if (limit := roomy_limit(plan, scene)) is not None:
-        yield f"--memory-limit {limit} plans with that room"
+    if (limit := safe_limit(plan, scene)) is not None:
+        yield f"--memory-limit {limit} plans for that much"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:

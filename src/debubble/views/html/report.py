@@ -12,8 +12,8 @@ from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
+from debubble.views.likely_fit import may_not_fit, memory_excess
 from debubble.views.palette import KIND_COLORS
-from debubble.views.room import may_not_fit, memory_excess
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows, training_words
 from debubble.views.scene import Scene, subject
 from debubble.views.summary import (

@@ -1,4 +1,4 @@
-"""Whether measured runs like a plan's took more memory than its devices have, and how to plan with that room."""
+"""Whether measured runs like a plan's took more memory than its devices have, and the limit to plan with for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def may_not_fit(plan: Plan, scene: Scene) -> bool:
     return most is not None and any(float(peak) * most > memory for peak, memory in _memories(plan, scene))
 
 
-def roomy_limit(plan: Plan, scene: Scene) -> str | None:
+def safe_limit(plan: Plan, scene: Scene) -> str | None:
     """The --memory-limit under which runs like the plan's fit their devices; None: they do, or it is not known."""
     most = memory_excess(plan)
     if most is None or not may_not_fit(plan, scene):
