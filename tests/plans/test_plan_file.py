@@ -97,7 +97,7 @@ def test_a_wrong_entry_is_refused_with_a_sentence(
 def test_an_empty_plan_file_is_called_empty(tmp_path: Path) -> None:
     (tmp_path / "plan.json").touch()
 
-    with pytest.raises(InputError, match="plan.json is empty"):
+    with pytest.raises(InputError, match="is empty: make the plan again"):
         Plan.load(tmp_path / "plan.json")
 
 
