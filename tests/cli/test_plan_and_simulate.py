@@ -532,3 +532,42 @@ def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str,
     _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "adapipe")
 
     assert fits in out
+
+
+def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:
+    _, out, _ = run(
+        "plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "4", "--sequence-length", "128", "--dtype",
+        "fp32", "--planner", "dapple",
+    )  # fmt: skip
+
+    assert " per device) · MFU" in out
+    assert "Device 0, the fullest" in out
+    assert "GPU" not in out
+
+
+def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("debubble.views.plan_screen.plan_runs_in", lambda _: ())
+    monkeypatch.setattr("debubble.planners.analysis.nearest_plans.plan_runs_in", lambda _: ())
+    _, out, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--planner", "dapple")
+
+    assert "--for NAME plans what a framework runs" in out
+    assert "debubble show plan.json" in out
+    assert err.endswith(": `show` and `compare` take it.\n")
+
+
+def test_fits_exits_with_1_where_nothing_fits(run: Any) -> None:
+    assert run("fits", "llama3-70b", "--cluster", "1xL4")[0] == 1
+    assert run("fits", "llama-tiny", "--cluster", "1xL4")[0] == 0
+
+
+def test_the_memory_limit_that_plans_for_measured_runs_is_named(run: Any) -> None:
+    _, out, _ = run("plan", "llama2-13b", "--cluster", "8xA100-40GB", "--micro-batches", "16", "--planner", "adapipe")
+
+    assert "--memory-limit 32GiB plans for that much" in out
+
+
+def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> None:
+    call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--micro-batches", "4", "--planner", "chronos")
+    [most] = re.findall(r"up to ([0-9.]+) GiB of host memory per GPU", run(*call, "--effort", "0.5")[1])
+
+    assert float(most) == pytest.approx(max(json_of(*call, "--effort", "0.5")["host_memory"]) / 2**30, abs=0.01)

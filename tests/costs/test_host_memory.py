@@ -11,7 +11,9 @@ from debubble.costs import Unit, Units
 from debubble.costs.host_memory import check_host_memory, host_peaks
 from debubble.costs.partition import Partition
 from debubble.costs.unit import HostStates, StateBytes, Strategy
+from debubble.errors import HostMemoryError
 from debubble.ir import InfeasibleError, Op, Placement, Schedule
+from debubble.planners.problem import closest
 
 
 def units(**entries: Any) -> Units:
@@ -63,3 +65,9 @@ def test_a_planner_whose_hosts_would_step_more_than_they_hold_is_refused() -> No
 
     with pytest.raises(InfeasibleError, match="of its host's memory, which has"):
         db.plan(model, db.Cluster.from_dict({**cluster, "host_memory": "1GiB"}), **given)
+
+
+def test_a_lack_of_host_memory_is_the_reason_that_is_told() -> None:
+    device, host = InfeasibleError("of the device", missing=1), HostMemoryError("of the host", missing=2)
+
+    assert closest([device, host]) is host

@@ -60,7 +60,7 @@ def test_the_totals_are_eighteen_and_six_bytes_per_parameter() -> None:
     states, hosted = 18 * LLAMA.parameters / gib, 6 * LLAMA.parameters / gib
     assert Misfit(job=job(), reason="Why.", remedies=()).states == (
         f"One copy of the model's states is {states:.2f} GiB ({hosted:.2f} GiB with the optimizer on the host), and a"
-        " plan may use 576.00 GiB on all 8 devices together."
+        " plan may use 576.00 GiB on all 8 devices together, activations included."
     )
 
 
