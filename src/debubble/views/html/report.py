@@ -165,7 +165,7 @@ def _rows_words(plan: Plan) -> str:
 
 def _plan_tables(plan: Plan, scene: Scene) -> Iterator[Rows]:
     if plan.degree_search is not None:
-        yield configuration_rows(plan.degree_search)
+        yield configuration_rows(plan.degree_search, plan.cluster)
     if plan.candidates:
         yield planner_rows(plan, seconds=scene.seconds)
     yield partition_rows(plan)
