@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from debubble.models import Model, models
     from debubble.planners import Problem, planners
     from debubble.planners.plan_model import plan
+    from debubble.planners.plan_step import seconds_per_step as seconds_per_step
     from debubble.planners.sweep import Sweep, sweep
     from debubble.plans import Plan
     from debubble.profiler.modules import profile
@@ -50,6 +51,7 @@ _NAMES_IN = {
     "models": ("Model", "models"),
     "planners": ("Problem", "planners"),
     "planners.plan_model": ("plan",),
+    "planners.plan_step": ("seconds_per_step",),
     "planners.sweep": ("Sweep", "sweep"),
     "plans": ("Plan",),
     "profiler.modules": ("profile",),
@@ -105,4 +107,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted(__all__)

@@ -37,6 +37,10 @@ class InfeasibleError(DebubbleError):
         super().__init__(sentence)
 
 
+class HostMemoryError(InfeasibleError):
+    """A plan fits its devices, but not the memory of their hosts."""
+
+
 class UnsupportedError(InfeasibleError):
     """A planner cannot make what is asked for, however much memory there is."""
 
@@ -82,6 +86,11 @@ class OutOfMemoryError(InfeasibleError):
             f" would be {readable(peak)}, above its limit of {readable(limit)}; {advice}.",
             missing=missing,
         )
+
+
+def readable_bytes(size: float) -> str:
+    """Format bytes with a binary unit, whatever their number."""
+    return readable(size) if abs(size) >= 2**20 else f"{float(size) / 2**10:.4g} KiB"
 
 
 def readable(size: float) -> str:

@@ -90,6 +90,8 @@ def decode_versioned(content: bytes, type_: type[T], *, what: str, name: str, ve
         InputError: If it is no such file, cut short, or of another version.
     """
     entry = f"debubble_{what}"
+    if not content.strip():
+        raise InputError(f"{name} is empty: {again}.")
     try:
         header = decode_json(content, dict[str, msgspec.Raw])
         found = msgspec.json.decode(header.get(entry, b"null"), type=int | None)

@@ -52,16 +52,34 @@ def full_name(name: str, names: Iterable[str], *, what: str) -> str:
 
 
 def unknown_name(name: str, names: Iterable[str], *, what: str) -> InputError:
-    """The error for a name that is none of these, with those like it or else with all of them."""
+    """The error for a name that is none of these, with those like it, or with all of them or the command for them."""
     known = {each.lower(): each for each in names}
     meant = _MEANT.get((what, str(name).lower()))
     if meant in known:
         return InputError(f"There is no {what} '{name}', which is a schedule; did you mean '{meant}'?")
-    close = [known[each] for each in difflib.get_close_matches(str(name).lower(), known, n=3)]
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are: {', '.join(known.values())}."
+    listed = f"see `debubble {_COMMANDS[what]}`." if what in _COMMANDS else f"there are: {', '.join(known.values())}."
+    close = [known[each] for each in _like(str(name).lower(), known)]
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else listed
     return InputError(f"There is no {what} '{name}'; {hint}")
 
 
+def _like(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three names that are like one, that contain it, or whose part before the first dash is like it."""
+    known = [*names]
+    if close := difflib.get_close_matches(name, known, n=LIKE):
+        return close
+    if len(name) >= SHORTEST and (within := [each for each in known if name in each]):
+        return within[:LIKE]
+    heads = difflib.get_close_matches(name, dict.fromkeys(each.partition("-")[0] for each in known), n=1)
+    return [each for each in known if each.partition("-")[0] in heads][:LIKE]
+
+
+LIKE = 3
+"""Names that are offered in place of an unknown one."""
+SHORTEST = 3
+"""Letters from which a part of a name is looked for."""
+_COMMANDS = {"device": "hardware", "model": "models", "model or file": "models"}
+"""Kinds of which there are too many to list -> the command that does."""
 _MEANT = {("planner", schedule): "megatron-even" for schedule in ("1f1b", "gpipe", "interleaved", "interleaved1f1b")}
 """A kind and a name that is of another kind -> the one of the kind that is meant."""
 

@@ -48,10 +48,11 @@ def test_a_command_leaves_the_keys_of_others_alone(json_of: Any, job: Path) -> N
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        (JOB + "global_btch = 2", "There is no entry 'global_btch'; did you mean 'global_batch'"),
         (JOB + "tensr = 2", "There is no entry 'tensr'; did you mean 'tensor'"),
         ('cluster = "2xL4"', 'has no model: write model = "llama3-8b"'),
         ("model = ", "is not TOML"),
-        (JOB + 'tensor = "two"', "Invalid value for '--tensor'"),
+        (JOB + 'tensor = "two"', 'job.toml: tensor = "two": '),
     ],
 )
 @pytest.mark.parametrize("command", JOB_COMMANDS)

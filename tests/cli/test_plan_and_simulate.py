@@ -115,7 +115,14 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         (("plan", "llama2-12b", "--cluster", "8xA100-80GB"), "There is no model or file 'llama2-12b'"),
         (("plan", "llama2-13b"), "Give the devices with --cluster"),
         (("plan", "llama2-13b", "--cluster", "8xA100-81GB"), "did you mean 'A100-80GB' or"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batches", "0"), "at least one micro-batch"),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batches", "0"),
+            "--micro-batches must be at least 1",
+        ),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xL4", "--sequence-length", "-5"),
+            "--sequence-length must be at least 1",
+        ),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scoep"), "did you mean 'scope'?"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "nan"), "must be a number of seconds"),
         (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "-1"), "must be a number of seconds"),
@@ -162,7 +169,10 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
             ("simulate", "llama2-7b", "--schedule", "1f1b", "--cluster", "8xH100-80GB", "--devices", "7"),
             "--devices is for --costs",
         ),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "0"), "at least one sequence, not 0"),
+        (
+            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "0"),
+            "--global-batch must be at least 1",
+        ),
         (
             ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "8", "--data", "3"),
             "No choice of degrees with --data 3 divides a global batch of 8 and uses all 8 devices: fix fewer of them.",
@@ -492,12 +502,19 @@ def test_schedules_that_do_not_fit_are_named_next_to_those_that_do(run: Any) -> 
     assert "above its limit of 4" in answer["do_not_fit"]["gpipe"]
 
 
-def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
-    call = ("plan", "llama-tiny", "--cluster", "8xA100-80GB", "--global-batch", "64", "--effort", "0.2")
-    code, out, _ = run(*call)
+SEARCHED = ("plan", "llama-tiny", "--cluster", "8xA100-80GB", "--global-batch", "64", "--effort", "0.2")
+
+
+def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("debubble.views.plan_screen.LITTLE", 0.1)
+    code, out, _ = run(*SEARCHED)
     assert code == 0
     assert re.search(r"Faster +0\.\d% less time with CPU optimizer · --fastest takes it", out)
-    code, out, _ = run(*call, "--fastest")
+
+
+@pytest.mark.parametrize("more", [(), ("--fastest",)])
+def test_hardly_any_gain_of_the_fastest_plan_is_not_told(run: Any, more: tuple[str, ...]) -> None:
+    code, out, _ = run(*SEARCHED, *more)
     assert code == 0
     assert "Faster" not in out
 
@@ -515,3 +532,42 @@ def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str,
     _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "adapipe")
 
     assert fits in out
+
+
+def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:
+    _, out, _ = run(
+        "plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "4", "--sequence-length", "128", "--dtype",
+        "fp32", "--planner", "dapple",
+    )  # fmt: skip
+
+    assert " per device) · MFU" in out
+    assert "Device 0, the fullest" in out
+    assert "GPU" not in out
+
+
+def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("debubble.views.plan_screen.plan_runs_in", lambda _: ())
+    monkeypatch.setattr("debubble.planners.analysis.nearest_plans.plan_runs_in", lambda _: ())
+    _, out, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--planner", "dapple")
+
+    assert "--for NAME plans what a framework runs" in out
+    assert "debubble show plan.json" in out
+    assert err.endswith(": `show` and `compare` take it.\n")
+
+
+def test_fits_exits_with_1_where_nothing_fits(run: Any) -> None:
+    assert run("fits", "llama3-70b", "--cluster", "1xL4")[0] == 1
+    assert run("fits", "llama-tiny", "--cluster", "1xL4")[0] == 0
+
+
+def test_the_memory_limit_that_plans_for_measured_runs_is_named(run: Any) -> None:
+    _, out, _ = run("plan", "llama2-13b", "--cluster", "8xA100-40GB", "--micro-batches", "16", "--planner", "adapipe")
+
+    assert "--memory-limit 32GiB plans for that much" in out
+
+
+def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> None:
+    call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--micro-batches", "4", "--planner", "chronos")
+    [most] = re.findall(r"up to ([0-9.]+) GiB of host memory per GPU", run(*call, "--effort", "0.5")[1])
+
+    assert float(most) == pytest.approx(max(json_of(*call, "--effort", "0.5")["host_memory"]) / 2**30, abs=0.01)

@@ -32,7 +32,7 @@ def test_its_json_has_the_figures_of_every_value(run: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("over", "said"),
     [
-        ("colour=red,blue", "--over varies one of cluster, memory-limit"),
+        ("colour=red,blue", "--over varies one of model, cluster, memory-limit"),
         ("tensor=1", "--over takes two values or more"),
         ("tensor=1,two", "takes whole numbers, not 'two'"),
     ],

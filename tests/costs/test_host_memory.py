@@ -11,7 +11,9 @@ from debubble.costs import Unit, Units
 from debubble.costs.host_memory import check_host_memory, host_peaks
 from debubble.costs.partition import Partition
 from debubble.costs.unit import HostStates, StateBytes, Strategy
+from debubble.errors import HostMemoryError
 from debubble.ir import InfeasibleError, Op, Placement, Schedule
+from debubble.planners.problem import closest
 
 
 def units(**entries: Any) -> Units:
@@ -50,7 +52,7 @@ def test_a_host_that_is_too_small_refuses_the_plan_with_what_it_lacks() -> None:
     partition, run = timeline(units(), OFFLOADING)
     check_host_memory(units(host_memory=40), partition, run)
 
-    with pytest.raises(InfeasibleError, match="Device 0 keeps 40 on its host, which has 39 for it") as refusal:
+    with pytest.raises(InfeasibleError, match="Device 0 needs 40 of its host's memory, which has 39 for it") as refusal:
         check_host_memory(units(host_memory=39), partition, run)
     assert refusal.value.missing == 1
 
@@ -61,5 +63,11 @@ def test_a_planner_whose_hosts_would_step_more_than_they_hold_is_refused() -> No
     model = db.models["llama3.2-1b"]
     db.plan(model, db.Cluster.from_dict(cluster), **given)
 
-    with pytest.raises(InfeasibleError, match="on its host, which has"):
+    with pytest.raises(InfeasibleError, match="of its host's memory, which has"):
         db.plan(model, db.Cluster.from_dict({**cluster, "host_memory": "1GiB"}), **given)
+
+
+def test_a_lack_of_host_memory_is_the_reason_that_is_told() -> None:
+    device, host = InfeasibleError("of the device", missing=1), HostMemoryError("of the host", missing=2)
+
+    assert closest([device, host]) is host

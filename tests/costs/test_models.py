@@ -342,7 +342,7 @@ def test_a_name_is_completed_if_only_one_begins_so() -> None:
     [
         ("lama2-13b", "There is no model or file 'lama2-13b'; did you mean 'llama2-13b' or"),
         ("llama2-1", "'llama2-1' may be llama2-13b or llama2-18b: write more of it"),
-        ("whisper", "There is no model or file 'whisper'; there are: llama2-7b"),
+        ("whisper", "There is no model or file 'whisper'; see `debubble models`"),
     ],
 )
 def test_an_unknown_name_is_answered_with_those_that_are_like_it_or_all(name: str, sentence: str) -> None:

@@ -51,3 +51,9 @@ def test_the_page_has_a_slider_over_the_values() -> None:
 
     assert '<input id="slider" type="range" min="0" max="2" value="0"' in page
     assert page.count("data-point=") == page.count("<svg") - 1 == 3
+
+
+def test_models_can_be_swept() -> None:
+    found = db.sweep(["llama-tiny", "llama3.2-1b"], CLUSTER, micro_batches=4, planner="dapple")
+
+    assert [len(point.plan.partition) for point in found.points if point.plan is not None] == [2, 2]

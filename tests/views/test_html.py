@@ -238,3 +238,11 @@ def test_a_browser_runs_the_page_and_finds_an_operation(tmp_path: Path) -> None:
     place = "stage 1 (chunk 0), micro-batch 2, device 1, compute lane"
     assert f"1F2: forward, {place}, {found.start} to {found.end}: 1" in drawn
     assert drawn.count('aria-expanded="true"') == 2
+
+
+def test_the_page_says_likely_where_runs_like_it_took_more() -> None:
+    plan = db.plan(db.models["llama2-13b"], db.Cluster.parse("8xA100-40GB"), micro_batches=16, planner="adapipe")
+    text = words(page(Scene.predicted(plan)))
+
+    assert "Does it fit? Likely: " in text
+    assert "Published runs like it took up to " in text

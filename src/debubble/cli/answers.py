@@ -66,6 +66,10 @@ class ModelFigures(Struct, forbid_unknown_fields=True, kw_only=True):
         Meta(description="Bytes that an arena for the tensors of the fullest device needs beyond their peak."),
     ] = UNSET
     reserve: Annotated[float | UnsetType, Meta(description="Bytes of a device that no plan may use.")] = UNSET
+    host_memory: Annotated[
+        list[Bytes] | UnsetType,
+        Meta(description="The most on the host at a time, per pipeline device: offloaded activations and states."),
+    ] = UNSET
     why: Annotated[list[CauseSeconds] | UnsetType, Meta(description="Where the step's seconds go, largest first.")] = (
         UNSET
     )

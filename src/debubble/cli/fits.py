@@ -11,7 +11,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, print_answer, with_delayed_message
-from debubble.ir import RunOptions
+from debubble.ir import InfeasibleError, RunOptions
 
 if TYPE_CHECKING:
     from debubble.costs import Cluster
@@ -40,11 +40,15 @@ def fits(
     memory_limit: o.MemoryLimit = None,
     json: Json = False,
 ) -> None:
-    """Say what takes the memory and whether it fits, for every choice of the degrees not given: no planning."""
+    """Say what takes the memory and whether it fits, for every choice of the degrees not given: no planning.
+
+    The exit code is 1 if none fits, by recomputation or without.
+    """
     from debubble.models import named_model
     from debubble.planners.degrees import Job, footprints, footprints_with
     from debubble.views.memory_table import render_footprints
 
+    o.check_counts(global_batch=global_batch, micro_batches=micro_batches, chunks=chunks)
     devices = o.with_memory_limit(run.require_cluster(), memory_limit)
     fixed = run.degrees if chunks is None else {**run.degrees, "chunks": chunks}
     priced = named_model(model)
@@ -62,11 +66,13 @@ def fits(
     remarks = [*([] if priced.remark is None else [priced.remark]), *devices.remarks]
     if json:
         print_answer(reserve=devices.reserve, footprints=list(map(_row, choices)), remarks=remarks)
-        return
-    shown = [each for each in choices if _is_common(each.degrees, fixed, devices)] or choices
-    console().print(render_footprints(shown, reserve=devices.reserve, left_out=len(choices) - len(shown)))
-    for remark in remarks:
-        console().print(remark)
+    else:
+        shown = [each for each in choices if _is_common(each.degrees, fixed, devices)] or choices
+        console().print(render_footprints(shown, reserve=devices.reserve, left_out=len(choices) - len(shown)))
+        for remark in remarks:
+            console().print(remark)
+    if all(each.fits == "no" for each in choices):
+        raise typer.Exit(InfeasibleError.exit_code)
 
 
 def _row(footprint: Footprint) -> dict[str, Any]:

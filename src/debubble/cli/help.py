@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from debubble.cli.job_file import with_job_file
+from debubble.cli.job_file import PLACES, with_job_file
 from debubble.errors import InputError
 from debubble.registry import full_name
 
@@ -93,6 +93,9 @@ def _refusals_as_input_errors(ctx: Any) -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
+        place = ctx.meta.get(PLACES, {}).get(getattr(getattr(error, "param", None), "name", None))
+        if place is not None:
+            raise InputError(f"{place}: {error.message.rstrip('.')}.") from None
         whole = ctx.command.name
         read = "" if ctx.parent is None or ctx.info_name == whole else f"'{ctx.info_name}' is read as '{whole}': "
         raise InputError(f"{read}{error.format_message().rstrip('.')}; see `{ctx.command_path} -h`.") from None

@@ -11,6 +11,7 @@ import typer
 from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.output import console
+from debubble.cli.plan_options import Question
 from debubble.files import check_writable, write_whole
 from debubble.ir import InputError
 
@@ -23,16 +24,19 @@ def init(
     cluster: Annotated[str, typer.Option(help=o.CLUSTER)] = "8xH100-80GB",
     global_batch: Annotated[int, typer.Option(help="Sequences per step.")] = 64,
     sequence_length: o.SequenceLength = 4096,
+    lora: o.Lora = 0,
 ) -> None:
     """Write a commented job file, which `plan`, `fits` and `simulate` take in place of a MODEL and its options."""
     from debubble.cli.job_file import job_text
 
+    o.check_counts(global_batch=global_batch, sequence_length=sequence_length)
     if file.exists():
         raise InputError(f"{file} is there already: name another file, or remove it.")
     check_writable(file)
     given: dict[str, Any] = dict(
-        model=model, cluster=cluster, global_batch=global_batch, sequence_length=sequence_length
-    )
+        model=model, cluster=cluster, global_batch=global_batch, sequence_length=sequence_length,
+        **({"lora": lora} if lora else {}),
+    )  # fmt: skip
     notes = {
         **_notes(),
         "model": "A built-in name (`debubble models`), a Hugging Face config.json, or a folder with one.",
@@ -43,12 +47,18 @@ def init(
     console().print(f"Wrote {file}: edit it, then `debubble plan {file}`.", soft_wrap=True)
 
 
+PLAN_ENTRIES = ("micro_batches", "memory_limit", "target", "effort")
+"""Further options of `plan` that a new job file names."""
+
+
 def _notes() -> dict[str, str]:
-    """The help of every option of a model's run, by its name."""
-    types = get_type_hints(o.ModelRun, include_extras=True)
+    """The help of every option of a model's run, and of some of `plan`, by the name of its entry."""
     found = {}
-    for f in fields(o.ModelRun):
-        declared = f.metadata.get("option") or types[f.name].__metadata__[0]
-        default = "" if f.default in (None, "", False) else f" (default: {f.default})"
-        found[f.name] = f"{declared.help}{default}"
+    for group in (o.ModelRun, Question, o.SearchLimits):
+        types = get_type_hints(group, include_extras=True)
+        for f in fields(group):
+            if group is o.ModelRun or f.name in PLAN_ENTRIES:
+                declared = f.metadata.get("option") or types[f.name].__metadata__[0]
+                default = "" if f.default in (None, "", False) else f" (default: {f.default})"
+                found["for" if f.name == "target" else f.name] = f"{declared.help}{default}"
     return found

@@ -24,6 +24,8 @@ JOB_COMMANDS = ("plan", "fits", "simulate")
 """The commands that take a job file in place of a MODEL."""
 DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size", "slices")
 """Keys of the degrees."""
+PLACES = "debubble.job_file"
+"""Entry of a context's `meta`: name of a parameter -> the file and the entry that it comes from."""
 FILES = ("model", "cluster")
 """Keys whose values may name files, which are looked for next to the job file too."""
 
@@ -43,22 +45,48 @@ def with_job_file(arguments: Sequence[str], ctx: Any, parameters: Sequence[Any])
     if others := entries.keys() - names.keys() - {"model"}:
         known = ctx.obj(JOB_COMMANDS)
         for key in sorted(others - known):
-            raise InputError(f"{file}: {unknown_name(key, sorted(known), what='entry')}")
+            raise InputError(f"{file}: {_unknown_entry(key, _written(file)[key], sorted(known))}")
     ctx.default_map = {names[key]: value for key, value in entries.items() if key in names}
     if "model" not in entries:
         raise InputError(f'The job file {file} has no model: write model = "llama3-8b", or see `debubble init`.')
+    written, called = _written(file), {argument.partition("=")[0].removeprefix("--") for argument in arguments}
+    ctx.meta[PLACES] = {
+        names[key]: f"{file}: {written[key]} = {json.dumps(entries[key])}"
+        for key in names.keys() & written.keys() - called
+    }
     return [*arguments[:place], str(entries["model"]), *arguments[place + 1 :]]
 
 
 def read_job(file: Path) -> dict[str, Any]:
     """The entries of a job file by the names of options, with the places of the files next to it."""
-    content = read_file(file, "job file").decode(errors="replace")
-    read = parse(tomllib.loads, content, f"The job file {file} is not TOML")
-    entries = {key.replace("_", "-"): value for key, value in read.items()}
+    entries = {key.replace("_", "-"): value for key, value in _read(file).items()}
     for key in FILES:
         if isinstance(entries.get(key), str) and (file.parent / entries[key]).exists():
             entries[key] = str(file.parent / entries[key])
     return entries
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The entries of a job file as they are written."""
+    content = read_file(file, "job file").decode(errors="replace")
+    return parse(tomllib.loads, content, f"The job file {file} is not TOML")
+
+
+def _written(file: Path) -> dict[str, str]:
+    """Name of an option -> the entry of a job file, as it is written there."""
+    return {key.replace("_", "-"): key for key in _read(file)}
+
+
+def _unknown_entry(key: str, written: str, known: Sequence[str]) -> InputError:
+    """The error for an entry that no command knows, in the spelling of the file."""
+    dashes = "-" in written
+    return unknown_name(
+        written if dashes else key.replace("-", "_"), known if dashes else _underscored(known), what="entry"
+    )
+
+
+def _underscored(names: Sequence[str]) -> list[str]:
+    return [name.replace("-", "_") for name in names]
 
 
 def job_text(entries: Mapping[str, Any], notes: Mapping[str, str]) -> str:

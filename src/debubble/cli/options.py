@@ -80,6 +80,20 @@ class OptionGroup:
 
     section: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        check_counts(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+
+COUNTS = frozenset(DEGREES) - {"zero"} | {"sequence_length", "global_batch", "micro_batches", "chunks"}
+"""Options whose values are counts, of at least one."""
+
+
+def check_counts(**values: Any) -> None:
+    """Refuse counts below 1 among the values of these options; raises InputError, which names the option."""
+    for name in COUNTS & values.keys():
+        if values[name] is not None and values[name] < 1:
+            raise InputError(f"--{name.replace('_', '-')} must be at least 1, not {values[name]}.")
+
 
 def option(
     help: str, *declarations: str, default: Any = None, names: Names | None = None, what: str = "", **settings: Any

@@ -113,8 +113,12 @@ def with_delayed_message(doing: str) -> Callable[[Callable[P, None]], Callable[P
     return decorate
 
 
+PAUSE, LONG_PAUSE = 3.0, 30.0
+"""Seconds between lines of piped progress: where the stage or the best plan has changed, and where neither has."""
+
+
 class SearchProgress:
-    """Shows the best plan so far and how much is done: in the spinner, or a line for every better plan where piped.
+    """Shows the best plan so far and how much is done: in the spinner, or a line now and then where piped.
 
     Args:
         status: The spinner.
@@ -127,10 +131,10 @@ class SearchProgress:
         self._seconds = seconds
         self._stream = stream
         self._terminal = log().is_terminal
-        self._begin = time.monotonic()
-        self._next = self._begin + 1
+        self._begin = self._printed = time.monotonic()
         self._best: tuple[float, str] | None = None
-        self._done = ""
+        self._stage, self._done = "", "Planning"
+        self._told: set[tuple[str, tuple[float, str] | None]] = set()
 
     def __call__(self, news: Progress | Improvement) -> None:
         """Show this state of the search, or this plan if it is faster than those before it."""
@@ -139,7 +143,7 @@ class SearchProgress:
         if isinstance(news, Improvement):
             self._improve(news)
             return
-        self._done = f"{news.stage}: {news.done} of {news.total} {news.counted}"
+        self._stage, self._done = news.stage, f"{news.stage}: {news.done} of {news.total} {news.counted}"
         if news.step_time is not None and (self._best is None or news.step_time < self._best[0]):
             self._best = news.step_time, str(news.best)
         self._show()
@@ -151,19 +155,18 @@ class SearchProgress:
         if self._stream:
             seconds = round(time.monotonic() - self._begin, 2)
             print_line(event="plan", seconds=seconds, **asdict(plan))
-        self._next = 0.0
         self._show()
 
     def _show(self) -> None:
-        """The state in words; where output is piped, at most once a second but for better plans."""
-        now = time.monotonic()
-        if not self._terminal and now < self._next:
-            return
-        self._next = now + 1
-        words = self._done or "Planning"
+        """The state in words; where output is piped, a few seconds after the last at the earliest."""
+        words = self._done
         if self._best is not None:
             words += f", best so far {time_words(self._best[0], seconds=self._seconds)} ({self._best[1]})"
         if self._terminal:
             self._status.update(words)
-        else:
+            return
+        now, news = time.monotonic(), (self._stage, self._best)
+        if now - self._printed >= (LONG_PAUSE if news in self._told else PAUSE):
+            self._printed = now
+            self._told.add(news)
             log().print(words, soft_wrap=True)

@@ -19,6 +19,7 @@ from debubble.cli.output import console, log, print_answer, print_line
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
 from debubble.files import user_cache, write_whole
+from debubble.formatting import listed
 from debubble.ir import CutOffError, InfeasibleError, Origin, UnsupportedError, WhatIf
 from debubble.plans import Plan
 
@@ -198,8 +199,18 @@ def _keep(plan: Plan, output: Output) -> Path | None:
 def _tell_place(plan: Plan, place: Path | None) -> None:
     """Say where the plan is, and what takes it."""
     if place is not None:
-        takers = "`debubble train`, `rehearse`, `show` and `export` take it"
-        log().print(f"The plan is in {place}{'' if plan.model is None else f': {takers}'}.", soft_wrap=True)
+        takers = "" if plan.model is None else f": {_takers(plan)} take it"
+        log().print(f"The plan is in {place}{takers}.", soft_wrap=True)
+
+
+def _takers(plan: Plan) -> str:
+    """The commands that take a model's plan; those that run it, if debubble or a framework does."""
+    from debubble.planners.analysis.nearest_plans import plan_runs_in
+
+    names = plan_runs_in(plan)
+    runs = ("debubble train", "rehearse") if "debubble" in names else ()
+    exported = ("export",) if names or plan.target is not None else ("compare",)
+    return listed([f"`{command}`" for command in (*runs, "show", *exported)])
 
 
 def _scene(plan: Plan) -> Scene:

@@ -107,6 +107,7 @@ def explanation_dict(scene: Scene) -> dict[str, Any]:
         "memory": why.memory,
         "fragmentation": why.fragmentation,
         "reserve": why.reserve,
+        "host_memory": why.host_memory,
         "why": why.causes,
         "binds": why.binding,
     }

@@ -19,17 +19,17 @@ from debubble.ir import InputError
 if TYPE_CHECKING:
     from debubble.planners.sweep import SweepPoint
 
-_WORDS = ("cluster", "memory_limit")
+_WORDS = ("model", "cluster", "memory_limit", "optimizer", "dtype")
 _NUMBERS = (
     "micro_batches", "global_batch", "sequence_length", "micro_batch_size", "pipeline", "tensor", "data", "context",
-    "expert", "zero", "slices", "chunks",
+    "expert", "zero", "slices", "chunks", "lora",
 )  # fmt: skip
 
 
 @app.command(rich_help_panel="Plan")
 @o.with_option_groups
 def sweep(
-    model: o.ModelName,
+    model: o.OptionalModelName = None,
     *,
     over: Annotated[
         str,
@@ -53,16 +53,25 @@ def sweep(
     check_writable(html)
     name, values = _values(over)
     whole = replace(asked, global_batch=values[0]) if name == "global_batch" else asked
-    check_call(model, run=run, asked=whole, given=GivenCosts(), output=Output())
-    if _given(name, run, asked):
+    check_call(
+        values[0] if name == "model" and model is None else model,
+        run=run,
+        asked=whole,
+        given=GivenCosts(),
+        output=Output(),
+    )
+    if name == "model" and model is not None:
+        raise InputError("--over has the values of MODEL: leave out MODEL.")
+    if name != "model" and _given(name, run, asked):
         option = name.replace("_", "-")
         raise InputError(f"--over has the values of --{option}: leave out --{option}.")
     cluster = o.parse_cluster(values[0]) if name == "cluster" else run.require_cluster()
     request = ModelRequest(
-        model=named_model(model), cluster=cluster, run=run, asked=asked, given=GivenCosts(), search=search, stream=False
-    )
+        model=named_model(model or values[0]), cluster=cluster, run=run, asked=asked, given=GivenCosts(),
+        search=search, stream=False,
+    )  # fmt: skip
     with log().status(f"Planning {len(values)} times ..."):
-        found = swept(request.model, **{"cluster": cluster, **request.arguments, name: values})
+        found = swept(**{"model": request.model, "cluster": cluster, **request.arguments, name: values})
     if html is not None:
         show(found).save(html)
         log().print(f"The page is in {html}.")

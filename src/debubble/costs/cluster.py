@@ -106,6 +106,8 @@ class ClusterFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit
     calibration: tuple[MeasuredRun, ...] = ()
 
 
+NO_GPUS = ("CPU", "TPU", "Ascend")
+"""Beginnings of the names of devices that nobody calls GPUs."""
 YAML_SUFFIXES = (".yaml", ".yml")
 MOST_DEVICES = 1_000_000
 """More than any cluster has."""
@@ -249,6 +251,11 @@ class Cluster(PickledFields):
     def alike(self) -> bool:
         """True if all devices are of one type."""
         return len({type_.name for type_ in self.types}) == 1
+
+    @property
+    def device_word(self) -> str:
+        """The word for one of the devices: `GPU`, or `device` where some are known to be none."""
+        return "device" if any(type_.name.startswith(NO_GPUS) for type_ in self.types) else "GPU"
 
     @property
     def reserve(self) -> int:

@@ -8,8 +8,9 @@ import numpy as np
 
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
+from debubble.errors import HostMemoryError
 from debubble.formatting import size_words
-from debubble.ir import InfeasibleError, Kind, Number
+from debubble.ir import Kind, Number
 from debubble.ir.ops import CODE
 from debubble.simulator import Timeline
 
@@ -51,16 +52,16 @@ def offloaded_peaks(timeline: Timeline) -> list[Number]:
 
 
 def check_host_memory(units: Units, partition: Partition, timeline: Timeline) -> None:
-    """Refuse a plan that keeps more on a host than there is for a device; raises InfeasibleError."""
+    """Refuse a plan that keeps more on a host than there is for a device; raises HostMemoryError."""
     limit = units.host_memory
     if limit is None:
         return
     peaks = host_peaks(units, partition, timeline)
     device, most = max(enumerate(peaks), key=lambda peak: peak[1])
     if most > limit:
-        raise InfeasibleError(
-            f"Device {device} keeps {size_words(most)} on its host, which has {size_words(limit)} for it: plan with"
-            " less offload, or say in a cluster file how much there is (host_memory).",
+        raise HostMemoryError(
+            f"Device {device} needs {size_words(most)} of its host's memory, which has {size_words(limit)} for it: plan"
+            " with less offload, or say in a cluster file how much there is (host_memory).",
             missing=most - float(limit),
         )
 

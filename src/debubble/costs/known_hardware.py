@@ -190,7 +190,7 @@ def find_hardware(name: str) -> Hardware:
     try:
         return hardware[full_name(name, sized or hardware, what="device")]
     except InputError as error:
-        if "there are:" not in str(error):
+        if "may be" in str(error):
             raise
         raise InputError(f"{error}  A cluster file describes any other under `hardware` (docs/costs.md).") from None
 

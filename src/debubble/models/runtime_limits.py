@@ -44,7 +44,10 @@ def _missing_degrees(options: RunOptions, config: ModelConfig | None) -> str | N
             " train it."
         )
     if options.expert_shards != options.tensor:
-        return "it divides each expert over all tensor-parallel ranks: make the plan without --expert-tensor."
+        return (
+            "it divides each expert over all tensor-parallel ranks: make the plan with --expert-tensor"
+            f" {options.tensor}."
+        )
     if options.zero > 0 and options.optimizer == "muon":
         return "ZeRO leaves every replica rows of each parameter and Muon needs whole ones: make the plan with zero 0."
     return None

@@ -8,7 +8,7 @@ they could not, stays with the plan.
 Planners that do not search answer first, so that there is a plan at once.  `joint` then drafts plans with the full
 budget while the others search with a part of it, in processes of their own where that is worth one; those that come
 close to the fastest answer are asked again with the full budget.  Last, `joint` searches the order of the fastest
-answer at length, whoever gave it.
+answer at length, whoever gave it, and what it recomputes and offloads to no use is left out.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
+from debubble.costs.partition import Partition
 from debubble.errors import PlannerFailedError
-from debubble.ir import CandidateSummary, CutOffError, DebubbleError, PluginError
+from debubble.ir import CandidateSummary, CutOffError, DebubbleError, Kind, PluginError
 from debubble.ir.plan_entries import INTERRUPTED, Status
 from debubble.planners.joint.planner import joint_draft
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
 from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, failure, side_by_side
 from debubble.planners.progress import Improvement, Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
-from debubble.targets.orders import OwnOrders
+from debubble.targets.orders import COMPUTE, OwnOrders, without_transfers
 
 FIRST, CLOSE = 0.1, 1.02
 """The part of the budget with which others than `joint` begin, and how much longer than the fastest answer's step
@@ -105,6 +106,24 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
 
         last = answers.problem()
         yield from answers.stream("joint", last, partial(last_search, last, best.solution))
+    best = next(iter(answers.results), None)
+    if best is not None and problem.levers is None:
+        yield from answers.stream(best.planner, problem, partial(_plainer, problem, best.solution))
+
+
+def _plainer(problem: Problem, answer: Solution) -> Iterator[Solution]:
+    """The answer without offload and recomputation, which is kept where it fits and its step takes no longer."""
+    schedule = answer.schedule
+    others = {op.kind for op in schedule.operations} - {*COMPUTE, Kind.R, Kind.O, Kind.L}
+    if others or answer.partition is None or schedule.peers or not isinstance(problem.workload, ModelUnits):
+        return
+    units, cut = problem.units, [len(stage) for stage in answer.partition]
+    plain = replace(without_transfers(schedule), fused_recompute=frozenset())
+    if plain == schedule:
+        return
+    partition = Partition.cut(units, cut)
+    costs = units.stage_costs(partition, schedule.placement)
+    yield replace(answer, schedule=plain, costs=costs, partition=partition, candidates=(), timeline=None)
 
 
 class _Answers:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from debubble.costs import StepTail
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
+from debubble.errors import HostMemoryError
 from debubble.ir import (
     CandidateSummary,
     DebubbleError,
@@ -271,6 +272,10 @@ def peer_bandwidth(units: Units) -> Number:
 
 
 def closest(reasons: Sequence[DebubbleError]) -> DebubbleError:
-    """The reason that misses the limit by least, among reasons why nothing fits; the first if none knows."""
+    """The reason that misses the limit by least, among reasons why nothing fits; the first if none knows.
+
+    What only the host's memory keeps from fitting comes first: it is the cheapest to add.
+    """
     known = [reason for reason in reasons if isinstance(reason, InfeasibleError) and reason.missing is not None]
+    known = [reason for reason in known if isinstance(reason, HostMemoryError)] or known
     return min(known, key=lambda reason: reason.missing or 0.0, default=reasons[0])

@@ -16,6 +16,8 @@ from debubble.plans import Plan
 if TYPE_CHECKING:
     from debubble import Report
 
+ModelName = Model | str | Path
+"""A model, or as the command line names it."""
 ClusterName = Cluster | str | Path
 """A cluster, or as the command line names it."""
 MOST_VALUES = 64
@@ -58,11 +60,13 @@ class Sweep:
         return self.show()._repr_html_()
 
 
-def sweep(model: Model | str | Path, cluster: ClusterName | Sequence[ClusterName], **arguments: Any) -> Sweep:
+def sweep(
+    model: ModelName | Sequence[ModelName], cluster: ClusterName | Sequence[ClusterName], **arguments: Any
+) -> Sweep:
     """Plan a job for every value of one argument of `plan`, which is a list.
 
     Args:
-        model: The model, as for `plan`.
+        model: The model, as for `plan`; a list of models is the argument to vary.
         cluster: Its devices, as for `plan`; a list of clusters is the argument to vary.
         arguments: The other arguments of `plan`, at most one of them a list.
 
@@ -77,14 +81,14 @@ def sweep(model: Model | str | Path, cluster: ClusterName | Sequence[ClusterName
         >>> [point.plan.micro_batches for point in found.points]
         [2, 4]
     """
-    given = {"cluster": cluster, **arguments}
+    given = {"model": model, "cluster": cluster, **arguments}
     varied = [name for name, value in given.items() if isinstance(value, list | tuple)]
     if len(varied) != 1:
         raise InputError(
             f"A sweep varies one argument, which is a list; {len(varied)} are{': ' * bool(varied)}{', '.join(varied)}."
         )
     (over,) = varied
-    return Sweep(over, tuple(_point(model, {**given, over: value}, value) for value in _values(given[over])))
+    return Sweep(over, tuple(_point({**given, over: value}, value) for value in _values(given[over])))
 
 
 def _values(values: Sequence[Any]) -> Sequence[Any]:
@@ -93,8 +97,8 @@ def _values(values: Sequence[Any]) -> Sequence[Any]:
     return values
 
 
-def _point(model: Model | str | Path, arguments: dict[str, Any], value: Any) -> SweepPoint:
+def _point(arguments: dict[str, Any], value: Any) -> SweepPoint:
     try:
-        return SweepPoint(value, plan(model, **arguments))
+        return SweepPoint(value, plan(**arguments))
     except InfeasibleError as error:
         return SweepPoint(value, None, str(error))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from debubble.costs import Cluster
+from debubble.costs.flops import Utilization
 from debubble.files import decode_versioned, read_file, write_json
 from debubble.ir import InputError, Kind, Number, StageCosts
 from debubble.ir.degrees import Degrees, DegreeSearch
@@ -110,6 +111,39 @@ class Plan(Simulated):
             micro_batch_size=o.micro_batch_size, micro_batches=self.micro_batches,
             chunks=self.schedule.placement.chunks, slices=self.schedule.slices,
         )  # fmt: skip
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of a whole step; the time in the costs' own unit where these are abstract."""
+        import debubble
+
+        return debubble.seconds_per_step(self)
+
+    @property
+    def peak_memory(self) -> tuple[float, ...]:
+        """The most bytes that each pipeline device holds at a time."""
+        return tuple(map(float, self.simulate().peak_memory))
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens per step, without padding where micro-batches differ in length; None for a plan of abstract costs."""
+        if self.model is None:
+            return None
+        full, scales = self.degrees.global_batch * self.options.sequence_length, self.costs.micro_batch_scale
+        return full if scales is None else round(full * float(sum(scales)) / len(scales))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second of all devices together; None for a plan of abstract costs."""
+        return None if self.tokens is None else self.tokens / self.step_time
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization, a fraction; None for a plan of abstract costs."""
+        if self.model_on_cluster is None or self.tokens_per_second is None:
+            return None
+        run = Utilization.of(*self.model_on_cluster, self.options, devices=self.ranks)
+        return run.mfu(self.tokens_per_second)
 
     @property
     def has_lengths(self) -> bool:

@@ -83,7 +83,7 @@ whole_experts = Refusal(
 
 divided_experts = Refusal(
     lambda o, model: o.expert_shards != o.tensor,
-    "{title} divides every expert over the tensor-parallel ranks; plan again without --expert-tensor.",
+    "{title} divides every expert over the tensor-parallel ranks; plan again with --expert-tensor {o.tensor}.",
 )
 """Experts that the tensor-parallel ranks do not divide as they do everything else."""
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from debubble.formatting import size_words
+from debubble.errors import readable_bytes
 from debubble.ir.degrees import MemoryParts
 from debubble.planners.degrees import Footprint
 from debubble.planners.degrees.remedies import option_words
@@ -39,10 +39,10 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
         reserve: Bytes of a device that no plan may use.
         left_out: How many choices are not shown.
     """
-    limit = size_words(min(each.limit for each in footprints))
+    limit = readable_bytes(min(each.limit for each in footprints))
     unit = unit_of(each.kept.total for each in footprints)
     names = [name for name in DEGREES if name in MAIN or any(getattr(f.degrees, name) > 1 for f in footprints)]
-    title = f"{unit} on the fullest device, of {limit} beside a reserve of {size_words(reserve)}"
+    title = f"{unit} on the fullest device, of {limit} next to a reserve of {readable_bytes(reserve)}"
     sliced = any(each.degrees.slices > 1 for each in footprints)
     columns = ("x".join(name[0] for name in names) + "/n" * sliced, "ZeRO", *PARTS, "total", "recomputed", "fits")
     table = titled_table(title, [HEADERS.get(name, name) for name in columns], texts=("fits",), no_wrap=True)
@@ -86,7 +86,7 @@ def _verdict(footprints: Sequence[Footprint]) -> str:
     recomputing = "" if as_it_is else ", with full recomputation"
     return (
         f"Yes: {len(fitting)} of {len(footprints)} choices fit{recomputing}; the least memory is"
-        f" {size_words(bytes_of(least))} with {option_words(least.degrees)}."
+        f" {readable_bytes(bytes_of(least))} with {option_words(least.degrees)}."
     )
 
 
@@ -117,4 +117,4 @@ def memory_words(parts: MemoryParts, *, fragmentation: float = 0.0, reserve: flo
     unit = unit_of([parts.total])
     sizes = {part: getattr(parts, part) for part in PARTS} | ({"fragmentation": fragmentation} if fragmentation else {})
     words = ", ".join(f"{part} {_in_unit(size, unit)}" for part, size in sizes.items())
-    return f"{words} {unit}" if reserve is None else f"{words} {unit}, beside a reserve of {size_words(reserve)}"
+    return f"{words} {unit}" if reserve is None else f"{words} {unit}, beside a reserve of {readable_bytes(reserve)}"

@@ -23,6 +23,7 @@ from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.targets.target import targets
+from debubble.views.likely_fit import may_not_fit, safe_limit
 from debubble.views.memory_table import PARTS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
 from debubble.views.scene import Scene, subject
@@ -38,6 +39,8 @@ CHANGES = 2
 """Changes that are named as what would help."""
 BARS = 4
 """Devices up to which each has a bar; of more, the fullest and the emptiest have one."""
+LITTLE = 0.5
+"""Percent of a step that a faster plan must save to be told."""
 COLUMNS = 2
 """Bars of memory next to each other."""
 
@@ -71,10 +74,10 @@ def plan_screen(
     rows: list[tuple[str, Sequence[str]]] = [
         ("Parallelism", [*_parallelism(plan)]),
         ("Recompute", [*_recomputation(plan)]),
-        ("Offload", [*_offload(plan)]),
+        ("Offload", [*_offload(plan, why)]),
         ("Faster", [*_faster(plan)]),
         ("Runs in", [*_runs_in(plan, elsewhere)]),
-        ("Predicted", [*_accuracy(plan, scene)]),
+        ("Predicted", [*_accuracy(plan, scene), *_safer(plan, scene)]),
     ]
     lines = [Text(_title(plan, scene), style="bold"), *_speed(scene, why, tokens), Text()]
     lines += [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
@@ -84,7 +87,7 @@ def plan_screen(
     lines += _row("Would help", [*_changes(plan, scene)], width)
     left_out = [*_not_tried(plan)]
     lines += _row("Not tried", left_out, width) if left_out else []
-    return [*lines, *_row("Next", [_next(plan)], width)]
+    return [*lines, *_row("Next", _next(plan), width)]
 
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
@@ -105,33 +108,21 @@ def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
 
 def _title(plan: Plan, scene: Scene) -> str:
     """The answer to the first question, with the schedule and who planned it."""
-    fits = "likely fits" if _may_not_fit(plan, scene) else "fits"
+    fits = "likely fits" if may_not_fit(plan, scene) else "fits"
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
     planner = _planner(plan)
     found = f"planned by {planner}" if plan.schedule.name == planner else f"{plan.schedule.name} by {planner}"
     return f"{subject(plan)} {fits}: {found}{target}"
 
 
-def _may_not_fit(plan: Plan, scene: Scene) -> bool:
-    """True if published runs like the plan's took so much more than predicted that it exceeds a device's memory."""
-    if plan.profile is not None or plan.model_on_cluster is None:
-        return False
-    most = accuracy_of("memory", *plan.model_on_cluster, plan.options).high
-    reserve = plan.model_on_cluster.cluster.reserve
-    limits = map(plan.costs.limit_of, range(plan.devices))
-    return any(
-        limit is not None and float(peak) * most > limit + reserve
-        for peak, limit in zip(scene.peak_memory, limits, strict=True)
-    )
-
-
 def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Text]:
     """Step, pace and utilization."""
     step = time_words(scene.step_time, seconds=scene.seconds)
     days = "" if tokens is None else f"{SEPARATOR}{why.days(tokens):,.1f} days for {tokens:.3g} tokens"
+    each = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
     yield Text.assemble(
         (f"{step} per step", "bold"),
-        f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({why.tokens_per_second_per_device:,.0f} per GPU)",
+        f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({each})",
         f"{SEPARATOR}MFU {100 * why.mfu:.1f}%{days}",
     )
 
@@ -185,13 +176,16 @@ def _recomputation(plan: Plan) -> Iterator[str]:
         yield f"more for {deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards"
 
 
-def _offload(plan: Plan) -> Iterator[str]:
-    """The activations and optimizer states that go to the host."""
+def _offload(plan: Plan, why: Explanation) -> Iterator[str]:
+    """The activations and optimizer states that go to the host, and its memory that they take."""
     if moved := sum(op.kind is Kind.O for op in plan.schedule.operations):
         yield f"{moved} of {plan.schedule.stages * plan.schedule.micro_batches} activations"
     if stepped := len(plan.schedule.host_steps):
         all_ = stepped == plan.schedule.stages
         yield "CPU optimizer" if all_ else f"CPU optimizer for {stepped} of {plan.schedule.stages} stages"
+    if any(why.host_memory):
+        most, total = max(why.host_memory), sum(why.host_memory) * plan.ranks / plan.devices
+        yield f"up to {size_words(most)} of host memory per {why.cluster.device_word}, {size_words(total)} in all"
 
 
 def _faster(plan: Plan) -> Iterator[str]:
@@ -200,6 +194,8 @@ def _faster(plan: Plan) -> Iterator[str]:
         return
     faster, step = plan.degree_search.fastest, plan.degree_search.configurations[0].step_time
     gained = 100 * (1 - faster.configuration.step_time / step)
+    if gained < LITTLE:
+        return
     yield f"{gained:.1f}% less time with {', '.join(faster.levers) or str(faster.configuration.degrees)}"
     yield "--fastest takes it"
 
@@ -240,6 +236,12 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
         yield f"`calibrate` with a run of {needed}"
 
 
+def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
+    """The memory limit to plan with, where measured runs took more than a device has."""
+    if (limit := safe_limit(plan, scene)) is not None:
+        yield f"--memory-limit {limit} plans for that much"
+
+
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     """A bar of memory per device against its limit, and the parts of the fullest one."""
     parts = why.memory[why.fullest]
@@ -247,7 +249,8 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     unit = unit_of(peaks)
     size = UNITS[unit]
     sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
-    first = f"GPU {why.fullest}, the fullest, in {unit}: {sizes[0]}"
+    word = why.cluster.device_word
+    first = f"{word[0].upper()}{word[1:]} {why.fullest}, the fullest, in {unit}: {sizes[0]}"
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]
     if scene.devices > BARS:
@@ -330,13 +333,21 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         yield "other planners (--planner auto)"
 
 
-def _next(plan: Plan) -> str:
-    """The command to type next, with the file that the plan's own call has written."""
+def _next(plan: Plan) -> Iterator[str]:
+    """The command to type next, with the file that the plan's own call has written, and options that say more."""
     call = [] if plan.origin is None else shlex.split(plan.origin.command)
     written = next((file for option, file in pairwise(call) if option in ("-o", "--output")), None)
     file = written or "plan.json"
-    trains = plan.model is None or ("debubble" in plan_runs_in(plan) and not plan.has_lengths)
-    runs = "train" if trains else "show"
-    why = "" if plan.has_lengths else " · --why"
-    run = f"debubble {runs} {file}" if plan.target is None else f"debubble export {file} --to {plan.target}"
-    return f"{'' if written else '-o plan.json, then '}{run} · --details{why}"
+    frameworks = [name for name in plan_runs_in(plan) if name != "debubble"]
+    if plan.target is not None:
+        run = f"debubble export {file} --to {plan.target}"
+    elif plan.model is None or ("debubble" in plan_runs_in(plan) and not plan.has_lengths):
+        run = f"debubble train {file}"
+    elif frameworks and not plan.has_lengths:
+        run = f"debubble export {file} --to {frameworks[0]}"
+    else:
+        run = f"debubble show {file}"
+    yield f"{'' if written else '-o plan.json, then '}{run}"
+    if plan.target is None and not plan_runs_in(plan):
+        yield "--for NAME plans what a framework runs"
+    yield f"plan --details{'' if plan.has_lengths else ', --why'}"

@@ -71,9 +71,9 @@ def render(
         parts.insert(1, Text(_cut_off(plan), style="bold red"))
     parts += remark_lines(scene)
     if plan.degree_search is not None:
-        parts.append(rich_table(configuration_rows(plan.degree_search, most=None if details else SHORT)))
+        parts.append(rich_table(configuration_rows(plan.degree_search, plan.cluster, most=None if details else SHORT)))
     if front:
-        parts.append(rich_table(pareto_rows(front)))
+        parts.append(rich_table(pareto_rows(front, plan.cluster)))
     if nearest:
         parts.append(rich_table(target_rows(nearest, float(scene.step_time))))
     if details:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from debubble.costs import Cluster
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import CandidateSummary, PlannedUnit, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch, UsualChoice
@@ -119,28 +120,30 @@ def training_words(options: RunOptions) -> str:
     return f"{options.optimizer}, {options.dtype}{lora}"
 
 
-CONFIGURATION_COLUMNS = ("degrees", "step", "tokens/s/GPU", "MFU", "memory")
+def _configuration_columns(cluster: Cluster | None) -> tuple[str, ...]:
+    """The columns of choices of degrees on these devices."""
+    return "degrees", "step", f"tokens/s/{'GPU' if cluster is None else cluster.device_word}", "MFU", "memory"
 
 
-def configuration_rows(search: DegreeSearch, *, most: int | None = None) -> Rows:
+def configuration_rows(search: DegreeSearch, cluster: Cluster | None, *, most: int | None = None) -> Rows:
     """The best choices of degrees, the plan's first (of the same step one row, of the least memory), and usual ones."""
     best = search.configurations[:most]
     usual = [each for each in search.usual if each.configuration not in best]
     left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""
     return Rows(
         title=f"Degrees: the best {len(best)} of {search.legal}",
-        columns=CONFIGURATION_COLUMNS,
+        columns=_configuration_columns(cluster),
         rows=[*(_configuration_row(equal) for equal in _equal_steps(best)), *map(_usual_row, usual)],
         texts=frozenset({"degrees"}),
         caption=f"{search.too_large} do not fit by quick plans, {search.slower} cannot be faster{left}.",
     )
 
 
-def pareto_rows(front: Sequence[ConfigurationSummary]) -> Rows:
+def pareto_rows(front: Sequence[ConfigurationSummary], cluster: Cluster | None) -> Rows:
     """The Pareto front of time and memory, fastest first."""
     return Rows(
         title="Time and memory",
-        columns=CONFIGURATION_COLUMNS,
+        columns=_configuration_columns(cluster),
         rows=[_configuration_row([point]) for point in front],
         texts=frozenset({"degrees"}),
         caption="No choice that was planned is both faster and smaller than one of these; the first is the plan.",

@@ -207,7 +207,7 @@ def _wide_gap_words(plan: Plan, scene: Scene) -> str:
 def pace_words(why: Explanation) -> str:
     """Tokens per second, of all devices and of one, and model FLOPs utilization."""
     return (
-        f"{why.tokens_per_second:,.0f} tokens/s, {why.tokens_per_second_per_device:,.0f} per GPU,"
+        f"{why.tokens_per_second:,.0f} tokens/s, {why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word},"
         f" {100 * why.mfu:.1f}% MFU"
     )
 

@@ -46,6 +46,13 @@ def test_of_equally_simple_plans_the_fastest_is_chosen() -> None:
     assert simplest([slower, PLAIN, BOTH], tolerance=0.02) is PLAIN
 
 
+def test_less_context_parallelism_comes_before_a_faster_step() -> None:
+    context, some = Degrees(context=4, zero=3, micro_batches=8), Degrees(context=2, data=2, zero=3, micro_batches=4)
+    most, less = planned(context, 1.0), planned(some, 1.01)
+    assert simplest([most, less], tolerance=0.02) is less
+    assert simplest([most, less], tolerance=0.005) is most
+
+
 def test_usual_choices_have_no_model_parallelism() -> None:
     usual = usual_choices(configurations(job()))
     assert list(usual) == ["FSDP (ZeRO-3)", "data parallel (ZeRO-1)"]

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from debubble.costs.host_memory import check_host_memory
+from debubble.errors import HostMemoryError
 from debubble.ir import CutOffError, DebubbleError, InfeasibleError, Number
 from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
@@ -64,7 +65,7 @@ class ChronosSearch:
         """Seconds that a step may take with the first combination that fits.  Raises InfeasibleError if none does."""
         fits = self._fits()
         if not fits:
-            raise InfeasibleError(f"ChronosPipe fits in no form: {self.reason}")
+            raise self._refusal()
         return float(fits[0].expected)
 
     def solution(self) -> Solution:
@@ -82,7 +83,7 @@ class ChronosSearch:
                     if solution.partition is not None:
                         check_host_memory(self.problem.units, solution.partition, timeline)
                 except InfeasibleError as error:
-                    self.reason = error
+                    self._note(error)
                     continue
                 time = self.problem.step_time(timeline)
                 if best is None or time < best[0]:
@@ -90,8 +91,19 @@ class ChronosSearch:
         if best is None:
             if self.effort.cut_off:
                 raise CutOffError("No combination of ChronosPipe's parts had been found to fit at the deadline.")
-            raise InfeasibleError(f"ChronosPipe fits in no form: {self.reason}")
+            raise self._refusal()
         return replace(best[1], cut_off=self.effort.cut_off)
+
+    def _note(self, error: DebubbleError) -> None:
+        """Keep the last reason why a combination does not fit; one of the host's memory is kept."""
+        if not isinstance(self.reason, HostMemoryError) or isinstance(error, HostMemoryError):
+            self.reason = error
+
+    def _refusal(self) -> InfeasibleError:
+        """The error that says why nothing fits."""
+        if isinstance(self.reason, HostMemoryError):
+            return self.reason
+        return InfeasibleError(f"ChronosPipe fits in no form: {self.reason}")
 
     def _fits(self) -> list[_Fit]:
         """The combinations that fit, in the order in which they were tried."""
@@ -104,7 +116,7 @@ class ChronosSearch:
             try:
                 fits.append(self._least_recomputation(combination))
             except InfeasibleError as error:
-                self.reason = error
+                self._note(error)
         return fits
 
     def _least_recomputation(self, combination: Combination) -> _Fit:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from debubble.costs import Cluster, model_units
 from debubble.costs.flops import Utilization
+from debubble.costs.host_memory import host_peaks
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.ir import InputError, Kind, RunOptions
@@ -40,6 +41,8 @@ ADVICE = {
     "optimizer": "ZeRO, or more micro-batches per step,",
 }
 """Remedy for the cause that takes most of the step next to computing."""
+FINER_RECOMPUTATION = "a finer choice of what recomputes (memory is not full), or more memory,"
+"""Remedy for recomputation where memory is left: less than the next choice that recomputes less would take."""
 BOUNDED = ("collectives", "gradients", "optimizer")
 """Causes next to computing that lower bounds of a step count too."""
 
@@ -67,9 +70,9 @@ class Explanation:
     @property
     def tokens(self) -> int:
         """Tokens per step, without padding where micro-batches differ in length."""
-        full = self.plan.degrees.global_batch * self.plan.options.sequence_length
-        scales = self.plan.costs.micro_batch_scale
-        return full if scales is None else round(full * float(sum(scales)) / len(scales))
+        tokens = self.plan.tokens
+        assert tokens is not None
+        return tokens
 
     @property
     def tokens_per_second(self) -> float:
@@ -130,6 +133,12 @@ class Explanation:
         [addresses] = plan_addresses(self.timeline, devices=[self.fullest])
         return float(addresses.fragmentation)
 
+    @cached_property
+    def host_memory(self) -> tuple[float, ...]:
+        """The most that each pipeline device has on its host at a time, in bytes; its tensor-parallel rank alone."""
+        partition = Partition.cut(self.units, map(len, self.plan.partition))
+        return tuple(host_peaks(self.units, partition, self.timeline))
+
     @property
     def reserve(self) -> int:
         """Bytes of a device that no plan may use."""
@@ -169,7 +178,7 @@ class Explanation:
     @property
     def binding(self) -> str:
         """A sentence that says what binds, and what would shorten it."""
-        remedy = "" if self.advice is None else f", which {ADVICE[self._most.cause]} would shorten"
+        remedy = "" if self.advice is None else f", which {self._remedy} would shorten"
         return f"{self.shares}{remedy}; {self.memory_words}."
 
     @property
@@ -189,13 +198,25 @@ class Explanation:
     def memory_words(self) -> str:
         """The clause that says how full memory is."""
         limit, peak = self._limits[self.fullest], float(self.timeline.peak_memory[self.fullest])
-        full = "exceeded" if peak > limit else "full" if peak > FULL * limit else "not full"
+        full = "exceeded" if peak > limit else "full" if self._is_full else "not full"
         return f"memory is {full} ({100 * peak / limit:.0f}%)"
 
     @property
     def advice(self) -> str | None:
         """The remedy of the cause that takes most next to computing; None where all take hardly any time."""
-        return None if self._most.seconds < MUCH * self.step_time else ADVICE[self._most.cause].removesuffix(",")
+        return None if self._most.seconds < MUCH * self.step_time else self._remedy.removesuffix(",")
+
+    @property
+    def _remedy(self) -> str:
+        """The remedy of the cause that takes most next to computing."""
+        if self._most.cause == "recomputation" and not self._is_full:
+            return FINER_RECOMPUTATION
+        return ADVICE[self._most.cause]
+
+    @property
+    def _is_full(self) -> bool:
+        """True if the fullest device has hardly any memory left."""
+        return float(self.timeline.peak_memory[self.fullest]) > FULL * self._limits[self.fullest]
 
     @property
     def at_stake(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass
 
 from debubble.costs import Units
-from debubble.errors import readable
+from debubble.errors import readable, readable_bytes
 from debubble.ir import InfeasibleError, Number, StageCosts
 from debubble.planners.bounds.ramps import Pieces, pieces_of_stages, pieces_of_units, ramps_bound
 from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
@@ -183,8 +183,9 @@ def check_states(problem: Problem) -> None:
         together = (
             f"all {problem.devices} pipeline devices together" if problem.devices > 1 else "the pipeline's device"
         )
+        size = readable if problem.tail is None else readable_bytes  # a units file may have any unit
         raise InfeasibleError(
-            f"The model's states alone need {readable(needed)}{with_host}, but a plan may use {readable(capacity)}"
+            f"The model's states alone need {size(needed)}{with_host}, but a plan may use {size(capacity)}"
             f" on {together}.",
             missing=needed - capacity,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from debubble.costs import model_units
-from debubble.errors import readable
+from debubble.errors import readable_bytes
 from debubble.ir import DebubbleError
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
@@ -94,9 +94,9 @@ class Misfit:
     @property
     def states(self) -> str:
         """A sentence on the model's undivided states, and on the room on all devices unless the reason says it."""
-        states, hosted = map(readable, _states(self.job))
+        states, hosted = map(readable_bytes, _states(self.job))
         words = f"One copy of the model's states is {states} ({hosted} with the optimizer on the host)"
-        limit = f"a plan may use {readable(float(sum(self.job.cluster.memory_limits)))} on all"
+        limit = f"a plan may use {readable_bytes(float(sum(self.job.cluster.memory_limits)))} on all"
         if limit in self.reason:
             return f"{words}."
         return f"{words}, and {limit} {self.job.cluster.count} devices together, activations included."

@@ -55,10 +55,14 @@ class PlannedChoice:
 
 
 def simplest(plans: Sequence[PlannedChoice], *, tolerance: float) -> PlannedChoice:
-    """The plan with the fewest levers of those whose step is at most that share above the fastest; then the fastest."""
+    """The plan with the fewest levers of those whose step is at most that share above the fastest; then the fastest.
+
+    Of as many levers, those with the least context parallelism come first: few tokens per rank are nothing that people
+    run where data parallelism is as fast.
+    """
     most = min(plan.step for plan in plans) * (1 + tolerance)
     near = [plan for plan in plans if plan.step <= most]
-    return min(near, key=lambda plan: (len(plan.levers), plan.step, in_order(plan.degrees)))
+    return min(near, key=lambda plan: (len(plan.levers), plan.degrees.context, plan.step, in_order(plan.degrees)))
 
 
 def usual_choices(legal: Sequence[Degrees]) -> dict[str, list[Degrees]]:

@@ -12,6 +12,7 @@ from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
+from debubble.views.likely_fit import may_not_fit, memory_excess
 from debubble.views.palette import KIND_COLORS
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows, training_words
 from debubble.views.scene import Scene, subject
@@ -57,7 +58,7 @@ def section(scene: Scene, letter: str) -> dict[str, Any]:
 
 def _answers(plan: Plan, scene: Scene, why: Explanation | None) -> Iterator[dict[str, Any]]:
     """The four questions in the order in which people ask them: the answer, and what else there is to say."""
-    yield {"question": "Does it fit?"} | _fit(scene, why)
+    yield {"question": "Does it fit?"} | _fit(plan, scene, why)
     pace = [] if why is None else [pace_words(why) + "."]
     step = f"{time_words(scene.step_time, seconds=scene.seconds)} per step"
     yield {"question": "How fast?", "answer": step, "more": [*pace, f"{_sentence(headline_parts(scene))}"]}
@@ -67,7 +68,7 @@ def _answers(plan: Plan, scene: Scene, why: Explanation | None) -> Iterator[dict
     yield {"question": "What would help?"} | _help(plan, scene, why)
 
 
-def _fit(scene: Scene, why: Explanation | None) -> dict[str, Any]:
+def _fit(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
     peaks = list(map(float, scene.peak_memory))
     limits = [float("inf") if limit is None else float(limit) for limit in scene.limits]
     fullest = max(range(scene.devices), key=lambda d: (peaks[d] - limits[d], peaks[d]))
@@ -76,7 +77,12 @@ def _fit(scene: Scene, why: Explanation | None) -> dict[str, Any]:
         more = f"Device {fullest} holds most; no memory limit was given."
         return {"answer": f"{size_words(peak)}, and no limit", "more": [more]}
     more = f"Device {fullest} is fullest, at {100 * peak / limit:.1f}% of its limit."
-    return {"answer": f"Yes: {size_words(peak)} of {size_words(limit)}", "more": [more, *_beyond_the_peak(why)]}
+    likely, most = may_not_fit(plan, scene), memory_excess(plan)
+    published = [f"Published runs like it took up to {size_words(max(peaks) * most)} on a device."] if most else []
+    return {
+        "answer": f"{'Likely' if likely else 'Yes'}: {size_words(peak)} of {size_words(limit)}",
+        "more": [more, *published, *_beyond_the_peak(why)],
+    }
 
 
 def _beyond_the_peak(why: Explanation | None) -> Iterator[str]:
@@ -159,7 +165,7 @@ def _rows_words(plan: Plan) -> str:
 
 def _plan_tables(plan: Plan, scene: Scene) -> Iterator[Rows]:
     if plan.degree_search is not None:
-        yield configuration_rows(plan.degree_search)
+        yield configuration_rows(plan.degree_search, plan.cluster)
     if plan.candidates:
         yield planner_rows(plan, seconds=scene.seconds)
     yield partition_rows(plan)

@@ -41,23 +41,25 @@ def sweep_page(sweep: Sweep, pictures: list[str]) -> bytes:
 
 def sweep_rows(sweep: Sweep) -> Rows:
     """The table of a sweep: one row a value."""
+    searched = any(point.plan is not None and point.plan.degree_search is not None for point in sweep.points)
+    degrees = ("degrees",) if searched else ()
     return Rows(
         title=f"Step by {sweep.over.replace('_', ' ')}",
-        columns=(sweep.over.replace("_", " "), "step", "tokens/s", "gap", "peak", "planner", "schedule"),
-        rows=[_row(point) for point in sweep.points],
-        texts=frozenset({sweep.over.replace("_", " "), "planner", "schedule"}),
+        columns=(sweep.over.replace("_", " "), "step", "tokens/s", "gap", "peak", "planner", "schedule", *degrees),
+        rows=[_row(point, searched=searched) for point in sweep.points],
+        texts=frozenset({sweep.over.replace("_", " "), "planner", "schedule", *degrees}),
     )
 
 
-def _row(point: SweepPoint) -> tuple[str, ...]:
+def _row(point: SweepPoint, *, searched: bool) -> tuple[str, ...]:
     if point.plan is None:
-        return (str(point.value), "does not fit", "", "", "", "", "")
+        return (str(point.value), "does not fit", *[""] * (5 + searched))
     scene = Scene.predicted(point.plan)
     assert scene.why is not None
     return (
         str(point.value), time_words(scene.step_time, seconds=True), f"{scene.why.tokens_per_second:,.0f}",
         percent(gap_of(point.plan, scene.step_time), 1), size_words(max(scene.peak_memory)),
-        point.plan.planner, point.plan.schedule.name,
+        point.plan.planner, point.plan.schedule.name, *([str(point.plan.degrees)] if searched else []),
     )  # fmt: skip
 
 

@@ -1,0 +1,42 @@
+"""Whether measured runs like a plan's took more memory than its devices have, and the limit to plan with for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from debubble.costs.accuracy import accuracy_of
+from debubble.plans import Plan
+from debubble.views.scene import Scene
+
+GIB = 2**30
+
+
+def memory_excess(plan: Plan) -> float | None:
+    """The most that published runs like the plan's took over what was predicted; None: its costs were not computed."""
+    if plan.profile is not None or plan.model_on_cluster is None:
+        return None
+    return accuracy_of("memory", *plan.model_on_cluster, plan.options).high
+
+
+def may_not_fit(plan: Plan, scene: Scene) -> bool:
+    """True if published runs like the plan's took so much more than predicted that it exceeds a device's memory."""
+    most = memory_excess(plan)
+    return most is not None and any(float(peak) * most > memory for peak, memory in _memories(plan, scene))
+
+
+def safe_limit(plan: Plan, scene: Scene) -> str | None:
+    """The --memory-limit under which runs like the plan's fit their devices; None: they do, or it is not known."""
+    most = memory_excess(plan)
+    if most is None or not may_not_fit(plan, scene):
+        return None
+    tenths = int(10 * min(memory for _, memory in _memories(plan, scene)) / most / GIB)
+    return f"{tenths // 10 if tenths >= 100 else tenths / 10:g}GiB" if tenths else None
+
+
+def _memories(plan: Plan, scene: Scene) -> Iterator[tuple[float, float]]:
+    """Peak and memory of each device that has a limit."""
+    assert plan.cluster is not None
+    for device, peak in enumerate(scene.peak_memory):
+        limit = plan.costs.limit_of(device)
+        if limit is not None:
+            yield float(peak), float(limit) + plan.cluster.reserve
