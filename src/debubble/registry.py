@@ -43,6 +43,8 @@ def full_name(name: str, names: Iterable[str], *, what: str) -> str:
     known = tuple(names)
     if name in known:
         return name
+    if (what, name.lower()) in _OTHER_METHODS:
+        raise InputError(f"There is no {what} '{name}', which {_OTHER_METHODS[what, name.lower()]}.")
     beginning = [each for each in known if name and each.lower().startswith(name.lower())]
     if len(beginning) > 1:
         raise InputError(f"'{name}' may be {', '.join(beginning[:-1])} or {beginning[-1]}: write more of it.")
@@ -82,6 +84,9 @@ _COMMANDS = {"device": "hardware", "model": "models", "model or file": "models"}
 """Kinds of which there are too many to list -> the command that does."""
 _MEANT = {("planner", schedule): "megatron-even" for schedule in ("1f1b", "gpipe", "interleaved", "interleaved1f1b")}
 """A kind and a name that is of another kind -> the one of the kind that is meant."""
+
+_OTHER_METHODS = {("schedule", "dualpipe"): "keeps two copies of the parameters; 'dualpipe-v' needs one"}
+"""A kind and a published name that begins another one's -> what its method does, and which one there is."""
 
 
 class Registry(Mapping[str, T], Generic[T]):

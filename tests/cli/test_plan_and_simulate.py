@@ -571,3 +571,17 @@ def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> No
     [most] = re.findall(r"up to ([0-9.]+) GiB of host memory per GPU", run(*call, "--effort", "0.5")[1])
 
     assert float(most) == pytest.approx(max(json_of(*call, "--effort", "0.5")["host_memory"]) / 2**30, abs=0.01)
+
+
+def test_a_schedule_that_lacks_a_cost_leaves_the_others_compared(run: Any) -> None:
+    code, out, _ = run("simulate", "--schedule", "1f1b,bpipe,zb-h1", "--devices", "4", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert [each["schedule"] for each in answer["schedules"]] == ["1f1b", "zb-h1"]
+    assert answer["do_not_fit"] == {"bpipe": "The schedule 'bpipe' offloads, but the costs have no 'offload' time."}
+
+
+def test_a_published_name_is_not_completed_to_another_method(run: Any) -> None:
+    code, _, err = run("simulate", "--schedule", "dualpipe", "--devices", "4")
+    assert code == 2
+    assert "no schedule 'dualpipe', which keeps two copies of the parameters; 'dualpipe-v' needs one" in err

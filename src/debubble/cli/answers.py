@@ -176,8 +176,8 @@ class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     span: Seconds
     ideal_fraction: Annotated[float, Meta(description="The busiest device's computing over the makespan.")]
     bubble_fraction: Annotated[float, Meta(description="Idle time of compute lanes over all of their time.")]
-    forward_bubbles: Annotated[list[Seconds], Meta(description="Idle before a forward, per device.")]
-    backward_bubbles: Annotated[list[Seconds], Meta(description="Idle before a backward, per device.")]
+    forward_bubbles: Annotated[list[Seconds], Meta(description="Idle from first F to first backward, per device.")]
+    backward_bubbles: Annotated[list[Seconds], Meta(description="Idle from first to last backward, per device.")]
     bubbles: Annotated[list[dict[str, float]], Meta(description="Idle seconds by cause, per device.")]
     peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
     devices: int

@@ -43,7 +43,7 @@ MemoryLimit = Annotated[
         help="Per device: bytes, or with a unit such as 20GiB; abstract with --costs.", rich_help_panel=QUESTION
     ),
 ]
-Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with --costs or --units.", rich_help_panel=GIVEN)]
+Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with abstract costs.", rich_help_panel=GIVEN)]
 Costs = Annotated[Path | None, typer.Option("--costs", help="Stage costs, as a costs file.", rich_help_panel=GIVEN)]
 UnitsFile = Annotated[Path | None, typer.Option("--units", help="Model units, as a units file.", rich_help_panel=GIVEN)]
 _MODEL = typer.Argument(

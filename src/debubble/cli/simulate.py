@@ -15,7 +15,7 @@ from debubble.cli.names import schedule_names
 from debubble.cli.options import option
 from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
 from debubble.files import write_whole
-from debubble.ir import InfeasibleError, InputError, Schedule, ScheduleError, StageCosts
+from debubble.ir import InfeasibleError, InputError, Schedule, StageCosts
 from debubble.plans import Plan
 
 if TYPE_CHECKING:
@@ -147,13 +147,13 @@ def _scene(source: str | None, choice: ScheduleChoice, given: AbstractCosts, run
 def _scenes(
     source: str | None, choices: Sequence[ScheduleChoice], given: AbstractCosts, run: o.ModelRun
 ) -> tuple[list[Scene], dict[str, str]]:
-    """The steps of the schedules that fit, and why the others do not; raises the last reason if none fits."""
+    """The steps of the schedules that can be simulated, and why others cannot; raises the last reason if none can."""
     scenes: list[Scene] = []
     misfits: dict[str, str] = {}
     for choice in choices:
         try:
             scenes.append(_scene(source, choice, given, run))
-        except (InfeasibleError, ScheduleError) as error:
+        except (InfeasibleError, InputError) as error:
             if len(misfits) == len(choices) - 1:
                 raise
             misfits[str(choice.schedule)] = str(error)

@@ -115,7 +115,7 @@ def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str]) -> Rend
             for scene, count in zip(scenes, stages, strict=True)
         ],
         texts=frozenset({"schedule"}),
-        caption="Costs are per stage: schedules of more stages have more work here." if more else "",
+        caption="Costs are per stage: more stages, more work. Compare bubbles, or give a MODEL." if more else "",
     )  # fmt: skip
     return Group(rich_table(rows), *(Text(f"{name}: {reason}") for name, reason in misfits.items()))
 

@@ -31,8 +31,8 @@ class DeviceFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     busy: Seconds
     recompute: Annotated[float, Meta(description="Of the busy time, what recomputation takes.")]
     bubbles: Annotated[dict[str, float], Meta(description="Idle seconds by cause.")]
-    forward_bubbles: Annotated[Seconds, Meta(description="Idle before a forward.")]
-    backward_bubbles: Annotated[Seconds, Meta(description="Idle before a backward.")]
+    forward_bubbles: Annotated[Seconds, Meta(description="Idle from first forward to first backward.")]
+    backward_bubbles: Annotated[Seconds, Meta(description="Idle from first to last backward.")]
     peak_memory: Bytes
     memory_limit: Annotated[float | None, Meta(description="Bytes; null: it has none.")]
 
