@@ -150,4 +150,5 @@ def test_compare_names_the_command_for_logs(run: Any, plan: db.Plan) -> None:
 def test_compare_refuses_other_files_as_traces(run: Any, plan: db.Plan) -> None:
     Path("notes.txt").write_text("[1]")
 
+    assert "plan.json is a plan: `debubble show plan.json plan.json`" in run("compare", "plan.json", "plan.json")[2]
     assert "notes.txt is not a whole trace file" in run("compare", "plan.json", "notes.txt")[2]

@@ -573,8 +573,10 @@ def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> No
     assert float(most) == pytest.approx(max(json_of(*call, "--effort", "0.5")["host_memory"]) / 2**30, abs=0.01)
 
 
-def test_a_schedule_that_lacks_a_cost_leaves_the_others_compared(run: Any) -> None:
-    code, out, _ = run("simulate", "--schedule", "1f1b,bpipe,zb-h1", "--devices", "4", "--json")
+def test_a_schedule_that_lacks_a_cost_leaves_the_others_compared(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text('{"forward": 1, "activation": 1}')
+    code, out, _ = run("simulate", "--schedule", "1f1b,bpipe,zb-h1", "--costs", str(file), "--devices", "4", "--json")
     answer = json.loads(out)
     assert code == 0
     assert [each["schedule"] for each in answer["schedules"]] == ["1f1b", "zb-h1"]

@@ -59,7 +59,9 @@ def test_a_checkpoint_is_written_on_request(
     saving = replace(options, checkpoint=tmp_path / "c", save_every=STEPS)
     with pytest.raises(RunError) as ended:
         train_alone(saving, dataset=Signalling(number))
-    sentence = rf"The run was ended by {number.name} after step (\d+) of 30: go on from (.*) with --resume\."
+    sentence = (
+        rf"The run was ended by {number.name} after step (\d+) of 30: go on from (.*) by the same call with --resume\."
+    )
     said = re.fullmatch(sentence, str(ended.value))
     assert said is not None
     done = int(said[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +32,7 @@ def compare(
     try:
         measured = Trace.load(trace)
     except InputError as error:
-        raise InputError(_of_another_framework(trace, plan, ran) or str(error)) from error
+        raise InputError(_other_file(trace, plan, ran) or str(error)) from error
     result = comparison.compare(ran, measured)
     if json:
         print_answer(**comparison.as_dict(result))
@@ -39,14 +40,20 @@ def compare(
         console().print(comparison.render(result))
 
 
-def _of_another_framework(trace: Path, plan: Path, ran: Plan) -> str | None:
-    """A sentence on another framework's log or trace; None: it is none."""
+def _other_file(trace: Path, plan: Path, ran: Plan) -> str | None:
+    """A sentence on another plan, or another framework's log or trace; None: it is none of them."""
     from debubble.imports.logs import read_figures
     from debubble.ir import InputError
+    from debubble.plans import Plan
 
+    with suppress(InputError):
+        Plan.load(trace)
+        return f"{trace} is a plan: `debubble show {plan} {trace}` shows both beside each other."
     try:
         step = read_figures([trace], ran).step
     except InputError:
+        return None
+    if step is None:
         return None
     return (
         f"{trace} is a log or trace of another framework, without the plan's operations; its median step takes"
