@@ -56,7 +56,7 @@ def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offl
 def test_every_rival_trains_the_same_layers(dry: Any) -> None:
     [ways] = dry[1]["sections"]["rivals"]["figures"].values()
     paces = {way: one["tokens_per_second"] for way, one in ways.items() if way != "model"}
-    assert list(paces) == ["transformers, eager", "transformers, compiled", "debubble, eager"]
+    assert list(paces) == ["transformers, eager", "debubble, eager"]
     assert all(pace > 0 for pace in paces.values())
     assert all(one["losses"][-1] < one["losses"][0] for way, one in ways.items() if way != "model")
 

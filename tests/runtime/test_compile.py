@@ -95,6 +95,7 @@ def test_two_ranks_split_recompute_and_offload_with_compiled_units(tmp_path: Pat
     check_processes(tmp_path, plans, LLAMA, "aot_eager")
 
 
+@pytest.mark.slow
 def test_four_ranks_are_two_replicas_of_compiled_units() -> None:
     check_threads(plan_of(schedule("zb-h1", 2), LLAMA, data=2), LLAMA)
 

@@ -75,6 +75,7 @@ def test_without_a_tolerance_the_fastest_plan_is_the_answer() -> None:
     assert steps == sorted(steps)
 
 
+@pytest.mark.slow
 def test_the_same_call_recommends_the_same_plan() -> None:
     first, second = (search_degrees(job(tolerance=0.02)) for _ in range(2))
     assert (first.degrees, first.result.time) == (second.degrees, second.result.time)
