@@ -168,5 +168,6 @@ def test_fine_times_start_from_the_best_order_of_rounded_ones() -> None:
 @pytest.mark.parametrize("remains", [1, 2])
 def test_32_micro_batches_on_8_stages_are_proven_optimal(limit: int, optimum: int, remains: int) -> None:
     problem = problem_of(8, 32, 2 * limit, activation=2, activation_after_input=remains)
-    *_, best = improve_tight(problem, start(problem), steps=0)
+    begun = start(problem)
+    *_, best = [begun, *improve_tight(problem, begun, steps=0)]
     assert (best.value, best.bound) == (optimum, optimum)
