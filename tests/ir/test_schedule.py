@@ -115,3 +115,9 @@ def test_placements_number_their_stages() -> None:
 def test_a_placement_with_an_empty_device_is_refused() -> None:
     with pytest.raises(InputError, match="Every device from 0 up must hold a stage"):
         Placement.of([0, 2])
+
+
+def test_one_share_in_a_list_is_not_one_for_all_micro_batches() -> None:
+    schedule = Schedule.of("test", Placement.linear(1), 2, [["0F0", "0B0", "0F1", "0B1"]])
+    with pytest.raises(ScheduleError, match="'recompute_fraction' of stage 0 has 1 shares for 2 micro-batches"):
+        check(replace(schedule, recompute_fraction={0: (0.5,)}))

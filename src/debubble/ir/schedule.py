@@ -337,7 +337,7 @@ def _check_stages(schedule: Schedule) -> None:
                 raise ScheduleError(f"'{name}' names stage {stage}, but the schedule has {schedule.stages} stages.")
     for name, shares in fractions.items():
         for stage, each in all_shares(shares):
-            if len(each) not in (1, schedule.micro_batches):
+            if isinstance(shares[stage], tuple) and len(each) != schedule.micro_batches:
                 raise ScheduleError(
                     f"'{name}' of stage {stage} has {len(each)} shares for {schedule.micro_batches} micro-batches."
                 )
