@@ -115,7 +115,6 @@ def test_primus_runs_zb_h1_by_its_own_pipeline() -> None:
             {"--moe-enable-deepep"},
         ),
     ],
-    ids=str,
 )
 def test_what_megatron_overlaps_is_written_as_its_arguments(options: dict[str, Any], flags: set[str]) -> None:
     made = exports["megatron"](priced(**options))

@@ -23,7 +23,7 @@ from debubble.runtime.launch.rank_reports import RankFailedError
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checks import check
 from debubble.training.memory_check import check_host_memory
-from debubble.training.options import TrainOptions, frozen_remark, rate_remark, with_settings
+from debubble.training.options import TrainOptions, data_remark, frozen_remark, rate_remark, with_settings
 from tests.support.model_cases import on_cpus
 from tests.support.training_cases import train_alone
 
@@ -230,6 +230,9 @@ def test_a_resumed_run_has_to_be_given_its_data_again(options: Any, tmp_path: Pa
     with pytest.raises(InputError, match=rf"000006 read --data {own}: give --data again, as nothing that a checkpoint"):
         check(changed(resumed, data=None))
     check(resumed)
+    other = changed(resumed, data=tmp_path / "other.txt")
+    assert data_remark(resumed) == f"It reads --data {own}."
+    assert data_remark(other) == f"It reads --data {tmp_path}/other.txt (the run before read --data {own})."
 
 
 def flipped(newest: Path) -> None:

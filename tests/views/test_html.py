@@ -245,4 +245,4 @@ def test_the_page_says_likely_where_runs_like_it_took_more() -> None:
     text = words(page(Scene.predicted(plan)))
 
     assert "Does it fit? Likely: " in text
-    assert "Published runs like it took up to " in text
+    assert "By published runs like it, up to " in text

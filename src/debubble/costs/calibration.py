@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from debubble.costs.frameworks import TARGET
+from debubble.costs.frameworks import framework_name
 from debubble.ir import InputError, RunOptions
 from debubble.models.architecture import Architecture
 
@@ -53,7 +53,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     memory: Deviation | None = None
     date: str = ""
     version: str = ""
-    """Of the debubble that predicted the figures."""
+    """The version of debubble that predicted the figures."""
 
     @property
     def where(self) -> str:
@@ -76,9 +76,9 @@ class ErrorShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Shares of a run's deviation that runs have which are like it in one way; they add up."""
 
     model: float
-    """Of runs of the same model."""
+    """The share of runs of the same model."""
     dtype: float
-    """Of runs of the same kind of model, dense or a mixture of experts, in the same dtype."""
+    """The share of runs of the same kind of model, dense or a mixture of experts, in the same dtype."""
 
     @property
     def whole(self) -> float:
@@ -96,7 +96,7 @@ class ErrorShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclass(frozen=True)
 class Correction:
-    """What measured runs say of a prediction.
+    """A correction of a prediction by measured runs.
 
     Attributes:
         deviation: The logarithm of a factor of the predicted seconds, or bytes beyond the predicted ones.
@@ -129,15 +129,14 @@ def described_run(model: Architecture, device: str, options: RunOptions, *, run:
         options: How the model is run.
         run: A name for the run.
     """
-    framework = options.framework.partition(",")[0].partition("@")[0].strip()
     return MeasuredRun(
         run=run, device=device, family=model.family, hidden=model.hidden, dtype=options.dtype,
-        experts=model.experts is not None, framework="" if framework == TARGET else framework,
+        experts=model.experts is not None, framework=framework_name(options.framework),
     )  # fmt: skip
 
 
 def correction(what: Figure, runs: Sequence[MeasuredRun], job: MeasuredRun) -> Correction:
-    """What measured runs say of a job's step or memory.
+    """Estimate the correction of a job's step or memory from measured runs.
 
     Args:
         what: The figure.
@@ -169,7 +168,7 @@ def correction(what: Figure, runs: Sequence[MeasuredRun], job: MeasuredRun) -> C
 
 
 def corrections(model: Architecture, cluster: Cluster, options: RunOptions) -> tuple[Correction, Correction]:
-    """What a cluster's measured runs say of the step and of the memory of a job.
+    """Estimate the corrections of a job's step and memory from a cluster's measured runs.
 
     Args:
         model: The model.

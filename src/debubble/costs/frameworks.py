@@ -149,6 +149,12 @@ def framework_of_options(text: str, default: Framework = MEGATRON) -> Framework:
     return named_framework(text, default) if text else default
 
 
+def framework_name(text: str) -> str:
+    """The name in `NAME[@VERSION][,TRAIT=VALUE ...]`; empty for what is priced without one."""
+    name = text.partition(",")[0].partition("@")[0].strip()
+    return "" if name == TARGET else name
+
+
 @lru_cache
 def named_framework(text: str, default: Framework = MEGATRON) -> Framework:
     """The framework that `NAME[@VERSION][,TRAIT=VALUE ...]` means; `default` is what `target` is.

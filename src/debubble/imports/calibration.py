@@ -126,7 +126,7 @@ def calibrate(
 
 
 def _name(plan: Plan, cluster: Cluster) -> str:
-    """What tells a run from others of its model."""
+    """Describe what tells a run from others of its model."""
     recomputed = "; ".join(dict.fromkeys(plan.recompute))
     return (
         f"{cluster.file['devices']}, {plan.degrees} x {plan.options.sequence_length} tokens, {plan.schedule.name},"
@@ -135,7 +135,7 @@ def _name(plan: Plan, cluster: Cluster) -> str:
 
 
 def _uncorrected(plan: Plan, described: ModelOnCluster) -> dict[Figure, float]:
-    """What is predicted for the plan without the measured runs of its cluster."""
+    """Predict the plan's figures without the measured runs of its cluster."""
     step, memory = corrections(*described, plan.options)
     predicted = Figures.of(plan)
     return {"step": predicted.step_time / step.factor, "memory": predicted.peak_memory - memory.deviation}

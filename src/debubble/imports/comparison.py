@@ -157,7 +157,7 @@ def compare(
 
 
 def recomputation_words(plan: Plan) -> str:
-    """What the layers of a plan recompute, such as `selective (core) in every layer`, and in how many of them."""
+    """Describe what the layers of a plan recompute, such as `selective (core) in every layer` or in how many."""
     units = [unit for stage in plan.partition for unit in stage if unit.layer is not None]
     layers = len({unit.layer for unit in units})
     recomputing = {(unit.strategy, unit.layer) for unit in units if unit.strategy != "none"}

@@ -30,7 +30,7 @@ _ALLOCATED = re.compile(r"max allocated: ([\d.]+)")
 
 @dataclass(frozen=True)
 class MeasuredFigures:
-    """What a run measured.
+    """Figures that a run measured.
 
     Attributes:
         step: Seconds of a step, the median; None: that was not measured.
@@ -74,12 +74,12 @@ def read_figures(paths: Sequence[Path], plan: Plan, *, needs_step: bool = True) 
 
 def _read_log(text: str, plan: Plan, steps: list[float], memory: list[float]) -> None:
     """Add the steps and the peaks that a log has."""
-    tokens = plan.micro_batches * plan.options.micro_batch_size * plan.options.data * plan.options.sequence_length
     steps += [float(elapsed) / 1e3 for elapsed in ITERATION.findall(text)]
     steps += [float(elapsed) for elapsed in _SECONDS.findall(text)]
     memory += [float(size) * 2**20 for size in _ALLOCATED.findall(text)]
     for reserved, pace in _TOKENS.findall(text):
-        steps.append(tokens / plan.ranks / max(1, int(pace.replace(",", ""))))
+        if plan.tokens is not None:
+            steps.append(plan.tokens / plan.ranks / max(1, int(pace.replace(",", ""))))
         memory.append(float(reserved) * 2**30 / (1 + FRAGMENTATION))
 
 

@@ -93,14 +93,18 @@ def rate_remark(options: TrainOptions) -> str | None:
 
 def data_remark(options: TrainOptions) -> str:
     """Say what the run reads."""
+    newest = start_of(options)
+    before = None if newest is None else progress_of(newest).data
+    other = "" if before in (None, options.source) else f" (the run before read {words_of(before or {})})"
     if set(options.source) <= {"--tokenizer"}:
-        return "It reads the sources of Python's standard library: give text of your own with --data."
-    return f"It reads {words_of(options.source)}."
+        return f"It reads {words_of({})}{other}: give text of your own with --data."
+    return f"It reads {words_of(options.source)}{other}."
 
 
 def words_of(source: Mapping[str, str]) -> str:
     """Options that say what a run reads, as they are given."""
-    return " ".join(f"{option} {value}" for option, value in source.items())
+    given = " ".join(f"{option} {value}" for option, value in source.items())
+    return given or "the sources of Python's standard library"
 
 
 def frozen_remark(options: TrainOptions, plan: Plan) -> str | None:

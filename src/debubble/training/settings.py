@@ -52,7 +52,10 @@ class Checkpoints:
     checkpoint: Path | None = setting("Folder for checkpoints.")
     save_every: int = setting("Steps between checkpoints.", default=100)
     keep: int = setting("Checkpoints to keep.", default=2)
-    resume: bool = setting("Go on from the newest checkpoint, with its settings where none are given.", default=False)
+    resume: bool = setting(
+        "Go on from the newest checkpoint, with its settings where none are given; the data has to be given again.",
+        default=False,
+    )
     auto_resume: bool = setting("The same, or start where there is none: for torchrun's restarts.", default=False)
 
 

@@ -1,4 +1,4 @@
-"""Whether measured runs like a plan's took more memory than its devices have, and the limit to plan with for them."""
+"""A check whether a plan may exceed its devices by the error of predicted memory, and the limit to plan with then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 2**30
 
 
 def memory_excess(plan: Plan) -> float | None:
-    """The most that published runs like the plan's took over what was predicted; None: its costs were not computed."""
+    """The most that nine in ten runs like the plan's took over what was predicted; None: it was not computed."""
     if plan.profile is not None or plan.model_on_cluster is None:
         return None
     return accuracy_of("memory", *plan.model_on_cluster, plan.options).high

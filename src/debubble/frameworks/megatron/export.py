@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pprint import pformat
 from typing import Any
 
-from debubble.costs.frameworks import TARGET, framework_of_options
+from debubble.costs.frameworks import framework_name, framework_of_options
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import UNSETTABLE, Decision, OptionTable, by_value, global_batch, one_setting
 from debubble.exports.prices import module_offload
@@ -131,7 +131,7 @@ def _expert_tensor(plan: Plan) -> Decision:
 
 
 def _framework(plan: Plan) -> Decision:
-    """What a Megatron fuses and overlaps has arguments; what another framework does is listed."""
+    """Write the arguments for what a Megatron fuses and overlaps; list what another framework does."""
     o = plan.options
     if not _is_megatron(plan):
         return UNSETTABLE["framework"](plan)
@@ -151,7 +151,7 @@ def _framework(plan: Plan) -> Decision:
 
 def _is_megatron(plan: Plan) -> bool:
     """Tell whether the framework of the plan is a Megatron, or none is named."""
-    return plan.options.framework.partition(",")[0].partition("@")[0] in ("", TARGET, *_MEGATRONS)
+    return framework_name(plan.options.framework) in ("", *_MEGATRONS)
 
 
 _MEGATRONS = ("megatron-lm", "megatron-bridge", "nemo")

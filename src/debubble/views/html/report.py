@@ -78,7 +78,7 @@ def _fit(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
         return {"answer": f"{size_words(peak)}, and no limit", "more": [more]}
     more = f"Device {fullest} is fullest, at {100 * peak / limit:.1f}% of its limit."
     likely, most = may_not_fit(plan, scene), memory_excess(plan)
-    published = [f"Published runs like it took up to {size_words(max(peaks) * most)} on a device."] if most else []
+    published = [f"By published runs like it, up to {size_words(max(peaks) * most)} on a device."] if most else []
     return {
         "answer": f"{'Likely' if likely else 'Yes'}: {size_words(peak)} of {size_words(limit)}",
         "more": [more, *published, *_beyond_the_peak(why)],
