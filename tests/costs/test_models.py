@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from debubble.ir import InputError
+from debubble.ir import InputError, RunOptions
 from debubble.models import Model, models, named_model
 from debubble.models.generic import KNOWN
 from debubble.models.mixers import Attention
+from debubble.models.runtime_limits import beyond_runtime
 
 LLAMA = {
     "model_type": "llama",
@@ -73,10 +74,71 @@ MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
         ("phi-4", 14_659_507_200),
         ("mistral-7b", 7_248_023_552),
         ("mistral-small-3.1-24b", 24_011_361_280),
+        ("llama-30b", 32_528_943_616),
+        ("llama-65b", 65_285_660_672),
+        ("codellama-34b", 33_743_970_304),
+        ("tinyllama-1.1b", 1_100_048_384),
+        ("smollm2-135m", 134_515_008),
+        ("smollm2-360m", 361_821_120),
+        ("smollm2-1.7b", 1_711_376_384),
+        ("smollm3-3b", 3_075_098_624),
+        ("deepseek-coder-33b", 33_342_991_360),
+        ("yi-6b", 6_061_035_520),
+        ("yi-9b", 8_829_407_232),
+        ("falcon3-7b", 7_455_550_464),
+        ("falcon3-10b", 10_305_653_760),
+        ("mistral-nemo", 12_247_782_400),
+        ("mistral-small-24b", 23_572_403_200),
+        ("ministral-8b", 8_019_808_256),
+        ("seed-oss-36b", 36_151_104_512),
+        ("granite-3.1-8b", 8_170_848_256),
+        ("qwen1.5-7b", 7_721_324_544),
+        ("qwen1.5-32b", 32_512_218_112),
+        ("qwen1.5-72b", 72_287_920_128),
+        ("qwen3-coder-480b-a35b", 480_154_875_392),
+        ("qwen2.5-vl-3b", 3_754_622_976),
+        ("qwen2.5-vl-7b", 8_292_166_656),
+        ("qwen2.5-vl-32b", 33_452_718_336),
+        ("qwen2.5-vl-72b", 73_410_777_344),
+        ("qwen3-vl-2b", 2_127_532_032),
+        ("qwen3-vl-4b", 4_437_815_808),
+        ("qwen3-vl-8b", 8_767_123_696),
+        ("qwen3-vl-30b-a3b", 31_070_754_032),
+        ("deepseek-v2", 235_741_434_880),
+        ("gemma-2b", 2_506_172_416),
+        ("gemma-7b", 8_537_680_896),
+        ("gemma2-2b", 2_614_341_888),
+        ("gemma2-27b", 27_227_128_320),
+        ("phi-3-mini", 3_821_079_552),
+        ("phi-3-medium", 13_960_238_080),
+        ("phi-4-mini", 3_836_021_760),
+        ("starcoder2-3b", 3_030_371_328),
+        ("starcoder2-7b", 7_173_923_840),
+        ("starcoder2-15b", 15_957_889_024),
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
     ],
 )
 def test_known_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
     assert models[name].parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("olmo2-7b", 7_298_617_344),
+        ("olmo2-32b", 32_234_279_936),
+        ("command-r", 34_980_831_232),
+        ("command-r-plus", 103_810_674_688),
+        ("gpt-neox-20b", 20_554_567_680),
+        ("pythia-12b", 11_846_072_320),
+        ("bloom-560m", 559_214_592),
+        ("bloom-7b1", 7_069_016_064),
+        ("moonlight-16b-a3b", 15_960_111_936),
+    ],
+)
+def test_norms_and_biases_that_are_not_counted_are_few(name: str, parameters: int) -> None:
+    assert models[name].parameters == pytest.approx(parameters, rel=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +168,8 @@ def test_a_token_passes_the_published_number_of_parameters(name: str, active: fl
     [
         "llama3.1-405b", "llama4-scout", "llama4-maverick", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "deepseek-v3",
         "glm-4.5", "glm-4.5-air", "gemma3-1b", "gemma3-4b", "gemma3-27b", "gpt-oss-20b", "gpt-oss-120b", "phi-4",
-        "mistral-small-3.1-24b",
+        "mistral-small-3.1-24b", "qwen3-vl-235b-a22b", "qwen3.5-35b-a3b", "kimi-k2.5", "deepseek-v3.2", "glm-4.7-flash",
+        "glm-5", "granite-4.0-h-small", "hunyuan-a13b",
     ],
 )  # fmt: skip
 def test_a_known_model_has_the_parameters_that_transformers_builds(name: str) -> None:
@@ -140,6 +203,48 @@ def test_a_vision_language_model_with_flat_entries_has_the_parameters_that_trans
     }  # fmt: skip
 
     assert Model.from_hf(config).parameters == built_parameters(config) == 8_292_166_656
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"index_topk_freq": 4, "index_skip_topk_offset": 3}, {"index_topk_pattern": "FSSFSS"}],
+    ids=["every layer chooses", "every fourth", "a pattern"],
+)
+def test_layers_that_take_the_choice_of_one_before_have_no_indexer(more: dict[str, Any]) -> None:
+    config = {
+        "model_type": "glm_moe_dsa", "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024,
+        "moe_intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4,
+        "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+        "q_lora_rank": 128, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64,
+        "index_head_dim": 32, "index_n_heads": 4, "index_topk": 64, **more,
+    }  # fmt: skip
+
+    model = Model.from_hf(config)
+    assert model.parameters == built_parameters(config)
+    assert (beyond_runtime(RunOptions(), model) is None) == (not more)
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("qwen3_vl", {}),
+        ("qwen3_vl_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}),
+        ("qwen3_5", {}),
+        ("qwen3_5_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}),
+    ],
+)
+def test_qwens_towers_have_the_parameters_that_transformers_builds(family: str, more: dict[str, Any]) -> None:
+    vision = {"depth": 3, "hidden_size": 64, "intermediate_size": 200, "num_heads": 4, "out_hidden_size": 1024}
+    text = {
+        "model_type": f"{family}_text", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 1000, **more,
+    }  # fmt: skip
+    mergers = {"deepstack_visual_indexes": [0, 1]} if "vl" in family else {}
+    config = {
+        "model_type": family, "text_config": text, "vision_config": {**vision, **mergers}, "tie_word_embeddings": False
+    }  # fmt: skip
+
+    assert Model.from_hf(config).parameters == built_parameters(config)
 
 
 def built_parameters(config: dict[str, Any]) -> int:
@@ -334,7 +439,7 @@ def test_a_file_that_is_no_config_is_refused_with_a_sentence(
 
 
 def test_a_name_is_completed_if_only_one_begins_so() -> None:
-    assert named_model("kimi") == models["kimi-k2"]
+    assert named_model("hunyuan") == models["hunyuan-a13b"]
 
 
 @pytest.mark.parametrize(
@@ -371,6 +476,19 @@ def test_a_mixture_in_every_layer_needs_no_width_of_dense_ones() -> None:
         ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
         ("google/gemma-3-12b-it", "gemma3-12b"),
         ("openai/gpt-oss-20b", "gpt-oss-20b"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini"),
+        ("CohereForAI/c4ai-command-r-v01", "command-r"),
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama3.3-70b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "qwen2.5-32b"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4-scout"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b"),
+        ("nvidia/Nemotron-H-8B-Base-8K", "nemotron-h-8b"),
     ],
 )
 def test_a_known_model_has_its_name_on_the_hub_too(text: str, name: str) -> None:

@@ -37,6 +37,36 @@ def test_latent_attention_keeps_the_latent_vectors_and_all_heads() -> None:
     assert sum(op.saved for op in operators if op.name == "core") == S * (2 * 128 * 128 + 4 * 128)
 
 
+def core_of(name: str, length: int) -> float:
+    """Seconds of the attention cores of DeepSeek's sequences per token, without the indexer's scores."""
+    shapes = Shapes(
+        model=models[name], options=RunOptions(sequence_length=length), framework=MEGATRON,
+        speed=Speed(H100S.slowest, 2),
+    )  # fmt: skip
+    return sum(op.forward for op in attention(shapes, 0) if op.name == "core" and op.backward_input) / length
+
+
+def test_short_sequences_have_the_core_of_all_tokens() -> None:
+    assert core_of("deepseek-v3.2", 2048) == core_of("deepseek-v3", 2048)
+
+
+def test_tokens_of_long_sequences_attend_to_those_chosen() -> None:
+    """A choice of 2048 is gathered as latent vectors of 512 + 64 numbers, which all heads share."""
+    assert core_of("deepseek-v3.2", 131072) < 1.02 * core_of("deepseek-v3.2", 65536)
+    assert core_of("deepseek-v3.2", 131072) < 0.2 * core_of("deepseek-v3", 131072)
+
+
+def test_an_indexer_has_no_backward_and_leaves_the_chosen_places() -> None:
+    shapes = Shapes(
+        model=models["deepseek-v3.2"], options=RunOptions(sequence_length=S), framework=MEGATRON,
+        speed=Speed(H100S.slowest, 2),
+    )  # fmt: skip
+    (scores,) = (op for op in attention(shapes, 0) if op.name == "core" and not op.backward_input)
+
+    assert scores.forward > 0
+    assert scores.saved == 4 * S * 2048
+
+
 def test_a_module_for_a_further_token_is_a_layer_and_the_heads_products() -> None:
     m = models["deepseek-v3"]
     *_, layer, further, head = units_of("deepseek-v3").units

@@ -14,7 +14,7 @@ from operator import add
 
 from debubble.costs.operators import Operator, Shapes, collectives, elementwise, matmul, norm, product
 from debubble.models.architecture import Experts
-from debubble.models.mixers import AnyRecurrence, Attention, LatentAttention, Mixer, Parallel
+from debubble.models.mixers import AnyRecurrence, Attention, Indexer, LatentAttention, Mixer, Parallel
 
 
 def attention(shapes: Shapes, layer: int) -> Iterator[Operator]:
@@ -81,13 +81,37 @@ def _latent_attention(shapes: Shapes, latent: LatentAttention) -> Iterator[Opera
         shapes, "projections", inner=latent.rank, outer=latent.expansion_width / t, saved=e * n * (queries + values)
     )
     yield elementwise(shapes, "rotary", forward=4 * n * queries, backward=4 * n * queries)
-    flops = 2 * n * latent.keys_per_token(shapes.options.sequence_length) * (queries + values)
+    length = shapes.options.sequence_length
+    if latent.indexer is not None and not latent.indexer.reused:
+        yield from _indexer(shapes, latent.indexer, latent.query_rank or h)
     latent_core = _attention_core(
-        shapes, flops=flops, heads=latent.heads / t, width=values / (latent.heads / t), kept=values,
-        exchanged=queries + values,
+        shapes, flops=n * latent.core_flops(length) / t, heads=latent.heads / t, width=values / (latent.heads / t),
+        kept=values, exchanged=queries + values,
     )  # fmt: skip
-    yield _quadratic(latent_core)
+    yield latent_core if latent.is_sparse(length) else _quadratic(latent_core)
     yield matmul(shapes, "output", tokens=n, local=values, out=True)
+
+
+def _indexer(shapes: Shapes, indexer: Indexer, query_rank: int) -> Iterator[Operator]:
+    """Scores of all tokens before each, and the chosen ones' places, which the backward reads; nothing has a gradient.
+
+    Every tensor-parallel rank computes all of it.
+    """
+    n, h, length = shapes.tokens, shapes.model.hidden, shapes.options.sequence_length
+    linear = shapes.speed.linear
+    widths = ((query_rank, indexer.heads * indexer.width), (h, indexer.width + indexer.heads))
+    chosen = min(indexer.tokens, length)
+    yield Operator(
+        name="projections",
+        forward=sum(linear(n, inner, outer, cast=n * inner) for inner, outer in widths),
+        backward_input=0.0,
+    )
+    scores = shapes.speed.attention(n * indexer.flops(length), rows=n * indexer.heads)
+    yield _quadratic(Operator(name="core", forward=scores, backward_input=0.0, saved=INDEX_BYTES * n * chosen))
+
+
+INDEX_BYTES = 4
+"""Bytes of a chosen token's place (transformers' int32)."""
 
 
 def _recurrence(shapes: Shapes, recurrence: AnyRecurrence) -> Iterator[Operator]:

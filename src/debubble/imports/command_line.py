@@ -86,6 +86,11 @@ def how_to_give(unknown: str, names: Mapping[str, str]) -> str:
     return f"give it with --args '{variables[0] if variables else 'NAME'}=1'"
 
 
+def depends_on_variables(text: str) -> bool:
+    """Tell whether words of a script have variables or arguments that nobody set."""
+    return _UNKNOWN.search(text) is not None
+
+
 _UNKNOWN = re.compile(r"\$\(?\{?([A-Za-z_]\w*|\d+)")
 
 

@@ -238,7 +238,7 @@ class Architecture:
             case Attention() as attention:
                 return 4 * attention.keys_per_token(length) * self.attention_width
             case LatentAttention() as latent:
-                return 2 * latent.keys_per_token(length) * (latent.queries + latent.values)
+                return latent.core_flops(length)
             case Parallel(attention=attention, space=space):
                 return self._mixer_flops(attention, length) + space.flops
             case LinearAttention() | StateSpace() | Recurrence() as recurrence:

@@ -46,6 +46,34 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Indexer:
+    """Small heads that choose the tokens which a token attends to (DeepSeek-V3.2, arXiv:2512.02556, section 2.1)."""
+
+    heads: int
+    width: int
+    """Width of a query, and of the one key."""
+    tokens: int
+    """Tokens that are chosen at most."""
+    reused: bool = False
+    """True if the tokens are those that a layer before has chosen (`shared` in GLM-5's indexer_types)."""
+
+    def parameters(self, hidden: int, query_rank: int) -> int:
+        """Parameters of the queries, the key with its norm, and the weights of the heads."""
+        if self.reused:
+            return 0
+        return query_rank * self.heads * self.width + hidden * (self.width + self.heads) + 2 * self.width
+
+    def flops(self, length: int) -> float:
+        """Operations per token that score all tokens before it, forward; the choice has no gradient."""
+        return 0 if self.reused else length * self.heads * self.width
+
+    def keys_per_token(self, length: int) -> float:
+        """Tokens that are chosen for a token of a sequence, on average, itself counted half."""
+        chosen = min(self.tokens, length)
+        return chosen * (1 - chosen / (2 * length))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): keys and values from one vector.
 
@@ -64,6 +92,8 @@ class LatentAttention:
     value: int
     """Width of a value."""
     bias: bool = False
+    indexer: Indexer | None = None
+    """What chooses the tokens that are attended to; None: all."""
 
     @property
     def queries(self) -> int:
@@ -88,11 +118,30 @@ class LatentAttention:
             queries = self.query_rank * (hidden + 1 + self.queries) + self.bias * self.query_rank
         keys = hidden * (self.rank + self.rotary) + self.rank * (1 + self.expansion_width)
         biases = self.bias * (self.rank + self.rotary + hidden)
-        return queries + keys + biases + self.values * hidden
+        index = 0 if self.indexer is None else self.indexer.parameters(hidden, self.query_rank or hidden)
+        return queries + keys + biases + self.values * hidden + index
 
-    def keys_per_token(self, length: int) -> float:
-        """Tokens that a token of a sequence attends to, on average, itself counted half."""
-        return length / 2
+    @property
+    def reuses_choice(self) -> bool:
+        """True if it attends to the tokens that a layer before has chosen."""
+        return self.indexer is not None and self.indexer.reused
+
+    def is_sparse(self, length: int) -> bool:
+        """Tell whether a core that reads the chosen tokens alone has less to compute than one that reads all."""
+        return self.core_flops(length) < self._dense_flops(length)
+
+    def core_flops(self, length: int) -> float:
+        """Operations per token of the attention core, forward, in whichever form has fewer.
+
+        Chosen tokens are gathered as latent vectors, which all heads share, and not expanded.
+        """
+        if self.indexer is None:
+            return self._dense_flops(length)
+        chosen = 2 * self.indexer.keys_per_token(length) * self.heads * (2 * self.rank + self.rotary)
+        return min(chosen, self._dense_flops(length))
+
+    def _dense_flops(self, length: int) -> float:
+        return length * (self.queries + self.values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from debubble.ir import InputError
 from debubble.ir.plan_entries import RunOptions
 from debubble.models.architecture import Experts
 from debubble.models.config import ModelConfig
+from debubble.models.mixers import LatentAttention
 from debubble.models.quantization import NF4_BLOCK, NF4_DQ
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
@@ -161,6 +162,8 @@ def _missing_in_units(model: ModelConfig) -> str | None:
         return "it predicts the next token alone: set num_nextn_predict_layers to 0."
     if model.family in UNDIVIDED:
         return UNDIVIDED[model.family]
+    if any(isinstance(layer.attention, LatentAttention) and layer.attention.reuses_choice for layer in model.per_layer):
+        return _LAYERS_APART
     if model.config.get("use_bidirectional_attention") is True or model.config.get("is_causal") is False:
         return "it predicts tokens from those before them: remove use_bidirectional_attention and is_causal."
     return None

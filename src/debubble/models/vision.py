@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from debubble.models.architecture import Architecture, Layer, VisionTower
@@ -24,8 +25,21 @@ _TEXT: Mapping[str, Mapping[str, Any]] = {
     },
     "mistral3": {"model_type": "mistral"},
     "qwen2_5_vl": {"model_type": "qwen2"},
+    "kimi_k25": {"model_type": "deepseek_v3"},
+    "qwen3_vl": {"model_type": "qwen3"},
+    "qwen3_vl_moe": {"model_type": "qwen3_moe"},
+    "qwen3_5": {"model_type": "qwen3_5_text"},
+    "qwen3_5_moe": {"model_type": "qwen3_5_moe_text"},
 }  # fmt: skip
 """Defaults of a family's language model for what its `text_config` leaves out: the sizes are transformers'."""
+
+_SAME = {
+    "kimi_k2": "deepseek_v3",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+"""Language models that have the layers of another family."""
 
 
 def text_entries(config: Entries) -> Entries | None:
@@ -44,8 +58,7 @@ def text_entries(config: Entries) -> Entries | None:
         inner = {k: v for k, v in config.entries.items() if k not in ("model_type", "architectures")}
     tied = {k: v for k, v in config.entries.items() if k == "tie_word_embeddings"}
     own = {**_TEXT.get(config.family, {}), **inner, **tied}
-    if own.get("model_type") == "qwen2_5_vl_text":
-        own["model_type"] = "qwen2"
+    own["model_type"] = _SAME.get(str(own.get("model_type")), own.get("model_type"))
     return Entries(own, config.name)
 
 
@@ -106,16 +119,55 @@ def _qwen(vision: Entries, config: Entries, text: int) -> VisionTower:
         window=(vision.number("window_size", 112) // vision.number("patch_size", 14)) ** 2,
         full=vision.get("fullatt_block_indexes", (7, 15, 23, 31)),
     )  # fmt: skip
-    h, merged = tower.hidden, vision.number("spatial_merge_size", 2) ** 2 * tower.hidden
-    pixels = (
-        vision.number("temporal_patch_size", 2) * vision.number("in_channels", 3) * vision.number("patch_size", 14) ** 2
-    )
     return VisionTower(
         tower=tower,
         patches=_DYNAMIC_PATCHES,
-        embedding_parameters=pixels * h,
-        projector_parameters=h + merged * (merged + 1) + (merged + 1) * vision.number("out_hidden_size", text),
+        embedding_parameters=_pixels(vision, patch=14) * tower.hidden,
+        projector_parameters=tower.hidden + _merger_parameters(vision, tower.hidden, text),
     )
+
+
+def _qwen3(vision: Entries, config: Entries, text: int, *, deep: Sequence[int] = ()) -> VisionTower:
+    """Qwen3-VL and Qwen3.5: two frames to a patch, learned positions, patches merged.
+
+    `deep` are layers whose results pass a merger of their own into the language model's first layers (DeepStack).
+    """
+    tower = _tower(vision, hidden=1152, layers=27, heads=16, ffn=4304, norm="layernorm", bias=True)
+    h, merged = tower.hidden, vision.number("spatial_merge_size", 2) ** 2 * tower.hidden
+    mergers = 1 + len(vision.get("deepstack_visual_indexes", deep))
+    positions = vision.number("num_position_embeddings", 2304)
+    return VisionTower(
+        tower=tower,
+        patches=_DYNAMIC_PATCHES,
+        embedding_parameters=(_pixels(vision, patch=16) + 1 + positions) * h,
+        projector_parameters=(2 * h + 2 * (mergers - 1) * merged + mergers * _merger_parameters(vision, h, text)),
+    )
+
+
+def _kimi(vision: Entries, config: Entries, text: int) -> VisionTower:
+    """Kimi-K2.5: learned positions, patches merged before two linear layers."""
+    tower = _tower(vision, hidden=1152, layers=27, heads=16, ffn=4304, norm="layernorm", bias=True)
+    h, (rows, columns) = tower.hidden, vision.get("merge_kernel_size", (2, 2))
+    merged, normed = rows * columns * h, config.number("projection_hidden_size", 1152)
+    positions = vision.number("pos_emb_height", 64) * vision.number("pos_emb_width", 64)
+    return VisionTower(
+        tower=tower,
+        patches=_DYNAMIC_PATCHES,
+        embedding_parameters=(3 * vision.number("patch_size", 14) ** 2 + 1 + positions) * h,
+        projector_parameters=2 * h + 2 * normed + (merged + 1) * (merged + text),
+    )
+
+
+def _pixels(vision: Entries, *, patch: int) -> int:
+    """Numbers of a patch of Qwen's towers, which spans frames too."""
+    frames, channels = vision.number("temporal_patch_size", 2), vision.number("in_channels", 3)
+    return frames * channels * vision.number("patch_size", patch) ** 2
+
+
+def _merger_parameters(vision: Entries, hidden: int, text: int) -> int:
+    """Parameters of the two linear layers that turn merged patches into a token."""
+    merged = vision.number("spatial_merge_size", 2) ** 2 * hidden
+    return (merged + 1) * (merged + vision.number("out_hidden_size", text))
 
 
 _TOWERS: Mapping[str, Callable[[Entries, Entries, int], VisionTower]] = {
@@ -123,6 +175,11 @@ _TOWERS: Mapping[str, Callable[[Entries, Entries, int], VisionTower]] = {
     "llama4": _llama4,
     "mistral3": _pixtral,
     "qwen2_5_vl": _qwen,
+    "kimi_k25": _kimi,
+    "qwen3_vl": partial(_qwen3, deep=(8, 16, 24)),
+    "qwen3_vl_moe": partial(_qwen3, deep=(8, 16, 24)),
+    "qwen3_5": _qwen3,
+    "qwen3_5_moe": _qwen3,
 }
 
 

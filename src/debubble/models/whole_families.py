@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from debubble.models.architecture import Architecture, Experts, Layer, Mlp
 from debubble.models.entries import Entries
 from debubble.models.layers import first_dense, mtp_layers, windows
 from debubble.models.llama_like import of_layers
-from debubble.models.mixers import Attention, LatentAttention
+from debubble.models.mixers import Attention, Indexer, LatentAttention
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class _Latent:
     value: int = 128
     query_rank: int | None = 1536
     rank: int = 512
+    index_heads: int | None = None
+    """Of a family with an indexer."""
 
 
 def _latent(config: Entries, mlps: Sequence[Mlp | Experts], defaults: _Latent, **changes: Any) -> Architecture:
@@ -40,17 +42,36 @@ def _latent(config: Entries, mlps: Sequence[Mlp | Experts], defaults: _Latent, *
         value=config.number("v_head_dim", defaults.value),
         bias=config.flag("attention_bias", False),
     )
-    layers = [Layer(attention=attention, mlp=mlp) for mlp in mlps]
+    indexers = _indexers(config, len(mlps), defaults)
+    layers = [
+        Layer(attention=replace(attention, indexer=each), mlp=mlp) for each, mlp in zip(indexers, mlps, strict=True)
+    ]
     return of_layers(config, layers, kv_heads=heads, head_dim=content + rotary, **changes)
 
 
+def _indexers(config: Entries, layers: int, defaults: _Latent) -> list[Indexer | None]:
+    """What chooses the tokens that each layer attends to; of GLM-5 some layers take the choice of one before."""
+    if defaults.index_heads is None:
+        return [None] * layers
+    indexer = Indexer(
+        heads=config.number("index_n_heads", defaults.index_heads),
+        width=config.number("index_head_dim", 128),
+        tokens=config.number("index_topk", 2048),
+    )
+    every, first = config.number("index_topk_freq", 1), config.get("index_skip_topk_offset", 2)
+    kinds = config.get("indexer_types") or config.get("index_topk_pattern")
+    kinds = kinds or ["S" if max(i - first + 1, 0) % every else "F" for i in range(layers)]
+    return [replace(indexer, reused=kind in ("S", "shared")) for kind in kinds]
+
+
 def _deepseek(config: Entries) -> Architecture:
-    """DeepSeek-V2 and V3, and Kimi-K2: latent attention, first layers dense, shared experts."""
+    """DeepSeek-V2 and V3, and Kimi-K2: latent attention, first layers dense, shared experts; V3.2: an indexer."""
     if config.family == "deepseek_v2":
         mlps = first_dense(config, count=64, ffn=1407, shared=2, per_token=None, dense=0)
     else:
         mlps = first_dense(config, count=256, ffn=2048, shared=1, per_token=8, dense=3)
-    return _latent(config, mlps, _Latent(), mtp_layers=mtp_layers(config))
+    defaults = _Latent(index_heads=64 if config.family == "deepseek_v32" else None)
+    return _latent(config, mlps, defaults, mtp_layers=mtp_layers(config))
 
 
 def _dense_latent(config: Entries) -> Architecture:
@@ -67,10 +88,13 @@ def _dense_latent(config: Entries) -> Architecture:
 
 
 def _sparse_latent(config: Entries) -> Architecture:
-    """GLM-4 MoE Lite and Sarvam's MLA models: latent attention, one dense layer, a shared expert."""
+    """GLM-4 MoE Lite, GLM-5 and Sarvam's MLA models: latent attention, first layers dense, a shared expert."""
     if config.family == "glm4_moe_lite":
         mlps = first_dense(config, count=64, ffn=1536, shared=1, per_token=4, dense=1)
         defaults = _Latent(content=192, value=256, query_rank=768)
+    elif config.family == "glm_moe_dsa":
+        mlps = first_dense(config, count=256, ffn=2048, shared=1, per_token=8, dense=3)
+        defaults = _Latent(content=192, value=256, query_rank=2048, index_heads=32)
     else:
         mlps = first_dense(config, count=128, ffn=2048, shared=1, per_token=8, dense=1)
         defaults = _Latent(query_rank=None)
@@ -170,10 +194,12 @@ def _hunyuan_moe(config: Entries) -> Architecture:
 WHOLE_FAMILIES: Mapping[str, Callable[[Entries], Architecture]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek,
     "kimi_k2": _deepseek,
     "minicpm3": _dense_latent,
     "youtu": _dense_latent,
     "glm4_moe_lite": _sparse_latent,
+    "glm_moe_dsa": _sparse_latent,
     "sarvam_mla": _sparse_latent,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from debubble.imports.command_line import how_to_give
+from debubble.imports.command_line import depends_on_variables, how_to_give
 from debubble.imports.settings import SOURCED, SettingsReader
 from debubble.ir import InputError
 
@@ -16,6 +16,8 @@ class Arguments(SettingsReader):
     def sources(self) -> str:
         """The hint, for a sentence on a missing argument, that a sourced script that is not there may set it."""
         names = " ".join(self.words(SOURCED))
+        if depends_on_variables(names):
+            return f"; it sources {names}: {how_to_give(names, {})}, or"
         return f"; it sources {names}, which is not next to it: put it there, or" if names else ";"
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -62,7 +64,8 @@ class Arguments(SettingsReader):
             hint = "which is no whole number that is known here"
             if "$" in word:
                 sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(SOURCED) else ":"
-                hint = f"which the file does not tell{sources} {how_to_give(word, {})}, or --args '{name} N'"
+                variables = f"{how_to_give(word, {})}, or" if depends_on_variables(word) else "give it with"
+                hint = f"which the file does not tell{sources} {variables} --args '{name} N'"
             raise InputError(f"{self.path}: {name} is '{word}', {hint}.") from None
 
     def share(self, name: str) -> float:
