@@ -254,7 +254,8 @@ _OF_THE_MODEL = (
 
 def vocabulary(arguments: Arguments) -> int:
     """The size of the vocabulary as it is padded; raises InputError if neither it nor the tokenizer is known."""
-    whole = arguments.number("--padded-vocab-size", 0) or arguments.number("--pad-vocab-size-to", 0)
+    named = arguments.number("--padded-vocab-size", 0) or arguments.number("--pad-vocab-size-to", 0)
+    whole = named or _patched_words(arguments)
     if whole:
         arguments.get("--vocab-size")
         return whole
@@ -279,6 +280,22 @@ def _tokenizer_words(arguments: Arguments) -> int | None:
     name = next(filter(None, names), "").rstrip("/")
     model = hub_model(name)
     return model.vocab if model is not None else _TOKENIZERS.get(name.rpartition("/")[2])
+
+
+def _patched_words(arguments: Arguments) -> int:
+    """The vocabulary of Pai-Megatron-Patch: a tokenizer's own words and further ones, not padded; 0 if not known."""
+    kind, further = arguments.word("--patch-tokenizer-type", ""), arguments.number("--extra-vocab-size", 0)
+    if kind == "DeepSeekV2Tokenizer":
+        return {2400: 102400, 467: 129280}.get(further, 0)  # DeepSeek-V2's and V3's
+    return _PATCH_TOKENIZERS.get(kind or "", -further) + further
+
+
+_PATCH_TOKENIZERS = {
+    **dict.fromkeys(("Qwen2Tokenizer", "Qwen3Tokenizer", "Qwen2VLTokenizer"), 151643),
+    **dict.fromkeys(("LLamaTokenizer", "LLama2Tokenizer", "MistralTokenizer", "MixtralTokenizer"), 32000),
+    "LLama3Tokenizer": 128000,
+}
+"""Words of the tokenizers of Pai-Megatron-Patch (megatron_patch/tokenizer)."""
 
 
 def takes_gpt2_words(arguments: Arguments) -> bool:
