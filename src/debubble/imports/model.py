@@ -135,6 +135,13 @@ class Sizes:
             widths = {"num_local_experts": experts.count, "intermediate_size": experts.ffn}
             return "gpt_oss", {**routed, **widths, "sliding_window": 128, "layer_types": kinds[: self.layers]}
         self._check_experts(experts)
+        between = experts.dense != tuple(range(len(experts.dense)))
+        if between and experts.shared == experts.ffn and not (experts.gate or self.qk_norm or self.mtp_layers):
+            return "llama4_text", {
+                "num_experts_per_tok": experts.per_token, "num_local_experts": experts.count,
+                "intermediate_size": experts.ffn, "intermediate_size_mlp": self.ffn, "attention_chunk_size": None,
+                "moe_layers": [layer for layer in range(self.layers) if layer not in experts.dense],
+            }  # fmt: skip
         if self.mtp_layers or (experts.shared and not experts.gate):
             return "glm4_moe", {
                 **routed, **self._first_dense(experts), "use_qk_norm": self.qk_norm, "attention_bias": self.qkv_bias,
