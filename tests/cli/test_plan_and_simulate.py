@@ -68,6 +68,26 @@ def test_simulate_a_model_with_full_recomputation_needs_less_memory(run: Any) ->
     assert full["makespan"] > plain["makespan"]
 
 
+def test_simulate_writes_the_plan_of_a_model_by_a_schedule(run: Any, tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    common = ("llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128", "--json")
+
+    code, out, _ = run("simulate", "--schedule", "zb-h1", *common, "-o", plan)
+
+    assert code == 0
+    assert json.loads(run("simulate", plan, "--json")[1])["step_time"] == json.loads(out)["step_time"]
+    assert Plan.load(Path(plan)).schedule.name == "zb-h1"
+
+
+def test_only_one_schedule_of_a_model_makes_a_plan(run: Any, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+
+    code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "-o", str(plan))
+
+    assert (code, plan.exists()) == (2, False)
+    assert "-o writes the plan of a MODEL by one schedule" in err
+
+
 def test_plan_writes_a_file_that_simulate_reads(run: Any, tmp_path: Path) -> None:
     costs, file = tmp_path / "costs.json", tmp_path / "plan.json"
     costs.write_text('{"stages": 4, "memory_limit": 3}')

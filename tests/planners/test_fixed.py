@@ -8,7 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.ir import InputError, Lane
-from debubble.planners.model_problem import fixed_configuration
+from debubble.planners.fixed_plan import fixed_plan
 
 MODEL, CLUSTER = db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB")
 
@@ -16,9 +16,10 @@ MODEL, CLUSTER = db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB")
 def configuration(
     schedule: str, *, recompute: str | None = "full", **options: Any
 ) -> tuple[db.Schedule, db.StageCosts]:
-    return fixed_configuration(
+    plan = fixed_plan(
         MODEL, CLUSTER, schedule=schedule, micro_batches=13, recompute=recompute, schedule_options=options
     )
+    return plan.schedule, plan.costs
 
 
 def recompute_per_device(schedule: str, *, recompute: str | None = "full", **options: Any) -> list[bool]:
@@ -81,7 +82,7 @@ def test_more_stages_than_there_are_cannot_recompute() -> None:
 
 def test_tokens_travel_beside_computing_in_combined_1f1b_alone() -> None:
     def made(schedule: str) -> None:
-        fixed_configuration(
+        fixed_plan(
             db.models["mixtral-8x7b"], db.Cluster.parse("16xH100-80GB"), schedule=schedule, micro_batches=8, data=2,
             expert=2, expert_overlap=True,
         )  # fmt: skip
@@ -94,10 +95,11 @@ def test_tokens_travel_beside_computing_in_combined_1f1b_alone() -> None:
 @pytest.mark.parametrize("schedule", [name for name in db.schedules if name != "interleaved-combined"])
 def test_the_host_steps_the_last_chunk_of_every_schedule(schedule: str) -> None:
     entry = db.schedules[schedule]
-    (plain, costs), (hosted, with_host) = (
-        fixed_configuration(MODEL, CLUSTER.with_limit("200GiB"), schedule=schedule, micro_batches=8, host_chunks=number)
+    first, second = (
+        fixed_plan(MODEL, CLUSTER.with_limit("200GiB"), schedule=schedule, micro_batches=8, host_chunks=number)
         for number in (0, 1)
     )
+    (plain, costs), (hosted, with_host) = (first.schedule, first.costs), (second.schedule, second.costs)
     deep = {held[-1] for held in plain.placement.stages_of}
     assert plain.host_steps == frozenset()
     assert hosted.host_steps == deep
@@ -109,9 +111,9 @@ def test_the_host_steps_the_last_chunk_of_every_schedule(schedule: str) -> None:
 
 def test_more_chunks_than_a_device_has_cannot_be_the_hosts() -> None:
     with pytest.raises(InputError, match=r"^The last 2 chunks of each device are asked for, but there are 1\.$"):
-        fixed_configuration(MODEL, CLUSTER, schedule="1f1b", micro_batches=8, host_chunks=2)
+        fixed_plan(MODEL, CLUSTER, schedule="1f1b", micro_batches=8, host_chunks=2)
 
 
 def test_states_of_which_the_host_has_a_share_already_are_not_its_chunks_too() -> None:
     with pytest.raises(InputError, match=r"no --host-optimizer\.$"):
-        fixed_configuration(MODEL, CLUSTER, schedule="1f1b", micro_batches=8, host_chunks=1, host_optimizer=0.5)
+        fixed_plan(MODEL, CLUSTER, schedule="1f1b", micro_batches=8, host_chunks=1, host_optimizer=0.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -115,6 +115,9 @@ def simulate(
     choice: ScheduleChoice,
     given: AbstractCosts,
     run: o.ModelRun,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With MODEL and one schedule: write the plan here.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page: the schedules under each other.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture of them on one time scale.")] = None,
     json: Json = False,
@@ -127,6 +130,8 @@ def simulate(
     choices = choice.each
     scenes, misfits = _scenes(source, choices, given, run)
     _draw(scenes, html=html, png=png)
+    if output is not None:
+        _save(scenes, output)
     if json:
         others = [] if len(choices) == 1 else [_figures(scene) for scene in scenes]
         print_answer(**_figures(scenes[0]), **({"schedules": others, "do_not_fit": misfits} if others else {}))
@@ -174,6 +179,15 @@ def _draw(scenes: Sequence[Scene], *, html: Path | None, png: Path | None) -> No
         log().print(f"Wrote {file}.")
 
 
+def _save(scenes: Sequence[Scene], output: Path) -> None:
+    """Write the plan of a model by a schedule."""
+    plans = [scene.plan for scene in scenes if scene.plan is not None]
+    if len(plans) != 1 or len(scenes) != 1:
+        raise InputError("-o writes the plan of a MODEL by one schedule: give both, with --schedule NAME.")
+    plans[0].save(output)
+    log().print(f"Wrote {output}.")
+
+
 def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
     """A plan file's step, under another memory limit if one is given."""
     from debubble.views.scene import Scene
@@ -197,7 +211,8 @@ def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCost
 def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
     """The step of a model by a schedule."""
     from debubble.models import named_model
-    from debubble.views.scene import configuration_scene
+    from debubble.planners.fixed_plan import fixed_plan
+    from debubble.views.scene import Scene
 
     if choice.schedule is None or choice.csv is not None:
         raise InputError("--csv is simulated with --costs, not with a MODEL; leave one of them out.")
@@ -205,13 +220,13 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
         raise InputError("Give either MODEL or --costs, not both.")
     if given.devices is not None:
         raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
-    return configuration_scene(
-        named_model(name), run.require_cluster(), run.run_options, schedule=choice.schedule,
+    plan = fixed_plan(
+        named_model(name), run.require_cluster(), schedule=choice.schedule,
         micro_batches=choice.step_micro_batches, pipeline=run.pipeline, chunks=choice.chunks,
         recompute=choice.recompute, memory_limit=choice.memory_limit, layers=choice.stage_layers,
-        host_chunks=choice.host_chunks,
-        schedule_options=choice.settings,
+        host_chunks=choice.host_chunks, schedule_options=choice.settings, **asdict(run.run_options),
     )  # fmt: skip
+    return replace(Scene.predicted(plan), title=plan.schedule.name)
 
 
 def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,8 @@ from debubble.costs import Cluster
 from debubble.files import convert, decode_json
 from debubble.ir import InputError, RunOptions
 from debubble.models import named_model
-from debubble.views.scene import Scene, configuration_scene
+from debubble.planners.fixed_plan import fixed_plan
+from debubble.views.scene import Scene
 
 MOST_TRIED = 20_000
 """Operations of a simulation that is drawn at once: larger ones would not follow a slider."""
@@ -60,11 +62,12 @@ class TrialForm(msgspec.Struct, forbid_unknown_fields=True):
         cluster = Cluster.parse(self.cluster)
         if cluster.count * self.micro_batches > MOST_TRIED:
             raise InputError(f"{cluster.count} devices and {self.micro_batches} micro-batches are too many to follow.")
-        run = RunOptions(sequence_length=self.sequence_length, tensor=self.tensor, data=self.data)
-        return configuration_scene(
-            named_model(self.model), cluster, run, schedule=self.schedule, micro_batches=self.micro_batches,
+        plan = fixed_plan(
+            named_model(self.model), cluster, schedule=self.schedule, micro_batches=self.micro_batches,
             recompute=self.recompute or None, memory_limit=self.memory_limit or None,
+            sequence_length=self.sequence_length, tensor=self.tensor, data=self.data,
         )  # fmt: skip
+        return replace(Scene.predicted(plan), title=self.schedule)
 
 
 def _check_chosen(form: SearchForm | TrialForm) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from debubble.costs import Cluster, StepTail
+from debubble.costs import Cluster
 from debubble.formatting import cores_words
-from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Program, RunOptions, Trace
+from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Program, Trace
 from debubble.ir.ops import BACKWARDS, SCHEDULED
 from debubble.ir.program import Moment
 from debubble.ir.trace import TracePhase
 from debubble.models import Model, models
-from debubble.planners.analysis.explanation import Explanation, explanation, model_remarks, plan_remarks
-from debubble.planners.model_problem import fixed_configuration
+from debubble.planners.analysis.explanation import Explanation, explanation, plan_remarks
 from debubble.planners.plan_step import tail_of
 from debubble.plans import Plan
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
@@ -207,31 +205,6 @@ class Scene:
         _, stage, j = operation.op
         time = program.schedule.recompute_time(program.costs, stage, j)
         return float(time / program.instructions[program.index[operation.op]].duration) if time else 0.0
-
-
-def configuration_scene(
-    model: Model, cluster: Cluster, run: RunOptions, *, pipeline: int | None = None, **configuration: Any
-) -> Scene:
-    """Simulate a named schedule on even stages, with what comes after the pipeline.
-
-    Args:
-        model: The model.
-        cluster: Its devices.
-        run: The options of the run.
-        pipeline: Pipeline devices; None: all that the other degrees leave.
-        configuration: Further arguments of `fixed_configuration`.
-
-    Raises:
-        InputError: For what does not go together.
-        OutOfMemoryError: If it does not fit.
-    """
-    schedule, costs = fixed_configuration(model, cluster, pipeline=pipeline, **configuration, **asdict(run))
-    timeline = simulate(schedule, costs)
-    return Scene(
-        timeline, title=schedule.name, seconds=True, post_validation=run.post_validation,
-        tail=StepTail(model=model, cluster=cluster, options=run, pipeline=pipeline).of(schedule, costs),
-        remarks=model_remarks(timeline, run, model=model, cluster=cluster),
-    )  # fmt: skip
 
 
 def subject(plan: Plan) -> str:

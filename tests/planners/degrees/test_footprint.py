@@ -40,24 +40,26 @@ def test_states_are_those_of_the_zero_level(zero: int, weights: float, gradients
 
 @pytest.mark.parametrize(("recompute", "kept"), [("none", True), ("full", False)])
 def test_the_total_is_the_peak_that_simulating_1f1b_finds(recompute: str, kept: bool) -> None:
-    from debubble.planners.model_problem import fixed_configuration
+    from debubble.planners.fixed_plan import fixed_plan
 
     degrees = Degrees(pipeline=4, tensor=2, micro_batches=8)
-    schedule, costs = fixed_configuration(
+    plan = fixed_plan(
         LLAMA, db.Cluster.parse("8xH100-80GB"), schedule="1f1b", micro_batches=8, pipeline=4, recompute=recompute,
         tensor=2, sequence_length=4096,
     )  # fmt: skip
     parts = of(degrees).kept if kept else of(degrees).recomputed
-    assert parts.total == pytest.approx(max(map(float, db.simulate(schedule, costs.with_limit(None)).peak_memory)))
+    assert parts.total == pytest.approx(
+        max(map(float, db.simulate(plan.schedule, plan.costs.with_limit(None)).peak_memory))
+    )
 
 
 @pytest.mark.parametrize(
     ("recompute", "kept", "micro_batches"), [("none", True, 8), ("full", False, 8), ("none", True, 13)]
 )
 def test_with_chunks_it_is_the_peak_of_interleaved_1f1b(recompute: str, kept: bool, micro_batches: int) -> None:
-    from debubble.planners.model_problem import fixed_configuration
+    from debubble.planners.fixed_plan import fixed_plan
 
-    schedule, costs = fixed_configuration(
+    plan = fixed_plan(
         LLAMA, db.Cluster.parse("8xH100-80GB"), schedule="interleaved", micro_batches=micro_batches, pipeline=4,
         chunks=2, recompute=recompute, tensor=2, sequence_length=4096,
     )  # fmt: skip
@@ -67,7 +69,9 @@ def test_with_chunks_it_is_the_peak_of_interleaved_1f1b(recompute: str, kept: bo
         if f.degrees.zero == 0
     ]
     parts = found.kept if kept else found.recomputed
-    assert parts.total == pytest.approx(max(map(float, db.simulate(schedule, costs.with_limit(None)).peak_memory)))
+    assert parts.total == pytest.approx(
+        max(map(float, db.simulate(plan.schedule, plan.costs.with_limit(None)).peak_memory))
+    )
 
 
 def test_the_command_says_what_order_of_the_chunks_fits(run: Any) -> None:

@@ -1,0 +1,167 @@
+"""The plan of a configuration that is given whole: a schedule by name, its stages, and which of them recompute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from debubble.costs import Cluster
+from debubble.costs.partition import Partition
+from debubble.costs.units import Units
+from debubble.ir import InputError, Placement, RunOptions, Schedule
+from debubble.models import Model
+from debubble.planners.bounds import lower_bound
+from debubble.planners.model_problem import problem_of
+from debubble.planners.partitioning.balance import even_counts
+from debubble.planners.partitioning.by_layers import partition_by_layers
+from debubble.planners.problem import Problem
+from debubble.plans import ModelOnCluster, Plan
+from debubble.schedules import schedules
+from debubble.schedules.registry import ScheduleEntry
+from debubble.targets.orders import COMBINED
+
+_STAGES_THAT_RECOMPUTE = frozenset({"recomputed_stages", "adjusted_stages", "recomputed_chunks"})
+"""Options of schedules that say which stages recompute."""
+
+
+def fixed_plan(
+    model: Model,
+    cluster: Cluster,
+    *,
+    schedule: str,
+    micro_batches: int,
+    pipeline: int | None = None,
+    chunks: int | None = None,
+    recompute: str | None = None,
+    memory_limit: float | str | None = None,
+    layers: Sequence[int] | None = None,
+    host_chunks: int = 0,
+    schedule_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Plan:
+    """The plan of a configuration that is given whole, whether it fits or not.
+
+    Args:
+        model: The model.
+        cluster: Its devices.
+        schedule: A schedule's name.
+        micro_batches: Micro-batches per step.
+        pipeline: Pipeline devices; None: all that the other degrees leave.
+        chunks: Stages per device; None: the schedule's default.
+        recompute: A strategy of the model's units: none, selective, full.  It holds for every stage, or, if the
+            schedule itself says which stages recompute (Obscura's family, `chronos-recomp`, 1F1B with
+            `recomputed_stages`), for those alone, while the others keep everything.  None: `full` on the stages that
+            the schedule names, `none` on all others.
+        memory_limit: Per device, bytes or a text such as `20GiB`; None: the cluster's.
+        layers: Decoder layers of every stage; None: units are divided evenly.  They recompute alike, and what is before
+            and after them nothing.
+        host_chunks: Chunks of every device, the last ones, whose optimizer states and step are the host's.
+        schedule_options: Options of the schedule.
+        options: Those of RunOptions.
+
+    Returns:
+        The plan, planned by `hand`.
+
+    Raises:
+        InputError: for what does not go together.
+
+    Example:
+        >>> from debubble.planners.fixed_plan import fixed_plan
+        >>> cluster = db.Cluster.parse("8xH100-80GB")
+        >>> plan = fixed_plan(db.models["llama3-8b"], cluster, schedule="zb-h1", micro_batches=16)
+        >>> plan.schedule.name, plan.planner
+        ('zb-h1', 'hand')
+    """
+    run = RunOptions(**options)
+    if run.expert_overlap and schedule != COMBINED:
+        raise InputError(f"--expert-overlap is priced for the schedule '{COMBINED}' alone, not for '{schedule}'.")
+    cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
+    problem = problem_of(model, cluster, run, micro_batches=micro_batches, pipeline=pipeline)
+    made, partition = _configured(
+        model, problem, schedules[schedule], chunks=chunks, recompute=recompute, layers=layers,
+        schedule_options=schedule_options, slices=run.slices,
+    )  # fmt: skip
+    if host_chunks and not problem.units.hostable:
+        raise InputError("--host-chunks needs a cluster with a link to the host, and no --host-optimizer.")
+    hosted = made.placement.last_chunks(host_chunks)
+    return Plan(
+        planner="hand",
+        schedule=made.with_host_steps(hosted),
+        costs=problem.units.stage_costs(partition, made.placement, on_host=hosted),
+        lower_bound=problem.step_bound(lower_bound(problem)),
+        partition=problem.units.planned(partition),
+        model_on_cluster=ModelOnCluster(model, cluster),
+        options=run,
+    )
+
+
+def _configured(
+    model: Model,
+    problem: Problem,
+    entry: ScheduleEntry,
+    *,
+    chunks: int | None,
+    recompute: str | None,
+    layers: Sequence[int] | None,
+    schedule_options: Mapping[str, Any] | None,
+    slices: int,
+) -> tuple[Schedule, Partition]:
+    """The schedule, whose recomputing stages are those that were chosen, and its stages."""
+    units, devices, micro_batches = problem.units, problem.devices, problem.micro_batches // slices
+    known = sorted({name for unit in units.units for name in unit.strategies})
+    if recompute is not None and recompute not in known:
+        raise InputError(f"--recompute is '{recompute}'; it must be one of: {', '.join(known)}.")
+    given = {**entry.accepted_options(objective=problem.objective), **(schedule_options or {})}
+    if slices > 1:
+        if "slices" not in entry.options:
+            raise InputError(f"The schedule '{entry.name}' does not cut sequences into slices; seq1f1b does.")
+        given["slices"] = slices
+    chunks = chunks or entry.default_chunks
+    if layers is not None:
+        return _of_layers(model, units, layers, entry, devices, micro_batches, recompute)
+    counts = even_counts(units, devices * chunks)
+    can_choose = bool(_STAGES_THAT_RECOMPUTE & entry.options)
+    everywhere = Partition.cut(units, counts, strategy=recompute or ("full" if can_choose else "none"))
+    rough = units.stage_costs(everywhere, Placement.looped(devices, chunks))
+    made = entry(devices=devices, micro_batches=micro_batches, chunks=chunks, costs=rough, **given)
+    chosen = made.fused_recompute | {stage for stage, _ in made.explicit_recompute}
+    nowhere = Partition.cut(units, counts)
+    if chosen and recompute == "none":
+        raise InputError(
+            f"'{entry.name}' is to recompute {len(chosen)} of its {made.stages} stages, but --recompute none leaves"
+            " nothing to recompute: give --recompute full or selective, or no stages to recompute."
+        )
+    if chosen or _chooses(entry, given):
+        partition = Partition(everywhere[s] if s in chosen else nowhere[s] for s in range(made.stages))
+    else:
+        partition = everywhere if recompute else nowhere
+        made = replace(made, fused_recompute=partition.recomputing)
+    return made, partition
+
+
+def _of_layers(
+    model: Model,
+    units: Units,
+    layers: Sequence[int],
+    entry: ScheduleEntry,
+    devices: int,
+    micro_batches: int,
+    recompute: str | None,
+) -> tuple[Schedule, Partition]:
+    """The schedule of stages that are given by their layers, and the stages."""
+    if len(layers) % devices or sum(layers) != model.layers:
+        raise InputError(
+            f"--layers has {sum(layers)} layers on {len(layers)} stages; the model has {model.layers}, and its stages"
+            f" are a multiple of the {devices} pipeline devices."
+        )
+    chosen = recompute or "none"
+    partition = partition_by_layers(units, layers, dict.fromkeys(range(model.layers), (chosen, chosen)))
+    chunks = len(layers) // devices
+    made = entry(devices=devices, micro_batches=micro_batches, chunks=chunks if chunks > 1 else None)
+    return replace(made, fused_recompute=partition.recomputing), partition
+
+
+def _chooses(entry: ScheduleEntry, given: Mapping[str, Any]) -> bool:
+    """Tell whether the schedule says which stages recompute: Obscura's family always does, others by an option."""
+    return "adjusted_stages" in entry.options or bool(_STAGES_THAT_RECOMPUTE & given.keys())
