@@ -79,6 +79,15 @@ def test_simulate_writes_the_plan_of_a_model_by_a_schedule(run: Any, tmp_path: P
     assert Plan.load(Path(plan)).schedule.name == "zb-h1"
 
 
+def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
+    """Of 4 devices and 8 micro-batches: 33 for 1F1B, and 57 for two chunks, which are half a stage each."""
+    _, out, _ = run("simulate", "--schedule", "1f1b,interleaved", "--devices", "4", "--micro-batches", "8")
+
+    rows = [line.split() for line in out.splitlines() if line.strip().startswith(("1f1b", "interleaved"))]
+    assert [row[:2] for row in rows] == [["1f1b", "33"], ["interleaved", "28.5"]]
+    assert "Of equal work per device" in out
+
+
 def test_only_one_schedule_of_a_model_makes_a_plan(run: Any, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
 
