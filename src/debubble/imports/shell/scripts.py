@@ -16,6 +16,16 @@ from pathlib import Path
 
 from debubble.files import read_file
 from debubble.imports.command_line import CommandLine, how_to_give
+from debubble.imports.shell.statements import (
+    ASSIGNMENT,
+    DECLARES,
+    assigned_names,
+    commands_of,
+    condition_words,
+    place_of,
+    shell_text,
+    written,
+)
 from debubble.imports.shell.syntax import (
     CaseStatement,
     Chain,
@@ -32,8 +42,6 @@ from debubble.imports.shell.syntax import (
 from debubble.imports.shell.words import ShellVariables, is_known, matches
 from debubble.ir import InputError
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
-_DECLARES = ("export", "local", "declare", "typeset", "readonly")
 _SILENT = frozenset(
     (
         "echo", "printf", "cat", "ls", "cd", "mkdir", "rm", "cp", "mv", "pwd", "tee", "date", "sleep", "wait", "kill",
@@ -165,7 +173,7 @@ class _Follower:
             case Command():
                 return self._command(statement)
             case Test(kind, text, _):
-                return self._arithmetic(text) if kind == "((" else self._holds(_condition_words(text), patterns=True)
+                return self._arithmetic(text) if kind == "((" else self._holds(condition_words(text), patterns=True)
             case Either():
                 return self._either(statement)
             case CaseStatement():
@@ -232,16 +240,16 @@ class _Follower:
             self.run(statement.body)
             if self.failures > failures:
                 return True
-        over_arguments = _OF_ARGUMENTS.search(_place(statement.condition)[1])
+        over_arguments = _OF_ARGUMENTS.search(place_of(statement.condition)[1])
         if not (over_arguments and self.variables.arguments is None):
             self._refuse_if_it_matters(statement.body, statement.condition)
         return True
 
     def _refuse_if_it_matters(self, body: Statement, condition: Statement | None) -> None:
         """Leave open what statements that may or may not run set; InputError if they change what the script starts."""
-        line, words = _place(condition)
-        for command in _commands(body):
-            names = _assigned_names(command)
+        line, words = place_of(condition)
+        for command in commands_of(body):
+            names = assigned_names(command)
             if names is not None:
                 self.variables.values |= {name: f"$({name}: line {line} decides)" for name in names}
             elif self._starts(command):
@@ -255,8 +263,8 @@ class _Follower:
         first = command.tokens[0].text
         if first in _SILENT and first not in ("set", "let"):
             return False
-        names = {name.replace("_", "-") for token in command.tokens for name in _NAMES.findall(_written(token))}
-        assigns = command.tokens[0].elements is not None or _ASSIGNMENT.fullmatch(first) is not None
+        names = {name.replace("_", "-") for token in command.tokens for name in _NAMES.findall(written(token))}
+        assigns = command.tokens[0].elements is not None or ASSIGNMENT.fullmatch(first) is not None
         named = bool(names) and (assigns or not names.isdisjoint(OF_TRAINING))
         return first in ("source", ".", "eval", "set", "shift") or first in self.functions or named
 
@@ -266,13 +274,13 @@ class _Follower:
         if first in ("[", "test"):
             words = [token.text for token in tokens[1:]]
             return self._holds(words[:-1] if first == "[" else words, patterns=False)
-        if first in _DECLARES:
+        if first in DECLARES:
             tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
             for token in tokens:
                 self._assign(token)
             return True
         before = []
-        while tokens and (tokens[0].elements is not None or _ASSIGNMENT.fullmatch(tokens[0].text)):
+        while tokens and (tokens[0].elements is not None or ASSIGNMENT.fullmatch(tokens[0].text)):
             before.append(tokens.pop(0))
         if not tokens:
             for token in before:
@@ -297,7 +305,7 @@ class _Follower:
             self._source(rest)
         elif name == "eval":
             self._text(" ".join(rest))
-        elif (text := _shell_text(words)) is not None:
+        elif (text := shell_text(words)) is not None:
             self._text(text)
         elif name == "set" and "--" in rest:
             self.variables.arguments = rest[rest.index("--") + 1 :]
@@ -346,7 +354,7 @@ class _Follower:
     def _assign(self, token: Token) -> None:
         """Set a variable, or add to it."""
         values = self.variables.values
-        matched = _ASSIGNMENT.fullmatch(token.text)
+        matched = ASSIGNMENT.fullmatch(token.text)
         if matched is None:
             return
         name, index, adds, text = matched[1], matched[2], bool(matched[3]), matched[4]
@@ -461,73 +469,3 @@ _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
     "-ge": operator.ge,
 }  # fmt: skip
-
-
-def _shell_text(words: Sequence[str]) -> str | None:
-    """The script after `bash -c`, which a launcher may stand before; None if there is none."""
-    shells = (place for place, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh"))
-    return next((words[place + 2] for place in shells if words[place + 1] == "-c"), None)
-
-
-def _condition_words(text: str) -> list[str]:
-    """The words of a condition in double brackets, as written."""
-    return re.findall(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\$\([^)]*\)|\$\{[^}]*\}|[^\s"'()]|\((?=\S))+|[()]""", text)
-
-
-def _written(token: Token) -> str:
-    """A token as written, with the elements of an array."""
-    return " ".join([token.text, *(token.elements or ())])
-
-
-def _assigned_names(command: Command) -> list[str] | None:
-    """The variables that a command sets, if it does nothing else and adds no arguments; None otherwise."""
-    tokens = list(command.tokens)
-    if tokens[0].text in _DECLARES:
-        tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
-    matched = [_ASSIGNMENT.fullmatch(token.text) for token in tokens]
-    if not all(matched) or any("--" in _written(token) for token in tokens):
-        return None
-    return [match[1] for match in matched if match is not None]
-
-
-def _commands(statement: Statement) -> Iterator[Command]:
-    """All simple commands in a statement."""
-    match statement:
-        case Command():
-            yield statement
-        case Chain(parts, _):
-            for _, part in parts:
-                yield from _commands(part)
-        case Either(branches, _):
-            for condition, body in branches:
-                if condition is not None:
-                    yield from _commands(condition)
-                yield from _commands(body)
-        case CaseStatement(_, cases, _):
-            for _, body in cases:
-                yield from _commands(body)
-        case Loop(body=body) | While(body=body):
-            yield from _commands(body)
-        case Function() | Test():
-            return
-
-
-def _place(statement: Statement | None) -> tuple[int, str]:
-    """The line of a condition, and its words."""
-    match statement:
-        case Test(_, text, line):
-            return line, text.strip()
-        case CaseStatement(word, _, line):
-            return line, word
-        case Loop(name, words, _, line):
-            return line, f"for {name} in {' '.join(words)}"
-        case While(condition=condition):
-            return _place(condition)
-        case Chain(parts, _) if parts:
-            return _place(parts[0][1])
-        case Command(tokens, line):
-            return line, " ".join(token.text for token in tokens)
-        case Either(_, line):
-            return line, "if"
-        case _:
-            return 1, "a condition"

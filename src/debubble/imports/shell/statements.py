@@ -1,0 +1,92 @@
+"""What a statement of a script is made of: its commands, the variables that they set, and the place of a condition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from debubble.imports.shell.syntax import (
+    CaseStatement,
+    Chain,
+    Command,
+    Either,
+    Function,
+    Loop,
+    Statement,
+    Test,
+    Token,
+    While,
+)
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
+DECLARES = ("export", "local", "declare", "typeset", "readonly")
+
+
+def shell_text(words: Sequence[str]) -> str | None:
+    """The script after `bash -c`, which a launcher may stand before; None if there is none."""
+    shells = (place for place, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh"))
+    return next((words[place + 2] for place in shells if words[place + 1] == "-c"), None)
+
+
+def condition_words(text: str) -> list[str]:
+    """The words of a condition in double brackets, as written."""
+    return re.findall(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\$\([^)]*\)|\$\{[^}]*\}|[^\s"'()]|\((?=\S))+|[()]""", text)
+
+
+def written(token: Token) -> str:
+    """A token as written, with the elements of an array."""
+    return " ".join([token.text, *(token.elements or ())])
+
+
+def assigned_names(command: Command) -> list[str] | None:
+    """The variables that a command sets, if it does nothing else and adds no arguments; None otherwise."""
+    tokens = list(command.tokens)
+    if tokens[0].text in DECLARES:
+        tokens = [token for token in tokens[1:] if not token.text.startswith("-")]
+    matched = [ASSIGNMENT.fullmatch(token.text) for token in tokens]
+    if not all(matched) or any("--" in written(token) for token in tokens):
+        return None
+    return [match[1] for match in matched if match is not None]
+
+
+def commands_of(statement: Statement) -> Iterator[Command]:
+    """All simple commands in a statement."""
+    match statement:
+        case Command():
+            yield statement
+        case Chain(parts, _):
+            for _, part in parts:
+                yield from commands_of(part)
+        case Either(branches, _):
+            for condition, body in branches:
+                if condition is not None:
+                    yield from commands_of(condition)
+                yield from commands_of(body)
+        case CaseStatement(_, cases, _):
+            for _, body in cases:
+                yield from commands_of(body)
+        case Loop(body=body) | While(body=body):
+            yield from commands_of(body)
+        case Function() | Test():
+            return
+
+
+def place_of(statement: Statement | None) -> tuple[int, str]:
+    """The line of a condition, and its words."""
+    match statement:
+        case Test(_, text, line):
+            return line, text.strip()
+        case CaseStatement(word, _, line):
+            return line, word
+        case Loop(name, words, _, line):
+            return line, f"for {name} in {' '.join(words)}"
+        case While(condition=condition):
+            return place_of(condition)
+        case Chain(parts, _) if parts:
+            return place_of(parts[0][1])
+        case Command(tokens, line):
+            return line, " ".join(token.text for token in tokens)
+        case Either(_, line):
+            return line, "if"
+        case _:
+            return 1, "a condition"
