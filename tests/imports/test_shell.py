@@ -63,6 +63,8 @@ def test_a_script_is_read_as_bash_reads_it(script: str, runs: list[str], words: 
     [
         ("if [ $SIZE = 7B ]; then A=--bf16; fi; run $A", r"line 1 decides \(\[ \$SIZE = 7B \]\)"),
         ("if [ $SIZE = 7B ]; then run --lr 1; else run --lr 2; fi", "line 1 decides"),
+        ("M=${SIZE}B; if [ $M = 7B ]; then A=--bf16; fi; run $A", "give it with --args 'SIZE=1'; or give a copy"),
+        ("B=$((1-$?)); if [ $B = 1 ]; then A=--bf16; fi; run $A", "depend on it: give a copy"),
         ("if [ -f x ]; then A=--bf16; fi; run $A", "line 1 decides"),
         ("while read LINE; do A+=$LINE; break; done; run $A", "too long to follow"),
         ("while [ -f x ]; do A+=(--x); done; run $A", r"line 1 decides \(\[ -f x \]\)"),

@@ -77,7 +77,7 @@ def how_to_give(unknown: str, names: Mapping[str, str]) -> str:
         unknown: Words with the variables that nobody set, such as `$TP` or `[ $2 = 7B ]`.
         names: Variable -> the number of the script's argument that it is set to.
     """
-    variables = _UNKNOWN.findall(unknown)
+    variables = variables_in(unknown)
     if any(name.isdigit() or name in names for name in variables):
         last = max(map(int, names.values()), default=0)
         by_number = {int(number): name for name, number in names.items()}
@@ -86,9 +86,9 @@ def how_to_give(unknown: str, names: Mapping[str, str]) -> str:
     return f"give it with --args '{variables[0] if variables else 'NAME'}=1'"
 
 
-def depends_on_variables(text: str) -> bool:
-    """Tell whether words of a script have variables or arguments that nobody set."""
-    return _UNKNOWN.search(text) is not None
+def variables_in(text: str) -> list[str]:
+    """The variables and the arguments' numbers that words of a script have."""
+    return list(_UNKNOWN.findall(text))
 
 
 _UNKNOWN = re.compile(r"\$\(?\{?([A-Za-z_]\w*|\d+)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from debubble.imports.command_line import depends_on_variables, how_to_give
+from debubble.imports.command_line import how_to_give, variables_in
 from debubble.imports.settings import SOURCED, SettingsReader
 from debubble.ir import InputError
 
@@ -16,7 +16,7 @@ class Arguments(SettingsReader):
     def sources(self) -> str:
         """The hint, for a sentence on a missing argument, that a sourced script that is not there may set it."""
         names = " ".join(self.words(SOURCED))
-        if depends_on_variables(names):
+        if variables_in(names):
             return f"; it sources {names}: {how_to_give(names, {})}, or"
         return f"; it sources {names}, which is not next to it: put it there, or" if names else ";"
 
@@ -64,7 +64,7 @@ class Arguments(SettingsReader):
             hint = "which is no whole number that is known here"
             if "$" in word:
                 sources = self.sources.removesuffix(" or").replace(";", ":", 1) if self.words(SOURCED) else ":"
-                variables = f"{how_to_give(word, {})}, or" if depends_on_variables(word) else "give it with"
+                variables = f"{how_to_give(word, {})}, or" if variables_in(word) else "give it with"
                 hint = f"which the file does not tell{sources} {variables} --args '{name} N'"
             raise InputError(f"{self.path}: {name} is '{word}', {hint}.") from None
 

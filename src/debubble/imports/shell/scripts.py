@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from debubble.files import read_file
-from debubble.imports.command_line import CommandLine, how_to_give
+from debubble.imports.command_line import CommandLine, how_to_give, variables_in
 from debubble.imports.shell.statements import (
     ASSIGNMENT,
     DECLARES,
@@ -255,8 +255,14 @@ class _Follower:
             elif self._starts(command):
                 raise InputError(
                     f"{self.path}: what line {line} decides ({words}) is not told by the file, and arguments depend on"
-                    f" it: {how_to_give(words, self.numbered)}; or give a copy with the branch that runs."
+                    f" it: {self._how_to_tell(words)}give a copy with the branch that runs."
                 )
+
+    def _how_to_tell(self, condition: str) -> str:
+        """Words on how the command line decides a condition, whose variables the script may set from others."""
+        values = (self.variables.values.get(name, f"${name}") for name in variables_in(condition))
+        unknown = " ".join(value if isinstance(value, str) else " ".join(value) for value in values)
+        return f"{how_to_give(unknown, self.numbered)}; or " if variables_in(unknown) else ""
 
     def _starts(self, command: Command) -> bool:
         """Tell whether a command starts something with arguments, or changes what later ones are."""
