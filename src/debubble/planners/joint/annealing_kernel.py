@@ -65,10 +65,9 @@ UNLIMITED = 10**6
 REJECTED = 1e300
 """The score of what is worse than it may be."""
 
-SHIFTS, LEVELS, SHARES, TRADES, FLIGHTS, HOSTS = 30, 52, 74, 74, 82, 82
+SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
 """Shares of 100 moves: those below the first number shift units between stages; then they change levels, shares of
-offload, both of two stages of a device in opposite directions, micro-batches in flight, and who steps; the others
-change the policy."""
+offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
 CHUNK = 5
 """One in so many changes is made to all stages of a chunk."""
 
@@ -237,13 +236,6 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
         change(point, LEVEL, min(max(point[LEVEL, s] + step, 0), levels - 1), s, P, random)
     elif dice < SHARES and offloads:
         change(point, SHARE, draw(random, QUARTERS + 1), s, P, random)
-    elif dice < TRADES:
-        other = draw(random, S)
-        if a.device_of[other] == a.device_of[s] and other != s:
-            choice, most = (SHARE, QUARTERS) if offloads and draw(random, 2) == 0 else (LEVEL, levels - 1)
-            if point[choice, s] > 0 and point[choice, other] < most:
-                point[choice, s] -= 1
-                point[choice, other] += 1
     elif dice < FLIGHTS:
         to = UNLIMITED if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
         change(point, MOST, to, s, P, random)
@@ -268,11 +260,11 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
     if draw(random, 2) == 0:
         # What a step needs last, the shallow chunks' activations, is worth the most time to bring back.
         level, share = np.sort(level)[::-1], np.sort(share)[::-1]
-    hosted = a.hostable > 0 and chunks > 1 and draw(random, 4) == 0
+    hosted = draw(random, chunks + 1) if a.hostable else 0
     for s in range(S):
         point[COUNT, s], point[MOST, s] = counts[s], UNLIMITED
         point[LEVEL, s], point[SHARE, s] = level[s // P], share[s // P]
-        point[ON_HOST, s] = 1 if hosted and s // P == chunks - 1 else 0
+        point[ON_HOST, s] = 1 if s // P >= chunks - hosted else 0
     for n in range(len(policy)):
         policy[n] = a.choices[n, draw(random, a.options[n])]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from debubble.planners.joint.annealing_kernel import ADDRESS, CHOICES, REJECTED, anneal, sample
-from debubble.planners.joint.levers import Levers, Point, policy_choices
+from debubble.planners.joint.levers import Levers, Point
 from debubble.planners.joint.list_scheduling.stage_table import Floats, Ints
 from debubble.search.effort import Effort
 
@@ -41,7 +41,7 @@ class PointChain:
     def __post_init__(self) -> None:
         stages = self.levers.placement.stages
         self._best = np.zeros((CHOICES, stages), np.int64)
-        self._best_policy = np.zeros(len(policy_choices(stages)))
+        self._best_policy = np.zeros(len(self.levers.policies))
         self._values = np.full(2, REJECTED)
         self._random = np.array([(self.seed * 7919 + 12345) % (PRIME - 1) + 1], dtype=np.int64)
 

@@ -74,9 +74,13 @@ PREFETCHES = (1.0, 2.0, 3.0, 4.0, 6.0)
 AHEADS = (0.0, 1.0, 2.0, 4.0, 8.0)
 
 
-def policy_choices(stages: int) -> tuple[Sequence[float], ...]:
-    """The values that each entry of a policy may have, in the order of the list scheduler's entries."""
-    return BACKLOGS, PATIENCES, [float(operations) for operations in range(1, 2 * stages)], PREFETCHES, AGES, AHEADS
+def policy_choices(stages: int, *, hosted: bool = False) -> tuple[Sequence[float], ...]:
+    """The values that each entry of a policy may have, in the order of the list scheduler's entries.
+
+    The last one, whether backwards of hosted stages go first, is there for steps that have such stages.
+    """
+    horizons = [float(operations) for operations in range(1, 2 * stages)]
+    return BACKLOGS, PATIENCES, horizons, PREFETCHES, AGES, AHEADS, *([(0.0, 1.0)] if hosted else [])
 
 
 LESS = 0.85
@@ -111,10 +115,14 @@ class Levers:
         """Longer than any step that is not stuck."""
 
     @cached_property
+    def policies(self) -> tuple[Sequence[float], ...]:
+        """The values of the policy's entries."""
+        return policy_choices(self.placement.stages, hosted=self.units.hostable)
+
+    @cached_property
     def space(self) -> Space:
         """The constants that the compiled chain reads."""
-        units, stages = self.units, self.placement.stages
-        choices = policy_choices(stages)
+        units, choices = self.units, self.policies
         table = np.zeros((len(choices), max(map(len, choices))))
         for n, entry in enumerate(choices):
             table[n, : len(entry)] = entry

@@ -8,6 +8,7 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     AGAIN_LEAD,
     BACK_LEAD,
     DROPPED,
+    HOSTED,
     KEPT,
     MOVED,
     WEIGHT,
@@ -154,9 +155,10 @@ def choose(a: Step, x: State, d: int, now: float) -> tuple[int, int, float]:
         return W, _oldest_weight(a, x, d), NEVER
     stage, soon = _ready_backward(a, x, d, now)
     kind = I
-    if stage < 0:
-        stage, soon = _ready_forward(a, x, d, now, soon)
-        kind = F
+    if stage < 0 or (a.hosts_first and a.stages[stage, HOSTED] <= 0):
+        forward, soon_forward = _ready_forward(a, x, d, now, soon)
+        if stage < 0 or forward >= 0:
+            stage, soon, kind = forward, soon_forward, F
     if stage < 0 and x.early[d] < a.ahead:
         stage, soon = _next_recomputation(a, x, d, now, soon)
         kind = R

@@ -24,11 +24,12 @@ states are on the device; time of the recomputation, and the bytes that R brings
 own; 1 where the optimizer's states are on the host; how long before the end of F its offload may start, and before that
 of the reload the I that recomputes nothing before, or an R."""
 
-BACKLOG, WAIT_LIMIT, HORIZON, PREFETCH, AGE, AHEAD = range(6)
+BACKLOG, WAIT_LIMIT, HORIZON, PREFETCH, AGE, AHEAD, HOSTS_FIRST = range(7)
 """Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which
 it may delay what is known to come; operations of a micro-batch before a backward at which its reload may start; reloads
 that a device may have under way; the periods that a micro-batch's age counts for against its depth among forwards;
-micro-batches that a device may have recomputed before their gradients come."""
+micro-batches that a device may have recomputed before their gradients come; 1 if backwards of stages whose optimizer
+stays on the device wait for forwards and for those of the others, whose hosts step sooner then (0 if it is missing)."""
 
 
 class StageTable(NamedTuple):

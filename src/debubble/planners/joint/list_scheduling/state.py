@@ -16,6 +16,7 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     FORWARD,
     HORIZON,
     HOSTED,
+    HOSTS_FIRST,
     INPUT,
     MOVED,
     PREFETCH,
@@ -48,7 +49,8 @@ class Step(NamedTuple):
         stages_of: [device, place]: the stages of a device.
         held: Per device, how many these are.
         to_stage: Per stage, the time that a micro-batch takes to it forwards.
-        from_last: Per stage, the time that a micro-batch takes to it from the last stage backwards.
+        from_last: Per stage, the time that a micro-batch takes to it from the last stage backwards; more than a step's
+            for stages that wait for the hosts'.
         after: [F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
         reserve: Per device, the room kept for one backward: its workspace and its reload.
         period: The time of a micro-batch on the busiest device.
@@ -58,6 +60,7 @@ class Step(NamedTuple):
         prefetch: See the policy.
         age: See the policy.
         ahead: See the policy.
+        hosts_first: See the policy.
     """
 
     stages: Floats
@@ -80,6 +83,7 @@ class Step(NamedTuple):
     prefetch: int
     age: float
     ahead: int
+    hosts_first: bool
 
 
 class State(NamedTuple):
@@ -270,12 +274,15 @@ def begun(
     S, devices, m = len(stages), len(capacity), len(scales)  # noqa: N806 - the field's letter
     stages_of, count, period = _stages_by_device(stages, device_of, devices)
     to_stage, from_last = _depths(stages)
+    hosts_first = len(policy) > HOSTS_FIRST and policy[HOSTS_FIRST] > 0
+    if hosts_first:
+        from_last += np.where(stages[:, HOSTED] > 0, 0.0, 2 * m * period)
     behind = _tails(stages, scales) if whole else np.zeros((3, S, m))
     rest, reserve = _totals(stages, device_of, devices, scales)
     step = Step(
         stages, device_of, capacity, down, up, scales, most, stages_of, count, to_stage, from_last, behind, reserve,
         period, policy[BACKLOG], policy[WAIT_LIMIT], int(policy[HORIZON]), int(policy[PREFETCH]),
-        policy[AGE] * period, int(policy[AHEAD]),
+        policy[AGE] * period, int(policy[AHEAD]), hosts_first,
     )  # fmt: skip
     offloads, transfers = _most_transfers(stages, device_of, devices, m)
     # One array for many rows: to make one takes as long as ten operations.
