@@ -16,7 +16,7 @@ from debubble.imports.script_arguments import named_arguments
 from debubble.imports.settings import SOURCED, read_arguments
 
 CORPUS = Path(__file__).parent / "corpus"
-LAUNCHERS = ("torchrun", "python", "python3", "deepspeed", "ray", "ssh", "pkill", "srun")
+LAUNCHERS = ("megatron", "torchrun", "python", "python3", "deepspeed", "ray", "ssh", "pkill", "srun")
 PRINT = '#!/bin/sh\nprintf "%s\\0" "$@" >> "$PRINTED"\nprintf "\\1" >> "$PRINTED"\n'
 WITHIN_A_LAUNCHER = ("bloom_72_stages.slurm", "megatron_srun_bash.sh")
 """Scripts whose command is one word of another shell's."""

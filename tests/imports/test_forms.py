@@ -320,5 +320,5 @@ def test_adapters_of_other_modules_are_told(tmp_path: Path) -> None:
     text = f"{BRIDGE}peft: {{_target_: megatron.bridge.peft.dora.DoRA, dim: 8, target_modules: [linear_fc1]}}\n"
     assert Form("megatron", "run.yaml", text).job(tmp_path).unread == (
         "peft._target_ is DoRA, and the prediction counts on LoRA.",
-        "peft.target_modules is linear_fc1, and the prediction counts on all linear layers.",
+        "Adapters are on linear_fc1, and the prediction counts on all linear layers.",
     )

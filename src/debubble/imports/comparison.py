@@ -190,9 +190,10 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
     yield from (SettingChange(name=name, now=None, then=asked[name]) for name in asked if name not in had)
     names = sorted(before.keys() | wanted.keys())
     changed = {name: wanted.get(name) for name in names if before.get(name) != wanted.get(name)}
-    gone = [name for name, value in changed.items() if value is None and name in settings]
+    off = importer.turned_off(settings)
+    gone = [name for name, value in changed.items() if value is None and (name in settings or name in off)]
     for name in dict.fromkeys([*gone, *importer.conflicts(settings, changed)]):
-        yield SettingChange(name=name, now=settings[name], then=None)
+        yield SettingChange(name=name, now=settings.get(name), then=off.get(name))
 
 
 def _exported_settings(importer: Importer, plan: Plan) -> Mapping[str, Any]:

@@ -80,6 +80,9 @@ ReadJob = Callable[[SettingsReader, UserFacts], ImportedJob]
 Environment = Callable[[Settings], Mapping[str, str]]
 """The environment variables that the framework asks for with these settings."""
 
+TurnedOff = Callable[[Settings], Mapping[str, str]]
+"""The values that turn off what the framework of these settings has on by default."""
+
 Conflicts = Callable[[Settings, Settings], Iterable[str]]
 """Names the job's settings, the first, that cannot stand next to the changed ones, the second."""
 
@@ -98,6 +101,7 @@ class Importer:
         defaults: What the framework takes for settings that a file does not have.
         harmless: Patterns of the names of entries that cost nothing, besides those of all frameworks, in one text.
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
+        turned_off: The values that turn settings off where leaving them out does not.
     """
 
     name: str
@@ -109,6 +113,7 @@ class Importer:
     defaults: Defaults
     harmless: str
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None
+    turned_off: TurnedOff = lambda settings: {}
 
     def read(self, path: Path, arguments: str | None) -> Settings:
         """A file's settings, with the command line that starts the job; None: nobody said it."""
@@ -144,6 +149,7 @@ def importer(
     harmless: str = "",
     environment: Environment = lambda settings: {},
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None,
+    turned_off: TurnedOff = lambda settings: {},
 ) -> Callable[[ReadJob], ReadJob]:
     """Register an importer under the name of its target.
 
@@ -156,12 +162,14 @@ def importer(
         defaults: What the framework takes for settings that a file does not have.
         harmless: Patterns of the names of entries that cost nothing, besides those of all frameworks, in one text.
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
+        turned_off: The values that turn settings off where leaving them out does not.
     """
 
     def register(job: ReadJob) -> ReadJob:
-        imports.add(
-            name, Importer(name, settings, job, file, conflicts, environment, defaults, harmless, with_arguments)
+        made = Importer(
+            name, settings, job, file, conflicts, environment, defaults, harmless, with_arguments, turned_off
         )
+        imports.add(name, made)
         return job
 
     return register

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.imports.shell.scripts import OF_TRAINING, ScriptRun, Started
-from debubble.imports.training_scripts import SCRIPT, is_other_script
+from debubble.imports.training_scripts import SCRIPT, is_other_script, swift_command
 from debubble.ir import InputError
 
 _UNSET = re.compile(r"\$(\w+|\{\w+(\[[@*]\])?\}|@|\*|\((?!\().*\))", re.DOTALL)
@@ -17,16 +17,16 @@ _OF_ARGUMENTS = re.compile(r"\[[@*]\]|^\$[@*]$|args|options|opts|flags|extra|par
 """What is in the names of variables that hold arguments, and no value of one."""
 
 
-def training_words(script: ScriptRun, path: Path) -> list[str]:
-    """The words of the command that trains; those of all variables where none does.
+def training_command(script: ScriptRun, path: Path) -> Started:
+    """The command that trains; one with the words of all variables where none does.
 
     Raises:
         InputError: if several commands train with other arguments.
     """
-    training = [command for command in script.commands if OF_TRAINING & set(_names(command.words))]
+    training = [command for command in script.commands if _trains(command.words)]
     if not training:
         with_options = [command.words for command in script.commands if any(map(_is_name, command.words))]
-        return [word for words in (*script.assigned, *with_options) for word in words]
+        return Started(tuple(word for words in (*script.assigned, *with_options) for word in words), 0)
     named = {command.line: named_arguments(command.words) for command in training}
     most = max(named, key=lambda line: len(named[line]))
     others = [
@@ -37,8 +37,13 @@ def training_words(script: ScriptRun, path: Path) -> list[str]:
     if others:
         lines = ", ".join(map(str, sorted({most, *others})))
         raise InputError(f"{path} starts several trainings (lines {lines}): give a copy with the one that is meant.")
-    chosen: Started = next(command for command in training if command.line == most)
-    return list(chosen.words)
+    return next(command for command in training if command.line == most)
+
+
+def _trains(words: Sequence[str]) -> bool:
+    """Tell whether a command trains, by its arguments; ms-swift's may have them in a file, or convert a checkpoint."""
+    swift = swift_command(words)
+    return bool(OF_TRAINING & _names(words) or swift in ("megatron sft", "megatron pt")) and swift != "megatron export"
 
 
 def named_arguments(words: Iterable[str]) -> dict[str, Any]:

@@ -19,8 +19,9 @@ import yaml
 from debubble.files import parse, read_file
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
-from debubble.imports.script_arguments import named_arguments, training_words
-from debubble.imports.shell.scripts import OF_TRAINING, follow
+from debubble.imports.script_arguments import named_arguments, training_command
+from debubble.imports.shell.scripts import OF_TRAINING, RANKS, follow, named_file
+from debubble.imports.training_scripts import COMMAND, swift_command, swift_file
 from debubble.ir import InputError
 
 _READERS: Mapping[str, Callable[[str], Any]] = {
@@ -221,21 +222,39 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
         arguments = dict(_logged_arguments(logged))
     else:
         script = follow(text, path, given)
-        arguments = named_arguments(training_words(script, path))
+        command = training_command(script, path)
+        arguments = named_arguments(command.words)
         if script.missing and arguments:
             arguments[SOURCED] = script.missing
         if script.overwritten:
             arguments[OVERWRITTEN] = script.overwritten
         if script.world_size is not None:
             arguments.setdefault("--world-size", script.world_size)
+        if (swift := swift_command(command.words)) is not None:
+            arguments = {COMMAND: swift, **_arguments_of_file(command.words, path), **command.ranks, **arguments}
     if given is not None:
         arguments |= named_arguments(given.words)
-    if not OF_TRAINING & arguments.keys():
+    if not OF_TRAINING & arguments.keys() and COMMAND not in arguments:
         raise InputError(
             f"{path} has no arguments of a training such as --num-layers 32, nor the list of them that Megatron-LM"
             " logs: give the file that has them."
         )
     return arguments
+
+
+def _arguments_of_file(words: Sequence[str], path: Path) -> dict[str, Any]:
+    """The arguments in the file that a command of ms-swift names; InputError if it is not there."""
+    name = swift_file(words)
+    if name is None:
+        return {}
+    file = named_file(name, path)
+    if file is None:
+        raise InputError(f"{path} has its arguments in {name}, which is not next to it: put it there.")
+    tree = dict(read_tree(file))
+    environment = tree.pop("ENV", None) or {}
+    named = {f"--{key.replace('_', '-')}": value for key, value in tree.items() if value is not None}
+    words_of = {key: tuple(map(str, value)) if isinstance(value, list) else str(value) for key, value in named.items()}
+    return {**{key: str(environment[key]) for key in RANKS if key in environment}, **words_of}
 
 
 def _logged_arguments(lines: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:

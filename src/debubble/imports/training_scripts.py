@@ -1,17 +1,46 @@
-"""Training scripts of Megatron-LM by their names."""
+"""Training scripts of Megatron-LM by their names, and the commands of ms-swift."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 
 SCRIPT = "script"
 """The entry of a training script for other models than GPT's."""
+COMMAND = "command"
+"""The entry of a command of ms-swift."""
 _OTHERS = re.compile(
     r"(^|_)(bert|t5|ict|retro|vision|vit|dino|mamba|hybrid|vlm|llava|multimodal|mimo|biencoder|generation|generate|server|ptq"
     r"|convert|evalharness)(_|$)"
 )
+_OF_SWIFT = (
+    "pt", "sft", "rlhf", "export", "infer", "merge-lora", "web-ui", "deploy", "rollout", "sample", "eval", "app",
+)  # fmt: skip
+"""What the command of ms-swift does, by the word after it."""
+_FILE_OF_SWIFT = re.compile(r"(swift[/.]cli|_megatron)[/.](pt|sft|rlhf|export)(?:\.py)?$")
 
 
 def is_other_script(name: str) -> bool:
     """Tell whether a training script's name, such as `pretrain_bert`, says that it trains another model than a GPT."""
     return _OTHERS.search(name) is not None
+
+
+def swift_command(words: Sequence[str]) -> str | None:
+    """ms-swift's command in a command's words, such as `megatron sft`, by name or by the file that it starts.
+
+    Source: ms-swift 4.6, swift/cli/main.py.
+    """
+    for first, second in pairwise([*words, ""]):
+        program, does = first.rpartition("/")[2], second.replace("_", "-")
+        if program in ("megatron", "swift") and does in _OF_SWIFT:
+            return f"{program} {does}"
+        if (file := _FILE_OF_SWIFT.search(first)) is not None:
+            return f"{'megatron' if file[1] == '_megatron' else 'swift'} {file[2]}"
+    return None
+
+
+def swift_file(words: Sequence[str]) -> str | None:
+    """The file that a command of ms-swift has its arguments in, which is its first word or that of --config."""
+    named = (second for first, second in pairwise(words) if first in (*_OF_SWIFT, "--config"))
+    return next((name for name in named if name.endswith((".yaml", ".yml", ".json"))), None)

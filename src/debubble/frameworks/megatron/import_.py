@@ -20,6 +20,14 @@ from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
 from debubble.frameworks.megatron.stages import LAYOUT, SPLITS, stages_of
+from debubble.frameworks.megatron.swift import (
+    SWIFT,
+    SWIFT_DEFAULTS,
+    SWIFT_HARMLESS,
+    SWIFT_OFF,
+    check_said,
+    read_swift,
+)
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
@@ -27,6 +35,7 @@ from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.script_arguments import named_arguments
 from debubble.imports.settings import SOURCED, SettingsReader, read_arguments
+from debubble.imports.training_scripts import COMMAND
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
 from debubble.models import Model
@@ -42,7 +51,8 @@ def read_job(path: Path, given: CommandLine | None = None) -> Settings:
         given: The command line that starts it.
     """
     if path.suffix not in (".yaml", ".yml"):
-        return read_arguments(path, given)
+        arguments = read_arguments(path, given)
+        return read_swift(arguments, path) if COMMAND in arguments else arguments
     return with_arguments(read_bridge(path, given or CommandLine({})), given)
 
 
@@ -59,6 +69,11 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
         yield "--recompute-activations"
 
 
+def turned_off(job: Settings) -> Mapping[str, str]:
+    """The values that turn off what ms-swift has on by default."""
+    return SWIFT_OFF if job.get("framework") == SWIFT else {}
+
+
 OF_RECIPES = {"--bf16": True, "--use-distributed-optimizer": True}
 DEFAULTS = {
     # arguments.py: fp32, no distributed optimizer, no sequence parallelism, nothing recomputed.
@@ -67,6 +82,7 @@ DEFAULTS = {
     "megatron-bridge": Defaults("Megatron-Bridge's recipes", {**OF_RECIPES, "peft.dim": 32}),
     # slime's arguments.py: set_default_megatron_args.
     "slime": Defaults("slime", OF_RECIPES),
+    SWIFT: SWIFT_DEFAULTS,
 }
 """By the framework that starts Megatron-LM."""
 HARMLESS = """
@@ -82,15 +98,18 @@ HARMLESS = """
 
 @importer(
     "megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts, environment=environment,
-    with_arguments=read_job, defaults=DEFAULTS["megatron"], harmless=HARMLESS,
+    with_arguments=read_job, defaults=DEFAULTS["megatron"], harmless=HARMLESS, turned_off=turned_off,
 )  # fmt: skip
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""
     framework = "slime" if any(name in read.settings for name in _OF_SLIME) else "megatron"
     defaults = DEFAULTS[str(read.get("framework", framework))]
-    arguments = Arguments(read.settings, read.path, defaults, read.harmless)
+    harmless = read.harmless + SWIFT_HARMLESS if defaults is SWIFT_DEFAULTS else read.harmless
+    arguments = Arguments(read.settings, read.path, defaults, harmless)
     for name in ("framework", SOURCED):
         arguments.get(name)
+    if defaults is SWIFT_DEFAULTS:
+        check_said(arguments, given)
     job = job_of(arguments, given, target="megatron")
     if framework != "megatron" or "--deepspeed" in arguments or "framework" in read.settings:
         return job
@@ -168,7 +187,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         offload=_offload(arguments),
         unsaid=_unsaid(arguments, given),
         warnings=tuple(warnings_on(arguments, given.cluster.count)),
-        rest=Unread.of(arguments, remarks_on(arguments, options)),
+        rest=Unread.of(arguments, remarks_on(arguments, options, model)),
     )
 
 
@@ -184,7 +203,7 @@ def _zero(arguments: Arguments) -> int:
 
 
 def _optimizer(arguments: Arguments) -> str:
-    name = arguments.word("--optimizer", "adam") or "adam"
+    name = (arguments.word("--optimizer", "adam") or "adam").removeprefix("dist_")
     if name == "sgd":
         return "momentum" if arguments.share("--sgd-momentum") else "sgd"
     small = arguments.word("--exp-avg-dtype", "fp32") == "fp8" and arguments.word("--exp-avg-sq-dtype") == "fp8"

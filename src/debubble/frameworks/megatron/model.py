@@ -6,6 +6,7 @@ import ast
 import re
 
 from debubble.frameworks.megatron.arguments import Arguments
+from debubble.frameworks.megatron.swift import SWIFT, with_further_layers
 from debubble.imports.model import ExpertSizes, LatentSizes, Sizes
 from debubble.imports.training_scripts import SCRIPT
 from debubble.ir import InputError
@@ -31,6 +32,8 @@ def model_of(arguments: Arguments, given: Model | None) -> Model:
     name = arguments.word("model")
     named = given or hub_model(name or "")
     if named is not None:
+        if arguments.word("framework") == SWIFT:
+            named = with_further_layers(named, arguments.number("--mtp-num-layers", 0))
         return _named_model(named, arguments)
     if name is not None and arguments.word("--hidden-size") is None:
         raise InputError(
@@ -236,7 +239,8 @@ def _named_model(model: Model, arguments: Arguments) -> Model:
     if arguments.number("--mtp-num-layers", model.mtp_layers) != model.mtp_layers:
         raise InputError(
             f"{arguments.path} says --mtp-num-layers {arguments.word('--mtp-num-layers')}, but the model predicts"
-            f" {model.mtp_layers} further tokens: set num_nextn_predict_layers in its config.json."
+            f" {model.mtp_layers} further tokens: set num_nextn_predict_layers in its config.json,"
+            f" or give --args '--mtp-num-layers {model.mtp_layers}'."
         )
     return model
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.orders import remarks_on_order
+from debubble.frameworks.megatron.swift import SWIFT, remarks_on_swift
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.settings import OVERWRITTEN
+from debubble.imports.shell.scripts import RANKS
 from debubble.ir import RunOptions
+from debubble.models import Model
 from debubble.targets.offload import MODULES
 
 
-def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
+def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Iterator[str]:
     """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
     counted_on = {
         "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0,
@@ -49,8 +52,12 @@ def remarks_on(arguments: Arguments, options: RunOptions) -> Iterator[str]:
             yield f"peft._target_ is {kind}, and the prediction counts on LoRA."
         modules = set(arguments.words("peft.target_modules"))
         if modules and modules not in (_ADAPTED, {"linear_qkv"}):
-            yield f"peft.target_modules is {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
+            yield f"Adapters are on {' '.join(sorted(modules))}, and the prediction counts on all linear layers."
     yield from remarks_on_order(arguments)
+    if arguments.word("framework") == SWIFT:
+        yield from remarks_on_swift(arguments, model)
+    if arguments.word("--optimizer") == "dist_muon" and options.data > 1:
+        yield "--optimizer dist_muon divides its states between replicas, and the prediction keeps them whole."
     yield from arguments.assume("--min-offloaded-tensor-size", "0")
     for name in _COUNTED:
         arguments.get(name)
@@ -83,7 +90,7 @@ def warnings_on(arguments: Arguments, devices: int) -> Iterator[str]:
 
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
-    ("--world-size",),
+    RANKS, ("--world-size",),
 )  # fmt: skip
 """The arguments whose product is the world size, the last of them needed, by launcher."""
 

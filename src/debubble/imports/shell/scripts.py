@@ -74,12 +74,17 @@ OF_TRAINING = frozenset(
 """Arguments by which a command is known to train."""
 
 
+RANKS = ("NNODES", "NPROC_PER_NODE")
+"""Variables of the environment by which a command starts that many ranks."""
+
+
 @dataclass(frozen=True)
 class Started:
-    """A command that a script starts: its words, and its line."""
+    """A command that a script starts: its words, its line, and those of RANKS that are set for it."""
 
     words: tuple[str, ...]
     line: int
+    ranks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -293,9 +298,9 @@ class _Follower:
                 self._assign(token)
             return True
         words = [word for token in tokens for word in self.variables.fields_of(token.text)]
-        return self._start(words, command.line) if words else True
+        return self._start(words, command.line, before) if words else True
 
-    def _start(self, words: list[str], line: int) -> bool | None:
+    def _start(self, words: list[str], line: int, before: Sequence[Token]) -> bool | None:
         """Follow a command of these words: a builtin, a function, a shell, or one that starts something."""
         name, rest = words[0].rpartition("/")[2], words[1:]
         if name == "return" or (name == "exit" and rest[:1] in ([], ["0"])):
@@ -325,8 +330,14 @@ class _Follower:
         elif name in _SILENT:
             return None if name in ("grep", "which", "command", "type", "let") else True
         else:
-            self.commands.append(Started(tuple(words), line))
+            self.commands.append(Started(tuple(words), line, self._ranks(before)))
         return True
+
+    def _ranks(self, before: Sequence[Token]) -> Mapping[str, str]:
+        """Those of RANKS that are numbers, as the script or the assignments before a command set them."""
+        matched = [match for token in before if (match := _ASSIGNMENT.fullmatch(token.text)) and match[1] in RANKS]
+        values = self.variables.values | {match[1]: self.variables.text_of(match[4]) for match in matched}
+        return {name: value for name in RANKS if isinstance(value := values.get(name), str) and value.isdecimal()}
 
     def _call(self, body: Statement, arguments: Sequence[str]) -> bool | None:
         outer, self.variables.arguments = self.variables.arguments, list(arguments)
@@ -345,13 +356,10 @@ class _Follower:
         self.depth -= 1
 
     def _source(self, words: Sequence[str]) -> None:
-        """Follow a script that is sourced, where it lies next to this one or in a folder above; another is missing."""
+        """Follow a script that is sourced; one that is not there is missing."""
         if not words:
             return
-        parts = [part for part in Path(words[0]).parts if is_known(part) and part not in ("/", "..")]
-        folders = (self.path.parent, *self.path.absolute().parents[1:3])
-        places = (folder.joinpath(*parts[begin:]) for begin in range(len(parts)) for folder in folders)
-        found = next((each for each in places if each.is_file()), None)
+        found = named_file(words[0], self.path)
         if found is None:
             self.missing.append(words[0])
         else:
@@ -469,6 +477,19 @@ class _Follower:
         if sign not in _COMPARISONS or numbers[0] is None or numbers[1] is None:
             return None
         return _COMPARISONS[sign](numbers[0], numbers[1])
+
+
+def named_file(name: str, path: Path) -> Path | None:
+    """The file that a script names, where it lies next to the script or in a folder above; None: it does not.
+
+    Args:
+        name: The file's name, of which unknown variables and folders that are not there are left out.
+        path: The script.
+    """
+    parts = [part for part in Path(name).parts if is_known(part) and part not in ("/", "..")]
+    folders = (path.parent, *path.absolute().parents[1:3])
+    places = (folder.joinpath(*parts[begin:]) for begin in range(len(parts)) for folder in folders)
+    return next((each for each in places if each.is_file()), None)
 
 
 _COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
