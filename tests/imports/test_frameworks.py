@@ -134,7 +134,7 @@ def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -
 
     assert (read.pipeline, read.options.data, read.options.zero) == (1, 4, 3)
     assert read.unread == (
-        "Recomputation is your script's: predicted is none.",
+        "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full.",
         "zero_optimization.stage3_max_live_parameters is 1,000,000,000, and the prediction counts on two gathered"
         " layers: 436,224,000 parameters.",
     )
@@ -211,7 +211,7 @@ def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Pa
 
     assert (read.micro_batches, read.options.micro_batch_size, read.options.dtype) == (8, 2, "bf16")
     assert read.layers == (7, 9, 9, 7)
-    assert read.unread[0].startswith("Stages are your script's: predicted is partition_method 'parameters'")
+    assert read.unread[1] == "Stages are your script's: predicted is partition_method 'parameters'."
 
 
 UNREAD = {
@@ -389,3 +389,41 @@ def test_a_script_of_deepspeed_says_what_to_give(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match=r"give the JSON that its --deepspeed_config names, .* --sequence-length"):
         imports["deepspeed"].read(tmp_path / "run.sh", None)
+
+
+OFFLOADS = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {
+    "stage": 3, "offload_optimizer": {"device": "nvme", "ratio": 0.5}, "offload_param": {"device": "cpu"}
+}}"""
+
+
+def test_what_deepspeed_offloads_is_predicted_on_hosts_or_warned_of(tmp_path: Path) -> None:
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, model=db.models["llama3-8b"], sequence_length=4096)
+
+    assert read.options.host_optimizer == 1
+    parameters, nvme, ratio = read.warnings
+    assert parameters.startswith("zero_optimization.offload_param is not in the prediction")
+    assert nvme == "zero_optimization.offload_optimizer is on NVMe, and predicted as if it were in the host's memory."
+    assert ratio.endswith("ratio is not 1: all optimizer states are predicted on the host.")
+
+
+def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -> None:
+    names = {
+        "zero_optimization.stage": 3, "zero_optimization.offload_optimizer.device": "cpu",
+        "zero_optimization.offload_param.device": "cpu",
+    }  # fmt: skip
+
+    assert [*imports["deepspeed"].conflicts(names, {"zero_optimization.stage": 2})] == [
+        "zero_optimization.offload_param.device"
+    ]
+    assert len([*imports["deepspeed"].conflicts(names, {"zero_optimization.stage": 0})]) == 2
+
+
+def test_a_user_says_that_all_layers_are_checkpointed(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given, recompute="full")
+
+    assert set(read.strategies.values()) == {("full", "full")}
+    assert not any("Recomputation" in sentence for sentence in read.unread)
+    with pytest.raises(InputError, match=r"--recompute is 'some'; it must be one of: none, full\."):
+        job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given, recompute="some")

@@ -70,7 +70,9 @@ UNSAID = {
         "What is recomputed is your model's: predicted is that nothing is.",
         "Micro-batches are taken for one sequence, optimizer and dtype for adamw and bf16, and replicas for ZeRO-1.",
     ),
-    ("deepspeed", 1): ("Recomputation is your script's: predicted is none.",),
+    ("deepspeed", 1): (
+        "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full.",
+    ),
 }
 """Sentences on what the files of a target do not say, by its pipeline devices; of what they say nothing is unread."""
 

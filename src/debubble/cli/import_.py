@@ -43,6 +43,9 @@ class JobFacts(o.OptionGroup):
     dtype: str | None = o.option("Dtype of computing, in place of its own.", names=dtype_names, what="dtype")
     lora: int | None = o.option("Rank of LoRA adapters, in place of the configuration's (0: the whole model).")
     quantize: str | None = o.option("Format of the frozen weights beside adapters: nf4 or nf4-dq.")
+    recompute: str | None = o.option(
+        "What every layer recomputes, in place of the configuration's: none, or full (gradient checkpointing)."
+    )
     framework: str | None = o.option(
         "What is priced of the framework, in place of its own: NAME@VERSION[,TRAIT=VALUE ...].",
         autocompletion=completion(known_frameworks),
@@ -66,6 +69,7 @@ class JobFacts(o.OptionGroup):
             lora=self.lora,
             quantize=self.quantize,
             framework=self.framework,
+            recompute=self.recompute,
         )
 
 
@@ -128,7 +132,9 @@ def import_(
         return
     for warning in job.warnings:
         console().print(f"Warning: {warning}", style="yellow", soft_wrap=True)
-    first = [f"{yours.degrees}", yours.schedule.name, f"recomputing {recomputation_words(yours)}"]
+    share = yours.options.host_optimizer
+    hosts = [f"{share:.0%} of the optimizer states on hosts"] if share else []
+    first = [f"{yours.degrees}", yours.schedule.name, f"recomputing {recomputation_words(yours)}", *hosts]
     console().print("; ".join(filter(None, [*first, job.left_out])), soft_wrap=True)
     console().print(f"It {job.summary}.", soft_wrap=True)
     if corrected := calibration_words(job.model, given.cluster, yours.options):

@@ -160,7 +160,7 @@ class ModelRun(OptionGroup):
         autocompletion=completion(known_frameworks),
     )
     host_optimizer: float = option(
-        "Share of the optimizer states that hosts keep, and step after the pipeline (megatron, primus).",
+        "Share of the optimizer states that hosts keep, and step after the pipeline (megatron, primus; deepspeed: 1).",
         default=0.0,
         min=0,
         max=1,

@@ -23,6 +23,8 @@ from debubble.targets.offload import ModuleOffload
 FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
 """The facts of a job's summary that are always told, by the names that `unsaid` has for them."""
 
+RECOMPUTATIONS: Mapping[str, tuple[str, str] | None] = {"none": None, "full": ("full", "full")}
+"""What every layer recomputes, as a user says it -> the strategies of its halves; None: nothing."""
 _NAMED = 3
 """Entries that the first line of an answer names."""
 
@@ -108,6 +110,19 @@ class ImportedJob:
         """The job with options of its run that the user gives in place of what the configuration says."""
         kept = {fact: of for fact, of in self.unsaid.items() if fact not in given}
         return replace(self, options=replace(self.options, **given), unsaid=kept)
+
+    def recomputing(self, strategy: str | None) -> ImportedJob:
+        """The job whose layers all recompute by a strategy that the user gives in place of the configuration's.
+
+        Raises:
+            InputError: if there is no such strategy.
+        """
+        if strategy is None:
+            return self
+        if strategy not in RECOMPUTATIONS:
+            raise InputError(f"--recompute is '{strategy}'; it must be one of: {', '.join(RECOMPUTATIONS)}.")
+        way = RECOMPUTATIONS[strategy]
+        return replace(self, strategies=dict.fromkeys(range(self.model.layers), way) if way else {})
 
     def with_whole_layers(self) -> ImportedJob:
         """The job with a remark if it recomputes parts of layers that are priced whole."""

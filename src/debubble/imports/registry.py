@@ -31,6 +31,7 @@ class UserFacts:
         lora: Rank of adapters; None: as the configuration says.
         quantize: Format of frozen weights; None: as the configuration says.
         framework: What is priced, as `NAME@VERSION[,TRAIT=VALUE ...]`; None: as the configuration says.
+        recompute: What every layer recomputes, none or full; None: as the configuration says.
     """
 
     cluster: Cluster
@@ -42,6 +43,7 @@ class UserFacts:
     lora: int | None = None
     quantize: str | None = None
     framework: str | None = None
+    recompute: str | None = None
 
     def __post_init__(self) -> None:
         for name, number in self._numbers.items():
@@ -131,7 +133,7 @@ class Importer:
                 f"debubble does not know the family '{read.model.family}', and a job of it is not predicted from"
                 " another's: plan it with its units (--units)."
             )
-        return read.with_given(given.options).with_whole_layers()
+        return read.with_given(given.options).recomputing(given.recompute).with_whole_layers()
 
 
 imports: Registry[Importer] = Registry(

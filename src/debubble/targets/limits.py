@@ -129,6 +129,12 @@ adam_on_hosts = Refusal(
 )
 """Optimizer states on hosts that are not Adam's, or not those of a distributed optimizer."""
 
+whole_optimizer_on_hosts = Refusal(
+    lambda o, model: o.host_optimizer not in (0, 1),
+    "{title} keeps all optimizer states on the host or none; plan again with --host-optimizer 1, or without.",
+)
+"""A share of the optimizer states on hosts."""
+
 small_moments_divided = Refusal(
     lambda o, model: o.moment_dtype != "fp32" and not (o.optimizer in ("adamw", "adam") and o.zero),
     "{title} has moments in '{o.moment_dtype}' in its distributed Adam alone; plan again with --zero 1 and --optimizer"
@@ -156,10 +162,12 @@ def runtime(title: str, options: RunOptions, model: Model) -> str | None:
     return beyond_runtime(options, model)
 
 
-PLAIN = (
+WITHOUT_OPTIONS = (
     whole_sequences,
-    *map(unset, ("host_optimizer", "expert_overlap", "gradient_dtype", "moment_dtype", "flash_attention")),
+    *map(unset, ("expert_overlap", "gradient_dtype", "moment_dtype", "flash_attention")),
 )
 """Rules of the frameworks for which debubble writes none of these options."""
+PLAIN = (*WITHOUT_OPTIONS, unset("host_optimizer"))
+"""The same where no optimizer steps on the host either."""
 FSDP = (one_of("dtype", ("bf16", "fp32")), next_token_alone, text_alone)
 """Rules of the frameworks on torch's FSDP, the last of theirs."""

@@ -86,7 +86,8 @@ def _length(plan: Plan) -> Decision:
 
 def _zero(plan: Plan) -> Decision:
     """ZeRO-3 keeps two layers gathered at a time, as the plan's memory counts, where DeepSpeed's default keeps more."""
-    stage = {"zero_optimization.stage": plan.options.zero}
+    # One rank offloads under ZeRO too.
+    stage = {"zero_optimization.stage": max(plan.options.zero, int(plan.options.host_optimizer > 0))}
     model = plan.model
     if plan.options.zero < 3 or model is None:
         return stage
@@ -106,6 +107,13 @@ def _optimizer(plan: Plan) -> Decision:
     return Lost(f"Optimizer {plan.options.optimizer}: give it to DeepSpeed; the plan's memory counts on its states.")
 
 
+def _host_optimizer(plan: Plan) -> Decision:
+    """ZeRO-Offload: the hosts have the states and step."""
+    if not plan.options.host_optimizer:
+        return {}
+    return {"zero_optimization.offload_optimizer.device": "cpu", "zero_optimization.offload_optimizer.pin_memory": True}
+
+
 OPTIONS: OptionTable = {
     **UNSETTABLE,
     "micro_batch_size": one_setting("train_micro_batch_size_per_gpu", "micro_batch_size"),
@@ -116,6 +124,7 @@ OPTIONS: OptionTable = {
     "expert": set_by_target_rules,
     "zero": _zero,
     "optimizer": _optimizer,
+    "host_optimizer": _host_optimizer,
     "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),
 }
 

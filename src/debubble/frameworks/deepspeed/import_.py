@@ -11,7 +11,7 @@ from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, par
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, batches_in, replicas
-from debubble.imports.registry import UserFacts, importer
+from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
@@ -41,6 +41,8 @@ def read_config(path: Path) -> Mapping[str, Any]:
 DEFAULTS = Defaults("DeepSpeed")
 """runtime/constants.py: neither bf16 nor fp16 is enabled, ZeRO-0."""
 HARMLESS = """
+    zero_optimization.offload_*.pin_memory zero_optimization.offload_*.buffer_* zero_optimization.offload_*.nvme_path
+    zero_optimization.offload_*.max_in_cpu zero_optimization.offload_*.fast_init zero_optimization.offload_*.pipeline*
     bf16.check_grad_overflow fp16.loss_scale* fp16.initial_scale_power fp16.hysteresis fp16.min_loss_scale
     fp16.consecutive_hysteresis optimizer.params.* scheduler.* tensorboard.* wandb.* csv_monitor.* comms_logger.*
     flops_profiler.* zero_allow_untested_optimizer prescale_gradients gradient_predivide_factor checkpoint.*
@@ -50,7 +52,23 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
-@importer("deepspeed", settings=read_config, file="ds_config.json", defaults=DEFAULTS, harmless=HARMLESS)
+OFFLOADED = "zero_optimization.offload_optimizer"
+PARAMETERS = "zero_optimization.offload_param"
+
+
+def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
+    """The job's entries of offload that DeepSpeed refuses under the ZeRO level of the changed ones."""
+    stage = changed.get("zero_optimization.stage", job.get("zero_optimization.stage", 0))
+    needs = {OFFLOADED: 1, PARAMETERS: 3}
+    for name in job:
+        section = name.rpartition(".")[0]
+        if section in needs and isinstance(stage, int) and stage < needs[section]:
+            yield name
+
+
+@importer(
+    "deepspeed", settings=read_config, file="ds_config.json", defaults=DEFAULTS, harmless=HARMLESS, conflicts=conflicts
+)
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
     if given.model is None:
@@ -83,6 +101,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         zero=divided_states(zero, dtype) if data > 1 else 0,
         optimizer=str(read.get("optimizer.type", "AdamW")).lower(),
         dtype=dtype,
+        host_optimizer=float(zero > 0 and _on_host(read, OFFLOADED)),
     )
     return ImportedJob(
         target="deepspeed",
@@ -99,13 +118,14 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
             ]
         ),
         gradients=_gradients(read, dtype),
+        warnings=tuple(_warnings(read)),
         unsaid=read.unsaid(
             dtype=_DTYPES, gradients=("data_types.grad_accum_dtype",), zero=("zero_optimization.stage",)
         ),
         rest=Unread.of(
             read,
             (
-                *_remarks(read, pipeline=pipeline, batch=batch, predicted=size * number * data),
+                *_remarks(read, given, pipeline=pipeline, batch=batch, predicted=size * number * data),
                 *_gathered(read, given.model),
             ),
         ),
@@ -139,6 +159,25 @@ def _gradients(read: SettingsReader, dtype: str) -> str:
     return str(read.get("data_types.grad_accum_dtype", "fp32" if wide else dtype))
 
 
+def _on_host(read: SettingsReader, section: str) -> bool:
+    """Tell whether what a section offloads is on the host; NVMe counts as the host."""
+    return bool(read.get(f"{section}.device", "none") != "none")
+
+
+def _warnings(read: SettingsReader) -> Iterator[str]:
+    """Sentences on offload that is priced otherwise, or not at all."""
+    if _on_host(read, PARAMETERS):
+        yield (
+            f"{PARAMETERS} is not in the prediction: the parameters of a rank are counted on its device, and their"
+            " copies from the host are not."
+        )
+    for section in (OFFLOADED, PARAMETERS):
+        if read.get(f"{section}.device") == "nvme":
+            yield f"{section} is on NVMe, and predicted as if it were in the host's memory."
+    if read.get(f"{OFFLOADED}.ratio", 1) != 1:
+        yield f"{OFFLOADED}.ratio is not 1: all optimizer states are predicted on the host."
+
+
 def _partition(read: SettingsReader) -> str:
     """DeepSpeed's way to divide layers; `best`, its configuration's own default, is that of PipelineModule."""
     said = next((str(value) for name in _PARTITIONS if (value := read.get(name)) is not None), DEFAULT)
@@ -169,19 +208,16 @@ def _pipeline(read: SettingsReader, devices: int) -> int:
     return devices // replicas if replicas > 0 and devices % replicas == 0 else 1
 
 
-def _remarks(read: SettingsReader, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:
+def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:
     if batch != predicted:
         yield f"train_batch_size is {batch}, and the micro-batches of the cluster's replicas make {predicted}."
-    if pipeline == 1:
-        if read.number("zero_optimization.stage", 0) < 2:
-            yield "Nothing says that there is a pipeline: predicted is none; if your script has one, give --pipeline."
-        if read.get(f"{_LAYERS}: RECOMPUTED_LAYERS") is None:
-            yield "Recomputation is your script's: predicted is none."
-    elif read.get(f"{_MODULE}: BOUNDS") is None:
-        yield (
-            f"Stages are your script's: predicted is partition_method '{_partition(read)}'; its recomputation is"
-            " predicted as none."
-        )
+    if pipeline == 1 and read.number("zero_optimization.stage", 0) < 2:
+        yield "Nothing says that there is a pipeline: predicted is none; if your script has one, give --pipeline."
+    said = read.get(f"{_LAYERS if pipeline == 1 else _MODULE}: RECOMPUTED_LAYERS") is not None
+    if not said and given.recompute is None:
+        yield "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full."
+    if pipeline > 1 and read.get(f"{_MODULE}: BOUNDS") is None:
+        yield f"Stages are your script's: predicted is partition_method '{_partition(read)}'."
 
 
 _LIVE_PARAMETERS = 10**9

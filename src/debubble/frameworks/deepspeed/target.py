@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from debubble.targets.levers import WHOLE, EachLayer, TargetLevers
-from debubble.targets.limits import PLAIN, next_token_alone, one_of, only_one, text_alone
+from debubble.targets.limits import (
+    WITHOUT_OPTIONS,
+    Refusal,
+    next_token_alone,
+    one_of,
+    only_one,
+    text_alone,
+    whole_optimizer_on_hosts,
+)
 from debubble.targets.orders import OwnOrders
 from debubble.targets.target import Target, targets
+
+_adam_on_hosts = Refusal(
+    lambda o, model: o.host_optimizer > 0 and not (o.optimizer in ("adamw", "adam") and (o.zero or o.data == 1)),
+    "{title} offloads the states of Adam under ZeRO alone; plan again with --zero 1 and --optimizer adamw, or without"
+    " --host-optimizer.",
+)
+"""Optimizer states on hosts that are not Adam's, or that ZeRO does not divide."""
 
 targets.add(
     "deepspeed",
@@ -14,7 +29,8 @@ targets.add(
         title="DeepSpeed",
         zero_alone=(0, 1, 2, 3),
         rules=(
-            *PLAIN,
+            *WITHOUT_OPTIONS,
+            whole_optimizer_on_hosts,
             only_one("tensor"),
             only_one("context"),
             only_one("expert"),
