@@ -60,7 +60,7 @@ def test_a_checkpoint_is_written_on_request(
     with pytest.raises(RunError) as ended:
         train_alone(saving, dataset=Signalling(number))
     sentence = (
-        rf"The run was ended by {number.name} after step (\d+) of 30: go on from (.*) by the same call with --resume\."
+        r"The run was stopped by a signal after step (\d+) of 30: go on from (.*) by the same call with --resume\."
     )
     said = re.fullmatch(sentence, str(ended.value))
     assert said is not None

@@ -65,7 +65,7 @@ def test_a_running_training_of_two_ranks_is_watched(
     assert "plan-2.json: step " in screen
     assert [word for word in ("Loss", "tokens/s", "is fullest", "computes") if word not in screen] == []
     assert ended["state"] == "failed"
-    assert ended["error"].startswith("The run was ended by SIGTERM after step ")
+    assert ended["error"].startswith("The run was stopped by a signal after step ")
 
 
 @pytest.mark.usefixtures("process_group")

@@ -435,8 +435,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen1.5-7b": _qwen2(32, hidden=4096, heads=32, ffn=11008, kv_heads=32, vocab=151936),
     "qwen1.5-32b": _qwen2(64, hidden=5120, heads=40, ffn=27392, kv_heads=8),
     "qwen1.5-72b": _qwen2(80, hidden=8192, heads=64, ffn=24576, kv_heads=64),
-    "qwen2-0.5b": _qwen2(24, hidden=896, heads=14, ffn=4864, kv_heads=2, vocab=151936, tie_word_embeddings=True),
-    "qwen2-1.5b": _qwen2(28, hidden=1536, heads=12, ffn=8960, kv_heads=2, vocab=151936, tie_word_embeddings=True),
     "qwq-32b": _qwen2(64, hidden=5120, heads=40, ffn=27648, kv_heads=8, rms_norm_eps=1e-5),
     "qwen2.5-vl-3b": _qwen25_vl(
         _qwen2(36, hidden=2048, heads=16, ffn=11008, kv_heads=2, vocab=151936, tie_word_embeddings=True)

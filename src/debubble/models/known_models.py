@@ -41,6 +41,7 @@ _LIKE = {
     r"deepseek-r1-distill-qwen-(\d+b)": r"qwen2.5-\1",
     r"llama-3\.1-nemotron-70b": "llama3.1-70b",
     r"llama-4-(scout|maverick)-17b-\d+e": r"llama4-\1",
+    r"qwen2-(0\.5b|1\.5b)": r"qwen2.5-\1",
     r"qwen2\.5-(?:coder|math)-(.*)": r"qwen2.5-\1",
     r"qwen3-coder-30b-a3b": "qwen3-30b-a3b",
     r"yi-1\.5-(.*)": r"yi-\1",

@@ -188,7 +188,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
                 show(report)
         if run.saver is not None and run.ended_by is not None:
             raise RunError(
-                f"The run was ended by {run.ended_by.name} after step {run.step} of {options.steps}: go on from"
+                f"The run was stopped by a signal after step {run.step} of {options.steps}: go on from"
                 f" {run.saver.newest} by the same call with --resume."
             )
     if options.save is not None:

@@ -18,12 +18,12 @@ from debubble.costs.calibration import unlike
 from debubble.formatting import size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.planners.analysis.explanation import Explanation
+from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.targets.target import targets
-from debubble.views.likely_fit import may_not_fit, safe_limit
 from debubble.views.memory_table import PARTS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
 from debubble.views.scene import Scene, subject
@@ -108,7 +108,7 @@ def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
 
 def _title(plan: Plan, scene: Scene) -> str:
     """The answer to the first question, with the schedule and who planned it."""
-    fits = "likely fits" if may_not_fit(plan, scene) else "fits"
+    fits = "likely fits" if may_not_fit(plan, scene.peak_memory) else "fits"
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
     planner = _planner(plan)
     found = f"planned by {planner}" if plan.schedule.name == planner else f"{plan.schedule.name} by {planner}"
@@ -227,6 +227,8 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
     yield f"{low} to {high} a step"
     yield f"as {step.runs} published runs ({step.group})"
+    if "," not in step.group:
+        yield "few or none on such GPUs"
     yield f"up to {size_words(peak.high)} on a device"
     needed = unlike(*plan.model_on_cluster, plan.options)
     if needed is None:
@@ -238,8 +240,12 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
 
 def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     """The memory limit to plan with, where measured runs took more than a device has."""
-    if (limit := safe_limit(plan, scene)) is not None:
-        yield f"--memory-limit {limit} plans for that much"
+    limit = safe_limit(plan, scene.peak_memory)
+    if limit is None:
+        return
+    told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == limit)
+    price = next((gain.words.partition(": ")[2].removesuffix(" per sequence") for gain in told), None)
+    yield f"{limit} plans for that much ({price or '--why: its step'})"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:

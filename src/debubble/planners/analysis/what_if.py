@@ -19,6 +19,7 @@ from debubble.costs import Cluster
 from debubble.ir import DebubbleError, InputError, Kind, WhatIf
 from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
+from debubble.planners.analysis.likely_fit import safe_limit
 from debubble.planners.bounds import proven_step_bound
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
@@ -227,6 +228,9 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
         limits = tuple(float(limit) * MORE_MEMORY for limit in units.memory_limit)
         roomy = replace(same, workload=ModelUnits(replace(units, memory_limit=limits)))
         yield _Change(words="10% more memory", problem=roomy, find=find, batch=batch, keeps_plan=True)
+    if (limit := safe_limit(plan, plan.simulate().peak_memory)) is not None:
+        safe = problem(cluster.with_limit(limit.partition(" ")[2]), m)
+        yield _Change(words=limit, problem=safe, find=find, batch=batch)
     if plan.degrees.devices > 1:
         names = ("link_bandwidth", "network_bandwidth")
         links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}

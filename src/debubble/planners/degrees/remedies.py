@@ -58,7 +58,7 @@ class Remedy:
 
 
 def remedies(job: Job) -> list[Remedy]:
-    """The first changes that fit, cheapest first: other degrees, LoRA, more devices, a smaller optimizer.
+    """The first changes that fit, cheapest first: other degrees, LoRA, small gradients, more devices, small moments.
 
     All but the first keep the job's fixed degrees.  Where no quick plan of other degrees or of more devices fits, plans
     with optimizers or activations on the host are tried.  No change is begun after the job's deadline.
@@ -132,6 +132,9 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
         yield from list(_quick_remedy("", free)) or _host_remedy("", free)
     if not job.options.lora and not clock.over:
         yield from _quick_remedy(f"--lora {LORA_RANK}", replace(job, options=replace(job.options, lora=LORA_RANK)))
+    if job.options.gradient_dtype == "fp32" and job.options.dtype == "bf16" and not job.options.lora and not clock.over:
+        change, small = "--gradient-dtype bf16", replace(job, options=replace(job.options, gradient_dtype="bf16"))
+        yield from list(_quick_remedy(change, small)) or _host_remedy(change, small)
     if not clock.over:
         yield from _more_devices(replace(job, fixed={}), clock)
     if job.options.optimizer in ("adam", "adamw") and not job.options.lora and not clock.over:

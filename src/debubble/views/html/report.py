@@ -8,11 +8,11 @@ from typing import Any
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind
 from debubble.planners.analysis.explanation import ADVICE, FILLING, MUCH, Explanation
+from debubble.planners.analysis.likely_fit import may_not_fit, memory_excess
 from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
-from debubble.views.likely_fit import may_not_fit, memory_excess
 from debubble.views.palette import KIND_COLORS
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows, training_words
 from debubble.views.scene import Scene, subject
@@ -77,7 +77,7 @@ def _fit(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
         more = f"Device {fullest} holds most; no memory limit was given."
         return {"answer": f"{size_words(peak)}, and no limit", "more": [more]}
     more = f"Device {fullest} is fullest, at {100 * peak / limit:.1f}% of its limit."
-    likely, most = may_not_fit(plan, scene), memory_excess(plan)
+    likely, most = may_not_fit(plan, scene.peak_memory), memory_excess(plan)
     published = [f"By published runs like it, up to {size_words(max(peaks) * most)} on a device."] if most else []
     return {
         "answer": f"{'Likely' if likely else 'Yes'}: {size_words(peak)} of {size_words(limit)}",

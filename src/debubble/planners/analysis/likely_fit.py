@@ -1,0 +1,42 @@
+"""A check whether a plan may exceed its devices by the error of predicted memory, and the limit to plan with then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from debubble.costs.accuracy import accuracy_of
+from debubble.ir import Number
+from debubble.plans import Plan
+
+GIB = 2**30
+
+
+def memory_excess(plan: Plan) -> float | None:
+    """The most that nine in ten runs like the plan's took over what was predicted; None: it was not computed."""
+    if plan.profile is not None or plan.model_on_cluster is None:
+        return None
+    return accuracy_of("memory", *plan.model_on_cluster, plan.options).high
+
+
+def may_not_fit(plan: Plan, peaks: Sequence[Number]) -> bool:
+    """True if published runs like the plan's took so much more than these peaks that it exceeds a device's memory."""
+    most = memory_excess(plan)
+    return most is not None and any(float(peak) * most > memory for peak, memory in _memories(plan, peaks))
+
+
+def safe_limit(plan: Plan, peaks: Sequence[Number]) -> str | None:
+    """The option of the limit under which runs like the plan's fit their devices; None: they do, or it is not known."""
+    most = memory_excess(plan)
+    if most is None or not may_not_fit(plan, peaks):
+        return None
+    tenths = int(10 * min(memory for _, memory in _memories(plan, peaks)) / most / GIB)
+    return f"--memory-limit {tenths // 10 if tenths >= 100 else tenths / 10:g}GiB" if tenths else None
+
+
+def _memories(plan: Plan, peaks: Sequence[Number]) -> Iterator[tuple[float, float]]:
+    """Peak and memory of each device that has a limit."""
+    assert plan.cluster is not None
+    for device, peak in enumerate(peaks):
+        limit = plan.costs.limit_of(device)
+        if limit is not None:
+            yield float(peak), float(limit) + plan.cluster.reserve
