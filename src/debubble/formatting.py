@@ -42,3 +42,10 @@ def listed(words: Sequence[str]) -> str:
 def cores_words(cores: int) -> str:
     """`1 core`, `2 cores`."""
     return f"{cores} core{'s' * (cores != 1)}"
+
+
+def count_words(count: float) -> str:
+    """A large number with three digits and a word: 20 billion."""
+    sizes = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+    size, word = next(((size, f" {word}") for size, word in sizes if count >= size), (1.0, ""))
+    return f"{count / size:.3g}{word}"

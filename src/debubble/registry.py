@@ -16,6 +16,7 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 import threading
 import traceback
@@ -68,6 +69,7 @@ def unknown_name(name: str, names: Iterable[str], *, what: str) -> InputError:
 def _like(name: str, names: Iterable[str]) -> list[str]:
     """Up to three names that are like one, that contain it, or whose part before the first dash is like it."""
     known = [*names]
+    name = re.sub("zero-?bubble", "zb", name)
     if close := difflib.get_close_matches(name, known, n=LIKE):
         return close
     if len(name) >= SHORTEST and (within := [each for each in known if name in each]):

@@ -369,7 +369,7 @@ def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-unt
     assert len(out.splitlines()) <= 24
     words = " ".join(out.split())
     assert "tokens/s" in words
-    assert "days for 1e+09 tokens" in words
+    assert "days for 1 billion tokens" in words
     assert "the fullest, in GiB: weights" in words
     assert "shorter with" in words
     assert "no plan takes less than" in words

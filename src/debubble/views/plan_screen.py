@@ -15,7 +15,7 @@ from rich.text import Text
 
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import unlike
-from debubble.formatting import size_words, time_words
+from debubble.formatting import count_words, size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
@@ -118,7 +118,7 @@ def _title(plan: Plan, scene: Scene) -> str:
 def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Text]:
     """Step, pace and utilization."""
     step = time_words(scene.step_time, seconds=scene.seconds)
-    days = "" if tokens is None else f"{SEPARATOR}{why.days(tokens):,.1f} days for {tokens:.3g} tokens"
+    days = "" if tokens is None else f"{SEPARATOR}{why.days(tokens):,.1f} days for {count_words(tokens)} tokens"
     each = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
     yield Text.assemble(
         (f"{step} per step", "bold"),

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from debubble.formatting import time_words
+from debubble.formatting import count_words, time_words
 from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
@@ -105,7 +105,7 @@ def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Ite
     if why is None:
         yield _partition_words(plan)
         return
-    days = "" if tokens is None else f"; {why.days(tokens):,.1f} days for {tokens:.3g} tokens"
+    days = "" if tokens is None else f"; {why.days(tokens):,.1f} days for {count_words(tokens)} tokens"
     yield f"{pace_words(why)}{days}"
     yield f"{plan.degrees}; {_partition_words(plan)}"
     parts = memory_words(why.memory[why.fullest], fragmentation=why.fragmentation, reserve=why.reserve)

@@ -55,6 +55,16 @@ def test_fewer_devices_that_do_with_optimizers_on_the_host_are_told_before_more_
     assert more.step_time < host.step_time
 
 
+def test_gradients_of_two_bytes_are_told_where_they_fit() -> None:
+    asked = Job(
+        model=LLAMA, cluster=db.Cluster.parse("2xA100-80GB").with_limit("68GiB"), global_batch=2,
+        options=RunOptions(sequence_length=1024),
+    )  # fmt: skip
+    (found,) = (remedy for remedy in remedies(asked) if remedy.change.startswith("--gradient-dtype bf16"))
+    small = replace(asked, options=replace(asked.options, gradient_dtype="bf16"))
+    assert found.step_time == quick_step(small.problem(found.degrees))[0]
+
+
 def test_the_totals_are_eighteen_and_six_bytes_per_parameter() -> None:
     gib = 2**30
     states, hosted = 18 * LLAMA.parameters / gib, 6 * LLAMA.parameters / gib
