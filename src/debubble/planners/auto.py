@@ -8,7 +8,7 @@ they could not, stays with the plan.
 Planners that do not search answer first, so that there is a plan at once.  `joint` then drafts plans with the full
 budget while the others search with a part of it, in processes of their own where that is worth one; those that come
 close to the fastest answer are asked again with the full budget.  Last, `joint` searches the order of the fastest
-answer at length, whoever gave it, and what it recomputes and offloads to no use is left out.
+answer at length, whoever gave it, and what it recomputes, offloads and steps on hosts to little use is left out.
 """
 
 from __future__ import annotations
@@ -108,18 +108,23 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         yield from answers.stream("joint", last, partial(last_search, last, best.solution))
     best = next(iter(answers.results), None)
     if best is not None and problem.levers is None:
-        yield from answers.stream(best.planner, problem, partial(_plainer, problem, best.solution))
+        plainer = partial(_plainer, problem, best.solution)
+        yield from answers.stream(best.planner, problem, plainer, tolerance=1 + LITTLE)
+
+
+LITTLE = 0.01
+"""Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
 
 
 def _plainer(problem: Problem, answer: Solution) -> Iterator[Solution]:
-    """The answer without offload and recomputation, which is kept where it fits and its step takes no longer."""
-    schedule = answer.schedule
+    """The answer without offload, recomputation and steps on hosts; it is kept where it fits and is about as fast."""
+    schedule = answer.schedule.without_host_steps()
     others = {op.kind for op in schedule.operations} - {*COMPUTE, Kind.R, Kind.O, Kind.L}
     if others or answer.partition is None or schedule.peers or not isinstance(problem.workload, ModelUnits):
         return
     units, cut = problem.units, [len(stage) for stage in answer.partition]
     plain = replace(without_transfers(schedule), fused_recompute=frozenset())
-    if plain == schedule:
+    if plain == answer.schedule:
         return
     partition = Partition.cut(units, cut)
     costs = units.stage_costs(partition, schedule.placement)
@@ -173,8 +178,13 @@ class _Answers:
             )
         )  # fmt: skip
 
-    def stream(self, name: str, problem: Problem, find: Callable[[], Iterator[Solution]]) -> Iterator[Solution]:
-        """Keep the answers of a planner as it finds them; yield those that are the fastest so far."""
+    def stream(
+        self, name: str, problem: Problem, find: Callable[[], Iterator[Solution]], *, tolerance: float = 1.0
+    ) -> Iterator[Solution]:
+        """Keep the answers of a planner as it finds them; yield those that are the fastest so far.
+
+        With a tolerance they may take so many times the step of the planner's answer that they replace.
+        """
         begin, solutions = time.perf_counter(), find()
         while True:
             try:
@@ -187,17 +197,17 @@ class _Answers:
             except Exception as error:  # as above
                 self._fail(name, failure(error))
             else:
-                yield from self._keep(name, answer)
+                yield from self._keep(name, answer, tolerance=tolerance)
 
     def _fail(self, name: str, error: DebubbleError) -> None:
         """Note an error in a planner's program; a plan that it had stays."""
         if isinstance(self._found.setdefault(name, error), Result):
             self._failures[name] = error
 
-    def _keep(self, name: str, answer: Result) -> Iterator[Solution]:
+    def _keep(self, name: str, answer: Result, *, tolerance: float = 1.0) -> Iterator[Solution]:
         known = self._found.get(name)
         best = min((result.score for result in self.results), default=math.inf)
-        if not isinstance(known, Result) or answer.score <= known.score:
+        if not isinstance(known, Result) or answer.score <= tolerance * known.score:
             self._found[name] = answer
         if answer.score < best:
             # Only what a Ctrl-C would keep is told.

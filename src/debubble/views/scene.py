@@ -215,10 +215,10 @@ def subject(plan: Plan) -> str:
 
 def model_title(model: Model, cluster: Cluster) -> str:
     """The name by which a model is known, or its family and size, and the devices."""
-    alike = [name for name, other in models.items() if other.config == model.config]
-    itself = (name for name in alike if models[name] is model)
+    names = [name for name, other in models.items() if other.config == model.config]
+    itself = (name for name in names if models[name] is model)
     # Of names for the same layers the newest is the last.
-    name = next(itself, alike[-1] if alike else f"{model.family}, {model.parameters / 1e9:.1f} B parameters")
+    name = next(itself, names[-1] if names else f"{model.family}, {model.parameters / 1e9:.1f} B parameters")
     return f"{name} on {cluster.file['devices'].replace('x', ' x ', 1)}"
 
 
