@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,3 +47,35 @@ def test_layers_that_are_not_the_models_are_refused() -> None:
     error = CliRunner().invoke(with_all_commands(), command.split()).exception
 
     assert "--layers has 31 layers on 4 stages; the model has 32" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--schedule interleaved --layers 8,8,8,8", "--layers has 4 stages, but 'interleaved' has 8 on 4 devices"),
+        ("--schedule interleaved --layers 8x4 --chunks 3", "--chunks 3 makes 12 stages, but --layers has 8"),
+        ("--schedule 1f1b --layers 4x8 --option recomputed_stages=2", "--option recomputed_stages says which stages"),
+    ],
+)
+def test_options_that_contradict_the_layers_are_refused(options: str, reason: str) -> None:
+    command = f"simulate llama3-8b --cluster 4xH100 {options}"
+    error = CliRunner().invoke(with_all_commands(), command.split()).exception
+
+    assert reason in str(error)
+
+
+def test_slices_are_kept_where_layers_are_given() -> None:
+    even = "debubble simulate llama3-8b --cluster 4xH100 --schedule seq1f1b --slices 4 --micro-batches 8 --json"
+    answer, by_layers = simulated(even), simulated(f"{even} --layers 4x8")
+
+    assert by_layers["operations"] == answer["operations"]
+    assert by_layers["micro_batches"] == answer["micro_batches"]
+
+
+def test_an_output_is_refused_before_pictures_are_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    command = f"simulate llama3-8b --cluster 4xH100 --schedule 1f1b,zb-h1 -o {tmp_path / 'plan.json'} --html {page}"
+    error = CliRunner().invoke(with_all_commands(), command.split()).exception
+
+    assert "-o writes the plan of a MODEL by one schedule" in str(error)
+    assert not page.exists()

@@ -483,6 +483,7 @@ def test_a_mixture_in_every_layer_needs_no_width_of_dense_ones() -> None:
         ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3"),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama3.3-70b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "qwen2.5-1.5b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "qwen2.5-32b"),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4-scout"),
         ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),

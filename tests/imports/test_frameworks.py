@@ -406,6 +406,17 @@ def test_what_deepspeed_offloads_is_predicted_on_hosts_or_warned_of(tmp_path: Pa
     assert ratio.endswith("ratio is not 1: all optimizer states are predicted on the host.")
 
 
+def test_offload_of_states_under_zero_0_is_warned_of(tmp_path: Path) -> None:
+    config = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+        "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}"""
+    read = job("deepspeed", tmp_path, "ds.json", config, model=db.models["llama3-8b"], sequence_length=4096)
+
+    assert read.options.host_optimizer == 0
+    assert read.warnings == (
+        "zero_optimization.offload_optimizer needs ZeRO-1 or more, and has no effect in the prediction under ZeRO-0.",
+    )
+
+
 def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -> None:
     names = {
         "zero_optimization.stage": 3, "zero_optimization.offload_optimizer.device": "cpu",

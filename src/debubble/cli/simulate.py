@@ -14,7 +14,7 @@ from debubble.cli.app import app
 from debubble.cli.names import schedule_names
 from debubble.cli.options import option
 from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
-from debubble.files import write_whole
+from debubble.files import check_writable, write_whole
 from debubble.ir import InfeasibleError, InputError, Schedule, StageCosts
 from debubble.plans import Plan
 
@@ -128,10 +128,13 @@ def simulate(
     """
     check_pictures(html=html, png=png)
     choices = choice.each
+    if output is not None and (source is None or choice.schedule is None or len(choices) > 1):
+        raise InputError("-o writes the plan of a MODEL by one schedule: give both, with --schedule NAME.")
+    check_writable(output)
     scenes, misfits = _scenes(source, choices, given, run)
     _draw(scenes, html=html, png=png)
     if output is not None:
-        _save(scenes, output)
+        _save(scenes[0], output)
     if json:
         others = [] if len(choices) == 1 else [_figures(scene) for scene in scenes]
         print_answer(**_figures(scenes[0]), **({"schedules": others, "do_not_fit": misfits} if others else {}))
@@ -179,12 +182,10 @@ def _draw(scenes: Sequence[Scene], *, html: Path | None, png: Path | None) -> No
         log().print(f"Wrote {file}.")
 
 
-def _save(scenes: Sequence[Scene], output: Path) -> None:
+def _save(scene: Scene, output: Path) -> None:
     """Write the plan of a model by a schedule."""
-    plans = [scene.plan for scene in scenes if scene.plan is not None]
-    if len(plans) != 1 or len(scenes) != 1:
-        raise InputError("-o writes the plan of a MODEL by one schedule: give both, with --schedule NAME.")
-    plans[0].save(output)
+    assert scene.plan is not None
+    scene.plan.save(output)
     log().print(f"Wrote {output}.")
 
 

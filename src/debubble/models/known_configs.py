@@ -107,12 +107,30 @@ def _gemma3(layers: int, *, hidden: int, ffn: int, **entries: Any) -> dict[str, 
     }  # fmt: skip
 
 
+def _latent(layers: int, *, experts: int, dense: int, **entries: Any) -> dict[str, Any]:
+    common = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    return _llama(layers, n_routed_experts=experts, first_k_dense_replace=dense, **{**common, **entries})
+
+
+def _deepseek_v2(layers: int, **sizes: Any) -> dict[str, Any]:
+    return _latent(
+        layers, dense=1, vocab=102400, model_type="deepseek_v2", architectures=["DeepseekV2ForCausalLM"],
+        n_shared_experts=2, num_experts_per_tok=6, rms_norm_eps=1e-6, max_position_embeddings=163840, **sizes,
+    )  # fmt: skip
+
+
+def _glm_latent(layers: int, **sizes: Any) -> dict[str, Any]:
+    return _latent(
+        layers, vocab=154880, n_shared_experts=1, qk_nope_head_dim=192, v_head_dim=256, num_nextn_predict_layers=1,
+        max_position_embeddings=202752, **sizes,
+    )  # fmt: skip
+
+
 def _deepseek(*, heads: int, experts: int, dense: int, vocab: int, **entries: Any) -> dict[str, Any]:
-    return _llama(
+    return _latent(
         61, hidden=7168, heads=heads, ffn=18432, vocab=vocab, architectures=["DeepseekV3ForCausalLM"],
-        moe_intermediate_size=2048, n_routed_experts=experts, n_shared_experts=1, num_experts_per_tok=8,
-        first_k_dense_replace=dense, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,
-        v_head_dim=128, rms_norm_eps=1e-6, **entries,
+        moe_intermediate_size=2048, experts=experts, n_shared_experts=1, num_experts_per_tok=8, dense=dense,
+        q_lora_rank=1536, rms_norm_eps=1e-6, **entries,
     )  # fmt: skip
 
 
@@ -133,11 +151,12 @@ def _gpt_oss(layers: int, *, experts: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _mistral(layers: int, *, hidden: int, ffn: int) -> dict[str, Any]:
-    return _llama(
-        layers, hidden=hidden, heads=32, ffn=ffn, kv_heads=8, vocab=131072, model_type="mistral", head_dim=128,
-        architectures=["MistralForCausalLM"], max_position_embeddings=32768, rope_theta=1000000.0, sliding_window=None,
-    )  # fmt: skip
+def _mistral(layers: int, **sizes: Any) -> dict[str, Any]:
+    common = {
+        "heads": 32, "kv_heads": 8, "vocab": 131072, "model_type": "mistral", "architectures": ["MistralForCausalLM"],
+        "max_position_embeddings": 32768, "rope_theta": 1000000.0, "sliding_window": None,
+    }  # fmt: skip
+    return _llama(layers, **{**common, **sizes})
 
 
 def _olmo2(layers: int, **sizes: Any) -> dict[str, Any]:
@@ -255,6 +274,12 @@ def _gpt(layers: int, *, hidden: int, heads: int, positions: int, vocab: int = 5
     }
 
 
+_DELTA_NET: dict[str, Any] = {
+    "hidden": 2048, "heads": 16, "kv_heads": 2, "head_dim": 256, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 _LLAMA2_13B = {"hidden": 5120, "heads": 40, "ffn": 13824}
 # 4096 positions, twice GPT-3's, for Obscura's sequences.
 _GPT3_13B = {"hidden": 5120, "heads": 40, "positions": 4096}
@@ -304,21 +329,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": _qwen3_moe(48, hidden=2048, heads=32, ffn=6144, inner=768),
     "qwen3-235b-a22b": _qwen3_moe(94, hidden=4096, heads=64, ffn=12288, inner=1536),
     "qwen3-next-80b-a3b": _llama(
-        48, hidden=2048, heads=16, ffn=5120, kv_heads=2, vocab=151936, model_type="qwen3_next",
-        architectures=["Qwen3NextForCausalLM"], head_dim=256, full_attention_interval=4, num_experts=512,
-        num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512,
-        linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128,
-        linear_conv_kernel_dim=4, max_position_embeddings=262144, rope_theta=10000000.0, rms_norm_eps=1e-6,
+        48, ffn=5120, vocab=151936, model_type="qwen3_next", architectures=["Qwen3NextForCausalLM"],
+        full_attention_interval=4, num_experts=512, num_experts_per_tok=10, rope_theta=10000000.0, **_DELTA_NET,
     ),
     "deepseek-v3": _deepseek(
         heads=128, experts=256, dense=3, vocab=129280, model_type="deepseek_v3", num_nextn_predict_layers=1,
         n_group=8, topk_group=4,
     ),
-    "deepseek-v2-lite": _llama(
-        27, hidden=2048, heads=16, ffn=10944, vocab=102400, model_type="deepseek_v2",
-        architectures=["DeepseekV2ForCausalLM"], moe_intermediate_size=1408, n_routed_experts=64, n_shared_experts=2,
-        num_experts_per_tok=6, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128,
-        qk_rope_head_dim=64, v_head_dim=128, rms_norm_eps=1e-6, max_position_embeddings=163840,
+    "deepseek-v2-lite": _deepseek_v2(
+        27, hidden=2048, heads=16, ffn=10944, moe_intermediate_size=1408, experts=64, q_lora_rank=None
     ),
     **dict.fromkeys(
         ("minimax-m2", "minimax-m2.1", "minimax-m2.5", "minimax-m2.7"),
@@ -338,12 +357,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         ("glm-4.6", "glm-4.7"), _glm45(92, hidden=5120, ffn=12288, inner=1536, experts=160, dense=3, norm=True)
     ),
     "glm-4.5-air": _glm45(46, hidden=4096, ffn=10944, inner=1408, experts=128, dense=1, norm=False),
-    "gemma2-9b": {
-        "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_size": 3584, "head_dim": 256,
-        "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "vocab_size": 256000, "sliding_window": 4096, "query_pre_attn_scalar": 256, "max_position_embeddings": 8192,
-        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-    },
+    "gemma2-9b": _gemma("gemma2", 42, hidden=3584, heads=16, kv_heads=8, ffn=14336, **_GEMMA2),
     "gemma3-1b": {
         "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "hidden_size": 1152, "head_dim": 256,
         "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1,
@@ -358,17 +372,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "gpt-oss-20b": _gpt_oss(24, experts=32),
     "gpt-oss-120b": _gpt_oss(36, experts=128),
-    "phi-4": _llama(
-        40, hidden=5120, heads=40, ffn=17920, kv_heads=10, vocab=100352, model_type="phi3",
-        architectures=["Phi3ForCausalLM"], max_position_embeddings=16384, rope_theta=250000.0,
+    "phi-4": _phi3(
+        40, hidden=5120, heads=40, kv_heads=10, ffn=17920, vocab=100352, max_position_embeddings=16384,
+        rope_theta=250000.0,
     ),
-    "mistral-7b": _llama(
-        32, hidden=4096, heads=32, ffn=14336, kv_heads=8, vocab=32768, model_type="mistral",
-        architectures=["MistralForCausalLM"], max_position_embeddings=32768, rope_theta=1000000.0, sliding_window=None,
-    ),
-    "mistral-large": _llama(
-        88, hidden=12288, heads=96, ffn=28672, kv_heads=8, vocab=32768, model_type="mistral", head_dim=128,
-        architectures=["MistralForCausalLM"], max_position_embeddings=131072, rope_theta=1000000.0, sliding_window=None,
+    "mistral-7b": _mistral(32, hidden=4096, ffn=14336, vocab=32768),
+    "mistral-large": _mistral(
+        88, hidden=12288, heads=96, ffn=28672, vocab=32768, head_dim=128, max_position_embeddings=131072
     ),
     "mistral-small-3.1-24b": {
         "model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "spatial_merge_size": 2,
@@ -416,9 +426,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "yi-9b": _llama(48, hidden=4096, heads=32, ffn=11008, kv_heads=4, vocab=64000, rope_theta=5000000.0),
     "falcon3-7b": _llama(28, hidden=3072, heads=12, ffn=23040, kv_heads=4, vocab=131072, head_dim=256),
     "falcon3-10b": _llama(40, hidden=3072, heads=12, ffn=23040, kv_heads=4, vocab=131072, head_dim=256),
-    "mistral-nemo": _mistral(40, hidden=5120, ffn=14336),
-    "mistral-small-24b": _mistral(40, hidden=5120, ffn=32768),
-    "ministral-8b": _mistral(36, hidden=4096, ffn=12288),
+    "mistral-nemo": _mistral(40, hidden=5120, ffn=14336, head_dim=128),
+    "mistral-small-24b": _mistral(40, hidden=5120, ffn=32768, head_dim=128),
+    "ministral-8b": _mistral(36, hidden=4096, ffn=12288, head_dim=128),
     "seed-oss-36b": _llama(
         64, hidden=5120, heads=80, ffn=27648, kv_heads=8, vocab=155136, model_type="seed_oss", head_dim=128,
         architectures=["SeedOssForCausalLM"], attention_bias=True, attention_out_bias=False, rope_theta=10000000.0,
@@ -452,35 +462,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-vl-30b-a3b": _qwen3_vl(_qwen3_moe(48, hidden=2048, heads=32, ffn=6144, inner=768)),
     "qwen3-vl-235b-a22b": _qwen3_vl(_qwen3_moe(94, hidden=4096, heads=64, ffn=12288, inner=1536)),
     # Latent attention.
-    "deepseek-v2": _llama(
-        60, hidden=5120, heads=128, ffn=12288, vocab=102400, model_type="deepseek_v2",
-        architectures=["DeepseekV2ForCausalLM"], moe_intermediate_size=1536, n_routed_experts=160, n_shared_experts=2,
-        num_experts_per_tok=6, first_k_dense_replace=1, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128,
-        qk_rope_head_dim=64, v_head_dim=128, rms_norm_eps=1e-6, max_position_embeddings=163840,
+    "deepseek-v2": _deepseek_v2(
+        60, hidden=5120, heads=128, ffn=12288, moe_intermediate_size=1536, experts=160, q_lora_rank=1536
     ),
     "deepseek-v3.2": _deepseek(
         heads=128, experts=256, dense=3, vocab=129280, model_type="deepseek_v32", num_nextn_predict_layers=1,
         n_group=8, topk_group=4, index_head_dim=128, index_n_heads=64, index_topk=2048,
     ),
-    "moonlight-16b-a3b": _llama(
+    "moonlight-16b-a3b": _latent(
         27, hidden=2048, heads=16, ffn=11264, vocab=163840, model_type="deepseek_v3",
-        architectures=["DeepseekV3ForCausalLM"], moe_intermediate_size=1408, n_routed_experts=64, n_shared_experts=2,
-        num_experts_per_tok=6, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128,
-        qk_rope_head_dim=64, v_head_dim=128, max_position_embeddings=8192, rope_theta=50000.0,
+        architectures=["DeepseekV3ForCausalLM"], moe_intermediate_size=1408, experts=64, n_shared_experts=2,
+        num_experts_per_tok=6, dense=1, q_lora_rank=None, max_position_embeddings=8192, rope_theta=50000.0,
     ),
     "kimi-k2.5": _kimi_k25(),
-    "glm-4.7-flash": _llama(
-        47, hidden=2048, heads=20, ffn=10240, vocab=154880, model_type="glm4_moe_lite",
-        architectures=["Glm4MoeLiteForCausalLM"], moe_intermediate_size=1536, n_routed_experts=64, n_shared_experts=1,
-        num_experts_per_tok=4, first_k_dense_replace=1, q_lora_rank=768, kv_lora_rank=512, qk_nope_head_dim=192,
-        qk_rope_head_dim=64, v_head_dim=256, num_nextn_predict_layers=1, max_position_embeddings=202752,
+    "glm-4.7-flash": _glm_latent(
+        47, hidden=2048, heads=20, ffn=10240, model_type="glm4_moe_lite", architectures=["Glm4MoeLiteForCausalLM"],
+        moe_intermediate_size=1536, experts=64, num_experts_per_tok=4, dense=1, q_lora_rank=768,
     ),
-    "glm-5": _llama(
-        78, hidden=6144, heads=64, ffn=12288, vocab=154880, model_type="glm_moe_dsa",
-        architectures=["GlmMoeDsaForCausalLM"], moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1,
-        num_experts_per_tok=8, first_k_dense_replace=3, q_lora_rank=2048, kv_lora_rank=512, qk_nope_head_dim=192,
-        qk_rope_head_dim=64, v_head_dim=256, index_head_dim=128, index_n_heads=32, index_topk=2048,
-        num_nextn_predict_layers=1, max_position_embeddings=202752,
+    "glm-5": _glm_latent(
+        78, hidden=6144, heads=64, ffn=12288, model_type="glm_moe_dsa", architectures=["GlmMoeDsaForCausalLM"],
+        moe_intermediate_size=2048, experts=256, num_experts_per_tok=8, dense=3, q_lora_rank=2048, index_head_dim=128,
+        index_n_heads=32, index_topk=2048,
     ),
     # Google's, Microsoft's, Cohere's, BigCode's, EleutherAI's and OpenAI's.
     "gemma-2b": _gemma("gemma", 18, hidden=2048, heads=8, kv_heads=1, ffn=16384),
@@ -513,11 +515,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bloom-7b1": _bloom(30, hidden=4096, heads=32),
     # Hybrids of attention and recurrences.
     "qwen3.5-35b-a3b": _llama(
-        40, hidden=2048, heads=16, ffn=512, kv_heads=2, vocab=248320, model_type="qwen3_5_moe_text",
-        architectures=["Qwen3_5MoeForCausalLM"], head_dim=256, num_experts=256, num_experts_per_tok=8,
-        moe_intermediate_size=512, shared_expert_intermediate_size=512, linear_num_key_heads=16,
-        linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128, linear_conv_kernel_dim=4,
-        max_position_embeddings=262144, rms_norm_eps=1e-6,
+        40, ffn=512, vocab=248320, model_type="qwen3_5_moe_text", architectures=["Qwen3_5MoeForCausalLM"],
+        num_experts=256, num_experts_per_tok=8, **_DELTA_NET,
     ),
     "nemotron-h-8b": {
         "model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "hidden_size": 4096,

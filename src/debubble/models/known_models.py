@@ -38,7 +38,7 @@ _LIKE = {
     r"deepseek-(r1|r1-zero|v3\.1)": "deepseek-v3",
     r"deepseek-r1-distill-llama-8b": "llama3.1-8b",
     r"deepseek-r1-distill-llama-70b": "llama3.3-70b",
-    r"deepseek-r1-distill-qwen-(\d+b)": r"qwen2.5-\1",
+    r"deepseek-r1-distill-qwen-([\d.]+b)": r"qwen2.5-\1",
     r"llama-3\.1-nemotron-70b": "llama3.1-70b",
     r"llama-4-(scout|maverick)-17b-\d+e": r"llama4-\1",
     r"qwen2-(0\.5b|1\.5b)": r"qwen2.5-\1",

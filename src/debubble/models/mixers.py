@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from debubble.models.recurrences import Recurrence
 
 
+def _mean_keys(length: int, *, most: int) -> float:
+    """The mean number of keys of a causal sequence's tokens, each of which sees `most` at most, itself counted half."""
+    most = min(most, length)
+    return most * (1 - most / (2 * length))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """Rotary positions: the base, and how longer contexts scale the frequencies."""
@@ -41,8 +47,7 @@ class Attention:
         run = length if self.chunk is None else min(self.chunk, length)
         if not self.causal:
             return run
-        reach = run if self.window is None else min(self.window, run)
-        return reach * (1 - reach / (2 * run))
+        return _mean_keys(run, most=run if self.window is None else self.window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +74,7 @@ class Indexer:
 
     def keys_per_token(self, length: int) -> float:
         """Tokens that are chosen for a token of a sequence, on average, itself counted half."""
-        chosen = min(self.tokens, length)
-        return chosen * (1 - chosen / (2 * length))
+        return _mean_keys(length, most=self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

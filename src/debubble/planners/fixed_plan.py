@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from debubble.costs import Cluster
 from debubble.costs.partition import Partition
-from debubble.costs.units import Units
 from debubble.ir import InputError, Placement, RunOptions, Schedule
 from debubble.models import Model
 from debubble.planners.bounds import lower_bound
@@ -117,9 +117,14 @@ def _configured(
         if "slices" not in entry.options:
             raise InputError(f"The schedule '{entry.name}' does not cut sequences into slices; seq1f1b does.")
         given["slices"] = slices
-    chunks = chunks or entry.default_chunks
     if layers is not None:
-        return _of_layers(model, units, layers, entry, devices, micro_batches, recompute)
+        if choosing := _STAGES_THAT_RECOMPUTE & given.keys():
+            raise InputError(
+                f"--option {min(choosing)} says which stages recompute, and --layers takes --recompute alone."
+            )
+        schedule = partial(entry, micro_batches=micro_batches, **given)
+        return _of_layers(model, problem, layers, schedule, chunks=chunks, recompute=recompute)
+    chunks = chunks or entry.default_chunks
     counts = even_counts(units, devices * chunks)
     can_choose = bool(_STAGES_THAT_RECOMPUTE & entry.options)
     everywhere = Partition.cut(units, counts, strategy=recompute or ("full" if can_choose else "none"))
@@ -142,23 +147,32 @@ def _configured(
 
 def _of_layers(
     model: Model,
-    units: Units,
+    problem: Problem,
     layers: Sequence[int],
-    entry: ScheduleEntry,
-    devices: int,
-    micro_batches: int,
+    schedule: Callable[..., Schedule],
+    *,
+    chunks: int | None,
     recompute: str | None,
 ) -> tuple[Schedule, Partition]:
     """The schedule of stages that are given by their layers, and the stages."""
+    devices = problem.devices
     if len(layers) % devices or sum(layers) != model.layers:
         raise InputError(
             f"--layers has {sum(layers)} layers on {len(layers)} stages; the model has {model.layers}, and its stages"
             f" are a multiple of the {devices} pipeline devices."
         )
+    each = len(layers) // devices
+    if chunks not in (None, each):
+        raise InputError(
+            f"--chunks {chunks} makes {chunks * devices} stages, but --layers has {len(layers)}: leave --chunks out."
+        )
     chosen = recompute or "none"
-    partition = partition_by_layers(units, layers, dict.fromkeys(range(model.layers), (chosen, chosen)))
-    chunks = len(layers) // devices
-    made = entry(devices=devices, micro_batches=micro_batches, chunks=chunks if chunks > 1 else None)
+    partition = partition_by_layers(problem.units, layers, dict.fromkeys(range(model.layers), (chosen, chosen)))
+    made = schedule(devices=devices, chunks=each if each > 1 else None)
+    if made.stages != len(layers):
+        raise InputError(
+            f"--layers has {len(layers)} stages, but '{made.name}' has {made.stages} on {devices} devices."
+        )
     return replace(made, fused_recompute=partition.recomputing), partition
 
 

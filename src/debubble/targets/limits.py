@@ -168,6 +168,6 @@ WITHOUT_OPTIONS = (
 )
 """Rules of the frameworks for which debubble writes none of these options."""
 PLAIN = (*WITHOUT_OPTIONS, unset("host_optimizer"))
-"""The same where no optimizer steps on the host either."""
+"""Rules of the frameworks that besides do not step optimizers on hosts."""
 FSDP = (one_of("dtype", ("bf16", "fp32")), next_token_alone, text_alone)
 """Rules of the frameworks on torch's FSDP, the last of theirs."""

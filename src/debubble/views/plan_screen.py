@@ -243,9 +243,10 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     limit = safe_limit(plan, scene.peak_memory)
     if limit is None:
         return
-    told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == limit)
-    price = next((gain.words.partition(": ")[2].removesuffix(" per sequence") for gain in told), None)
-    yield f"{limit} plans for that much ({price or '--why: its step'})"
+    option = f"--memory-limit {limit}"
+    told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == option)
+    price = next((gain.effect.removesuffix(" per sequence") for gain in told), None)
+    yield f"{option} plans for that much ({price or '--why: its step'})"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:

@@ -171,9 +171,10 @@ def _warnings(read: SettingsReader) -> Iterator[str]:
             f"{PARAMETERS} is not in the prediction: the parameters of a rank are counted on its device, and their"
             " copies from the host are not."
         )
-    for section in (OFFLOADED, PARAMETERS):
-        if read.get(f"{section}.device") == "nvme":
-            yield f"{section} is on NVMe, and predicted as if it were in the host's memory."
+    if read.get(f"{OFFLOADED}.device") == "nvme":
+        yield f"{OFFLOADED} is on NVMe, and predicted as if it were in the host's memory."
+    if _on_host(read, OFFLOADED) and read.number("zero_optimization.stage", 0) == 0:
+        yield f"{OFFLOADED} needs ZeRO-1 or more, and has no effect in the prediction under ZeRO-0."
     if read.get(f"{OFFLOADED}.ratio", 1) != 1:
         yield f"{OFFLOADED}.ratio is not 1: all optimizer states are predicted on the host."
 

@@ -291,7 +291,8 @@ def _patched_words(arguments: Arguments) -> int:
     kind, further = arguments.word("--patch-tokenizer-type", ""), arguments.number("--extra-vocab-size", 0)
     if kind == "DeepSeekV2Tokenizer":
         return {2400: 102400, 467: 129280}.get(further, 0)  # DeepSeek-V2's and V3's
-    return _PATCH_TOKENIZERS.get(kind or "", -further) + further
+    own = _PATCH_TOKENIZERS.get(kind or "")
+    return 0 if own is None else own + further
 
 
 _PATCH_TOKENIZERS = {

@@ -42,13 +42,14 @@ def torch(read: SettingsReader, given: UserFacts) -> ImportedJob:
         layers=layers,
         order=order,
         strategies={},
-        rest=Unread(tuple(_remarks(listed=modules.exists()))),
+        rest=Unread(tuple(_remarks(given, listed=modules.exists()))),
         unsaid=dict.fromkeys(("dtype", "gradients", "zero"), read.defaults.of),
     )
 
 
-def _remarks(*, listed: bool) -> Iterator[str]:
-    yield "What is recomputed is your model's: predicted is that nothing is."
+def _remarks(given: UserFacts, *, listed: bool) -> Iterator[str]:
+    if given.recompute is None:
+        yield "What is recomputed is your model's: predicted is that nothing is."
     if not listed:
         yield "There is no modules.json beside the CSV: predicted are stages of equally many layers."
     yield "Micro-batches are taken for one sequence, optimizer and dtype for adamw and bf16, and replicas for ZeRO-1."

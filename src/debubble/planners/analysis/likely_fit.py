@@ -25,12 +25,12 @@ def may_not_fit(plan: Plan, peaks: Sequence[Number]) -> bool:
 
 
 def safe_limit(plan: Plan, peaks: Sequence[Number]) -> str | None:
-    """The option of the limit under which runs like the plan's fit their devices; None: they do, or it is not known."""
+    """The memory limit under which runs like the plan's fit their devices; None: they do, or it is not known."""
     most = memory_excess(plan)
     if most is None or not may_not_fit(plan, peaks):
         return None
     tenths = int(10 * min(memory for _, memory in _memories(plan, peaks)) / most / GIB)
-    return f"--memory-limit {tenths // 10 if tenths >= 100 else tenths / 10:g}GiB" if tenths else None
+    return f"{tenths // 10 if tenths >= 100 else tenths / 10:g}GiB" if tenths else None
 
 
 def _memories(plan: Plan, peaks: Sequence[Number]) -> Iterator[tuple[float, float]]:

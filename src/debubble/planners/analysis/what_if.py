@@ -111,11 +111,17 @@ class Gain:
     """The gain of a change, in words.
 
     `share` is how much longer a sequence takes than in the unchanged problem, as a share; None: nothing fits.
+    `effect` says it, after the step's time where a plan was searched.
     """
 
     what_if: WhatIf
     share: float | None
-    words: str
+    effect: str
+
+    @property
+    def words(self) -> str:
+        """The change and its effect."""
+        return f"{self.what_if.change}: {self.effect}"
 
     @property
     def helps(self) -> bool:
@@ -139,14 +145,14 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
 
     def gain(change: WhatIf) -> Gain:
         if change.step_time is None or change.seconds_per_sequence is None:
-            return Gain(what_if=change, share=None, words=f"{change.change}: nothing fits")
+            return Gain(what_if=change, share=None, effect="nothing fits")
         # A faster plan of the unchanged problem says that another planner helps.
         share = change.seconds_per_sequence / (planned if change.change == AGAIN and not change.quick else now) - 1
         direction = "slower" if share > 0 else "faster"
         much = f"{100 * abs(share):.1f}% {direction} per sequence"
         how = much if abs(share) >= NOTICED else "nothing faster was found"
         step = "" if change.quick else f"{change.step_time:.4g} s, "
-        return Gain(what_if=change, share=share, words=f"{change.change}: {step}{how}")
+        return Gain(what_if=change, share=share, effect=f"{step}{how}")
 
     return list(map(gain, changes))
 
@@ -229,8 +235,8 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
         roomy = replace(same, workload=ModelUnits(replace(units, memory_limit=limits)))
         yield _Change(words="10% more memory", problem=roomy, find=find, batch=batch, keeps_plan=True)
     if (limit := safe_limit(plan, plan.simulate().peak_memory)) is not None:
-        safe = problem(cluster.with_limit(limit.partition(" ")[2]), m)
-        yield _Change(words=limit, problem=safe, find=find, batch=batch)
+        safe = problem(cluster.with_limit(limit), m)
+        yield _Change(words=f"--memory-limit {limit}", problem=safe, find=find, batch=batch)
     if plan.degrees.devices > 1:
         names = ("link_bandwidth", "network_bandwidth")
         links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}

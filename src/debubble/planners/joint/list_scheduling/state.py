@@ -49,8 +49,8 @@ class Step(NamedTuple):
         stages_of: [device, place]: the stages of a device.
         held: Per device, how many these are.
         to_stage: Per stage, the time that a micro-batch takes to it forwards.
-        from_last: Per stage, the time that a micro-batch takes to it from the last stage backwards; more than a step's
-            for stages that wait for the hosts'.
+        from_last: Per stage, the time that a micro-batch takes to it from the last stage backwards; for a stage whose
+            optimizer the host steps it is longer than a step, so that its weights' gradients come first.
         after: [F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
         reserve: Per device, the room kept for one backward: its workspace and its reload.
         period: The time of a micro-batch on the busiest device.
