@@ -97,7 +97,7 @@ class LatentAttention:
     """Width of a value."""
     bias: bool = False
     indexer: Indexer | None = None
-    """What chooses the tokens that are attended to; None: all."""
+    """The heads that choose the tokens which are attended to; None: all are."""
 
     @property
     def queries(self) -> int:

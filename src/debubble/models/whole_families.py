@@ -23,7 +23,7 @@ class _Latent:
     query_rank: int | None = 1536
     rank: int = 512
     index_heads: int | None = None
-    """Of a family with an indexer."""
+    """The entries of families with an indexer."""
 
 
 def _latent(config: Entries, mlps: Sequence[Mlp | Experts], defaults: _Latent, **changes: Any) -> Architecture:
@@ -50,7 +50,7 @@ def _latent(config: Entries, mlps: Sequence[Mlp | Experts], defaults: _Latent, *
 
 
 def _indexers(config: Entries, layers: int, defaults: _Latent) -> list[Indexer | None]:
-    """What chooses the tokens that each layer attends to; of GLM-5 some layers take the choice of one before."""
+    """The indexer of each layer; of GLM-5 some layers take the choice of one before."""
     if defaults.index_heads is None:
         return [None] * layers
     indexer = Indexer(

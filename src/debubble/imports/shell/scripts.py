@@ -334,7 +334,7 @@ class _Follower:
         return True
 
     def _ranks(self, before: Sequence[Token]) -> Mapping[str, str]:
-        """Those of RANKS that are numbers, as the script or the assignments before a command set them."""
+        """The numeric entries of RANKS, as the script or the assignments before a command set them."""
         matched = [match for token in before if (match := ASSIGNMENT.fullmatch(token.text)) and match[1] in RANKS]
         values = self.variables.values | {match[1]: self.variables.text_of(match[4]) for match in matched}
         return {name: value for name in RANKS if isinstance(value := values.get(name), str) and value.isdecimal()}
