@@ -23,7 +23,7 @@ from debubble.cli.names import (
     name_option,
     optimizer_names,
 )
-from debubble.ir import InputError, RunOptions
+from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 
 if TYPE_CHECKING:
     from debubble.costs import Cluster
@@ -222,7 +222,8 @@ class SearchLimits(OptionGroup):
     section: ClassVar[str] = "The search"
 
     effort: float = option(
-        "Work that a planner may do, in seconds of two idle cores: the same plan on any machine.", default=10.0
+        "Work that a planner may do, in seconds of two idle cores: the same plan on any machine.",
+        default=DEFAULT_EFFORT,
     )
     deadline: float | None = option(
         "Seconds on the clock after which a planner stops all the same (default: 10 x effort + 60)."

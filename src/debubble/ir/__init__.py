@@ -16,13 +16,22 @@ from debubble.errors import (
 from debubble.ir.lowering.lower import lower, lower_forwards
 from debubble.ir.ops import Kind, Lane, Op
 from debubble.ir.placement import Placement
-from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, Robustness, RunOptions, WhatIf
+from debubble.ir.plan_entries import (
+    DEFAULT_EFFORT,
+    CandidateSummary,
+    Origin,
+    PlannedUnit,
+    Robustness,
+    RunOptions,
+    WhatIf,
+)
 from debubble.ir.program import Instruction, Moment, Program, Queue
 from debubble.ir.schedule import Schedule, check
 from debubble.ir.stage_costs import Number, StageCosts
 from debubble.ir.trace import MemorySample, Trace, TraceEvent, TraceStep
 
 __all__ = [
+    "DEFAULT_EFFORT",
     "CandidateSummary",
     "CutOffError",
     "DeadlockError",

@@ -9,6 +9,9 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+DEFAULT_EFFORT = 3.0
+"""Work of a planner where nothing else is asked, in seconds of the reference machine (see `search.effort`)."""
+
 
 @dataclass(frozen=True)
 class PlannedUnit:

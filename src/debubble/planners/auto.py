@@ -5,11 +5,10 @@ distributions register, or with `Problem.compare` every planner: the papers' and
 otherwise.  All are given the same problem, and the fastest verified answer is kept; what the others answered, or why
 they could not, stays with the plan.
 
-Planners that do not search answer first, so that there is a plan at once.  `joint` then drafts plans with the full
-budget while the others search with a part of it, in processes of their own where that is worth one; those that come
-close to the fastest answer are asked again with the full budget.  Last, `joint` searches the order of the fastest
-answer at length, whoever gave it, and what it recomputes, offloads and steps on hosts to little use is left out.  An
-answer with none of these replaces the fastest one if its step is at most 1% longer.
+Planners that do not search answer first, so that there is a plan at once.  `joint` then drafts plans, and the others
+search in processes of their own where that is worth one; `portfolio` only where the fastest answer is close to its
+bound, as memory suffices.  Last, `joint` searches the order of the fastest answer at length, whoever gave it.  An
+answer that neither recomputes, offloads nor steps on hosts replaces the fastest one if its step is at most 1% longer.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from debubble.errors import PlannerFailedError
 from debubble.ir import CandidateSummary, CutOffError, DebubbleError, Kind, PluginError
 from debubble.ir.plan_entries import INTERRUPTED, Status
 from debubble.planners.joint.planner import joint_draft
+from debubble.planners.portfolio.planner import SMALL
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
-from debubble.planners.process_pool import WORKER, Answer, Task, by_completion, failure, side_by_side
+from debubble.planners.process_pool import Answer, Task, by_completion, failure, side_by_side
 from debubble.planners.progress import Improvement, Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
 from debubble.targets.orders import COMPUTE, OwnOrders, without_transfers
 
-FIRST, CLOSE = 0.1, 1.02
-"""The part of the budget with which others than `joint` begin, and how much longer than the fastest answer's step
-theirs may take for them to have the whole."""
+LITTLE_EFFORT = 0.5
+"""Effort up to which `joint` searches the order of its own fastest plan too, and all others are asked."""
 
 
 @planner("auto", paper="debubble's own", searches=True, slices=True)
@@ -61,6 +60,12 @@ ASKED_FOR_TARGETS = (*ASKED, "scope")
 """Those that it asks for a framework, whose orders leave partition and recomputation to choose, as SCOPE does."""
 ASKED_OF_STAGES = ("joint", "portfolio", "optpipe")
 """Those that it asks about given stages, of which `joint` searches the order of the fastest answer alone."""
+
+
+OF_THE_LIBRARY, LIBRARY_GAP = "portfolio", 0.04
+"""The planner of the library's schedules, and the gap of the fastest plan above which `auto` does not ask it: memory is
+short there, and stages that recompute alike are behind.  In small steps and with little effort it is asked all the
+same."""
 
 
 def _is_plugin(name: str) -> bool:
@@ -136,7 +141,7 @@ class _Answers:
     """The verified answer of every planner that was asked, or why it has none."""
 
     def __init__(self, problem: Problem, names: Sequence[str]) -> None:
-        self._problem, self._names = problem, names
+        self._problem, self._names = problem, list(names)
         self._deadline = problem.begun().deadline
         self._found: dict[str, Result | DebubbleError] = {}
         self._failures: dict[str, DebubbleError] = {}
@@ -161,6 +166,16 @@ class _Answers:
         """Why the other planners have none."""
         return [answer for answer in self._found.values() if isinstance(answer, DebubbleError)]
 
+    @property
+    def late(self) -> bool:
+        """True if the deadline has passed."""
+        return self._deadline.passed
+
+    def leave_out(self, name: str) -> None:
+        """Do not wait for a planner's answer."""
+        self._names.remove(name)
+        self._tell()
+
     def take(self, name: str, ask: Callable[[], Result]) -> Iterator[Solution]:
         """Keep a planner's answer; yield it if it is the fastest so far."""
         try:
@@ -171,6 +186,10 @@ class _Answers:
             self._fail(name, failure(error))
         else:
             yield from self._keep(name, answer)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Say how many planners have answered, and the fastest answer."""
         best = next(iter(self.results), None)
         tell(
             Progress(
@@ -227,14 +246,6 @@ class _Answers:
         best = self.results[0]
         self._found[best.planner] = replace(best, solution=replace(best.solution, cut_off=True, remark=INTERRUPTED))
 
-    def remark(self, name: str, remark: str) -> None:
-        """Add a remark to a planner's answer."""
-        result = self._found[name]
-        if isinstance(result, Result):
-            said = result.solution.remark
-            solution = replace(result.solution, remark=remark if said is None else f"{said}; {remark}")
-            self._found[name] = replace(result, solution=solution)
-
     def solution(self) -> Solution:
         """The fastest answer, with a summary of all."""
         results = self.results
@@ -253,44 +264,31 @@ class _Answers:
 
 
 def _searched(answers: _Answers, names: Sequence[str]) -> Iterator[Solution]:
-    """Ask planners that search.
-
-    `joint` has the full budget and the others begin with a part; those whose answers then come close to the fastest are
-    asked again, with the full budget.
-    """
-    problem = answers.problem()
-    begin = min(problem.effort, max(WORKER, FIRST * problem.effort))
-    joins = "joint" in names and isinstance(problem.workload, ModelUnits)
-    if not joins or begin == problem.effort:
-        yield from _side_by_side(answers, {name: (name, problem) for name in names})
-        return
-    part = answers.problem(effort=begin)
-    others = [name for name in names if name != "joint"]
-    draft = partial(planners["joint"].solutions if problem.levers else joint_draft, problem)
-    yield from _side_by_side(answers, {name: (name, part) for name in others}, first=("joint", draft))
-    least = min((result.score for result in answers.results), default=math.inf)
-    again: list[str] = []
-    for name in others:
-        answer = answers[name]
-        if isinstance(answer, Result) and answer.score > CLOSE * least:
-            share = f"{begin / problem.effort:.0%}"
-            answers.remark(name, f"searched with {share} of the effort, as another is well ahead")
-        elif isinstance(answer, Result) or not isinstance(answers["joint"], Result):
-            again.append(name)
-    yield from _side_by_side(answers, {name: (name, answers.problem()) for name in again})
+    """Ask planners that search: `joint`, and then the others side by side."""
+    others, problem = list(names), answers.problem()
+    if "joint" in names and isinstance(problem.workload, ModelUnits):
+        # What `joint` searches at length is the order of the fastest answer.
+        drafts = problem.levers is None and problem.effort > LITTLE_EFFORT
+        find = joint_draft if drafts else planners["joint"].solutions
+        yield from answers.stream("joint", problem, partial(find, problem))
+        others = [name for name in names if name != "joint" and not _is_left_out(name, answers, problem)]
+    yield from _side_by_side(answers, {name: (name, answers.problem()) for name in others})
 
 
-def _side_by_side(
-    answers: _Answers,
-    tasks: Mapping[str, Task],
-    *,
-    first: tuple[str, Callable[[], Iterator[Solution]]] | None = None,
-) -> Iterator[Solution]:
-    """Have tasks answered, in processes of their own where that is worth one, while the `first` search runs here."""
+def _is_left_out(name: str, answers: _Answers, problem: Problem) -> bool:
+    """Tell whether `portfolio` has nothing to add, or there is no time left for it."""
+    if name != OF_THE_LIBRARY or problem.compare or problem.levers is not None or not answers.results:
+        return False
+    asked = problem.effort <= LITTLE_EFFORT or problem.devices * problem.micro_batches <= SMALL
+    left_out = answers.late or (answers.results[0].gap > LIBRARY_GAP and not asked)
+    if left_out:
+        answers.leave_out(name)
+    return left_out
+
+
+def _side_by_side(answers: _Answers, tasks: Mapping[str, Task]) -> Iterator[Solution]:
+    """Have tasks answered, in processes of their own where that is worth one."""
     with side_by_side(tasks) as futures:
-        if first is not None:
-            name, find = first
-            yield from answers.stream(name, answers.problem(), find)
         for name in by_completion(futures):
             yield from answers.take(name, partial(_verify, name, tasks[name][1], futures[name]))
 

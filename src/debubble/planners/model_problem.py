@@ -8,7 +8,7 @@ from typing import Any
 from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, framework_of_options, model_units, with_profile
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Units
-from debubble.ir import InputError, RunOptions
+from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.models import Model
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.plans import Plan
@@ -24,7 +24,7 @@ def problem_of(
     micro_batches: int,
     pipeline: int | None = None,
     chunks: int | None = None,
-    effort: float = 10.0,
+    effort: float = DEFAULT_EFFORT,
     deadline: float | None = None,
     cache: bool = False,
     seed: int = 0,

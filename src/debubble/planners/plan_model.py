@@ -12,7 +12,7 @@ from typing import Any
 from debubble.costs import Cluster, measured_source, read_profile
 from debubble.costs.lengths import MicroBatchSize, checked_lengths, read_lengths, typical_step
 from debubble.files import read_file
-from debubble.ir import InputError, RunOptions
+from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, as_model
 from debubble.planners.degrees import Job, search_degrees
@@ -38,7 +38,7 @@ def plan(
     pipeline: int | None = None,
     chunks: int | None = None,
     memory_limit: float | str | None = None,
-    effort: float = 10.0,
+    effort: float = DEFAULT_EFFORT,
     deadline: float | None = None,
     cache: bool = False,
     seed: int = 0,

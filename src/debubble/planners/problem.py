@@ -12,6 +12,7 @@ from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.errors import HostMemoryError
 from debubble.ir import (
+    DEFAULT_EFFORT,
     CandidateSummary,
     DebubbleError,
     InfeasibleError,
@@ -79,7 +80,7 @@ class Problem:
     devices: int
     micro_batches: int
     chunks: int | None = None
-    effort: float = 10.0
+    effort: float = DEFAULT_EFFORT
     deadline: float | None = None
     cache: bool = False
     seed: int = 0

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from debubble.ir import Number, Schedule
+from debubble.ir import DEFAULT_EFFORT, Number, Schedule
 from debubble.search import cache
 from debubble.search.annealing.search import HOT_TEMPERATURES, best_starts, compile_kernel, improve, verify
 from debubble.search.bounds import idle_allowed
@@ -33,7 +33,7 @@ def optimize(
     problem: OrderProblem,
     *,
     starts: Iterable[Schedule] = (),
-    effort: Effort | float = 10.0,
+    effort: Effort | float = DEFAULT_EFFORT,
     seed: int = 0,
     workers: int = 1,
 ) -> Iterator[Incumbent]:

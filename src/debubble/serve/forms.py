@@ -10,7 +10,7 @@ import msgspec
 
 from debubble.costs import Cluster
 from debubble.files import convert, decode_json
-from debubble.ir import InputError, RunOptions
+from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.models import named_model
 from debubble.planners.fixed_plan import fixed_plan
 from debubble.views.scene import Scene
@@ -32,7 +32,7 @@ class SearchForm(msgspec.Struct, forbid_unknown_fields=True):
     tensor: int | None = None
     data: int | None = None
     memory_limit: str = ""
-    effort: float = 5.0
+    effort: float = DEFAULT_EFFORT
 
     @property
     def arguments(self) -> list[str]:

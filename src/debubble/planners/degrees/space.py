@@ -22,7 +22,7 @@ from debubble.costs import Cluster, framework_of_options
 from debubble.costs.model_units import check, check_slices
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.step import parameter_bytes
-from debubble.ir import InputError, RunOptions
+from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model
 from debubble.planners.model_problem import problem_of
@@ -52,7 +52,7 @@ class Job:
     """Sequence length, optimizer, dtype, LoRA and post-validation; its degrees are not looked at."""
     fixed: Mapping[str, int | None] = field(default_factory=dict)
     """Degrees by name (those of `Degrees`) that are not searched."""
-    effort: float = 10.0
+    effort: float = DEFAULT_EFFORT
     deadline: float | None = None
     cache: bool = False
     seed: int = 0
