@@ -64,12 +64,14 @@ def _zero(plan: Plan) -> Decision:
         "--use-distributed-optimizer": _ON,
         "--use-megatron-fsdp": _ON,
         "--data-parallel-sharding-strategy": FSDP[plan.options.zero],
-        "--ckpt-format": "fsdp_dtensor",
+        "--ckpt-format": FSDP_FORMAT,
     }
 
 
 FSDP = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO level -> Megatron-FSDP's name for it."""
+FSDP_FORMAT = "fsdp_dtensor"
+"""The checkpoints of Megatron-FSDP, which has no others, and which nothing else has."""
 
 
 def _host_optimizer(plan: Plan) -> Decision:
