@@ -61,7 +61,7 @@ def model_units(
     Raises:
         InputError: The degrees fit neither the model nor the cluster.
     """
-    options = options or RunOptions()
+    options = asked = options or RunOptions()
     layout = Layout.of(cluster, options, pipeline)
     check(model, options)
     model = as_trained(model, options)
@@ -101,7 +101,7 @@ def model_units(
         slices=options.slices,
         attention_scale=None if options.slices == 1 else tuple(2 * i + 1 for i in range(options.slices)),
     )
-    step, memory = corrections(model, cluster, options)
+    step, memory = corrections(model, cluster, asked)
     return units.corrected(step.factor, memory.deviation) if step.runs or memory.runs else units
 
 

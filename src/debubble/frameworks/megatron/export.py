@@ -258,7 +258,7 @@ def _script(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> str:
             '# as in: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" "${DEBUBBLE_ARGS[@]}"',
             "# Leave out of your own arguments, as the plan has none of them or Megatron-LM refuses them next to it:",
             *textwrap.wrap(
-                " ".join(name for name in (*SPLITS, *_SWITCHED) if name not in arguments),
+                " ".join([name for name in (*SPLITS, *_SWITCHED) if name not in arguments] + _formats(arguments)),
                 width=110,
                 initial_indent="#   ",
                 subsequent_indent="#   ",
@@ -278,6 +278,11 @@ _SWITCHED = (
     "--use-torch-fsdp2", "--overlap-moe-expert-parallel-comm",
 )  # fmt: skip
 """Arguments that change a plan which does not have them."""
+
+
+def _formats(arguments: Mapping[str, Any]) -> list[str]:
+    """The checkpoint formats of FSDP alone, where the arguments have none."""
+    return [] if "--use-megatron-fsdp" in arguments else [f"--ckpt-format {FSDP_FORMAT}"]
 
 
 def _words(value: Any) -> list[str]:
