@@ -9,7 +9,7 @@ Planners that do not search answer first, so that there is a plan at once.  `joi
 budget while the others search with a part of it, in processes of their own where that is worth one; those that come
 close to the fastest answer are asked again with the full budget.  Last, `joint` searches the order of the fastest
 answer at length, whoever gave it, and what it recomputes, offloads and steps on hosts to little use is left out.  An
-answer with none of these replaces the fastest one if its step is at most 1% longer.
+answer with none of these, of whichever planner, is taken for the fastest one if its step is at most 1% longer.
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         yield from answers.stream(best.planner, problem, plainer, tolerance=1 + LITTLE)
 
 
+NOTABLE = 5e-4
+"""Share of a step from which it is told how much slower a plan without levers is."""
 LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
 
@@ -155,6 +157,15 @@ class _Answers:
         """The answers that fit, the fastest first; of equally fast ones the one of the planner asked first."""
         found = (self._found[name] for name in self._names if name in self._found)
         return sorted((each for each in found if isinstance(each, Result)), key=lambda result: result.score)
+
+    @property
+    def chosen(self) -> Result:
+        """The fastest answer; of model units one without levers that is about as fast, if there is one."""
+        fastest, *others = self.results
+        if self._problem.levers is not None or not isinstance(self._problem.workload, ModelUnits):
+            return fastest
+        most = (1 + LITTLE) * fastest.score
+        return next((each for each in (fastest, *others) if each.plain and each.score <= most), fastest)
 
     @property
     def refusals(self) -> list[DebubbleError]:
@@ -210,6 +221,9 @@ class _Answers:
         best = min((result.score for result in self.results), default=math.inf)
         if not isinstance(known, Result) or answer.score <= tolerance * known.score:
             self._found[name] = answer
+            if isinstance(known, Result) and answer.score > (1 + NOTABLE) * known.score:
+                slower = 100 * (float(answer.score) / float(known.score) - 1)
+                self.remark(name, f"{slower:.1f}% slower than with recomputation, offload or steps on hosts")
         if answer.score < best:
             # Only what a Ctrl-C would keep is told.
             tell(
@@ -236,15 +250,19 @@ class _Answers:
             self._found[name] = replace(result, solution=solution)
 
     def solution(self) -> Solution:
-        """The fastest answer, with a summary of all."""
-        results = self.results
+        """The chosen answer, with a summary of all, its own the first."""
+        chosen = self.chosen
         return replace(
-            results[0].solution,
-            lower_bound=max(result.pipeline_bound for result in results),
+            chosen.solution,
+            lower_bound=max(result.pipeline_bound for result in self.results),
             candidates=tuple(
                 sorted(
                     (_summary(name, answer, self._failures.get(name)) for name, answer in self._found.items()),
-                    key=lambda c: (c.step_time is None, c.robustness.expected if c.robustness else c.step_time),
+                    key=lambda c: (
+                        c.planner != chosen.planner,
+                        c.step_time is None,
+                        c.robustness.expected if c.robustness else c.step_time,
+                    ),
                 )
             ),
             remark=None,

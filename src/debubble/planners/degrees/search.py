@@ -406,6 +406,7 @@ class _DegreesSearch:
         found = DegreeSearch(
             fastest=FasterPlan(configuration=fastest, levers=levers) if slower else None,
             usual=usual,
+            tolerance=self.job.tolerance,
             configurations=tuple(self._summary(degrees) for degrees in shown),
             # After a Ctrl-C they may not have been listed.
             legal=len({*self.legal, *self.problems} if "legal" in vars(self) else self.problems),
