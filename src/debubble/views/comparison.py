@@ -48,7 +48,7 @@ class Comparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ]
     makespan: Annotated[Pair, Meta(description="Seconds of the pipeline.")]
     planned_step: Annotated[
-        float, Meta(description="Seconds of the whole step by the plan, each device with cores of its own.")
+        float, Meta(description="Seconds of the whole step by the plan, each device with a core of its own.")
     ]
     bubble_fraction: Pair
     kinds: Annotated[dict[str, Pair], Meta(description="Mean seconds of an operation of each kind.")]
@@ -168,10 +168,10 @@ def _planned_words(comparison: Comparison) -> str | None:
     planned, predicted = comparison.planned_step, comparison.makespan.predicted
     if abs(planned - predicted) <= SAME * planned:
         return None
-    cores = "" if comparison.cores is None else ", with cores of its own for each device"
+    cores = "" if comparison.cores is None else ", each device with a core of its own"
     step = time_words(planned, seconds=True)
     return (
-        f"Compared are pipelines: the plan's whole step, gradients and optimizer after it included, is {step}{cores}."
+        f"These are times of the pipeline; the plan's whole step, gradients and optimizer included, is {step}{cores}."
     )
 
 
