@@ -48,6 +48,8 @@ def test_a_plain_answer_of_any_planner_wins_within_a_percent(limit: str) -> None
     step = best.candidates[0].step_time
     assert step is not None
     assert step <= (1 + LITTLE) * least
+    *_, fastest = fastest_of(replace(problem, plain=False), NAMES)
+    assert fastest.candidates[0].step_time == min(c.step_time for c in fastest.candidates if c.step_time is not None)
     if plain:
         assert not best.schedule.offloaded
         assert not best.schedule.host_steps

@@ -36,10 +36,15 @@ def models(json: Json = False) -> None:
         experts = "" if m.experts is None else f"{m.experts.per_token} of {m.experts.count}"
         table.add_row(name, size, *map(str, (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab)), experts)
     console().print(table)
-    console().print("With a vision tower (hidden, heads, kv, ffn and vocab are the language model's):")
+    towers = figure_table(
+        "with a tower", "language", "size", "tower", "size", "layers", "hidden", padding=(0, 1, 0, 0), pad_edge=False
+    )
     for name, m in registry.items():
-        if m.parts is not None:
-            console().print(f"  {name}: {m.parts}", soft_wrap=True)
+        if m.vision is not None:
+            tower, own = m.vision.tower, m.vision.parameters
+            sizes = f"{(m.parameters - own) / 1e9:.1f} B", m.vision.kind, f"{own / 1e9:.2f} B"
+            towers.add_row(name, m.language, *sizes, str(tower.layers), str(tower.hidden))
+    console().print(towers)
 
 
 def _vision(vision: VisionTower) -> dict[str, Any]:

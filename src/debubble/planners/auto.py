@@ -108,7 +108,7 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         last = answers.problem()
         yield from answers.stream("joint", last, partial(last_search, last, best.solution))
     best = next(iter(answers.results), None)
-    if best is not None and problem.levers is None:
+    if best is not None and _prefers_plain(problem):
         plainer = partial(_plainer, problem, best.solution)
         yield from answers.stream(best.planner, problem, plainer, tolerance=1 + LITTLE)
 
@@ -119,11 +119,16 @@ LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
 
 
+def _prefers_plain(problem: Problem) -> bool:
+    """Tell whether a plan without levers is taken for one that is a little faster; a target has levers of its own."""
+    return problem.plain and problem.levers is None and isinstance(problem.workload, ModelUnits)
+
+
 def _plainer(problem: Problem, answer: Solution) -> Iterator[Solution]:
     """The answer without offload, recomputation and steps on hosts; it is kept where it fits and is about as fast."""
     schedule = answer.schedule.without_host_steps()
     others = {op.kind for op in schedule.operations} - {*COMPUTE, Kind.R, Kind.O, Kind.L}
-    if others or answer.partition is None or schedule.peers or not isinstance(problem.workload, ModelUnits):
+    if others or answer.partition is None or schedule.peers:
         return
     units, cut = problem.units, [len(stage) for stage in answer.partition]
     plain = replace(without_transfers(schedule), fused_recompute=frozenset())
@@ -162,7 +167,7 @@ class _Answers:
     def chosen(self) -> Result:
         """The fastest answer; of model units one without levers that is about as fast, if there is one."""
         fastest, *others = self.results
-        if self._problem.levers is not None or not isinstance(self._problem.workload, ModelUnits):
+        if not _prefers_plain(self._problem):
             return fastest
         most = (1 + LITTLE) * fastest.score
         return next((each for each in (fastest, *others) if each.plain and each.score <= most), fastest)
