@@ -150,9 +150,10 @@ def page(rows: Sequence[Row]) -> str:
             "## Calibrated by one run",
             "Runs of the half for testing, predicted with what other runs of their source measured, as `debubble"
             " calibrate` does: `>` stands between the figures without and with. Of a step's deviation runs share"
-            f" {shares['step'].model:.2f} if they are of the same model, and {shares['step'].dtype:.2f} if the kind of"
-            f" model and the dtype are the same; of the memory's {shares['memory'].model:.2f} and"
-            f" {shares['memory'].dtype:.2f} (estimated on the other half). A run counts once with each kind of measured"
+            f" {shares['step'].model:.2f} if they are of the same model, {shares['step'].dtype:.2f} if the kind of"
+            f" model and the dtype are the same, and {shares['step'].job:.2f} if all options and degrees but the"
+            f" replicas are, too; of the memory's {shares['memory'].model:.2f}, {shares['memory'].dtype:.2f} and"
+            f" {shares['memory'].job:.2f} (estimated on the other half). A run counts once with each kind of measured"
             " runs.",
             table(calibration.HEAD, calibration.lines(rows, stated_accuracies())),
             "## Every run",

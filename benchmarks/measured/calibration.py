@@ -19,15 +19,19 @@ from debubble.costs.calibration import FIGURES, Deviation, ErrorShares, Figure, 
 
 Row = Mapping[str, Any]
 Stated = Mapping[Figure, Mapping[str, Accuracy]]
-KINDS: Mapping[tuple[bool, bool], str] = {
-    (True, True): "the same model and dtype",
-    (True, False): "the same model, another dtype",
-    (False, True): "another model, the same dtype",
+KINDS: Mapping[tuple[bool, bool, bool], str] = {
+    (True, True, True): "the same job",
+    (True, True, False): "the same model and dtype",
+    (True, False, False): "the same model, another dtype",
+    (False, True, False): "another model, the same dtype",
 }
-"""Whether a measured run has the model, and whether kind and dtype, of the predicted one -> the words for it."""
+"""Whether a measured run has the model, kind and dtype, and options and degrees of the predicted one -> its words."""
 HEAD = ("what", "measured", "runs", "half within", "nine in ten within", "in the interval", "its ends' ratio")
 """The columns of the table."""
-UNIT = {name: ErrorShares(**{each: float(each == name) for each in ("model", "dtype")}) for name in ("model", "dtype")}
+SHARES = ("model", "dtype", "job")
+MOST_SHARED = 0.9
+"""The most that runs of one job are taken to share: those whose memory is alike are of one source."""
+UNIT = {name: ErrorShares(**{each: float(each == name) for each in SHARES}) for name in SHARES}
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def measured_run(row: Row, what: Figure) -> MeasuredRun:
     """A record as `debubble calibrate` writes it."""
     record = row["record"]
     measured = record.seconds if what == "step" else record.memory
-    run = described_run(record.model, record.device, record.options, run=record.name)
+    run = described_run(record.model, record.cluster, record.options, run=record.name)
     return msgspec.structs.replace(run, **{what: Deviation(predicted=row[what], measured=measured)})
 
 
@@ -75,9 +79,10 @@ def targets(rows: Sequence[Row], what: Figure, half: str | None = None) -> Itera
             yield Target(row, run, others)
 
 
-def _alike(a: MeasuredRun, b: MeasuredRun) -> tuple[bool, bool]:
-    """Whether two runs are of the same model, and of the same kind and dtype."""
-    return bool(UNIT["model"].between(a, b)), bool(UNIT["dtype"].between(a, b))
+def _alike(a: MeasuredRun, b: MeasuredRun) -> tuple[bool, bool, bool]:
+    """Whether two runs are of the same model, of the same kind and dtype, and of the same job."""
+    model, dtype, job = (bool(UNIT[name].between(a, b)) for name in SHARES)
+    return model, dtype, job
 
 
 def estimated(rows: Sequence[Row], what: Figure) -> ErrorShares:
@@ -98,8 +103,10 @@ def estimated(rows: Sequence[Row], what: Figure) -> ErrorShares:
                 known = _relative(other, target.run, what)
                 left.append([weight * known * common for common in kind])
                 right.append(weight * value)
-    model, dtype = np.linalg.lstsq(np.array(left), np.array(right), rcond=None)[0]
-    return ErrorShares(model=round(float(model), 2), dtype=round(float(dtype), 2))
+    model, dtype, job = (
+        round(max(0.0, float(share)), 2) for share in np.linalg.lstsq(np.array(left), np.array(right), rcond=None)[0]
+    )
+    return ErrorShares(model=model, dtype=dtype, job=round(min(job, MOST_SHARED - model - dtype), 2))
 
 
 def _relative(run: MeasuredRun, target: MeasuredRun, what: Figure) -> float:
@@ -168,7 +175,7 @@ def lines(rows: Sequence[Row], stated: Stated) -> Iterator[tuple[str, ...]]:
         yield from _line(what, "all of these", found, stated, lambda target: [target.others])
 
 
-def _one(kind: tuple[bool, bool]) -> Callable[[Target], Sequence[Sequence[MeasuredRun]]]:
+def _one(kind: tuple[bool, bool, bool]) -> Callable[[Target], Sequence[Sequence[MeasuredRun]]]:
     return lambda target: [[other] for other in target.others if _alike(target.run, other) == kind]
 
 

@@ -36,7 +36,10 @@ def test_it_says_what_was_predicted_and_what_is_now(run: Any, plan: db.Plan) -> 
     first, shared, last = out.splitlines()
     assert first.startswith("Step: predicted ")
     assert "(1.100 times)" in first
-    assert "share 42% of the step's deviation" in shared
+    assert shared.startswith(
+        "The run moves the step of its own job by 90% of the difference, and that of other jobs of"
+    )
+    assert "by 18% (3 such runs by 40%)" in shared
     assert last.endswith("other dense models in bf16, on A100-80GB with no --framework.")
     assert "give it with --cluster cluster.yaml" in error
 
@@ -108,6 +111,17 @@ def test_another_run_is_added_to_the_file(run: Any, plan: db.Plan) -> None:
     run("calibrate", "other.json", "--step", slower(other, 1.1), "--cluster", "cluster.yaml")
 
     assert len(db.Cluster.parse("cluster.yaml").calibration) == 2
+
+
+def test_the_same_job_planned_on_its_cluster_takes_about_the_measured_step(
+    run: Any, json_of: Any, plan: db.Plan
+) -> None:
+    run("calibrate", "plan.json", "--step", slower(plan, 1.2))
+    call = ("plan", "llama-tiny", "--micro-batches", "4", "--planner", "dapple", "--cluster")
+
+    before, after = (json_of(*call, where)["step_time"] for where in ("2xA100-80GB", "cluster.yaml"))
+
+    assert after / before == pytest.approx(1.2**0.9)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,17 @@ import debubble as db
 from debubble import __version__
 from debubble.costs import model_units
 from debubble.costs.accuracy import accuracy_of
-from debubble.costs.calibration import FIGURES, Deviation, MeasuredRun, correction, described_run, error_shares
+from debubble.costs.calibration import (
+    FIGURES,
+    LEAST_UNCERTAINTY,
+    Deviation,
+    Figure,
+    MeasuredRun,
+    correction,
+    described_run,
+    error_shares,
+    job_words,
+)
 from debubble.ir import InputError, RunOptions
 from debubble.models import models
 from debubble.planners.plan_step import seconds_per_step
@@ -70,9 +81,9 @@ def test_runs_share_what_makes_them_alike(other: dict[str, Any], share: float) -
 
 @pytest.mark.parametrize("framework", ["", "target", "target,gradient_overlap=true"])
 def test_what_is_priced_without_a_name_is_one_framework(framework: str) -> None:
-    run = described_run(models["llama3-8b"], RUN.device, RunOptions(framework=framework))
+    run = described_run(models["llama3-8b"], cluster(), RunOptions(framework=framework))
 
-    assert run == described_run(models["llama3-8b"], RUN.device, RunOptions())
+    assert run == described_run(models["llama3-8b"], cluster(), RunOptions())
 
 
 @pytest.mark.parametrize(("device", "alike"), [("H100-80GB", True), ("A100-80GB", False)])
@@ -84,6 +95,64 @@ def test_an_answer_says_if_no_measured_run_is_like_it(device: str, alike: bool) 
 
     assert ("no measured run of the cluster is like this job" in said) != alike
     assert ("a run of llama of hidden size 4096, or dense models in bf16, on H100-80GB" in said) != alike
+
+
+JOB = RunOptions(tensor=2, data=2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "same"),
+    [
+        (8, JOB, True),
+        (16, replace(JOB, data=4), True),
+        (8, replace(JOB, post_validation=True), True),
+        (8, replace(JOB, data=1), False),
+        (8, replace(JOB, tensor=1, data=4), False),
+        (8, replace(JOB, micro_batch_size=2), False),
+        (8, replace(JOB, zero=1), False),
+        (8, replace(JOB, framework="megatron-lm@2025.06"), False),
+    ],
+)
+def test_runs_of_a_job_have_its_options_and_degrees_but_for_replicas(
+    devices: int, options: RunOptions, same: bool
+) -> None:
+    assert (job_words(devices, options) == job_words(8, JOB)) == same
+
+
+@pytest.mark.parametrize("what", FIGURES)
+def test_a_run_of_the_same_job_says_most(what: Figure) -> None:
+    run = msgspec.structs.replace(RUN, job="pipeline 2")
+    own, other = (
+        correction(what, [run], msgspec.structs.replace(run, job=job)) for job in ("pipeline 2", "pipeline 4")
+    )
+
+    assert own.deviation == pytest.approx(SHARES[what].of_job * (run.deviation(what) or 0.0))
+    assert other.deviation == pytest.approx(SHARES[what].of_model * (run.deviation(what) or 0.0))
+    assert SHARES[what].of_job == pytest.approx(0.9)
+    assert own.uncertainty == LEAST_UNCERTAINTY < other.uncertainty
+
+
+def test_the_plan_of_a_measured_job_takes_about_what_it_measured() -> None:
+    """Nine tenths of the difference, whatever the schedule; a plan of another ZeRO level takes less of it."""
+    plain = planned(cluster())
+    run = described_run(models["llama3-8b"], cluster(), plain.options, run="mine")
+    predicted = seconds_per_step(plain)
+    measured = cluster(msgspec.structs.replace(run, step=Deviation(predicted=predicted, measured=1.2 * predicted)))
+
+    again, others = planned(measured), planned(measured, zero=1)
+    assert seconds_per_step(again) / predicted == pytest.approx(1.2 ** SHARES["step"].of_job)
+    ratio = seconds_per_step(others) / seconds_per_step(planned(cluster(), zero=1))
+    assert ratio == pytest.approx(1.2 ** SHARES["step"].of_model)
+
+
+def test_slices_of_sequences_are_those_of_the_measured_job() -> None:
+    options = RunOptions(slices=4)
+    plain = model_units(models["llama3-8b"], cluster(), options)
+    run = described_run(models["llama3-8b"], cluster(), options)
+    measured = cluster(msgspec.structs.replace(run, step=Deviation(predicted=1.0, measured=1.2)))
+
+    ratio = model_units(models["llama3-8b"], measured, options).units[1].forward / plain.units[1].forward
+    assert ratio == pytest.approx(1.2 ** SHARES["step"].of_job)
 
 
 def test_two_runs_say_more_than_one() -> None:

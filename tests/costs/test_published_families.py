@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,82 @@ def test_operations_of_a_vision_language_model_are_those_of_its_tokens_and_of_an
     assert flops_per_token(m, S) == pytest.approx(flops_per_token(text, S) + 3 * m.vision.flops / S, rel=1e-12)
 
 
+def test_beside_adapters_the_vision_tower_is_frozen_and_computes_forward_alone() -> None:
+    tower = models["qwen2.5-vl-7b"].vision
+    assert tower is not None
+    trained, frozen = ([u for u in units_of("qwen2.5-vl-7b", lora=r).units if u.type == "vision"] for r in (0, 16))
+
+    assert [u.forward for u in frozen] == pytest.approx([u.forward for u in trained], rel=1e-12)
+    assert {(u.backward_input, u.backward_weight, u.activation, u.gradient_reduce) for u in frozen} == {(0, 0, 0, 0)}
+    assert sum(u.static for u in frozen) == pytest.approx(2 * tower.parameters, rel=1e-12)
+
+
+def test_adapters_of_a_vision_language_model_are_those_of_its_language_model() -> None:
+    m = models["qwen2.5-vl-7b"]
+    text = ModelConfig.from_hf({**m.config["text_config"], "model_type": "qwen2"})
+    units = model_units(text, H100S, RunOptions(sequence_length=S, lora=16)).units
+
+    assert [u for u in units_of("qwen2.5-vl-7b", lora=16).units if u.type != "vision"] == list(units)
+
+
+def test_the_operations_of_a_frozen_tower_are_those_of_its_forward() -> None:
+    m = models["qwen2.5-vl-7b"]
+    assert m.vision is not None
+    frozen = replace(m, vision=replace(m.vision, trained=False))
+
+    saved = flops_per_token(m, S, lora=16) - flops_per_token(frozen, S, lora=16)
+    assert saved == pytest.approx(2 * m.vision.flops / S, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "qwen3-vl-8b", "mistral-small-3.1-24b"])
+def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
+    whole, small = (units_of(name, **options).units for options in ({}, {"image_patches": 1024}))
+
+    assert small[0].type == "vision"
+    assert small[0].forward < whole[0].forward
+    assert small[0].activation < whole[0].activation
+    assert small[-1] == whole[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("qwen2.5-vl-7b", {"image_patches": 1023}, "must be a positive multiple of 4, the patches of a token of"),
+        ("qwen2.5-vl-7b", {"image_patches": 0}, "must be a positive multiple of 4"),
+        ("qwen2.5-vl-7b", {"image_patches": 4 * S + 4}, "takes 4097 tokens, and a sequence has 4096: give a larger"),
+        ("gemma3-4b", {"image_patches": 1024}, "Every image of 'gemma3' has 4096 patches, as its vision_config says"),
+        (
+            "mistral-small-3.1-24b",
+            {"image_patches": 16000},
+            "An image of 'mistral3' has up to 12100 patches, not 16000",
+        ),
+        ("llama3-8b", {"image_patches": 1024}, "'llama' has no vision tower that debubble knows"),
+    ],
+)
+def test_images_that_a_model_does_not_take_are_refused(name: str, options: dict[str, int], sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        units_of(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "language", "kind", "tokens"),
+    [
+        ("gemma3-4b", "gemma3_text", "SigLIP", 256),
+        ("llama4-scout", "llama4_text", "Llama 4's", 144),
+        ("mistral-small-3.1-24b", "mistral", "Pixtral", 3025),
+        ("qwen2.5-vl-7b", "qwen2", "Qwen2.5-VL's", 1024),
+        ("qwen3-vl-30b-a3b", "qwen3_moe", "Qwen3-VL's", 1024),
+        ("kimi-k2.5", "deepseek_v3", "MoonViT", 1024),
+    ],
+)
+def test_a_model_says_its_language_model_and_its_tower(name: str, language: str, kind: str, tokens: int) -> None:
+    m = models[name]
+    assert m.vision is not None
+
+    assert (m.language, m.vision.kind, m.vision.tokens) == (language, kind, tokens)
+    assert f"is a language model ({language}, " in str(m.remark)
+
+
 def test_linear_attention_takes_the_same_per_token_at_any_length() -> None:
     linear = ModelConfig.from_hf({**models["qwen3-next-80b-a3b"].config, "layer_types": ["linear_attention"] * 48})
 
@@ -146,7 +223,7 @@ def test_what_the_runtime_does_not_run_is_said(name: str, sentence: str | None) 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("gemma3-4b", "not priced for the vision tower of 'gemma3': use its text_config"),
+        ("kimi-k2.5", "not priced for 'kimi_k25', whose layers mix tokens in other ways"),
         ("deepseek-v3", "not priced for 'deepseek_v3', whose layers mix tokens in other ways"),
     ],
 )

@@ -13,6 +13,7 @@ from debubble.exports import exports
 from debubble.ir import ExportError, Kind, Op, PlannedUnit, RunOptions, Schedule
 from debubble.ir.ops import SCHEDULED
 from debubble.plans import Plan
+from debubble.targets import targets
 from tests.exports.hand_plans import MIXTRAL, full, priced, with_operations
 
 ONE_F_ONE_B = db.schedules["1f1b"](devices=2, micro_batches=8)
@@ -47,6 +48,7 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "moment_dtype": ({"data": 2, "zero": 1}, "bf16"),
     "sequence_parallel": ({"tensor": 2}, False),
     "flash_attention": ({}, False),
+    "image_patches": ({}, 1024),
     "framework": ({}, "torchtitan@2025.06"),
 }
 """Option -> the options beside it, and a value that is not its default."""
@@ -56,9 +58,19 @@ IMPLIED = {("expert_tensor", "deepspeed"), ("sequence_parallel", "deepspeed")}
 """Options that have one value only where the target runs what is beside them: here tensor parallelism."""
 
 
+@pytest.mark.parametrize("target", sorted(exports.keys() - {"torch"}))
+def test_images_are_refused_with_the_vision_tower_that_sees_them(target: str) -> None:
+    assert "vision tower" in str(targets[target].refusal(RunOptions(), db.models["qwen2.5-vl-7b"], pipeline=2))
+
+
 @pytest.mark.parametrize(
     ("name", "target"),
-    [(field.name, target) for field in fields(RunOptions) for target in exports if (field.name, target) not in IMPLIED],
+    [
+        (field.name, target)
+        for field in fields(RunOptions)
+        for target in exports
+        if (field.name, target) not in IMPLIED and field.name != "image_patches"
+    ],
 )
 def test_a_run_option_is_written_refused_or_reported(name: str, target: str) -> None:
     alongside, value = OPTIONS[name]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from debubble.costs.accuracy import Accuracy
-from debubble.frameworks.megatron.import_ import conflicts
+from debubble.frameworks.megatron.import_ import conflicts, required
 from debubble.imports.comparison import Figures, JobComparison, SettingChange
 from debubble.plans import Plan
 from tests.imports.test_megatron import SCRIPT
@@ -65,6 +65,49 @@ def test_what_megatron_refuses_beside_the_plans_settings_is_left_out(megatron: A
 def test_an_argument_in_conflict_is_one_that_the_job_has(changed: dict[str, str | None], left_out: list[str]) -> None:
     job = {"--recompute-activations": True, "--decoder-first-pipeline-num-layers": "3"}
     assert list(conflicts(job, changed)) == left_out
+
+
+FSDP = {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": "optim_grads_params"}
+FSDP2 = {"--use-torch-fsdp2": True}
+IN_DTENSORS, IN_DCP = {"--ckpt-format": "fsdp_dtensor"}, {"--ckpt-format": "torch_dcp"}
+
+
+@pytest.mark.parametrize(
+    ("job", "changed", "wanted"),
+    [
+        ({}, {}, {}),
+        ({"--ckpt-format": "torch_dist"}, {}, {}),
+        (FSDP, {}, IN_DTENSORS),
+        ({**FSDP, "--ckpt-format": "torch_dist"}, {"--micro-batch-size": 4}, IN_DTENSORS),
+        ({**FSDP, **IN_DTENSORS}, {}, {}),
+        ({**FSDP, **IN_DTENSORS}, {**dict.fromkeys(FSDP), "--ckpt-format": None}, {}),
+        ({**FSDP2, **IN_DCP}, {}, {}),
+        ({**FSDP2, **IN_DCP}, {"--tensor-model-parallel-size": 2}, {"--ckpt-format": None}),
+        ({**FSDP2, **IN_DCP}, {"--pipeline-model-parallel-size": 2}, {**FSDP, **IN_DTENSORS}),
+        ({**FSDP2, **IN_DCP}, {"--use-megatron-fsdp": None}, {"--ckpt-format": None}),
+    ],
+)
+def test_the_checkpoint_format_goes_with_what_divides_parameters(
+    job: dict[str, Any], changed: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    """As Megatron-LM's validate_args asks for it."""
+    assert dict(required(job, changed)) == wanted
+
+
+@pytest.mark.parametrize("changed", [{"--use-megatron-fsdp": None}, {"--pipeline-model-parallel-size": 2}])
+def test_torchs_fsdp_is_left_out_where_the_plan_has_none_or_a_pipeline(changed: dict[str, Any]) -> None:
+    assert list(conflicts(FSDP2, changed)) == ["--use-torch-fsdp2"]
+
+
+def test_a_job_of_fsdp_is_told_the_checkpoint_format_that_megatron_asks_for(megatron: Any) -> None:
+    fsdp = f"{' '.join(f'{name} {value}' for name, value in FSDP.items())} --ckpt-format torch_dist".replace(
+        " True", ""
+    )
+    _, out, _ = megatron(
+        RECOMPUTING.replace("--bf16", f"--bf16 --use-distributed-optimizer {fsdp}"), "--cluster", "4xA100-80GB"
+    )
+
+    assert "  --ckpt-format fsdp_dtensor (now torch_dist)\n" in out
 
 
 def test_the_answer_is_a_sentence_and_a_line_per_setting(megatron: Any) -> None:

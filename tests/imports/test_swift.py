@@ -15,6 +15,7 @@ from debubble.imports.training_scripts import swift_command
 from debubble.ir import InputError
 
 SFT = "megatron sft --model Qwen/Qwen3-0.6B --max_length 2048 --packing true"
+VISION = SFT.replace("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-7B-Instruct")
 
 
 def job(folder: Path, text: str, *, args: str | None = None, **given: Any) -> ImportedJob:
@@ -97,12 +98,22 @@ def test_further_tokens_are_predicted_only_where_asked(argument: str, layers: in
         (f"{SFT} --tuner_type lora --target_modules linear_qkv linear_proj", "Adapters are on linear_proj linear_qkv"),
         (f"{SFT} --optimizer dist_muon", "--optimizer dist_muon divides its states between replicas"),
         (SFT.replace("Qwen/Qwen3-0.6B", "google/gemma-3-4b-it"), "The vision tower is frozen unless --freeze_vit is"),
+        (
+            f"{VISION} --tuner_type lora --freeze_vit false",
+            "--freeze_vit false: the vision tower has adapters too, and",
+        ),
     ],
 )
 def test_what_is_predicted_otherwise_is_told(text: str, remark: str, tmp_path: Path) -> None:
     (told,) = job(tmp_path, text).rest.remarks
 
     assert told.startswith(remark)
+
+
+def test_adapters_beside_a_frozen_vision_tower_are_all_in_the_prediction(tmp_path: Path) -> None:
+    read = job(tmp_path, f"{VISION} --tuner_type lora --lora_rank 16")
+
+    assert (read.options.lora, read.rest.remarks) == (16, ())
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 import debubble as db
-from debubble.ir import Kind
+from debubble.ir import DebubbleError, Kind, RunOptions
+from debubble.planners import planners
+from debubble.planners.auto import LITTLE, fastest_of
+from debubble.planners.model_problem import problem_of
+from debubble.planners.registry import Result
+from tests.planners.test_fixed import MODEL
+
+NAMES = ("chronos", "adapipe", "scope", "dapple", "dapple+", "pipeoffload")
 
 
 def test_a_plan_with_room_neither_offloads_nor_recomputes() -> None:
@@ -11,3 +22,35 @@ def test_a_plan_with_room_neither_offloads_nor_recomputes() -> None:
 
     assert not any(op.kind in (Kind.O, Kind.R) for op in plan.schedule.operations)
     assert {unit.strategy for stage in plan.partition for unit in stage} == {"none"}
+
+
+@pytest.mark.parametrize(("name", "plain"), [("dapple", True), ("dapple+", False), ("chronos", True)])
+def test_a_plain_answer_neither_recomputes_nor_offloads(name: str, plain: bool) -> None:
+    problem = problem_of(MODEL, db.Cluster.parse("4xA100-80GB"), RunOptions(sequence_length=2048), micro_batches=8)
+
+    assert planners[name](problem).plain == plain
+
+
+@pytest.mark.parametrize("limit", ["80GiB", "24GiB", "19GiB", "16GiB", "14GiB"])
+def test_a_plain_answer_of_any_planner_wins_within_a_percent(limit: str) -> None:
+    cluster = db.Cluster.parse("4xA100-80GB").with_limit(limit)
+    problem = replace(problem_of(MODEL, cluster, RunOptions(sequence_length=2048), micro_batches=8), effort=0.1)
+    answers: dict[str, Result] = {}
+    for name in NAMES:
+        try:
+            answers[name] = planners[name](problem)
+        except DebubbleError:
+            continue
+    *_, best = fastest_of(problem, NAMES)
+
+    least = min(float(answer.time) for answer in answers.values())
+    plain = [float(a.time) for a in answers.values() if a.plain and a.time <= (1 + LITTLE) * least]
+    step = best.candidates[0].step_time
+    assert step is not None
+    assert step <= (1 + LITTLE) * least
+    *_, fastest = fastest_of(replace(problem, plain=False), NAMES)
+    assert fastest.candidates[0].step_time == min(c.step_time for c in fastest.candidates if c.step_time is not None)
+    if plain:
+        assert not best.schedule.offloaded
+        assert not best.schedule.host_steps
+        assert step <= min(plain)

@@ -176,6 +176,7 @@ def test_what_is_no_model_or_cluster_is_answered_in_a_sentence(model: Any, clust
         ({"micro_batches": "8"}, "micro_batches must be a whole number, not '8'."),
         ({"pipeline": 1.5}, "pipeline must be a whole number, not 1.5."),
         ({"sequence_length": "128"}, "sequence_length must be a whole number, not '128'."),
+        ({"image_patches": "784"}, "image_patches must be a whole number, not '784'."),
         ({"sequence_lenght": 128}, "There is no option of a run 'sequence_lenght'; did you mean 'sequence_length'"),
         ({"planner": 3}, "There is no planner '3'; there are:"),
         ({"swap": "disk"}, "Activations may go to host, peer, none, not to 'disk'."),

@@ -249,5 +249,5 @@ def test_tokens_are_generated_as_without() -> None:
 
 
 def test_a_plan_from_before_gathers_is_refused() -> None:
-    with pytest.raises(InputError, match="say nothing of gathering the parameters that ZeRO-3 divides: plan again"):
+    with pytest.raises(InputError, match="stage by stage, and the plan's costs say nothing of that: plan again"):
         run_threads(plan_of(schedule_1f1b(), LLAMA, data=2, zero=3), lambda _: None)

@@ -97,6 +97,18 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
+@pytest.mark.parametrize(("target", "zero", "runs"), [("torchtitan", 3, False), ("megatron", 1, True), (None, 3, True)])
+def test_debubble_runs_no_plan_whose_framework_gathers_parameters_unit_by_unit(
+    target: str | None, zero: int, runs: bool
+) -> None:
+    made = db.plan(
+        db.models["llama-tiny"], db.Cluster.parse("2xA100-80GB"), micro_batches=4, pipeline=1, data=2, zero=zero,
+        planner="dapple", target=target, sequence_length=128,
+    )  # fmt: skip
+
+    assert ("debubble" in plan_runs_in(made)) == runs
+
+
 @pytest.mark.parametrize("target", FRAMEWORKS)
 @pytest.mark.parametrize("option", list(CHOICES))
 def test_options_are_refused_in_planning_with_the_sentence_of_the_export(option: str, target: str) -> None:

@@ -16,6 +16,10 @@ import pytest
 
 import debubble as db
 from debubble.cli.answers import ANSWERS
+from debubble.formatting import cores_words
+from debubble.planners.plan_step import seconds_per_step
+from debubble.processes import available_cores
+from debubble.simulator.shared_cores import run_shared
 from debubble.training.monitoring.progress import StepReport
 from debubble.training.monitoring.run_record import RunEnd, RunRecord, RunStart, RunStep, record
 from debubble.training.monitoring.watched_run import WatchedRun
@@ -58,7 +62,11 @@ def test_a_running_training_of_two_ranks_is_watched(
     assert msgspec.convert(running, ANSWERS["watch"]) is not None
     assert (running["state"], running["steps"], running["plan"]) == ("running", 100_000, str(plan))
     assert ended["step"] >= running["step"] >= 20
-    assert running["planned_seconds"] == float(db.Plan.load(plan).simulate().makespan)
+    planned = db.Plan.load(plan)
+    shared = run_shared(planned.simulate().program, cores=available_cores())
+    assert running["cores"] == available_cores()
+    assert running["planned_seconds"] == pytest.approx(seconds_per_step(planned, shared))
+    assert f" for 2 devices on {cores_words(available_cores())})" in screen
     assert [device["memory_limit"] for device in running["devices"]] == [2**30, 2**30]
     assert all(device["busy"] > 0 for device in running["devices"])
     assert running["slowest"] in (0, 1)
@@ -66,6 +74,22 @@ def test_a_running_training_of_two_ranks_is_watched(
     assert [word for word in ("Loss", "tokens/s", "is fullest", "computes") if word not in screen] == []
     assert ended["state"] == "failed"
     assert ended["error"].startswith("The run was stopped by a signal after step ")
+
+
+@pytest.mark.parametrize(("cores", "longer"), [(None, False), (64, False), (1, True)])
+def test_the_planned_step_is_that_of_the_plan_unless_devices_share_cores(
+    plan_file: Callable[[int], Path], written: Callable[..., Path], cores: int | None, longer: bool
+) -> None:
+    plan = plan_file(2)
+    start = msgspec.structs.replace(START, plan=str(plan), cores=cores)
+
+    found = RunRecord(written(start, RunStep.of(step(1))))
+    state = WatchedRun.of(found, db.Plan.load(plan), now=0.0)
+
+    step_time = seconds_per_step(db.Plan.load(plan))
+    assert state.planned_seconds is not None
+    assert (state.planned_seconds > 1.2 * step_time) == longer
+    assert longer or state.planned_seconds == pytest.approx(step_time)
 
 
 @pytest.mark.usefixtures("process_group")

@@ -98,13 +98,20 @@ def test_devices_that_share_cores_are_compared_with_what_these_cores_can_do() ->
     assert predicted.title.endswith("2 devices on 1 core")
     assert measured.timeline.makespan == Scene.predicted(plan).timeline.makespan == 19
     assert compare(plan, trace).makespan.predicted == predicted.timeline.makespan == 25
-    assert "predicted 25 s for 2 devices on 1 core" in printed(compare(plan, trace))
+    words = " ".join(printed(compare(plan, trace)).split())
+    assert "predicted 25 s for 2 devices on 1 core" in words
+    assert (
+        "the plan's whole step, gradients and optimizer included, is 19 s, each device with a core of its own." in words
+    )
 
 
 def test_enough_cores_change_no_prediction() -> None:
     plan = small_plan()
 
-    assert compare(plan, replace(trace_of(plan), cores=16)).makespan == compare(plan, trace_of(plan)).makespan
+    comparison = compare(plan, replace(trace_of(plan), cores=16))
+    assert comparison.makespan == compare(plan, trace_of(plan)).makespan
+    assert comparison.planned_step == 19
+    assert "These are times of the pipeline" not in printed(comparison)
 
 
 def printed(comparison: Comparison) -> str:

@@ -9,13 +9,14 @@ from rich.console import Console, RenderableType
 import debubble as db
 from debubble.formatting import listed, size_words, time_words
 from debubble.ir import CandidateSummary, Kind, PlannedUnit
-from debubble.ir.degrees import MemoryParts
+from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, MemoryParts
 from debubble.papers.chronospipe.offload import offload_states
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
 from debubble.views.memory_table import memory_words
 from debubble.views.plan_table import render as render_plan
+from debubble.views.rows import chosen_degrees_words, chosen_words
 from debubble.views.scene_table import render_scenes
 from debubble.views.summary import (
     as_dict,
@@ -200,13 +201,70 @@ def test_what_surrounds_a_measured_program_is_of_the_step() -> None:
 def test_planners_are_listed_by_the_whole_step() -> None:
     first = CandidateSummary(planner="first", step_time=21, makespan=20, gap=0.2, schedule="chronos")
     second = CandidateSummary(planner="second", step_time=22, makespan=18, gap=0.3, schedule="1f1b")
-    plan = replace(small_plan(), candidates=(second, first))
+    third = replace(second, planner="third", step_time=23)
+    plan = replace(small_plan(), candidates=(first, third, second))
     rows = [line.split() for line in printed(render_plan(plan, Scene.predicted(plan))).splitlines()]
     places = [
         rows.index(["first", "chronos", "21", "20", "20.0%"]),
         rows.index(["second", "1f1b", "22", "18", "30.0%"]),
+        rows.index(["third", "1f1b", "23", "18", "30.0%"]),
     ]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((100,), None),
+        ((100, 102), None),
+        ((100, 100.5), "a is taken: b is 0.50% slower."),
+        ((100, 100), "a is taken: b is as fast, and asked later."),
+        ((100, 100, 100), "a is taken: b and c are as fast, and asked later."),
+        (
+            (100.4, 100, 101),
+            "a is taken, 0.40% slower than b: a plan that neither recomputes, offloads nor steps on hosts wins within"
+            " 1%.",
+        ),
+    ],
+)
+def test_the_table_of_planners_says_why_one_was_taken(steps: tuple[float, ...], said: str | None) -> None:
+    candidates = tuple(
+        CandidateSummary(planner=name, step_time=step, makespan=step) for name, step in zip("abc", steps, strict=False)
+    )
+
+    assert chosen_words(replace(small_plan(), candidates=candidates)) == said
+
+
+def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02) -> DegreeSearch:
+    """A search of degrees whose best choices take these steps, the plan's first."""
+    parts = MemoryParts(weights=1, gradients=1, optimizer=1, activations=1, workspace=1)
+    found = ConfigurationSummary(
+        degrees=Degrees(), step_time=1, tokens_per_second_per_device=1, mfu=0.5, peak_memory=5, memory=parts,
+        planner="joint", schedule="1f1b",
+    )  # fmt: skip
+    return DegreeSearch(
+        configurations=tuple(replace(found, step_time=step) for step in steps),
+        legal=9, too_large=0, slower=0, planned=9,
+        fastest=None if fastest is None else FasterPlan(configuration=replace(found, step_time=fastest), levers=()),
+        tolerance=tolerance,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (search(1.0, 1.03), ""),
+        (search(1.0, 1.01), "  The first is taken: within 2% of the fastest those with the fewest levers"),
+        (search(1.01, 1.0, fastest=1.0), "  The first (1.0% slower) is taken: within 2% of the fastest those with"),
+        (search(1.0, 1.005, tolerance=0.0), "  The first is the fastest."),
+        (search(1.0, 1.02, tolerance=0.0), ""),
+    ],
+)
+def test_the_table_of_degrees_says_why_one_was_taken(found: DegreeSearch, said: str) -> None:
+    words = chosen_degrees_words(found)
+
+    assert words.startswith(said)
+    assert bool(words) == bool(said)
 
 
 def test_times_and_sizes_are_readable() -> None:

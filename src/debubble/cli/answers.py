@@ -281,6 +281,17 @@ class HardwareAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     hardware: list[Hardware]
 
 
+class VisionAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The vision tower of a model that is known by name."""
+
+    kind: str
+    parameters: int
+    layers: int
+    hidden: int
+    patches: Annotated[int, Meta(description="Of one image, where --image-patches does not say.")]
+    tokens: Annotated[int, Meta(description="Of the language model, that such an image takes.")]
+
+
 class ModelAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     """A model that is known by name."""
 
@@ -295,6 +306,8 @@ class ModelAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     ffn: int
     vocab: int
     experts: Annotated[int, Meta(description="Per layer; 0: none.")]
+    language: Annotated[str | UnsetType, Meta(description="Family of the language model next to the tower.")] = UNSET
+    vision: Annotated[VisionAnswer | UnsetType, Meta(description="The tower, if it has one.")] = UNSET
 
 
 class ModelsAnswer(Answer, forbid_unknown_fields=True, kw_only=True):

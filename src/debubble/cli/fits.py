@@ -45,6 +45,7 @@ def fits(
     The exit code is 1 if none fits, by recomputation or without.
     """
     from debubble.models import named_model
+    from debubble.models.vision import as_trained
     from debubble.planners.degrees import Job, footprints, footprints_with
     from debubble.views.memory_table import render_footprints
 
@@ -63,7 +64,8 @@ def fits(
         choices = footprints_with(job, micro_batches)
     else:
         choices = footprints(replace(job, fixed={**fixed, "micro_batches": micro_batches}))
-    remarks = [*([] if priced.remark is None else [priced.remark]), *devices.remarks]
+    remark = as_trained(priced, job.options).remark
+    remarks = [*([] if remark is None else [remark]), *devices.remarks]
     if json:
         print_answer(reserve=devices.reserve, footprints=list(map(_row, choices)), remarks=remarks)
     else:

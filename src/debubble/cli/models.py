@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, figure_table, print_answer
+from debubble.models.architecture import VisionTower
 
 FIGURES = ("family", "parameters", "active_parameters", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 
@@ -20,6 +23,7 @@ def models(json: Json = False) -> None:
                     "name": name,
                     **{figure: getattr(m, figure) for figure in FIGURES},
                     "experts": 0 if m.experts is None else m.experts.count,
+                    **({} if m.vision is None else {"language": m.language, "vision": _vision(m.vision)}),
                 }
                 for name, m in registry.items()
             ]
@@ -32,3 +36,21 @@ def models(json: Json = False) -> None:
         experts = "" if m.experts is None else f"{m.experts.per_token} of {m.experts.count}"
         table.add_row(name, size, *map(str, (m.layers, m.hidden, m.heads, m.kv_heads, m.ffn, m.vocab)), experts)
     console().print(table)
+    towers = figure_table(
+        "with a tower", "language", "size", "tower", "size", "layers", "hidden", padding=(0, 1, 0, 0), pad_edge=False
+    )
+    for name, m in registry.items():
+        if m.vision is not None:
+            tower, own = m.vision.tower, m.vision.parameters
+            sizes = f"{(m.parameters - own) / 1e9:.1f} B", m.vision.kind, f"{own / 1e9:.2f} B"
+            towers.add_row(name, m.language, *sizes, str(tower.layers), str(tower.hidden))
+    console().print(towers)
+
+
+def _vision(vision: VisionTower) -> dict[str, Any]:
+    """What is told of a vision tower."""
+    tower = vision.tower
+    return {
+        "kind": vision.kind, "parameters": vision.parameters, "layers": tower.layers, "hidden": tower.hidden,
+        "patches": vision.patches, "tokens": vision.tokens,
+    }  # fmt: skip

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from debubble.cli.app import app
 from debubble.cli.output import Json, console, figure_table, print_answer
-from debubble.formatting import size_words, time_words
+from debubble.formatting import cores_words, size_words, time_words
 
 if TYPE_CHECKING:
     from debubble.training.monitoring.watched_run import WatchedRun
@@ -105,7 +105,9 @@ def _speed(run: WatchedRun) -> str | None:
     words += f"; a step takes {time_words(run.seconds_per_step, seconds=True)}"
     if run.planned_seconds:
         ratio = run.seconds_per_step / run.planned_seconds
-        words += f", {ratio:.2f} times as long as planned ({time_words(run.planned_seconds, seconds=True)})"
+        where = "" if run.cores is None else f" for {len(run.devices)} devices on {cores_words(run.cores)}"
+        planned = time_words(run.planned_seconds, seconds=True)
+        words += f", {ratio:.2f} times as long as planned ({planned}{where})"
     return words
 
 

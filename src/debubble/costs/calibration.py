@@ -1,17 +1,18 @@
 """Corrections of predictions by measured runs of one's own.
 
 What a run measures beyond its prediction is partly shared by runs like it, and partly its own.  `shares` says how much
-is shared with a run of the same model, and of the same kind of model and dtype, on the same type of device and with the
-same framework; they are estimated by least squares on half of the published runs (`python -m measured --docs`).  Of the
-logarithm of measured over predicted seconds, and of the bytes that a device has beyond the predicted ones, a correction
-is the best linear estimate from the measured runs: with one run, the share times what that run measured.
+is shared with a run of the same model, of the same kind of model and dtype, and of the same job (whose replicas, batch,
+schedule and recomputation may differ), on the same type of device and with the same framework; they are estimated by
+least squares on half of the published runs (`python -m measured --docs`).  Of the logarithm of measured over predicted
+seconds, and of the bytes that a device has beyond the predicted ones, a correction is the best linear estimate from the
+measured runs: with one run, the share times what that run measured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +32,10 @@ FIGURES: tuple[Figure, ...] = ("step", "memory")
 MOST_DEVIATION = 10.0
 """The most by which a prediction can be off: what is further off is another run than the plan's."""
 
+LEAST_UNCERTAINTY = 0.6
+"""The least standard deviation of what is left, over that without runs: with less, the intervals of runs of one job
+held fewer than nine in ten of the published figures."""
+
 
 class Deviation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A figure of a run as it was predicted without corrections, and as it was measured."""
@@ -49,6 +54,8 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     dtype: str
     experts: bool = False
     framework: str = ""
+    job: str = ""
+    """Degrees and options but for the replicas, as `job_words` has them; empty: an earlier version did not tell."""
     step: Deviation | None = None
     memory: Deviation | None = None
     date: str = ""
@@ -79,11 +86,18 @@ class ErrorShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The share of runs of the same model."""
     dtype: float
     """The share of runs of the same kind of model, dense or a mixture of experts, in the same dtype."""
+    job: float
+    """The share of runs of the same model and dtype with the same options and degrees, replicas apart."""
 
     @property
-    def whole(self) -> float:
-        """The share of runs that are alike in both."""
+    def of_model(self) -> float:
+        """The share of runs of the same model and dtype."""
         return self.model + self.dtype
+
+    @property
+    def of_job(self) -> float:
+        """The share of runs of the same job."""
+        return self.of_model + self.job
 
     def between(self, a: MeasuredRun, b: MeasuredRun) -> float:
         """The share that two runs have in common."""
@@ -91,7 +105,8 @@ class ErrorShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             return 0.0
         same_model = (a.family, a.hidden, a.experts) == (b.family, b.hidden, b.experts)
         same_dtype = (a.experts, a.dtype) == (b.experts, b.dtype)
-        return self.model * same_model + self.dtype * same_dtype
+        same_job = same_model and same_dtype and a.job == b.job != ""
+        return self.model * same_model + self.dtype * same_dtype + self.job * same_job
 
 
 @dataclass(frozen=True)
@@ -120,19 +135,36 @@ class Correction:
         return predicted * self.factor if what == "step" else predicted + self.deviation
 
 
-def described_run(model: Architecture, device: str, options: RunOptions, *, run: str = "") -> MeasuredRun:
+def described_run(model: Architecture, cluster: Cluster, options: RunOptions, *, run: str = "") -> MeasuredRun:
     """A run of a model as a cluster file describes it, without figures.
 
     Args:
         model: The model.
-        device: Name of the type of device.
+        cluster: The devices.
         options: How the model is run.
         run: A name for the run.
     """
     return MeasuredRun(
-        run=run, device=device, family=model.family, hidden=model.hidden, dtype=options.dtype,
+        run=run, device=cluster.slowest.name, family=model.family, hidden=model.hidden, dtype=options.dtype,
         experts=model.experts is not None, framework=framework_name(options.framework),
+        job=job_words(cluster.count, options),
     )  # fmt: skip
+
+
+_APART = ("data", "dtype", "framework", "post_validation", "host_optimizer")
+"""Options in which runs of one job may differ, or that are told otherwise."""
+
+
+def job_words(devices: int, options: RunOptions) -> str:
+    """The pipeline on so many devices, and the options that are no defaults, as runs of one job have them in common."""
+    pipeline = devices // (options.tensor * options.context * options.data)
+    framework = [options.framework] if framework_name(options.framework) else []
+    others = [
+        f"{f.name} {value}"
+        for f in fields(options)
+        if f.name not in _APART and (value := getattr(options, f.name)) != f.default
+    ]
+    return ", ".join([f"pipeline {pipeline}", *others, *framework])
 
 
 def correction(what: Figure, runs: Sequence[MeasuredRun], job: MeasuredRun) -> Correction:
@@ -160,10 +192,10 @@ def correction(what: Figure, runs: Sequence[MeasuredRun], job: MeasuredRun) -> C
     between = np.array([[1.0 if a is b else shares.between(a, b) for b, _ in like] for a, _ in like])
     common = np.array([shares.between(run, job) for run, _ in like])
     weights = np.linalg.solve(between, common)
-    left = max(0.0, 1.0 - float(weights @ common))
+    left = 1.0 - float(weights @ common)
     return Correction(
         deviation=float(weights @ [value for _, value in like]), runs=len(like), weight=float(weights.sum()),
-        uncertainty=math.sqrt(left),
+        uncertainty=max(LEAST_UNCERTAINTY, math.sqrt(max(0.0, left))),
     )  # fmt: skip
 
 
@@ -177,7 +209,7 @@ def corrections(model: Architecture, cluster: Cluster, options: RunOptions) -> t
     """
     if not cluster.calibration:
         return Correction(), Correction()
-    job = described_run(model, cluster.slowest.name, options)
+    job = described_run(model, cluster, options)
     return correction("step", cluster.calibration, job), correction("memory", cluster.calibration, job)
 
 
@@ -191,7 +223,7 @@ def unlike(model: Architecture, cluster: Cluster, options: RunOptions) -> str | 
     """
     if not cluster.calibration or any(found.runs for found in corrections(model, cluster, options)):
         return None
-    job = described_run(model, cluster.slowest.name, options)
+    job = described_run(model, cluster, options)
     return f"{model.family} of hidden size {model.hidden}, or {job.kind}, on {job.where}"
 
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from debubble.costs.cluster import Cluster
 from debubble.costs.speed import Speed
 from debubble.ir import RunOptions
+from debubble.models.architecture import Architecture
 from debubble.models.config import ModelConfig
+from debubble.models.vision import as_trained
 
 
-def flops_per_token(model: ModelConfig, length: int, *, lora: int = 0) -> float:
+def flops_per_token(model: Architecture, length: int, *, lora: int = 0) -> float:
     """Floating-point operations that one token's forward and backward need; recomputation counts as none.
 
     Two per parameter of every matrix and token forward, two for the gradient of its input, and two for its own, if it
@@ -26,7 +28,7 @@ def flops_per_token(model: ModelConfig, length: int, *, lora: int = 0) -> float:
     matrices = model.active_parameters - looked_up + head - (0 if vision is None else vision.parameters)
     attention = sum(model.core_flops(layer, length) for layer in range(model.layers))
     trained = model.trained_parameters(lora) if lora else matrices
-    images = 0.0 if vision is None else 3 * vision.flops / length
+    images = 0.0 if vision is None else (3 if vision.trained else 1) * vision.flops / length
     return 4 * matrices + 2 * trained + 3 * attention + images
 
 
@@ -43,7 +45,7 @@ class Utilization:
         """A run on that many devices of the cluster."""
         peaks = {type_.name: Speed.of(type_, options.dtype).product_peak for type_ in cluster.types}
         return Utilization(
-            flops_per_token(model, options.sequence_length, lora=options.lora),
+            flops_per_token(as_trained(model, options), options.sequence_length, lora=options.lora),
             sum(peaks[type_.name] for type_ in cluster.types[:devices]),
         )
 

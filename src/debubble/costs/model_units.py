@@ -35,6 +35,7 @@ from debubble.models.architecture import Architecture, Experts, Layer, VisionTow
 from debubble.models.config import ModelConfig
 from debubble.models.mixers import Attention
 from debubble.models.quantization import FORMATS, NF4_BLOCK, NF4_DQ
+from debubble.models.vision import as_trained
 
 MOST_TOKENS = 10**9
 """Most tokens of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""
@@ -60,9 +61,10 @@ def model_units(
     Raises:
         InputError: The degrees fit neither the model nor the cluster.
     """
-    options = options or RunOptions()
+    options = asked = options or RunOptions()
     layout = Layout.of(cluster, options, pipeline)
     check(model, options)
+    model = as_trained(model, options)
     framework = framework or framework_of_options(options.framework)
     if model.whole_layers:
         framework = replace(framework, fused_activation=False)
@@ -99,7 +101,7 @@ def model_units(
         slices=options.slices,
         attention_scale=None if options.slices == 1 else tuple(2 * i + 1 for i in range(options.slices)),
     )
-    step, memory = corrections(model, cluster, options)
+    step, memory = corrections(model, cluster, asked)
     return units.corrected(step.factor, memory.deviation) if step.runs or memory.runs else units
 
 
@@ -122,16 +124,33 @@ def check_slices(model: Architecture, options: RunOptions) -> None:
 
 
 def _vision_units(language: _Builder, vision: VisionTower) -> Iterator[Unit]:
-    """The layers of a vision tower, for one image per sequence; the first has what is before them, the last after."""
+    """The layers of a vision tower, for one image per sequence; the first has what is before them, the last after.
+
+    A frozen tower has nothing before it that is trained: it has no backward, and keeps nothing for one.
+    """
     s, tower = language.shapes, vision.tower
-    builder = _Builder(replace(s, model=tower, options=replace(s.options, sequence_length=vision.patches)))
+    options = replace(s.options, sequence_length=vision.patches)
+    builder = _Builder(replace(s, model=tower, options=options, frozen=not vision.trained))
     for layer in range(tower.layers):
         parts = [builder.attention(layer), builder.mlp(layer)]
         if layer == 0:
             parts.insert(0, builder.projection(vision.embedding_parameters))
         if layer == tower.layers - 1:
             parts.append(builder.projection(vision.projector_parameters))
-        yield joined_unit("vision", None, *parts)
+        unit = joined_unit("vision", None, *parts)
+        yield unit if vision.trained else _without_backward(unit)
+
+
+def _without_backward(unit: Unit) -> Unit:
+    """The unit where nothing is trained, in it or before it."""
+    nothing: dict[str, Any] = dict.fromkeys(("backward_input", "backward_weight", "attention_backward"), 0.0)
+    return replace(
+        unit,
+        **nothing,
+        activation_after_input=0.0,
+        module_bytes={},
+        strategies=dict.fromkeys(unit.strategies, Strategy(0.0)),
+    )
 
 
 def _without_states(unit: Unit) -> Unit:
@@ -159,6 +178,7 @@ multiplied, and the sum of probabilities and targets (torch.distributed.tensor.p
 
 def check(model: Architecture, options: RunOptions) -> None:
     """Refuse options that the model cannot be run with; raises InputError."""
+    model = as_trained(model, options)
     _check_tokens(model, options)
     _check_tensor(model, options)
     _check_adapters(model, options)
@@ -177,6 +197,10 @@ def _check_tokens(model: Architecture, options: RunOptions) -> None:
         raise InputError(
             f"The model has learned positions for {model.positions} tokens; a sequence of {length} is too long."
         )
+    if model.vision is not None and model.vision.tokens > length:
+        smaller = "" if model.vision.sizes == "one" else f", or --image-patches {length * model.vision.merged} or fewer"
+        image = f"An image of {model.vision.patches} patches takes {model.vision.tokens} tokens"
+        raise InputError(f"{image}, and a sequence has {length}: give a larger --sequence-length{smaller}.")
 
 
 def _check_tensor(model: Architecture, options: RunOptions) -> None:
@@ -195,8 +219,6 @@ def _check_adapters(model: Architecture, options: RunOptions) -> None:
             f"The rank of LoRA adapters must be at least 1 (or 0 for none) and at most the {model.hidden} features of a"
             f" layer, not {options.lora}."
         )
-    if options.lora and model.vision is not None:
-        raise InputError(f"LoRA adapters are not priced for the vision tower of '{model.family}': use its text_config.")
     if options.lora and any(not isinstance(layer.attention, Attention) for layer in model.per_layer):
         raise InputError(f"LoRA adapters are not priced for '{model.family}', whose layers mix tokens in other ways.")
     if options.quantize not in (None, *FORMATS):
@@ -341,7 +363,7 @@ class _Builder:
 
     def attention(self, layer: int) -> Unit:
         parameters = self.shapes.model.attention_parameters(layer)
-        adapters = self.shapes.model.attention_adapters(self.shapes.options.lora)
+        adapters = 0 if self.shapes.frozen else self.shapes.model.attention_adapters(self.shapes.options.lora)
         counts = Counts(parameters, adapters=adapters, matrices=self.shapes.model.attention_matrices(layer))
         unit = self._half("attention", layer, lambda shapes: attention(shapes, layer), counts)
         s = self.shapes

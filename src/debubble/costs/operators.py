@@ -64,6 +64,8 @@ class Shapes:
     options: RunOptions
     framework: Framework
     speed: Speed
+    frozen: bool = False
+    """True if nothing of the model is trained, not even adapters."""
 
     @property
     def tokens(self) -> float:
@@ -110,7 +112,7 @@ class Shapes:
     @property
     def adapts_mlp(self) -> bool:
         """False if LoRA leaves all but the query, key and value projections frozen."""
-        return not self.options.lora or self.framework.adapted == "all"
+        return not self.frozen and (not self.options.lora or self.framework.adapted == "all")
 
 
 def matmul(
@@ -161,7 +163,7 @@ def matmul(
     # Quantised weights are read, and written in the run's dtype, before each product.
     format, size = shapes.options.quantize, h * local
     expanded = speed.stream(quantized_bytes(format, size) + e * size) if format else 0.0
-    if name != "projections" and not shapes.adapts_mlp:
+    if shapes.frozen or (name != "projections" and not shapes.adapts_mlp):
         return Operator(name=name, forward=forward + expanded, backward_input=backward + expanded, saved=saved)
     return Operator(
         name=name,

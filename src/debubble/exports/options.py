@@ -119,6 +119,7 @@ UNSETTABLE: OptionTable = {
     "moment_dtype": set_by_target_rules,
     "sequence_parallel": set_by_target_rules,
     "flash_attention": set_by_target_rules,
+    "image_patches": set_by_target_rules,
 }
 """The rules of options that most targets have no setting for."""
 

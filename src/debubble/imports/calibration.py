@@ -17,6 +17,9 @@ from debubble.imports.logs import MeasuredFigures
 from debubble.ir import InputError
 from debubble.plans import ModelOnCluster, Plan
 
+RUNS = 3
+"""Runs for which it is told how much more they correct than one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedFigure:
@@ -68,8 +71,14 @@ class CalibratedCluster:
                 f" ({figure.ratio:.3f} times); now predicted {words(figure.corrected)}, {after[0]} to {after[1]}"
                 f" (before: {before[0]} to {before[1]})."
             )
-        shared = [f"{100 * error_shares()[what].whole:.0f}% of the {what}'s" for what in self.figures]
-        yield f"Runs that are alike share {' and '.join(shared)} deviation on published runs: so much is corrected."
+        for what in self.figures:
+            shares = error_shares()[what]
+            several = RUNS * shares.of_model / (1 + (RUNS - 1) * shares.of_model)
+            yield (
+                f"The run moves the {what} of its own job by {100 * shares.of_job:.0f}% of the difference, and that of"
+                f" other jobs of its model and dtype by {100 * shares.of_model:.0f}% ({RUNS} such runs by"
+                f" {100 * several:.0f}%): so much is common to published runs that are alike."
+            )
         if self.replaced:
             yield "The cluster file had this run already: its figures are replaced."
         run = self.run
@@ -106,7 +115,7 @@ def calibrate(
     base, device = cluster or own, own.slowest.name
     if base.slowest.name != device:
         raise InputError(f"The plan ran on {device}, not {base.slowest.name}: give a cluster file of that device.")
-    named = described_run(described.model, device, plan.options, run=_name(plan, own))
+    named = described_run(described.model, own, plan.options, run=_name(plan, own))
     deviations = {
         what: Deviation(predicted=predicted, measured=value)
         for what, predicted in _uncorrected(plan, described).items()

@@ -194,6 +194,9 @@ def _changes(importer: Importer, settings: Settings, yours: Plan, plan: Plan) ->
     gone = [name for name, value in changed.items() if value is None and (name in settings or name in off)]
     for name in dict.fromkeys([*gone, *importer.conflicts(settings, changed)]):
         yield SettingChange(name=name, now=settings.get(name), then=off.get(name))
+    for name, value in importer.required(settings, changed).items():
+        if name not in changed:
+            yield SettingChange(name=name, now=settings.get(name), then=value)
 
 
 def _exported_settings(importer: Importer, plan: Plan) -> Mapping[str, Any]:

@@ -88,6 +88,10 @@ TurnedOff = Callable[[Settings], Mapping[str, str]]
 Conflicts = Callable[[Settings, Settings], Iterable[str]]
 """Names the job's settings, the first, that cannot stand next to the changed ones, the second."""
 
+Required = Callable[[Settings, Settings], Settings]
+"""The settings that the framework asks for next to the job's, the first, with the changes of the second (None: leaves
+out), where the job has others."""
+
 
 @dataclass(frozen=True)
 class Importer:
@@ -104,6 +108,7 @@ class Importer:
         harmless: Patterns of the names of entries that cost nothing, besides those of all frameworks, in one text.
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
         turned_off: The values that turn settings off where leaving them out does not.
+        required: What the framework asks for next to the job's and the changed settings.
     """
 
     name: str
@@ -116,6 +121,7 @@ class Importer:
     harmless: str
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None
     turned_off: TurnedOff = lambda settings: {}
+    required: Required = lambda job, changed: {}
 
     def read(self, path: Path, arguments: str | None) -> Settings:
         """A file's settings, with the command line that starts the job; None: nobody said it."""
@@ -152,6 +158,7 @@ def importer(
     environment: Environment = lambda settings: {},
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None,
     turned_off: TurnedOff = lambda settings: {},
+    required: Required = lambda job, changed: {},
 ) -> Callable[[ReadJob], ReadJob]:
     """Register an importer under the name of its target.
 
@@ -165,12 +172,14 @@ def importer(
         harmless: Patterns of the names of entries that cost nothing, besides those of all frameworks, in one text.
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
         turned_off: The values that turn settings off where leaving them out does not.
+        required: Names what the framework asks for next to the job's and the changed settings.
     """
 
     def register(job: ReadJob) -> ReadJob:
         made = Importer(
-            name, settings, job, file, conflicts, environment, defaults, harmless, with_arguments, turned_off
-        )
+            name, settings, job, file, conflicts, environment, defaults, harmless, with_arguments, turned_off,
+            required,
+        )  # fmt: skip
         imports.add(name, made)
         return job
 

@@ -132,5 +132,7 @@ class DegreeSearch:
     """True if Ctrl-C ended it."""
     fastest: FasterPlan | None = None
     """A plan that is faster than the recommended one, and less simple; None: the plan is the fastest."""
+    tolerance: float = 0.0
+    """Share of the fastest plan's step by which a simpler one may be slower; 0: the fastest is the plan."""
     usual: tuple[UsualChoice, ...] = ()
     """The usual choices, as far as they are legal."""

@@ -71,6 +71,7 @@ class RunOptions:
         moment_dtype: Of the optimizer's moments: `fp32`, `bf16` or `fp16`.
         sequence_parallel: Tensor-parallel ranks divide norms and the residual stream, too.
         flash_attention: A fused attention core, which keeps no scores.
+        image_patches: Patches of the image of each sequence, for a model with a vision tower; None: the model's own.
         framework: The framework whose kernels and overlaps are priced, as `NAME@VERSION[,TRAIT=VALUE ...]`; empty: that
             of the target, or Megatron-LM's defaults.
     """
@@ -95,6 +96,7 @@ class RunOptions:
     moment_dtype: str = "fp32"
     sequence_parallel: bool = True
     flash_attention: bool = True
+    image_patches: int | None = None
     framework: str = ""
 
     @property

@@ -114,6 +114,8 @@ class Architecture:
     """Further layers, like the last one, that predict tokens beyond the next (DeepSeek-V3, arXiv:2412.19437, 2.2)."""
     vision: VisionTower | None = None
     """The tower that turns images into tokens, before the embedding."""
+    language: str = ""
+    """The family of the language model next to a vision tower."""
     whole_layers: bool = False
     """True if a layer is one unit, not two halves: the runtime then runs transformers' own modules."""
     beyond_units: str | None = None
@@ -191,17 +193,36 @@ class Architecture:
         elif self.whole_layers:
             measured = "" if self.family in MEASURED_FAMILIES else "; these prices were not held against measurements"
             remarks.append(f"'{self.family}' is priced by its operators, in whole layers{measured}.")
-        if self.vision is not None:
-            remarks.append(
-                f"Its vision tower is planned and trained too, with one image of {self.vision.patches} patches per"
-                " sequence."
-            )
+        if self.parts is not None:
+            remarks.append(f"'{self.family}' is {self.parts}, {self.vision_use}.")
         if self.mtp_layers:
             remarks.append(
                 f"Predicting {self.mtp_layers} further tokens is planned too, as units of type mtp; set"
                 " num_nextn_predict_layers to 0 to train without."
             )
         return " ".join(remarks) or None
+
+    @property
+    def parts(self) -> str | None:
+        """Words on the language model and the vision tower; None if it has no tower."""
+        if self.vision is None:
+            return None
+        tower, parameters = self.vision.tower, self.vision.parameters
+        return (
+            f"a language model ({self.language}, {(self.parameters - parameters) / 1e9:.1f} B parameters) and a vision"
+            f" tower ({self.vision.kind}, {tower.layers} layers of hidden size {tower.hidden},"
+            f" {parameters / 1e9:.2f} B)"
+        )
+
+    @property
+    def vision_use(self) -> str | None:
+        """Words on what is planned of the vision tower; None if it has none."""
+        if self.vision is None:
+            return None
+        trained = "which is planned and trained too" if self.vision.trained else "which is planned too, and frozen"
+        return (
+            f"{trained}, with one image of {self.vision.patches:,} patches ({self.vision.tokens:,} tokens) per sequence"
+        )
 
     @property
     def attention_width(self) -> int:
@@ -363,14 +384,27 @@ class Architecture:
 class VisionTower:
     """An encoder of images, whose result takes the place of some of the language model's tokens."""
 
+    kind: str
+    """Its name."""
     tower: Architecture
     """The tower's layers."""
     patches: int
     """Patches of one image, which its layers see."""
+    merged: int
+    """Patches that become one token of the language model."""
+    sizes: Literal["one", "up to", "any"]
+    """Images that it takes: of that many patches, of at most as many, or of any size."""
     embedding_parameters: int
     """Parameters before its layers."""
     projector_parameters: int
     """Parameters after its layers, up to the language model's hidden size."""
+    trained: bool = True
+    """False if its parameters are frozen."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the language model that one image takes."""
+        return self.patches // self.merged
 
     @property
     def parameters(self) -> int:

@@ -34,7 +34,8 @@ def read_architecture(config: Entries) -> Architecture:
         return _language_model(config)
     text.check_types()
     model = _language_model(text)
-    return replace(model, family=config.family, vision=read_vision(config, model.hidden))
+    vision = read_vision(config, model.hidden)
+    return replace(model, family=config.family, vision=vision, language="" if vision is None else text.family)
 
 
 def _language_model(config: Entries) -> Architecture:

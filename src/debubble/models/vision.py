@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from debubble.ir import InputError, RunOptions
 from debubble.models.architecture import Architecture, Layer, VisionTower
 from debubble.models.entries import Entries
 from debubble.models.layers import unpriced_error
 from debubble.models.mixers import Attention
+
+ArchitectureT = TypeVar("ArchitectureT", bound=Architecture)
 
 _DYNAMIC_PATCHES = 4096
 """Patches that are counted for an image where the config has no size of images (Qwen2.5-VL takes any)."""
@@ -70,14 +74,48 @@ def read_vision(config: Entries, hidden: int) -> VisionTower | None:
     return _TOWERS[config.family](Entries({"model_type": config.family, **entries}, config.name), config, hidden)
 
 
+def as_trained(model: ArchitectureT, options: RunOptions) -> ArchitectureT:
+    """The model as a run trains it: its images have the run's patches, and next to adapters its tower is frozen.
+
+    Raises InputError if it takes no images of so many patches.
+    """
+    vision, patches = model.vision, options.image_patches
+    if vision is None:
+        if patches is not None:
+            raise InputError(f"'{model.family}' has no vision tower that debubble knows: leave out --image-patches.")
+        return model
+    if patches is not None:
+        _check_patches(model.family, vision, patches)
+        vision = replace(vision, patches=patches)
+    return replace(model, vision=replace(vision, trained=not options.lora))
+
+
+def _check_patches(family: str, vision: VisionTower, patches: int) -> None:
+    if vision.sizes == "one" and patches != vision.patches:
+        raise InputError(
+            f"Every image of '{family}' has {vision.patches} patches, as its vision_config says: leave out"
+            " --image-patches."
+        )
+    if vision.sizes == "up to" and patches > vision.patches:
+        raise InputError(f"An image of '{family}' has up to {vision.patches} patches, not {patches}.")
+    if vision.sizes != "one" and (patches < 1 or patches % vision.merged):
+        raise InputError(
+            f"--image-patches must be a positive multiple of {vision.merged}, the patches of a token of '{family}',"
+            f" not {patches}."
+        )
+
+
 def _siglip(vision: Entries, config: Entries, text: int) -> VisionTower:
     """Gemma 3: SigLIP with learned positions, pooled, normed and projected."""
     patches, pixels = _patches(vision, size=224, patch=16)
     tower = _tower(vision, hidden=768, layers=12, heads=12, ffn=3072, norm="layernorm", bias=True)
     h = tower.hidden
     return VisionTower(
+        kind="SigLIP",
         tower=tower,
         patches=patches,
+        merged=max(1, patches // config.number("mm_tokens_per_image", 256)),
+        sizes="one",
         embedding_parameters=pixels * h + h + patches * h,
         projector_parameters=2 * h + h * text + h,
     )
@@ -90,8 +128,11 @@ def _pixtral(vision: Entries, config: Entries, text: int) -> VisionTower:
     h, merged = tower.hidden, config.number("spatial_merge_size", 2) ** 2
     biases = config.flag("multimodal_projector_bias", False) * 2 * text
     return VisionTower(
+        kind="Pixtral",
         tower=tower,
         patches=patches,
+        merged=merged,
+        sizes="up to",
         embedding_parameters=pixels * h + h,
         projector_parameters=h + merged * h * h + h * text + text * text + biases,
     )
@@ -105,8 +146,11 @@ def _llama4(vision: Entries, config: Entries, text: int) -> VisionTower:
     out = vision.number("projector_output_dim", 4096)
     adapter = tower.ffn * inner + out * out
     return VisionTower(
+        kind="Llama 4's",
         tower=tower,
         patches=patches + 1,
+        merged=round(vision.real("pixel_shuffle_ratio", 0.5) ** -2),
+        sizes="one",
         embedding_parameters=pixels * h + h + (patches + 1) * h + 2 * h,
         projector_parameters=2 * h + adapter + vision.number("vision_output_dim", 7680) * text,
     )
@@ -120,8 +164,11 @@ def _qwen(vision: Entries, config: Entries, text: int) -> VisionTower:
         full=vision.get("fullatt_block_indexes", (7, 15, 23, 31)),
     )  # fmt: skip
     return VisionTower(
+        kind="Qwen2.5-VL's",
         tower=tower,
         patches=_DYNAMIC_PATCHES,
+        merged=vision.number("spatial_merge_size", 2) ** 2,
+        sizes="any",
         embedding_parameters=_pixels(vision, patch=14) * tower.hidden,
         projector_parameters=tower.hidden + _merger_parameters(vision, tower.hidden, text),
     )
@@ -133,14 +180,17 @@ def _qwen3(vision: Entries, config: Entries, text: int, *, deep: Sequence[int] =
     `deep` are layers whose results pass a merger of their own into the language model's first layers (DeepStack).
     """
     tower = _tower(vision, hidden=1152, layers=27, heads=16, ffn=4304, norm="layernorm", bias=True)
-    h, merged = tower.hidden, vision.number("spatial_merge_size", 2) ** 2 * tower.hidden
+    h, merged = tower.hidden, vision.number("spatial_merge_size", 2) ** 2
     mergers = 1 + len(vision.get("deepstack_visual_indexes", deep))
     positions = vision.number("num_position_embeddings", 2304)
     return VisionTower(
+        kind="Qwen3-VL's",
         tower=tower,
         patches=_DYNAMIC_PATCHES,
+        merged=merged,
+        sizes="any",
         embedding_parameters=(_pixels(vision, patch=16) + 1 + positions) * h,
-        projector_parameters=(2 * h + 2 * (mergers - 1) * merged + mergers * _merger_parameters(vision, h, text)),
+        projector_parameters=(2 * h + 2 * (mergers - 1) * merged * h + mergers * _merger_parameters(vision, h, text)),
     )
 
 
@@ -151,8 +201,11 @@ def _kimi(vision: Entries, config: Entries, text: int) -> VisionTower:
     merged, normed = rows * columns * h, config.number("projection_hidden_size", 1152)
     positions = vision.number("pos_emb_height", 64) * vision.number("pos_emb_width", 64)
     return VisionTower(
+        kind="MoonViT",
         tower=tower,
         patches=_DYNAMIC_PATCHES,
+        merged=rows * columns,
+        sizes="any",
         embedding_parameters=(3 * vision.number("patch_size", 14) ** 2 + 1 + positions) * h,
         projector_parameters=2 * h + 2 * normed + (merged + 1) * (merged + text),
     )

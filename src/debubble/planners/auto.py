@@ -8,7 +8,8 @@ they could not, stays with the plan.
 Planners that do not search answer first, so that there is a plan at once.  `joint` then drafts plans, and the others
 search in processes of their own where that is worth one; `portfolio` only where the fastest answer is close to its
 bound, as memory suffices.  Last, `joint` searches the order of the fastest answer at length, whoever gave it.  An
-answer that neither recomputes, offloads nor steps on hosts replaces the fastest one if its step is at most 1% longer.
+answer that neither recomputes, offloads nor steps on hosts, whoever gave it, replaces the fastest one if its step is at
+most 1% longer.
 """
 
 from __future__ import annotations
@@ -113,20 +114,27 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         last = answers.problem()
         yield from answers.stream("joint", last, partial(last_search, last, best.solution))
     best = next(iter(answers.results), None)
-    if best is not None and problem.levers is None:
+    if best is not None and _prefers_plain(problem):
         plainer = partial(_plainer, problem, best.solution)
         yield from answers.stream(best.planner, problem, plainer, tolerance=1 + LITTLE)
 
 
+NOTABLE = 5e-4
+"""Share of a step from which it is told how much slower a plan without levers is."""
 LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
+
+
+def _prefers_plain(problem: Problem) -> bool:
+    """Tell whether a plan without levers is taken for one that is a little faster; a target has levers of its own."""
+    return problem.plain and problem.levers is None and isinstance(problem.workload, ModelUnits)
 
 
 def _plainer(problem: Problem, answer: Solution) -> Iterator[Solution]:
     """The answer without offload, recomputation and steps on hosts; it is kept where it fits and is about as fast."""
     schedule = answer.schedule.without_host_steps()
     others = {op.kind for op in schedule.operations} - {*COMPUTE, Kind.R, Kind.O, Kind.L}
-    if others or answer.partition is None or schedule.peers or not isinstance(problem.workload, ModelUnits):
+    if others or answer.partition is None or schedule.peers:
         return
     units, cut = problem.units, [len(stage) for stage in answer.partition]
     plain = replace(without_transfers(schedule), fused_recompute=frozenset())
@@ -160,6 +168,15 @@ class _Answers:
         """The answers that fit, the fastest first; of equally fast ones the one of the planner asked first."""
         found = (self._found[name] for name in self._names if name in self._found)
         return sorted((each for each in found if isinstance(each, Result)), key=lambda result: result.score)
+
+    @property
+    def chosen(self) -> Result:
+        """The fastest answer; of model units one without levers that is about as fast, if there is one."""
+        fastest, *others = self.results
+        if not _prefers_plain(self._problem):
+            return fastest
+        most = (1 + LITTLE) * fastest.score
+        return next((each for each in (fastest, *others) if each.plain and each.score <= most), fastest)
 
     @property
     def refusals(self) -> list[DebubbleError]:
@@ -229,6 +246,9 @@ class _Answers:
         best = min((result.score for result in self.results), default=math.inf)
         if not isinstance(known, Result) or answer.score <= tolerance * known.score:
             self._found[name] = answer
+            if isinstance(known, Result) and answer.score > (1 + NOTABLE) * known.score:
+                slower = 100 * (float(answer.score) / float(known.score) - 1)
+                self.remark(name, f"{slower:.1f}% slower than with recomputation, offload or steps on hosts")
         if answer.score < best:
             # Only what a Ctrl-C would keep is told.
             tell(
@@ -246,16 +266,28 @@ class _Answers:
         best = self.results[0]
         self._found[best.planner] = replace(best, solution=replace(best.solution, cut_off=True, remark=INTERRUPTED))
 
+    def remark(self, name: str, remark: str) -> None:
+        """Add a remark to a planner's answer."""
+        result = self._found[name]
+        if isinstance(result, Result):
+            said = result.solution.remark
+            solution = replace(result.solution, remark=remark if said is None else f"{said}; {remark}")
+            self._found[name] = replace(result, solution=solution)
+
     def solution(self) -> Solution:
-        """The fastest answer, with a summary of all."""
-        results = self.results
+        """The chosen answer, with a summary of all, its own the first."""
+        chosen = self.chosen
         return replace(
-            results[0].solution,
-            lower_bound=max(result.pipeline_bound for result in results),
+            chosen.solution,
+            lower_bound=max(result.pipeline_bound for result in self.results),
             candidates=tuple(
                 sorted(
                     (_summary(name, answer, self._failures.get(name)) for name, answer in self._found.items()),
-                    key=lambda c: (c.step_time is None, c.robustness.expected if c.robustness else c.step_time),
+                    key=lambda c: (
+                        c.planner != chosen.planner,
+                        c.step_time is None,
+                        c.robustness.expected if c.robustness else c.step_time,
+                    ),
                 )
             ),
             remark=None,

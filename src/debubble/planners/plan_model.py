@@ -181,13 +181,17 @@ def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compa
         raise InputError("Lengths are assigned to micro-batches of given degrees: leave out the global batch.")
 
 
+OPEN = ("expert_tensor", "image_patches")
+"""Options of a run that are whole numbers, or None."""
+
+
 def _run_options(options: Mapping[str, Any]) -> RunOptions:
     """The options of a run.  Raises InputError for a name that it does not have, or for what is no whole number."""
     defaults = {field.name: field.default for field in fields(RunOptions)}
     for name, value in options.items():
         if name not in defaults:
             raise unknown_name(name, defaults, what="option of a run")
-        if type(defaults[name]) is int:
+        if type(defaults[name]) is int or (name in OPEN and value is not None):
             _check_whole(name, value)
     return RunOptions(**options)
 

@@ -71,6 +71,8 @@ class Problem:
         peers: Whether activations leave for the paired device rather than for the host; not every planner can.
         robust: Whether plans are compared by their mean step under disturbances (see `planners.robustness`).
         compare: Whether `auto` asks every planner.
+        plain: Whether `auto` takes a plan that neither recomputes, offloads nor steps on hosts for one that is a little
+            faster.
 
     Raises:
         InputError: If the entries do not go together.
@@ -90,6 +92,7 @@ class Problem:
     peers: bool = False
     robust: bool = False
     compare: bool = False
+    plain: bool = True
 
     def __post_init__(self) -> None:
         if self.devices < 1:

@@ -79,6 +79,13 @@ class Result:
         return max(0.0, float((self.time - self.lower_bound) / self.time))
 
     @property
+    def plain(self) -> bool:
+        """True if it neither recomputes, nor offloads, nor steps on hosts."""
+        schedule = self.solution.schedule
+        recomputes = any({*unit.strategies} != {"none"} for stage in self.partition for unit in stage)
+        return not (recomputes or schedule.explicit_recompute or schedule.offloaded or schedule.host_steps)
+
+    @property
     def summary(self) -> CandidateSummary:
         """The answer's row in the table of candidates."""
         return CandidateSummary(
@@ -208,8 +215,8 @@ def _robustness(problem: Problem, solution: Solution, timeline: Timeline) -> Rob
         return None
     judged = [c.robustness for c in solution.candidates if c.robustness is not None]
     if judged:
-        # It is one of them, and was chosen by this.
-        return min(judged, key=lambda judgement: judgement.expected)
+        # It is the first of them.
+        return judged[0]
     # The evaluator is compiled, which nobody needs who only lists planners.
     from debubble.planners.robustness import robustness
 

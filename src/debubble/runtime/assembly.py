@@ -56,6 +56,17 @@ class DeviceGroups(NamedTuple):
     """Those of `replicas` that have the same experts."""
 
 
+def _gathers_otherwise(plan: Plan) -> str:
+    """Words on a plan whose costs say nothing of gathering stages, and what to do with it."""
+    if plan.target is not None:
+        return (
+            f"and the plan is for {plan.target}: give it to `debubble export --to {plan.target}`, or plan without --for"
+        )
+    if plan.options.framework:
+        return f"and the plan is priced as {plan.options.framework}: plan again without --framework"
+    return "and the plan's costs say nothing of that: plan again"
+
+
 def check_runnable(plan: Plan, ranks: int) -> None:
     """Refuse a plan that these ranks cannot run, with one sentence."""
     options = plan.options
@@ -68,7 +79,7 @@ def check_runnable(plan: Plan, ranks: int) -> None:
             f" {options.context} context x {options.data} data parallel), but {ranks} were started."
         )
     if options.zero > 2 and options.data * options.context > 1 and not plan.costs.gathers:
-        raise InputError("The plan's costs say nothing of gathering the parameters that ZeRO-3 divides: plan again.")
+        raise InputError(f"debubble gathers the parameters of ZeRO-3 stage by stage, {_gathers_otherwise(plan)}.")
     config = plan.model
     if config is None:
         return

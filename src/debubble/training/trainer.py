@@ -178,7 +178,8 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
             run.pipeline.load_pretrained(folder)
     reports: list[StepReport] = []
     with ExitStack() as stack:
-        shows = [stack.enter_context(display) for display in _displays(options, done=run.step)] if leader else []
+        displays = _displays(options, done=run.step, cores=_shared_cores(run)) if leader else ()
+        shows = [stack.enter_context(display) for display in displays]
         if run.online is not None:
             stack.callback(run.online.close)
         stack.enter_context(watch(run.pipeline, timeout=options.hang_timeout, request_end=run.request_end))
@@ -194,7 +195,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
     if options.save is not None:
         with run.averaged():
             run.pipeline.save_pretrained(options.save)
-    cores = available_cores() if run.device.type == "cpu" else None
+    cores = _shared_cores(run)
     steps = tuple(step for part in run.traces for step in part.steps)
     trace = Trace(devices=run.plan.devices, steps=steps, cores=cores)
     allocator = run.pipeline.measured.gather_allocator_peaks()
@@ -212,12 +213,17 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
     )
 
 
-def _displays(options: TrainOptions, *, done: int) -> Iterator[AbstractContextManager[Show]]:
+def _shared_cores(run: TrainingRun) -> int | None:
+    """The CPU cores that the devices of the run share; None: they are GPUs."""
+    return available_cores() if run.device.type == "cpu" else None
+
+
+def _displays(options: TrainOptions, *, done: int, cores: int | None) -> Iterator[AbstractContextManager[Show]]:
     """The places that show every step's report."""
     yield display(steps=options.steps, done=done)
     metrics = options.metrics or (options.checkpoint and options.checkpoint / RECORD)
     if metrics is not None:
-        yield record(metrics, plan=options.plan, done=done, steps=options.steps)
+        yield record(metrics, plan=options.plan, done=done, steps=options.steps, cores=cores)
     if options.tensorboard is not None:
         yield tensorboard(options.tensorboard, done=done)
     if options.wandb is not None:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from debubble.formatting import cores_words, size_words, time_words
 from debubble.ir import Kind, Lane, Number, Trace
+from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
 from debubble.simulator import TimedOperation
 from debubble.simulator.timeline import WORK
@@ -45,7 +46,10 @@ class Comparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cores: Annotated[
         int | None, Meta(description="That the devices shared, in the prediction too; null: each had its own.")
     ]
-    makespan: Pair
+    makespan: Annotated[Pair, Meta(description="Seconds of the pipeline.")]
+    planned_step: Annotated[
+        float, Meta(description="Seconds of the whole step by the plan, each device with a core of its own.")
+    ]
     bubble_fraction: Pair
     kinds: Annotated[dict[str, Pair], Meta(description="Mean seconds of an operation of each kind.")]
     busy: Annotated[tuple[Pair, ...], Meta(description="Seconds per device.")]
@@ -72,6 +76,7 @@ def compare(plan: Plan, trace: Trace) -> Comparison:
         steps=tuple(step.step for step in trace.warm),
         cores=trace.cores,
         makespan=makespan,
+        planned_step=seconds_per_step(plan),
         bubble_fraction=pair(predicted.timeline.bubble_fraction, measured.timeline.bubble_fraction),
         kinds=_kinds(both),
         busy=tuple(map(pair, predicted.timeline.busy, measured.timeline.busy)),
@@ -154,7 +159,24 @@ def render(comparison: Comparison) -> RenderableType:
         f" predicted {100 * bubble.predicted:.1f}%."
     )
     parts = [kinds, devices, worst, *([around] if comparison.around else [])]
-    return Group(Text(head, style="bold"), Text(comparison.drift + "\n"), *parts)
+    said = " ".join(filter(None, [comparison.drift, _planned_words(comparison)]))
+    return Group(Text(head, style="bold"), Text(f"{said}\n"), *parts)
+
+
+def _planned_words(comparison: Comparison) -> str | None:
+    """A sentence on why the plan has another step than is compared; None: it has the same."""
+    planned, predicted = comparison.planned_step, comparison.makespan.predicted
+    if abs(planned - predicted) <= SAME * planned:
+        return None
+    cores = "" if comparison.cores is None else ", each device with a core of its own"
+    step = time_words(planned, seconds=True)
+    return (
+        f"These are times of the pipeline; the plan's whole step, gradients and optimizer included, is {step}{cores}."
+    )
+
+
+SAME = 5e-4
+"""Share of a step by which two predictions may differ that are shown alike."""
 
 
 def _operations(title: str, pairs: Mapping[str, Pair]) -> Table:

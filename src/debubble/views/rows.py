@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from debubble.costs import Cluster
-from debubble.formatting import percent, size_words, time_words
+from debubble.formatting import listed, percent, size_words, time_words
 from debubble.ir import CandidateSummary, PlannedUnit, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch, UsualChoice
 from debubble.planners.analysis.explanation import Explanation
@@ -35,7 +35,7 @@ class Rows:
 
 
 def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
-    """Every planner's answer, fastest first."""
+    """Every planner's answer, the plan's first and then the fastest."""
     where = _runs_in(plan)
 
     def pipeline(candidate: CandidateSummary) -> float:
@@ -58,7 +58,40 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
             for c in _answers(plan)
         ],
         texts=frozenset({"planner", "schedule", *where}),
+        caption=chosen_words(plan) or "",
     )
+
+
+def chosen_words(plan: Plan) -> str | None:
+    """A sentence on why the plan's planner was taken where others are within 1%; None: none is."""
+    answers = _answers(plan)
+    if len(answers) < 2:
+        return None
+    first, others = answers[0], answers[1:]
+    ratios = {c.planner: _score(c) / _score(first) for c in others}
+    equal = [name for name, ratio in ratios.items() if abs(ratio - 1) < EQUAL]
+    fastest, least = min(ratios.items(), key=lambda entry: entry[1])
+    if least < 1 - EQUAL:
+        return (
+            f"{first.planner} is taken, {100 * (1 / least - 1):.2f}% slower than {fastest}: a plan that neither"
+            " recomputes, offloads nor steps on hosts wins within 1%."
+        )
+    if equal:
+        return (
+            f"{first.planner} is taken: {listed(equal)} {'is' if len(equal) == 1 else 'are'} as fast, and asked later."
+        )
+    if least <= 1 + CLOSE:
+        return f"{first.planner} is taken: {fastest} is {100 * (least - 1):.2f}% slower."
+    return None
+
+
+EQUAL, CLOSE = 1e-9, 0.01
+"""Shares by which the steps of equally fast plans may differ, and those of plans between which a choice is told."""
+
+
+def _score(candidate: CandidateSummary) -> float:
+    """The time by which candidates are compared."""
+    return _step(candidate) if candidate.robustness is None else candidate.robustness.expected
 
 
 def _robustness_columns(plan: Plan) -> tuple[str, ...]:
@@ -101,11 +134,8 @@ def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:
 
 def _answers(plan: Plan) -> list[CandidateSummary]:
     """The candidates with an answer, in the order in which they were preferred."""
-
-    def score(candidate: CandidateSummary) -> float:
-        return _step(candidate) if candidate.robustness is None else candidate.robustness.expected
-
-    return sorted((c for c in plan.candidates if c.makespan is not None), key=score)
+    answers = [c for c in plan.candidates if c.makespan is not None]
+    return [*answers[:1], *sorted(answers[1:], key=_score)]
 
 
 def _step(candidate: CandidateSummary) -> float:
@@ -130,12 +160,32 @@ def configuration_rows(search: DegreeSearch, cluster: Cluster | None, *, most: i
     best = search.configurations[:most]
     usual = [each for each in search.usual if each.configuration not in best]
     left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""
+    chosen = chosen_degrees_words(search)
     return Rows(
         title=f"Degrees: the best {len(best)} of {search.legal}",
         columns=_configuration_columns(cluster),
         rows=[*(_configuration_row(equal) for equal in _equal_steps(best)), *map(_usual_row, usual)],
         texts=frozenset({"degrees"}),
-        caption=f"{search.too_large} do not fit by quick plans, {search.slower} cannot be faster{left}.",
+        caption=f"{search.too_large} do not fit by quick plans, {search.slower} cannot be faster{left}.{chosen}",
+    )
+
+
+def chosen_degrees_words(search: DegreeSearch) -> str:
+    """A sentence, after two spaces, on why the first choice was taken; empty: no other is about as fast."""
+    first, *others = search.configurations
+    fastest = first if search.fastest is None else search.fastest.configuration
+    most = fastest.step_time * (1 + (search.tolerance or CLOSE))
+    near = sum(each.step_time <= most for each in others)
+    if not near and search.fastest is None:
+        return ""
+    if not search.tolerance:
+        return "  The first is the fastest."
+    within = f"within {100 * search.tolerance:.0f}% of the fastest"
+    slower = "" if search.fastest is None else f" ({100 * (first.step_time / fastest.step_time - 1):.1f}% slower)"
+    return (
+        f"  The first{slower} is taken: {within} those with the fewest levers (kinds of parallelism beyond data,"
+        " chunks, uneven stages, recomputation, offload) are preferred, then little context parallelism, then a short"
+        " step."
     )
 
 

@@ -64,12 +64,14 @@ def _zero(plan: Plan) -> Decision:
         "--use-distributed-optimizer": _ON,
         "--use-megatron-fsdp": _ON,
         "--data-parallel-sharding-strategy": FSDP[plan.options.zero],
-        "--ckpt-format": "fsdp_dtensor",
+        "--ckpt-format": FSDP_FORMAT,
     }
 
 
 FSDP = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO level -> Megatron-FSDP's name for it."""
+FSDP_FORMAT = "fsdp_dtensor"
+"""The checkpoints of Megatron-FSDP, which has no others, and which nothing else has."""
 
 
 def _host_optimizer(plan: Plan) -> Decision:
@@ -256,7 +258,7 @@ def _script(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> str:
             '# as in: torchrun ... pretrain_gpt.py "${MODEL_ARGS[@]}" "${DEBUBBLE_ARGS[@]}"',
             "# Leave out of your own arguments, as the plan has none of them or Megatron-LM refuses them next to it:",
             *textwrap.wrap(
-                " ".join(name for name in (*SPLITS, *_SWITCHED) if name not in arguments),
+                " ".join([name for name in (*SPLITS, *_SWITCHED) if name not in arguments] + _formats(arguments)),
                 width=110,
                 initial_indent="#   ",
                 subsequent_indent="#   ",
@@ -276,6 +278,11 @@ _SWITCHED = (
     "--use-torch-fsdp2", "--overlap-moe-expert-parallel-comm",
 )  # fmt: skip
 """Arguments that change a plan which does not have them."""
+
+
+def _formats(arguments: Mapping[str, Any]) -> list[str]:
+    """The checkpoint formats of FSDP alone, where the arguments have none."""
+    return [] if "--use-megatron-fsdp" in arguments else [f"--ckpt-format {FSDP_FORMAT}"]
 
 
 def _words(value: Any) -> list[str]:

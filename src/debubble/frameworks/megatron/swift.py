@@ -118,8 +118,12 @@ def remarks_on_swift(arguments: Arguments, model: Model) -> Iterator[str]:
         yield f"--task_type {task}: its head is predicted as one of the vocabulary, which takes more."
     if arguments.word("--tuner-type") == "lora_llm":
         yield "--tuner_type lora_llm: the vision tower, which it trains as well, is not in the prediction."
-    elif model.vision is not None and arguments.settings.get("--freeze-vit") is not False:
-        yield "The vision tower is frozen unless --freeze_vit is false, and the prediction trains it."
+    elif model.vision is not None:
+        frozen, adapted = arguments.settings.get("--freeze-vit") is not False, "peft._target_" in arguments
+        if frozen and not adapted:
+            yield "The vision tower is frozen unless --freeze_vit is false, and the prediction trains it."
+        elif adapted and not frozen:
+            yield "--freeze_vit false: the vision tower has adapters too, and the prediction freezes it."
 
 
 def with_further_layers(model: Model, number: int) -> Model:

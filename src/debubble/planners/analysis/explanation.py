@@ -14,6 +14,7 @@ from debubble.ir import InputError, Kind, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.models.vision import as_trained
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.planners.model_problem import framework_of_plan, tail_seconds
 from debubble.plans import Plan
@@ -328,7 +329,11 @@ def model_remarks(
     timeline: Timeline, options: RunOptions, *, model: Model, cluster: Cluster, profiled: bool = False
 ) -> tuple[str, ...]:
     """The remarks on a model's step on a cluster; `profiled`: its units were measured, not computed."""
-    remarks = [None if profiled else model.remark, *cluster.remarks, beyond_runtime(options, model)]
+    remarks = [
+        None if profiled else as_trained(model, options).remark,
+        *cluster.remarks,
+        beyond_runtime(options, model),
+    ]
     return (*(remark for remark in remarks if remark is not None), *timeline_remarks(timeline))
 
 

@@ -34,7 +34,12 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
     units = None
     if plan.schedule.offloaded:
         units = half_layers(*described, plan.options, pipeline=plan.devices, profile=plan.profile)
-    return runs_in(plan.schedule, plan.partition, plan.options, described.model, units=units)
+    found = runs_in(plan.schedule, plan.partition, plan.options, described.model, units=units)
+    o = plan.options
+    if o.zero > 2 and o.data * o.context > 1 and not plan.costs.gathers:
+        # Its framework gathers parameters unit by unit; debubble's runtime does so stage by stage.
+        return tuple(name for name in found if name != "debubble")
+    return found
 
 
 def quick_nearest(plan: Plan) -> Mapping[str, float]:

@@ -353,7 +353,8 @@ class _DegreesSearch:
 
     def _ask(self, degrees: Degrees) -> None:
         self.asked.add(degrees)
-        problem = replace(self.problems[degrees], effort=FINAL * self.job.effort)
+        effort, simpler = FINAL * self.job.effort, self.job.tolerance > 0
+        problem = replace(self.problems[degrees], effort=effort, plain=simpler)
         large = problem.devices * problem.micro_batches >= LARGE
         whole = problem.slices == 1
         names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
@@ -406,6 +407,7 @@ class _DegreesSearch:
         found = DegreeSearch(
             fastest=FasterPlan(configuration=fastest, levers=levers) if slower else None,
             usual=usual,
+            tolerance=self.job.tolerance,
             configurations=tuple(self._summary(degrees) for degrees in shown),
             # After a Ctrl-C they may not have been listed.
             legal=len({*self.legal, *self.problems} if "legal" in vars(self) else self.problems),

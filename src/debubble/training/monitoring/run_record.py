@@ -36,6 +36,8 @@ class RunStart(Struct, frozen=True, kw_only=True, tag_field="event", tag="start"
     process: int
     """Process number of the first rank."""
     host: str
+    cores: int | None = None
+    """CPU cores that its devices share; None: they are GPUs, or an earlier version did not tell."""
 
 
 class RunStep(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="step"):
@@ -71,7 +73,7 @@ class RunEnd(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
 
 
 @contextmanager
-def record(file: Path, *, plan: Path, done: int, steps: int) -> Iterator[Show]:
+def record(file: Path, *, plan: Path, done: int, steps: int, cores: int | None = None) -> Iterator[Show]:
     """Append a line for every step to the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab+") as stream:
@@ -83,7 +85,10 @@ def record(file: Path, *, plan: Path, done: int, steps: int) -> Iterator[Show]:
             stream.flush()
 
         host = socket.gethostname()
-        append(RunStart(plan=str(plan.resolve()), done=done, steps=steps, process=os.getpid(), host=host))
+        begun = RunStart(
+            plan=str(plan.resolve()), done=done, steps=steps, process=os.getpid(), host=host, cores=cores
+        )  # fmt: skip
+        append(begun)
         try:
             yield lambda report: append(RunStep.of(report))
         except BaseException as error:

@@ -10,7 +10,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from debubble.errors import DebubbleError
+from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
+from debubble.simulator.shared_cores import run_shared
 from debubble.training.monitoring.run_record import RunRecord, RunStep
 
 RECENT = 20
@@ -47,7 +49,10 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tokens_per_second: Annotated[float | None, Meta(description="Of the median of the last 20 steps.")]
     mfu: Annotated[float | None, Meta(description="Of the same.")]
     seconds_per_step: Annotated[float | None, Meta(description="The median of the last 20 steps.")]
-    planned_seconds: Annotated[float | None, Meta(description="Seconds of a step by the plan.")]
+    planned_seconds: Annotated[
+        float | None, Meta(description="Seconds of a whole step by the plan, on so many cores as the run has.")
+    ]
+    cores: Annotated[int | None, Meta(description="CPU cores that its devices share; null: each has its own.")]
     bubble_fraction: float | None
     planned_bubble: float | None
     devices: Annotated[list[DeviceState], Meta(description="Of the first replica, as measured every ten steps.")]
@@ -94,13 +99,20 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             tokens_per_second=median(step.tokens_per_second for step in recent) if recent else None,
             mfu=median(mfu) if mfu else None,
             seconds_per_step=pace,
-            planned_seconds=None if timeline is None else float(timeline.makespan),
+            planned_seconds=None if plan is None else _planned_seconds(plan, start.cores),
+            cores=start.cores,
             bubble_fraction=bubble,
             planned_bubble=planned_bubble,
             devices=devices,
             slowest=slowest,
             reason=reason,
         )
+
+
+def _planned_seconds(plan: Plan, cores: int | None) -> float:
+    """Seconds of a step as the plan has it, or on the cores that its devices share."""
+    timeline = plan.simulate()
+    return seconds_per_step(plan, timeline if cores is None else run_shared(timeline.program, cores=cores))
 
 
 def plan_of(record: RunRecord) -> Plan | None:
