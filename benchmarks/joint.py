@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from benchmark import Benchmark, Row, table
 from golden.cases import CALLS
 
+from debubble.ir import DEFAULT_EFFORT
 from debubble.papers.drawings import Lines, svg
 
 JOBS: dict[str, str] = CALLS["settings"]
@@ -27,13 +28,13 @@ LARGE = "GPT-3"
 SETTINGS = {job: words for job, words in JOBS.items() if job != LARGE}
 NEVER = "--deadline 3600"
 """A deadline that no search meets, however busy the machine is: steps depend on the effort alone."""
-EFFORT, SEEDS, LESS = 10.0, (0, 1, 2), (0.5, 1.0, 3.0)
+EFFORT, SEEDS, EFFORTS = DEFAULT_EFFORT, (0, 1, 2), (0.5, 1.0, DEFAULT_EFFORT, 10.0)
 
 CASES = {
     **{
         f"{job}, auto, effort {effort:g}, seed {seed}": f"{words} --effort {effort:g} --seed {seed}"
         for job, words in JOBS.items()
-        for effort in (*LESS, EFFORT)
+        for effort in EFFORTS
         for seed in SEEDS
         if effort == EFFORT or (seed == 0 and job != LARGE)
     },
@@ -123,7 +124,7 @@ def by_effort(rows: list[Row]) -> str:
     lines = [
         (job, *(f"{row['step']:.3f} in {row['clock']:.0f} s" for row in _of_seed_0(rows, job))) for job in SETTINGS
     ]
-    return table(("setting", *(f"effort {effort:g}" for effort in (*LESS, EFFORT))), lines)
+    return table(("setting", *(f"effort {effort:g}" for effort in EFFORTS)), lines)
 
 
 def curves(rows: list[Row]) -> bytes:
@@ -132,7 +133,7 @@ def curves(rows: list[Row]) -> bytes:
         Lines(
             title="Steps that auto finds, by effort",
             across="effort (seconds of two reference cores, for each planner)",
-            x=[*LESS, EFFORT],
+            x=[*EFFORTS],
             series={job: [100 * (row["step"] / row["bound"] - 1) for row in _of_seed_0(rows, job)] for job in SETTINGS},
             unit="% above the bound",
         )

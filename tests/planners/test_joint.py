@@ -258,8 +258,10 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     assert planners["joint"](problem).solution.schedule == planners["joint"](problem).solution.schedule
 
 
-def test_a_device_alone_has_one_stage() -> None:
-    assert planners["joint"](problem_of(devices=1, limit=90)).solution.schedule.stages == 1
+def test_a_device_alone_has_several_stages_only_where_memory_is_short() -> None:
+    ample, short = (planners["joint"](problem_of(devices=1, limit=limit)) for limit in (200, 90))
+    assert (ample.time, ample.solution.schedule.stages) == (216, 1)
+    assert short.time == 216 < planners["joint"](replace(problem_of(devices=1, limit=90), chunks=1)).time
 
 
 def test_a_search_of_the_order_recomputes_single_micro_batches_deeper_where_that_is_faster() -> None:
@@ -288,3 +290,10 @@ def test_a_deeper_level_keeps_less_where_there_is_one() -> None:
     deeper = levers.units.stage_costs(levers.deeper(shallow), levers.placement).activation_recomputed
     assert all(a < b for a, b in zip(deeper, kept[0], strict=True))
     assert levers.deeper(deep) == deep
+
+
+def test_one_device_offloads_activations_chunk_by_chunk() -> None:
+    model, cluster = db.models["qwen2.5-7b"], db.Cluster.parse("1xRTX4090-24GB")
+    result = planners["joint"](problem_of_model(model, cluster, RunOptions(lora=16), micro_batches=8, effort=1))
+    assert result.solution.schedule.placement.chunks > 1
+    assert result.gap < 0.03

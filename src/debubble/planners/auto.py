@@ -120,7 +120,8 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
 
 
 NOTABLE = 5e-4
-"""Share of a step from which it is told how much slower a plan without levers is."""
+"""Share of a step from which it is told how much slower a plan without levers is; of those that differ by less the one
+with fewest stages is taken."""
 LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
 
@@ -172,11 +173,12 @@ class _Answers:
     @property
     def chosen(self) -> Result:
         """The fastest answer; of model units one without levers that is about as fast, if there is one."""
-        fastest, *others = self.results
-        if not _prefers_plain(self._problem):
+        fastest, *_ = results = self.results
+        plain = [each for each in results if each.plain and each.score <= (1 + LITTLE) * fastest.score]
+        if not plain or not _prefers_plain(self._problem):
             return fastest
-        most = (1 + LITTLE) * fastest.score
-        return next((each for each in (fastest, *others) if each.plain and each.score <= most), fastest)
+        equal = [each for each in plain if each.score <= (1 + NOTABLE) * plain[0].score]
+        return min(equal, key=lambda each: each.solution.schedule.stages)
 
     @property
     def refusals(self) -> list[DebubbleError]:

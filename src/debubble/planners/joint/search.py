@@ -208,7 +208,7 @@ def _side_by_side(searches: Sequence[Callable[[Effort], T]], effort: Effort, sec
 
 def _placements(problem: Problem, units: Units) -> list[Placement]:
     """The placements that are tried: for each number of chunks, looped and in V."""
-    chunks = (problem.chunks,) if problem.chunks is not None else CHUNKS if problem.devices > 1 else CHUNKS[:1]
+    chunks = (problem.chunks,) if problem.chunks is not None else CHUNKS
     return [
         make(problem.devices, v)
         for v in chunks
