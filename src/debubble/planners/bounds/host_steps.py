@@ -1,0 +1,153 @@
+"""The least time that CPU optimizer steps take on some device, as units are whole and the others' states must fit.
+
+A device that cannot hold the optimizer states of all its units offloads some of them, whose CPU optimizer steps run one
+after the other.  The sum over all devices says little where units are large: a device that lacks a tenth of a layer's
+states offloads a whole layer's.  So all ways to assign units to devices are tried, with the least time of CPU steps for
+each set of units, and the longest time of a device is minimised.
+
+docs/notes/bounds.md has the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.planners.bounds.ramps import ROUNDING, Pieces
+
+SETS = 300
+"""Sets of units next to those of the most frequent kind, up to which they are assigned."""
+
+
+def least_host_steps(a: Pieces) -> float:
+    """The least time of the CPU optimizer steps of the device with most of them, over all ways to assign pieces.
+
+    Returns:
+        The time; infinite if no way fits; 0 if all states fit on devices, if none can be offloaded, and if there are
+        too many ways.
+    """
+    kinds = _kinds(a)
+    if not any(kind.host_step for kind in kinds):
+        return 0.0
+    if math.prod(kind.count + 1 for kind in kinds[1:]) > SETS:
+        return 0.0
+    sets = _Sets.of(kinds)
+    steps = {capacity: sets.host_steps(capacity * (1 + ROUNDING)) for capacity in set(a.rooms)}
+    candidates = np.unique(np.concatenate([each[np.isfinite(each)] for each in steps.values()]))
+
+    def possible(longest: float) -> bool:
+        return sets.covered([(sets.most_within(steps[size], longest), n) for size, n in Counter(a.rooms).items()])
+
+    low, high = 0, len(candidates)
+    if high and possible(float(candidates[0])):
+        high = 0
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if possible(float(candidates[middle])) else (middle + 1, high)
+    return float(candidates[low]) * (1 - ROUNDING) if low < len(candidates) else math.inf
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Pieces whose states, step and transient bytes are equal."""
+
+    static: float
+    hosted: float
+    host_step: float
+    workspace: float
+    activation: float
+    count: int
+
+
+def _kinds(a: Pieces) -> tuple[_Kind, ...]:
+    """The kinds of the pieces, the most frequent first."""
+    number = Counter((p.static, p.hosted, p.host_step, p.workspace, p.activation) for p in a.pieces)
+    return tuple(_Kind(*kind, count) for kind, count in number.most_common())
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """Sets of pieces: some number of each kind but the most frequent (a row), and of that (a column)."""
+
+    common: _Kind
+    others: tuple[_Kind, ...]
+    counts: NDArray[np.int64]
+    """Per row, the number of each other kind."""
+
+    @staticmethod
+    def of(kinds: Sequence[_Kind]) -> _Sets:
+        common, *others = kinds
+        counts = np.array([*product(*(range(kind.count + 1) for kind in others))], dtype=np.int64)
+        ways = math.prod(kind.count + 1 for kind in others)
+        return _Sets(common, tuple(others), counts.reshape(ways, len(others)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Numbers of each other kind, none included."""
+        return tuple(kind.count + 1 for kind in self.others)
+
+    def host_steps(self, capacity: float) -> NDArray[np.float64]:
+        """The least time of CPU steps of a device with so many bytes, by row and column; infinite: too few bytes."""
+        columns = np.arange(self.common.count + 1)
+        columns_of = [(kind.static, kind.static - kind.hosted, kind.host_step) for kind in self.others]
+        static, freed, step = np.array(columns_of, dtype=np.float64).reshape(-1, 3).T
+        lacking = (self.counts @ static)[:, None] + columns[None, :] * self.common.static + self._transient() - capacity
+        least = np.full(lacking.shape, np.inf)
+        each = self.common.static - self.common.hosted
+        for hosted in self.counts:
+            rows = np.flatnonzero((self.counts >= hosted).all(axis=1))
+            left = lacking[rows] - hosted @ freed
+            number = np.where(left > 0, np.ceil(left / each) if each > 0 else columns + 1, 0)
+            time = hosted @ step + number * self.common.host_step
+            least[rows] = np.minimum(least[rows], np.where(number <= columns, time, np.inf))
+        return least
+
+    def _transient(self) -> NDArray[np.float64]:
+        """Bytes next to states: the largest workspace, and the largest activation that a backward reads."""
+        present = np.concatenate([self.counts > 0, np.zeros((len(self.counts), 1), dtype=np.bool_)], axis=1)
+        total = np.zeros((len(self.counts), self.common.count + 1))
+        for name in ("workspace", "activation"):
+            sizes = np.array([*(getattr(kind, name) for kind in self.others), 0.0])
+            largest = np.where(present, sizes, 0.0).max(axis=1)
+            total += largest[:, None]
+            total[:, 1:] += np.maximum(getattr(self.common, name) - largest, 0.0)[:, None]
+        return total
+
+    def most_within(self, steps: NDArray[np.float64], longest: float) -> NDArray[np.int64]:
+        """The most of the most frequent kind, by row, with which CPU steps take no longer; -1: not even none.
+
+        Fewer pieces never need longer.
+        """
+        most: NDArray[np.int64] = (steps <= longest * (1 + ROUNDING)).sum(axis=1) - 1
+        return most
+
+    def covered(self, devices: Sequence[tuple[NDArray[np.int64], int]]) -> bool:
+        """Tell whether devices take all pieces: entries per row of a device, and the number of devices like it."""
+        assigned = np.full(len(self.counts), -1, dtype=np.int64)
+        assigned[0] = 0
+        for most, number in devices:
+            power = most
+            while number:
+                if number & 1:
+                    assigned = self._together(assigned, power)
+                number >>= 1
+                if number:
+                    power = self._together(power, power)
+        return bool(assigned[-1] >= self.common.count)
+
+    def _together(self, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The most of the most frequent kind that two devices, or groups of them, take together, by row."""
+        one, result = one.reshape(self.shape), np.full(self.shape, -1, dtype=np.int64)
+        for index in np.flatnonzero(other >= 0):
+            count = self.counts[index]
+            source = tuple(slice(0, size - c) for size, c in zip(self.shape, count, strict=True))
+            target = tuple(slice(c, None) for c in count)
+            here = one[source]
+            result[target] = np.maximum(result[target], np.where(here >= 0, here + other[index], -1))
+        return np.minimum(result, self.common.count).ravel()
