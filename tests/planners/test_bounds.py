@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import StepTail, Strategy, Unit, Units
-from debubble.costs.unit import HostStates
+from debubble.costs.unit import HostStates, StateBytes
 from debubble.ir import DebubbleError, InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
 from debubble.planners.bounds import CONTIGUOUS, GRANULAR, RAMPS, WORK, lower_bound, proven_bound, proven_step_bound
@@ -212,6 +212,30 @@ def test_an_optimizer_that_no_host_steps_takes_its_time_inside_the_pipeline_or_b
     assert ramps_bound(slow, after=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 4, abs=0.1)
 
 
+def two_large_units_each(**changes: object) -> Pieces:
+    """Two devices that lack memory for the optimizer states of half a unit, of the two that each of them has."""
+    unit = uniform(static=4, hosted=0, **changes)
+    return Pieces((unit,) * 4, (6, 6), micro_batches=2, communication=0, bytes_per_second=1000)
+
+
+def test_cpu_steps_follow_all_forwards_and_the_last_units_backwards() -> None:
+    a = two_large_units_each(host_step=50)
+    assert least_host_steps(a) == pytest.approx(50)
+    assert ramps_bound(a) < 30
+    # The last unit's first forward is the model's fourth.  Another one and two backwards for inputs follow.
+    assert ramps_bound(a, host_steps=50) == pytest.approx(4 + 1 + 2 + 50)
+    drained = replace(a, pieces=tuple(replace(piece, gradient_offload=2.0) for piece in a.pieces))
+    assert ramps_bound(drained, host_steps=50) == pytest.approx(4 + 1 + 2 + 2 + 50)
+
+
+def test_what_returns_after_the_last_forward_has_left_before() -> None:
+    a = replace(two_large_units_each(host_step=40, strategies=((2, 0),)), micro_batches=16)
+    slow, fast, small = (
+        ramps_bound(each, host_steps=40) for each in (replace(a, bytes_per_second=0.5), a, replace(a, host_memory=10.0))
+    )
+    assert fast < min(slow, small)
+
+
 def test_workspace_leaves_less_room_for_activations() -> None:
     def bound(limit: int, workspaces: Sequence[int]) -> float:
         units = tuple(
@@ -282,12 +306,14 @@ TAIL = StepTail(
 
 def units_of(data: st.DataObject) -> Units:
     host = data.draw(
-        st.sampled_from([None, HostStates(static=1, gradients=1, parameters=1, step=data.draw(st.integers(1, 6)))])
+        st.sampled_from([None, HostStates(static=1, gradients=1, parameters=1, step=data.draw(st.integers(1, 12)))])
     )
+    large = data.draw(st.sampled_from([3, 6, 12]))
     units = tuple(
         Unit(
             type="layer", layer=None, forward=data.draw(st.integers(1, 4)), backward_input=data.draw(st.integers(1, 4)),
-            backward_weight=data.draw(st.integers(1, 4)), static=3, workspace=data.draw(st.integers(0, 2)),
+            backward_weight=data.draw(st.integers(1, 4)), static=(static := data.draw(st.sampled_from([3, large]))),
+            states=StateBytes(weights=1, gradients=0, optimizer=static - 1), workspace=data.draw(st.integers(0, 2)),
             on_host=host, optimizer_step=data.draw(st.sampled_from([0, 0.1, 0.3])),
             strategies={"none": Strategy(4), "full": Strategy(1, data.draw(st.integers(1, 3)))},
         )
@@ -298,6 +324,7 @@ def units_of(data: st.DataObject) -> Units:
         communication=data.draw(st.integers(0, 1)),
         offload_bandwidth=data.draw(st.sampled_from([1, 2, 4])),
         link_groups=data.draw(st.sampled_from([(), ((0, 1),)])),
+        host_memory=data.draw(st.sampled_from([None, None, 30])),
         memory_limit=(data.draw(st.integers(10, 30)),),
     )
 

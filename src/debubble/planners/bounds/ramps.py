@@ -270,6 +270,10 @@ def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0, host_steps
         solver.Add(solver.Sum([waiting, *late_inputs]) <= count * m)
         if ends_before and piece == a.pieces[-1]:
             solver.Add(solver.Sum(late_inputs) <= (count - 1) * m)
+    if ends_before:
+        end = a.pieces[-1]
+        before = first + (m - 1) * end.forward + m * end.backward_input
+        solver.Add(makespan - last >= before)
     solver.Add(devices * last >= solver.Sum(steps) + devices * drained)
     solver.Add(solver.Sum(kept_first) <= free + pace * first)
     solver.Add(solver.Sum(kept_last) <= free + on_host)
