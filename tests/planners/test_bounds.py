@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, product
+from math import inf
 
 import pytest
 from hypothesis import assume, given, settings
@@ -16,7 +17,7 @@ from debubble.costs.unit import HostStates, StateBytes
 from debubble.ir import DebubbleError, InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
 from debubble.planners.bounds import CONTIGUOUS, GRANULAR, RAMPS, WORK, lower_bound, proven_bound, proven_step_bound
-from debubble.planners.bounds.host_steps import least_host_steps
+from debubble.planners.bounds.host_steps import finished_units, least_host_steps
 from debubble.planners.bounds.ramps import Piece, Pieces, ramps_bound
 from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
@@ -83,23 +84,47 @@ def hosted_pieces(draw: st.DrawFn) -> Pieces:
     )  # fmt: skip
 
 
+def ways_to_offload(own: Sequence[Piece], capacity: float) -> Iterator[list[Piece]]:
+    """The sets of a device's pieces whose states may be the host's, so that the others fit."""
+    transient = sum(max((getattr(p, name) for p in own), default=0) for name in ("workspace", "activation"))
+    for chosen in product((False, True), repeat=len(own)):
+        held = [piece.hosted if hosted else piece.static for piece, hosted in zip(own, chosen, strict=True)]
+        if sum(held) + transient <= capacity:
+            yield [piece for piece, hosted in zip(own, chosen, strict=True) if hosted]
+
+
+def dealt_pieces(a: Pieces) -> Iterator[list[list[Piece]]]:
+    """The pieces of every device, in all ways to assign them."""
+    for dealt in product(range(len(a.rooms)), repeat=len(a.pieces)):
+        yield [[piece for piece, at in zip(a.pieces, dealt, strict=True) if at == d] for d in range(len(a.rooms))]
+
+
+def seconds_of(hosted: Sequence[Piece]) -> float:
+    return sum(piece.host_step for piece in hosted)
+
+
 def least_steps_of_all_ways(a: Pieces) -> float:
     """The least time of host steps on the device with most, over all ways to assign pieces and to offload states."""
-    devices = range(len(a.rooms))
-    best = float("inf")
-    for dealt in product(devices, repeat=len(a.pieces)):
-        longest = 0.0
-        for device in devices:
-            own = [piece for piece, at in zip(a.pieces, dealt, strict=True) if at == device]
-            transient = sum(max((getattr(p, name) for p in own), default=0) for name in ("workspace", "activation"))
-            steps = []
-            for chosen in product((False, True), repeat=len(own)):
-                held = [piece.hosted if hosted else piece.static for piece, hosted in zip(own, chosen, strict=True)]
-                if sum(held) + transient <= a.rooms[device]:
-                    steps.append(sum(p.host_step for p, hosted in zip(own, chosen, strict=True) if hosted))
-            longest = max(longest, min(steps, default=float("inf")))
-        best = min(best, longest)
-    return best
+    return min(
+        max(
+            min(map(seconds_of, ways_to_offload(own, size)), default=inf)
+            for own, size in zip(held, a.rooms, strict=True)
+        )
+        for held in dealt_pieces(a)
+    )
+
+
+def least_number_of_all_ways(a: Pieces, like: Piece, longest: float) -> float:
+    """The least number of such pieces that a device offloads, where no device's host steps longer than that."""
+    least = inf
+    for held in dealt_pieces(a):
+        ways = [
+            [hosted for hosted in ways_to_offload(own, size) if seconds_of(hosted) <= longest]
+            for own, size in zip(held, a.rooms, strict=True)
+        ]
+        if all(ways):
+            least = min(least, *(hosted.count(like) for each in ways for hosted in each))
+    return least
 
 
 @given(hosted_pieces())
@@ -107,6 +132,18 @@ def least_steps_of_all_ways(a: Pieces) -> float:
 def test_host_steps_are_the_least_of_all_ways_to_deal_units(a: Pieces) -> None:
     assume(any(piece.host_step for piece in a.pieces))
     assert least_host_steps(a) == pytest.approx(least_steps_of_all_ways(a), rel=1e-8)
+
+
+@given(hosted_pieces(), st.integers(0, 8))
+@settings(max_examples=300, deadline=None)
+def test_every_device_offloads_some_units_in_all_ways(a: Pieces, more: int) -> None:
+    assume(0 < least_host_steps(a) < inf)
+    longest = round(least_host_steps(a)) + more
+    found = {finished.places: finished.time for finished in finished_units(a, longest=longest, least=0)}
+    for piece in {piece for piece in a.pieces if piece.host_step and a.pieces.count(piece) >= len(a.rooms)}:
+        number = least_number_of_all_ways(a, piece, longest)
+        places = tuple(n for n, other in enumerate(a.pieces) if other == piece)
+        assert found.get(places, 0.0) == pytest.approx(number * piece.host_step, rel=1e-8)
 
 
 def best_partition(a: Pieces, chunks: int) -> float:

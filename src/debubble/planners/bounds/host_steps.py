@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.planners.bounds.ramps import ROUNDING, Pieces
+from debubble.planners.bounds.ramps import ROUNDING, FinishedUnits, Piece, Pieces
 
 SETS = 300
 """Sets of units next to those of the most frequent kind, up to which they are assigned."""
@@ -32,12 +32,9 @@ def least_host_steps(a: Pieces) -> float:
         The time; infinite if no way fits; 0 if all states fit on devices, if none can be offloaded, and if there are
         too many ways.
     """
-    kinds = _kinds(a)
-    if not any(kind.host_step for kind in kinds):
+    sets = _sets(a)
+    if sets is None:
         return 0.0
-    if math.prod(kind.count + 1 for kind in kinds[1:]) > SETS:
-        return 0.0
-    sets = _Sets.of(kinds)
     steps = {capacity: sets.host_steps(capacity * (1 + ROUNDING)) for capacity in set(a.rooms)}
     candidates = np.unique(np.concatenate([each[np.isfinite(each)] for each in steps.values()]))
 
@@ -53,6 +50,36 @@ def least_host_steps(a: Pieces) -> float:
     return float(candidates[low]) * (1 - ROUNDING) if low < len(candidates) else math.inf
 
 
+def finished_units(a: Pieces, *, longest: float, least: float) -> Iterator[FinishedUnits]:
+    """Units of one kind, some of which every device offloads if CPU optimizer steps take no longer than `longest`.
+
+    Kinds whose steps take less than `least` are left out.
+    """
+    sets = _sets(a)
+    for kind in [] if sets is None else sets.kinds:
+        if sets is None or kind.host_step < max(least, ROUNDING) or kind.count < len(a.rooms):
+            continue
+        number = 0
+        while not _possible_with_few(sets, a, kind, number, longest):
+            number += 1
+        if number:
+            places = [n for n, piece in enumerate(a.pieces) if _Kind.of(piece) == replace(kind, count=1)]
+            drained = min(a.pieces[n].gradient_offload for n in places)
+            yield FinishedUnits(number * kind.host_step * (1 - ROUNDING) + drained, tuple(places))
+
+
+def _possible_with_few(sets: _Sets, a: Pieces, kind: _Kind, number: int, longest: float) -> bool:
+    """Tell whether a device may offload at most so many of a kind, where CPU steps take no longer than that."""
+    for size in set(a.rooms):
+        others = Counter(a.rooms)
+        others[size] -= 1
+        devices = [(sets.most_within(sets.host_steps(s * (1 + ROUNDING)), longest), n) for s, n in others.items()]
+        few = sets.most_within(sets.host_steps(size * (1 + ROUNDING), at_most=(kind, number)), longest)
+        if sets.covered([*devices, (few, 1)]):
+            return True
+    return number >= kind.count
+
+
 @dataclass(frozen=True)
 class _Kind:
     """Pieces whose states, step and transient bytes are equal."""
@@ -62,13 +89,20 @@ class _Kind:
     host_step: float
     workspace: float
     activation: float
-    count: int
+    count: int = 1
+
+    @staticmethod
+    def of(piece: Piece) -> _Kind:
+        """The kind of a piece."""
+        return _Kind(piece.static, piece.hosted, piece.host_step, piece.workspace, piece.activation)
 
 
-def _kinds(a: Pieces) -> tuple[_Kind, ...]:
-    """The kinds of the pieces, the most frequent first."""
-    number = Counter((p.static, p.hosted, p.host_step, p.workspace, p.activation) for p in a.pieces)
-    return tuple(_Kind(*kind, count) for kind, count in number.most_common())
+def _sets(a: Pieces) -> _Sets | None:
+    """The sets of a model's pieces; None if no states can be offloaded, or there are too many."""
+    number = Counter(map(_Kind.of, a.pieces))
+    kinds = [replace(kind, count=count) for kind, count in number.most_common()]
+    many = math.prod(kind.count + 1 for kind in kinds[1:]) > SETS
+    return None if many or not any(kind.host_step for kind in kinds) else _Sets.of(kinds)
 
 
 @dataclass(frozen=True)
@@ -88,24 +122,37 @@ class _Sets:
         return _Sets(common, tuple(others), counts.reshape(ways, len(others)))
 
     @property
+    def kinds(self) -> tuple[_Kind, ...]:
+        """All kinds."""
+        return (self.common, *self.others)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Numbers of each other kind, none included."""
         return tuple(kind.count + 1 for kind in self.others)
 
-    def host_steps(self, capacity: float) -> NDArray[np.float64]:
-        """The least time of CPU steps of a device with so many bytes, by row and column; infinite: too few bytes."""
+    def host_steps(self, capacity: float, *, at_most: tuple[_Kind, int] | None = None) -> NDArray[np.float64]:
+        """The least time of CPU steps of a device with so many bytes, by row and column; infinite: too few bytes.
+
+        It offloads at most so many pieces of one kind.
+        """
+        limits = {kind: kind.count for kind in self.kinds}
+        if at_most is not None:
+            limits[at_most[0]] = at_most[1]
         columns = np.arange(self.common.count + 1)
         columns_of = [(kind.static, kind.static - kind.hosted, kind.host_step) for kind in self.others]
         static, freed, step = np.array(columns_of, dtype=np.float64).reshape(-1, 3).T
         lacking = (self.counts @ static)[:, None] + columns[None, :] * self.common.static + self._transient() - capacity
         least = np.full(lacking.shape, np.inf)
         each = self.common.static - self.common.hosted
-        for hosted in self.counts:
+        for hosted in self.counts[(self.counts <= [limits[kind] for kind in self.others]).all(axis=1)]:
             rows = np.flatnonzero((self.counts >= hosted).all(axis=1))
             left = lacking[rows] - hosted @ freed
             number = np.where(left > 0, np.ceil(left / each) if each > 0 else columns + 1, 0)
             time = hosted @ step + number * self.common.host_step
-            least[rows] = np.minimum(least[rows], np.where(number <= columns, time, np.inf))
+            least[rows] = np.minimum(
+                least[rows], np.where(number <= np.minimum(columns, limits[self.common]), time, np.inf)
+            )
         return least
 
     def _transient(self) -> NDArray[np.float64]:

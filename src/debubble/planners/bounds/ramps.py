@@ -207,7 +207,36 @@ def first_arrivals(a: Pieces) -> NDArray[np.float64]:
     return arrivals
 
 
-def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0, host_steps: float = 0.0) -> float:
+@dataclass(frozen=True)
+class FinishedUnits:
+    """Units of which every device has one whose gradients are complete some time before the step ends.
+
+    Attributes:
+        time: The time from then to the end, at least.
+        places: All units that they may be, by place in the model, in order.
+    """
+
+    time: float
+    places: tuple[int, ...]
+
+
+def earliest_host_step(a: Pieces) -> float:
+    """When the first CPU optimizer step may begin: after all forwards, the last unit's backwards, and a drain."""
+    m, last = a.micro_batches, a.pieces[-1]
+    through = sum(piece.forward for piece in a.pieces) + (len(a.rooms) - 1) * a.communication
+    forwards = m * sum(piece.forward for piece in a.pieces) / len(a.rooms)
+    drained = min(piece.gradient_offload for piece in a.pieces)
+    return max(forwards, through + (m - 1) * last.forward + m * last.backward_input) + drained
+
+
+def ramps_bound(
+    a: Pieces,
+    *,
+    least: float = 0.0,
+    after: float = 0.0,
+    host_steps: float = 0.0,
+    finished: FinishedUnits | None = None,
+) -> float:
     """The least time that work, memory and links leave, counting the idle time of both ramps; 0 without a limit.
 
     Args:
@@ -215,7 +244,8 @@ def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0, host_steps
         least: A makespan that no plan beats for other reasons.
         after: Time of the optimizer after the pipeline if no stage is stepped inside, which is bounded with the
             makespan; 0 bounds the makespan alone.
-        host_steps: Time that the host of some device steps at least.
+        host_steps: Time of the CPU optimizer steps on some device, at least.
+        finished: The last window is that of these units, and not that of the CPU steps of an average device.
     """
     capacity = sum(a.rooms) - a.workspace
     if math.isinf(capacity) or math.isinf(a.bytes_per_second):
@@ -238,8 +268,15 @@ def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0, host_steps
 
     # With hosts, the last unit's backwards for inputs are over, and some gradients have left, before their first step.
     drained = min(p.gradient_offload for p in a.pieces) if host_steps else 0.0
-    makespan, last = number(math.inf, least), number(math.inf, max(back, host_steps + drained))
-    ends_before = host_steps + drained > back
+    shortest = host_steps + drained if finished is None else finished.time
+    if finished is not None and shortest < back:
+        return least
+    makespan, last = number(math.inf, least), number(shortest if finished else math.inf, max(back, shortest))
+    ends_before = shortest > back
+    # Units whose backwards for inputs may be in the last window, and those of which a device has a finished one.
+    shallower = Counter(a.pieces[: finished.places[-devices] if finished else len(a.pieces) - 1])
+    alike = {a.pieces[place] for place in finished.places} if finished else set()
+    unfinished: list[Any] = []
     on_host = number(a.host_memory / size)
     hosted_bytes: list[Any] = [on_host]
     free: Any = (capacity - sum(piece.static for piece in a.pieces)) / size
@@ -268,13 +305,16 @@ def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0, host_steps
             backwards.append(late * (piece.backward_input + piece.backward_weight + again))
         solver.Add(solver.Sum(whole) == count * m)
         solver.Add(solver.Sum([waiting, *late_inputs]) <= count * m)
-        if ends_before and piece == a.pieces[-1]:
-            solver.Add(solver.Sum(late_inputs) <= (count - 1) * m)
+        if ends_before:
+            solver.Add(solver.Sum(late_inputs) <= shallower[piece] * m)
+        if piece in alike:
+            unfinished += [waiting, *late_inputs]
     if ends_before:
-        end = a.pieces[-1]
-        before = first + (m - 1) * end.forward + m * end.backward_input
-        solver.Add(makespan - last >= before)
-    solver.Add(devices * last >= solver.Sum(steps) + devices * drained)
+        solver.Add(makespan - last >= earliest_host_step(a) - min(p.gradient_offload for p in a.pieces))
+    if finished is None:
+        solver.Add(devices * last >= solver.Sum(steps) + devices * drained)
+    else:
+        solver.Add(solver.Sum(unfinished) <= (len(finished.places) - devices) * m)
     solver.Add(solver.Sum(kept_first) <= free + pace * first)
     solver.Add(solver.Sum(kept_last) <= free + on_host)
     solver.Add(on_host <= pace * last)
