@@ -18,9 +18,9 @@ from debubble.ir import DebubbleError, InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
 from debubble.planners.bounds import CONTIGUOUS, GRANULAR, RAMPS, WORK, lower_bound, proven_bound, proven_step_bound
 from debubble.planners.bounds.host_steps import finished_units, least_host_steps
-from debubble.planners.bounds.ramps import Piece, Pieces, ramps_bound
+from debubble.planners.bounds.ramps import Piece, Pieces, pieces_of_units, ramps_bound
 from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
-from debubble.planners.problem import FixedStages, ModelUnits, Problem
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 
 
 @st.composite
@@ -391,6 +391,19 @@ def check_units(data: st.DataObject) -> None:
             continue
         assert found.makespan >= proven_bound(problem).time
         assert found.time >= proven_step_bound(problem).time
+        steps = longest_cpu_steps(found.solution)
+        pieces = pieces_of_units(
+            problem.units, rooms=[limit - float(problem.units.static) for limit in problem.limits],
+            micro_batches=problem.micro_batches,
+        )  # fmt: skip
+        for finished in finished_units(pieces, longest=steps, least=0) if steps else ():
+            assert found.makespan >= ramps_bound(pieces, finished=finished)
+
+
+def longest_cpu_steps(solution: Solution) -> float:
+    """The time of the CPU optimizer steps of the device with most of them."""
+    hosted, step = solution.schedule.host_steps, solution.costs.host_step
+    return max(float(sum(step[s] for s in own if s in hosted)) for own in solution.schedule.placement.stages_of)
 
 
 def test_the_bound_says_what_it_counts() -> None:

@@ -101,8 +101,8 @@ def _sets(a: Pieces) -> _Sets | None:
     """The sets of a model's pieces; None if no states can be offloaded, or there are too many."""
     number = Counter(map(_Kind.of, a.pieces))
     kinds = [replace(kind, count=count) for kind, count in number.most_common()]
-    many = math.prod(kind.count + 1 for kind in kinds[1:]) > SETS
-    return None if many or not any(kind.host_step for kind in kinds) else _Sets.of(kinds)
+    sets = math.prod(kind.count + 1 for kind in kinds[1:])
+    return None if sets > SETS or not any(kind.host_step for kind in kinds) else _Sets.of(kinds)
 
 
 @dataclass(frozen=True)

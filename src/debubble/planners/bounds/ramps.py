@@ -275,7 +275,7 @@ def ramps_bound(
     ends_before = shortest > back
     # Units whose backwards for inputs may be in the last window, and those of which a device has a finished one.
     shallower = Counter(a.pieces[: finished.places[-devices] if finished else len(a.pieces) - 1])
-    alike = {a.pieces[place] for place in finished.places} if finished else set()
+    equal_pieces = {a.pieces[place] for place in finished.places} if finished else set()
     unfinished: list[Any] = []
     on_host = number(a.host_memory / size)
     hosted_bytes: list[Any] = [on_host]
@@ -307,7 +307,7 @@ def ramps_bound(
         solver.Add(solver.Sum([waiting, *late_inputs]) <= count * m)
         if ends_before:
             solver.Add(solver.Sum(late_inputs) <= shallower[piece] * m)
-        if piece in alike:
+        if piece in equal_pieces:
             unfinished += [waiting, *late_inputs]
     if ends_before:
         solver.Add(makespan - last >= earliest_host_step(a) - min(p.gradient_offload for p in a.pieces))
