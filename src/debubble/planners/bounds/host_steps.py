@@ -63,12 +63,12 @@ def finished_units(a: Pieces, *, longest: float, least: float) -> Iterator[Finis
         while not _possible_with_few(sets, a, kind, number, longest):
             number += 1
         if number:
-            places = [n for n, piece in enumerate(a.pieces) if _Kind.of(piece) == replace(kind, count=1)]
+            places = [n for n, piece in enumerate(a.pieces) if _StateKind.of(piece) == replace(kind, count=1)]
             drained = min(a.pieces[n].gradient_offload for n in places)
             yield FinishedUnits(number * kind.host_step * (1 - ROUNDING) + drained, tuple(places))
 
 
-def _possible_with_few(sets: _Sets, a: Pieces, kind: _Kind, number: int, longest: float) -> bool:
+def _possible_with_few(sets: _UnitSets, a: Pieces, kind: _StateKind, number: int, longest: float) -> bool:
     """Tell whether a device may offload at most so many of a kind, where CPU steps take no longer than that."""
     for size in set(a.rooms):
         others = Counter(a.rooms)
@@ -81,7 +81,7 @@ def _possible_with_few(sets: _Sets, a: Pieces, kind: _Kind, number: int, longest
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _StateKind:
     """Pieces whose states, step and transient bytes are equal."""
 
     static: float
@@ -92,37 +92,37 @@ class _Kind:
     count: int = 1
 
     @staticmethod
-    def of(piece: Piece) -> _Kind:
+    def of(piece: Piece) -> _StateKind:
         """The kind of a piece."""
-        return _Kind(piece.static, piece.hosted, piece.host_step, piece.workspace, piece.activation)
+        return _StateKind(piece.static, piece.hosted, piece.host_step, piece.workspace, piece.activation)
 
 
-def _sets(a: Pieces) -> _Sets | None:
+def _sets(a: Pieces) -> _UnitSets | None:
     """The sets of a model's pieces; None if no states can be offloaded, or there are too many."""
-    number = Counter(map(_Kind.of, a.pieces))
+    number = Counter(map(_StateKind.of, a.pieces))
     kinds = [replace(kind, count=count) for kind, count in number.most_common()]
     sets = math.prod(kind.count + 1 for kind in kinds[1:])
-    return None if sets > SETS or not any(kind.host_step for kind in kinds) else _Sets.of(kinds)
+    return None if sets > SETS or not any(kind.host_step for kind in kinds) else _UnitSets.of(kinds)
 
 
 @dataclass(frozen=True)
-class _Sets:
+class _UnitSets:
     """Sets of pieces: some number of each kind but the most frequent (a row), and of that (a column)."""
 
-    common: _Kind
-    others: tuple[_Kind, ...]
+    common: _StateKind
+    others: tuple[_StateKind, ...]
     counts: NDArray[np.int64]
     """Per row, the number of each other kind."""
 
     @staticmethod
-    def of(kinds: Sequence[_Kind]) -> _Sets:
+    def of(kinds: Sequence[_StateKind]) -> _UnitSets:
         common, *others = kinds
         counts = np.array([*product(*(range(kind.count + 1) for kind in others))], dtype=np.int64)
         ways = math.prod(kind.count + 1 for kind in others)
-        return _Sets(common, tuple(others), counts.reshape(ways, len(others)))
+        return _UnitSets(common, tuple(others), counts.reshape(ways, len(others)))
 
     @property
-    def kinds(self) -> tuple[_Kind, ...]:
+    def kinds(self) -> tuple[_StateKind, ...]:
         """All kinds."""
         return (self.common, *self.others)
 
@@ -131,7 +131,7 @@ class _Sets:
         """Numbers of each other kind, none included."""
         return tuple(kind.count + 1 for kind in self.others)
 
-    def host_steps(self, capacity: float, *, at_most: tuple[_Kind, int] | None = None) -> NDArray[np.float64]:
+    def host_steps(self, capacity: float, *, at_most: tuple[_StateKind, int] | None = None) -> NDArray[np.float64]:
         """The least time of CPU steps of a device with so many bytes, by row and column; infinite: too few bytes.
 
         It offloads at most so many pieces of one kind.
