@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, product
+from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import StepTail, Strategy, Unit, Units
-from debubble.costs.unit import HostStates
+from debubble.costs.unit import HostStates, StateBytes
 from debubble.ir import DebubbleError, InfeasibleError, Placement, RunOptions
 from debubble.planners import planners
 from debubble.planners.bounds import CONTIGUOUS, GRANULAR, RAMPS, WORK, lower_bound, proven_bound, proven_step_bound
-from debubble.planners.bounds.ramps import Piece, Pieces, ramps_bound
+from debubble.planners.bounds.host_steps import finished_units, least_host_steps
+from debubble.planners.bounds.ramps import Piece, Pieces, pieces_of_units, ramps_bound
 from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
-from debubble.planners.problem import FixedStages, ModelUnits, Problem
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 
 
 @st.composite
@@ -59,6 +61,89 @@ def test_the_granular_bound_lets_devices_wait_for_their_first_forward(a: Pieces,
     a = replace(a, rooms=(a.rooms[0],) * len(a.rooms), communication=communication)
     waits = [k * communication + sum(piece.forward for piece in a.pieces[:k]) for k in range(len(a.rooms))]
     assert granular_bound(a, arrivals=True) == pytest.approx(best_way_to_deal(a, waits), rel=1e-8)
+
+
+@st.composite
+def hosted_pieces(draw: st.DrawFn) -> Pieces:
+    """Few pieces of few kinds, whose optimizer states hosts may have, on one to three devices."""
+    number = st.integers(0, 4)
+    kinds = draw(st.lists(st.tuples(number, number, st.integers(0, 9), number, number), min_size=1, max_size=3))
+    chosen = draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=6))
+    return Pieces(
+        pieces=tuple(
+            Piece(
+                1, 1, 1, stays + moves, stays, step if moves else 0, 0, ((activation, 0),), workspace=workspace,
+                activation=activation,
+            )
+            for stays, moves, step, workspace, activation in chosen
+        ),
+        rooms=tuple(draw(st.lists(st.integers(4, 20), min_size=1, max_size=3))),
+        micro_batches=1,
+        communication=0,
+        bytes_per_second=0,
+    )  # fmt: skip
+
+
+def ways_to_offload(own: Sequence[Piece], capacity: float) -> Iterator[list[Piece]]:
+    """The sets of a device's pieces whose states may be the host's, so that the others fit."""
+    transient = sum(max((getattr(p, name) for p in own), default=0) for name in ("workspace", "activation"))
+    for chosen in product((False, True), repeat=len(own)):
+        held = [piece.hosted if hosted else piece.static for piece, hosted in zip(own, chosen, strict=True)]
+        if sum(held) + transient <= capacity:
+            yield [piece for piece, hosted in zip(own, chosen, strict=True) if hosted]
+
+
+def dealt_pieces(a: Pieces) -> Iterator[list[list[Piece]]]:
+    """The pieces of every device, in all ways to assign them."""
+    for dealt in product(range(len(a.rooms)), repeat=len(a.pieces)):
+        yield [[piece for piece, at in zip(a.pieces, dealt, strict=True) if at == d] for d in range(len(a.rooms))]
+
+
+def seconds_of(hosted: Sequence[Piece]) -> float:
+    return sum(piece.host_step for piece in hosted)
+
+
+def least_steps_of_all_ways(a: Pieces) -> float:
+    """The least time of host steps on the device with most, over all ways to assign pieces and to offload states."""
+    return min(
+        max(
+            min(map(seconds_of, ways_to_offload(own, size)), default=inf)
+            for own, size in zip(held, a.rooms, strict=True)
+        )
+        for held in dealt_pieces(a)
+    )
+
+
+def least_number_of_all_ways(a: Pieces, like: Piece, longest: float) -> float:
+    """The least number of such pieces that a device offloads, where no device's host steps longer than that."""
+    least = inf
+    for held in dealt_pieces(a):
+        ways = [
+            [hosted for hosted in ways_to_offload(own, size) if seconds_of(hosted) <= longest]
+            for own, size in zip(held, a.rooms, strict=True)
+        ]
+        if all(ways):
+            least = min(least, *(hosted.count(like) for each in ways for hosted in each))
+    return least
+
+
+@given(hosted_pieces())
+@settings(max_examples=300, deadline=None)
+def test_host_steps_are_the_least_of_all_ways_to_deal_units(a: Pieces) -> None:
+    assume(any(piece.host_step for piece in a.pieces))
+    assert least_host_steps(a) == pytest.approx(least_steps_of_all_ways(a), rel=1e-8)
+
+
+@given(hosted_pieces(), st.integers(0, 8))
+@settings(max_examples=300, deadline=None)
+def test_every_device_offloads_some_units_in_all_ways(a: Pieces, more: int) -> None:
+    assume(0 < least_host_steps(a) < inf)
+    longest = round(least_host_steps(a)) + more
+    found = {finished.places: finished.time for finished in finished_units(a, longest=longest, least=0)}
+    for piece in {piece for piece in a.pieces if piece.host_step and a.pieces.count(piece) >= len(a.rooms)}:
+        number = least_number_of_all_ways(a, piece, longest)
+        places = tuple(n for n, other in enumerate(a.pieces) if other == piece)
+        assert found.get(places, 0.0) == pytest.approx(number * piece.host_step, rel=1e-8)
 
 
 def best_partition(a: Pieces, chunks: int) -> float:
@@ -164,6 +249,30 @@ def test_an_optimizer_that_no_host_steps_takes_its_time_inside_the_pipeline_or_b
     assert ramps_bound(slow, after=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 4, abs=0.1)
 
 
+def two_large_units_each(**changes: object) -> Pieces:
+    """Two devices that lack memory for the optimizer states of half a unit, of the two that each of them has."""
+    unit = uniform(static=4, hosted=0, **changes)
+    return Pieces((unit,) * 4, (6, 6), micro_batches=2, communication=0, bytes_per_second=1000)
+
+
+def test_cpu_steps_follow_all_forwards_and_the_last_units_backwards() -> None:
+    a = two_large_units_each(host_step=50)
+    assert least_host_steps(a) == pytest.approx(50)
+    assert ramps_bound(a) < 30
+    # The last unit's first forward is the model's fourth.  Another one and two backwards for inputs follow.
+    assert ramps_bound(a, host_steps=50) == pytest.approx(4 + 1 + 2 + 50)
+    drained = replace(a, pieces=tuple(replace(piece, gradient_offload=2.0) for piece in a.pieces))
+    assert ramps_bound(drained, host_steps=50) == pytest.approx(4 + 1 + 2 + 2 + 50)
+
+
+def test_what_returns_after_the_last_forward_has_left_before() -> None:
+    a = replace(two_large_units_each(host_step=40, strategies=((2, 0),)), micro_batches=16)
+    slow, fast, small = (
+        ramps_bound(each, host_steps=40) for each in (replace(a, bytes_per_second=0.5), a, replace(a, host_memory=10.0))
+    )
+    assert fast < min(slow, small)
+
+
 def test_workspace_leaves_less_room_for_activations() -> None:
     def bound(limit: int, workspaces: Sequence[int]) -> float:
         units = tuple(
@@ -178,7 +287,8 @@ def test_workspace_leaves_less_room_for_activations() -> None:
         return float(proven_bound(problem).time)
 
     # One device has the unit with 3; the other may have the one with 1 alone.
-    assert bound(6, (1, 3, 3, 3)) == bound(4, (0, 0, 0, 0)) > bound(6, (0, 0, 0, 0))
+    assert bound(6, (1, 3, 3, 3)) == pytest.approx(bound(4, (0, 0, 0, 0)))
+    assert bound(4, (0, 0, 0, 0)) > bound(6, (0, 0, 0, 0))
 
 
 def random_stages(data: st.DataObject, stages: int) -> db.StageCosts:
@@ -233,12 +343,14 @@ TAIL = StepTail(
 
 def units_of(data: st.DataObject) -> Units:
     host = data.draw(
-        st.sampled_from([None, HostStates(static=1, gradients=1, parameters=1, step=data.draw(st.integers(1, 6)))])
+        st.sampled_from([None, HostStates(static=1, gradients=1, parameters=1, step=data.draw(st.integers(1, 12)))])
     )
+    large = data.draw(st.sampled_from([3, 6, 12]))
     units = tuple(
         Unit(
             type="layer", layer=None, forward=data.draw(st.integers(1, 4)), backward_input=data.draw(st.integers(1, 4)),
-            backward_weight=data.draw(st.integers(1, 4)), static=3, workspace=data.draw(st.integers(0, 2)),
+            backward_weight=data.draw(st.integers(1, 4)), static=(static := data.draw(st.sampled_from([3, large]))),
+            states=StateBytes(weights=1, gradients=0, optimizer=static - 1), workspace=data.draw(st.integers(0, 2)),
             on_host=host, optimizer_step=data.draw(st.sampled_from([0, 0.1, 0.3])),
             strategies={"none": Strategy(4), "full": Strategy(1, data.draw(st.integers(1, 3)))},
         )
@@ -249,6 +361,7 @@ def units_of(data: st.DataObject) -> Units:
         communication=data.draw(st.integers(0, 1)),
         offload_bandwidth=data.draw(st.sampled_from([1, 2, 4])),
         link_groups=data.draw(st.sampled_from([(), ((0, 1),)])),
+        host_memory=data.draw(st.sampled_from([None, None, 30])),
         memory_limit=(data.draw(st.integers(10, 30)),),
     )
 
@@ -278,6 +391,19 @@ def check_units(data: st.DataObject) -> None:
             continue
         assert found.makespan >= proven_bound(problem).time
         assert found.time >= proven_step_bound(problem).time
+        steps = longest_cpu_steps(found.solution)
+        pieces = pieces_of_units(
+            problem.units, rooms=[limit - float(problem.units.static) for limit in problem.limits],
+            micro_batches=problem.micro_batches,
+        )  # fmt: skip
+        for finished in finished_units(pieces, longest=steps, least=0) if steps else ():
+            assert found.makespan >= ramps_bound(pieces, finished=finished)
+
+
+def longest_cpu_steps(solution: Solution) -> float:
+    """The time of the CPU optimizer steps of the device with most of them."""
+    hosted, step = solution.schedule.host_steps, solution.costs.host_step
+    return max(float(sum(step[s] for s in own if s in hosted)) for own in solution.schedule.placement.stages_of)
 
 
 def test_the_bound_says_what_it_counts() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass
 
 from debubble.costs import Units
 from debubble.errors import readable, readable_bytes
 from debubble.ir import InfeasibleError, Number, StageCosts
-from debubble.planners.bounds.ramps import Pieces, pieces_of_stages, pieces_of_units, ramps_bound
+from debubble.planners.bounds.host_steps import finished_units, least_host_steps
+from debubble.planners.bounds.ramps import Pieces, earliest_host_step, pieces_of_stages, pieces_of_units, ramps_bound
 from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
 from debubble.planners.problem import FixedStages, ModelUnits, Problem
 
@@ -19,6 +21,7 @@ CONTIGUOUS = (
     " many stages on every device"
 )
 RAMPS = "work, and what memory and links let start before the first backward and end after the last forward"
+WITH_HOST_STEPS = f"{RAMPS}, and the CPU optimizer steps of the device with most of them, after the last forward"
 WITH_OPTIMIZER = (
     f"{RAMPS}, and the optimizer's step, by devices behind the pipeline or by hosts after the last gradient"
 )
@@ -51,8 +54,10 @@ def _bounds(problem: Problem) -> tuple[Bound, Bound]:
         id(entries), id(tail), problem.devices, problem.micro_batches, problem.chunks, problem.objective, problem.target
     )  # fmt: skip
     if key not in _proven:
-        pipeline = _best_bound(problem)
-        _proven[key] = pipeline, _best_step_bound(problem, pipeline)
+        pieces = _pieces(problem)
+        host_steps = least_host_steps(pieces) if _has_ramps(problem) else 0.0
+        pipeline = _best_bound(problem, pieces, host_steps)
+        _proven[key] = pipeline, _best_step_bound(problem, pieces, host_steps, pipeline)
         for part in filter(None, (entries, tail)):
             weakref.finalize(part, _proven.pop, key, None)
     return _proven[key]
@@ -63,12 +68,12 @@ _proven: dict[tuple[object, ...], tuple[Bound, Bound]] = {}
 them."""
 
 
-def _best_step_bound(problem: Problem, pipeline: Bound) -> Bound:
+def _best_step_bound(problem: Problem, pieces: Pieces, host_steps: float, pipeline: Bound) -> Bound:
     best = Bound(problem.step_bound(pipeline.time), pipeline.argument)
     workload, tail = problem.workload, problem.tail
     if tail is None or not isinstance(workload, ModelUnits) or workload.units.on_devices or not _has_ramps(problem):
         return best
-    time = ramps_bound(_pieces(problem), least=float(pipeline.time), after=tail.optimizer)
+    time = _ramps(pieces, host_steps, least=float(pipeline.time), after=tail.optimizer)
     return max(best, Bound(time + tail.least, WITH_OPTIMIZER), key=_time)
 
 
@@ -77,18 +82,37 @@ def _has_ramps(problem: Problem) -> bool:
     return problem.objective == "makespan" and problem.equally_long
 
 
-def _best_bound(problem: Problem) -> Bound:
+def _best_bound(problem: Problem, pieces: Pieces, host_steps: float) -> Bound:
     best = Bound(lower_bound(problem), WORK)
-    pieces = _pieces(problem)
     ramps = _has_ramps(problem)
     arrivals = ramps and len(set(pieces.rooms)) == 1
     if isinstance(problem.workload, ModelUnits):
         best = max(best, Bound(granular_bound(pieces, arrivals=arrivals), GRANULAR), key=_time)
     if ramps:
-        best = max(best, Bound(ramps_bound(pieces), RAMPS), key=_time)
+        argument = WITH_HOST_STEPS if host_steps else RAMPS
+        best = max(best, Bound(_ramps(pieces, host_steps), argument), key=_time)
     if isinstance(problem.workload, ModelUnits) and not assigns_freely(problem):
         best = max(best, Bound(bound_of_equal_counts(problem, least=best.time), CONTIGUOUS), key=_time)
     return best
+
+
+def _ramps(pieces: Pieces, host_steps: float, *, least: float = 0.0, after: float = 0.0) -> float:
+    """The bound of the ramps, with what CPU optimizer steps of at least so long say."""
+    time = ramps_bound(pieces, least=least, after=after, host_steps=host_steps)
+    if not host_steps or math.isinf(time):
+        return time
+    # A plan takes longer than this, or its CPU steps are short enough for every device to have some of the largest.
+    within = SLOWER * time
+    longest = within - earliest_host_step(pieces)
+    for finished in finished_units(pieces, longest=longest, least=host_steps / SMALL):
+        time = max(time, min(within, ramps_bound(pieces, least=least, after=after, finished=finished)))
+    return time
+
+
+SLOWER = 1.3
+"""Times of a bound that a plan is assumed to take at most, to raise the bound."""
+SMALL = 6
+"""CPU steps of a device that are too many to be told apart: whole units say little then."""
 
 
 def assigns_freely(problem: Problem) -> bool:

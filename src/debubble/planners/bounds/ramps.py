@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from debubble.costs import Units
 from debubble.costs.unit import Unit
-from debubble.ir import StageCosts
+from debubble.ir import Number, StageCosts
 
 ROUNDING = 1e-9
 """Share by which a linear program's optimum is taken down, so that its rounding raises no bound."""
@@ -44,6 +44,10 @@ class Piece:
         after_input: Bytes that remain between I and W.
         strategies: Bytes that F keeps, and the time to bring the rest back.
         optimizer: Time of its optimizer step on a device.
+        gradient_offload: Time in which its gradients go to the host.
+        host_states: Bytes on the host if it steps there.
+        workspace: Bytes that its forward or backward needs while it runs.
+        activation: Bytes that its backward reads, with what has been recomputed.
     """
 
     forward: float
@@ -55,6 +59,10 @@ class Piece:
     after_input: float
     strategies: tuple[tuple[float, float], ...]
     optimizer: float = 0.0
+    gradient_offload: float = 0.0
+    host_states: float = 0.0
+    workspace: float = 0.0
+    activation: float = 0.0
 
     @property
     def work(self) -> float:
@@ -74,6 +82,7 @@ class Pieces:
         bytes_per_second: What all links to hosts carry together in one direction.
         workspace: Least bytes that all devices together hold next to states and activations, for the units at work.
         optimizer: Time that every stage's optimizer step takes on a device next to that of its units.
+        host_memory: Bytes of all hosts for optimizer states, gradients, weights and activations.
     """
 
     pieces: tuple[Piece, ...]
@@ -83,12 +92,16 @@ class Pieces:
     bytes_per_second: float
     workspace: float = 0.0
     optimizer: float = 0.0
+    host_memory: float = math.inf
 
 
 def pieces_of_units(units: Units, *, rooms: Sequence[float], micro_batches: float) -> Pieces:
     """The units of a model, as they may be assigned to devices."""
     return Pieces(
-        pieces=tuple(_piece(unit, hostable=units.hostable) for unit in units.units),
+        pieces=tuple(
+            _piece(unit, workspace=workspace, link=float(units.offload_bandwidth or 0) if units.hostable else 0.0)
+            for unit, workspace in zip(units.units, _workspaces(units), strict=True)
+        ),
         rooms=tuple(rooms),
         micro_batches=micro_batches,
         communication=float(units.communication),
@@ -96,6 +109,7 @@ def pieces_of_units(units: Units, *, rooms: Sequence[float], micro_batches: floa
         * float(units.offload_bandwidth or units.module_bandwidth or 0),
         workspace=_workspace(units, len(rooms)),
         optimizer=float(units.stage_entries.get("optimizer_step", 0)),
+        host_memory=math.inf if units.host_memory is None else len(rooms) * float(units.host_memory),
     )
 
 
@@ -104,18 +118,22 @@ def _workspace(units: Units, devices: int) -> float:
 
     One device has the unit with the largest; of the others, the k with the least hold at least k units within it.
     """
-    each = sorted(
-        min(float(unit.workspace) for unit in kinds) for kinds in zip(units.units, *units.on_devices, strict=True)
-    )
+    each = sorted(_workspaces(units))
     return sum(each[: devices - 1]) + each[-1]
 
 
-def _piece(unit: Unit, *, hostable: bool) -> Piece:
+def _workspaces(units: Units) -> list[float]:
+    """The least workspace of every unit, of those on all types of devices."""
+    return [min(float(unit.workspace) for unit in kinds) for kinds in zip(units.units, *units.on_devices, strict=True)]
+
+
+def _piece(unit: Unit, *, workspace: float, link: float) -> Piece:
+    """A unit whose gradients can go to the host over a link of so many bytes per second; 0: they cannot."""
     strategies = {
         (float(min(s.activation, s.activation if s.after_full is None else s.after_full)), float(s.recompute))
         for s in unit.strategies.values()
     }
-    host = unit.on_host if hostable else None
+    host = unit.on_host if link else None
     after = unit.activation / 2 if unit.activation_after_input is None else unit.activation_after_input
     return Piece(
         forward=float(unit.forward),
@@ -127,7 +145,16 @@ def _piece(unit: Unit, *, hostable: bool) -> Piece:
         after_input=float(after),
         strategies=tuple(sorted(strategies)),
         optimizer=float(unit.optimizer_step),
+        gradient_offload=0.0 if host is None else float(host.gradients) / link,
+        host_states=0.0 if host is None else float(host.gradients + host.parameters + _optimizer_bytes(unit)),
+        workspace=workspace,
+        activation=float(unit.activation),
     )
+
+
+def _optimizer_bytes(unit: Unit) -> Number:
+    """Bytes of its optimizer states, as far as a units file says them."""
+    return 0 if unit.states is None else unit.states.optimizer
 
 
 def pieces_of_stages(costs: StageCosts, *, rooms: Sequence[float], micro_batches: float) -> Pieces:
@@ -180,7 +207,36 @@ def first_arrivals(a: Pieces) -> NDArray[np.float64]:
     return arrivals
 
 
-def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0) -> float:
+@dataclass(frozen=True)
+class FinishedUnits:
+    """Units of which every device has one whose gradients are complete some time before the step ends.
+
+    Attributes:
+        time: The time from then to the end, at least.
+        places: All units that they may be, by place in the model, in order.
+    """
+
+    time: float
+    places: tuple[int, ...]
+
+
+def earliest_host_step(a: Pieces) -> float:
+    """When the first CPU optimizer step may begin: after all forwards, the last unit's backwards, and a drain."""
+    m, last = a.micro_batches, a.pieces[-1]
+    through = sum(piece.forward for piece in a.pieces) + (len(a.rooms) - 1) * a.communication
+    forwards = m * sum(piece.forward for piece in a.pieces) / len(a.rooms)
+    drained = min(piece.gradient_offload for piece in a.pieces)
+    return max(forwards, through + (m - 1) * last.forward + m * last.backward_input) + drained
+
+
+def ramps_bound(
+    a: Pieces,
+    *,
+    least: float = 0.0,
+    after: float = 0.0,
+    host_steps: float = 0.0,
+    finished: FinishedUnits | None = None,
+) -> float:
     """The least time that work, memory and links leave, counting the idle time of both ramps; 0 without a limit.
 
     Args:
@@ -188,11 +244,13 @@ def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0) -> float:
         least: A makespan that no plan beats for other reasons.
         after: Time of the optimizer after the pipeline if no stage is stepped inside, which is bounded with the
             makespan; 0 bounds the makespan alone.
+        host_steps: Time of the CPU optimizer steps on some device, at least.
+        finished: The last window is that of these units, and not that of the CPU steps of an average device.
     """
     capacity = sum(a.rooms) - a.workspace
     if math.isinf(capacity) or math.isinf(a.bytes_per_second):
         return 0.0
-    if capacity < sum(piece.hosted for piece in a.pieces):
+    if capacity < sum(piece.hosted for piece in a.pieces) or math.isinf(host_steps):
         return math.inf
     from ortools.linear_solver import pywraplp
 
@@ -201,39 +259,68 @@ def ramps_bound(a: Pieces, *, least: float = 0.0, after: float = 0.0) -> float:
     first = sum(p.forward for p in a.pieces) + crossings
     back = sum(p.backward_input for p in a.pieces) + a.pieces[0].backward_weight + crossings
     solver = pywraplp.Solver.CreateSolver("GLOP")
+    # Bytes are counted in a device's memory, so that the program's numbers are of one magnitude.
+    size = max([*a.rooms, 1.0])
+    pace = a.bytes_per_second / size
 
     def number(most: float, least: float = 0.0) -> Any:
         return solver.NumVar(least, most, "")
 
-    makespan, last = number(math.inf, least), number(math.inf, back)
-    free: Any = capacity - sum(piece.static for piece in a.pieces)
+    # With hosts, the last unit's backwards for inputs are over, and some gradients have left, before their first step.
+    drained = min(p.gradient_offload for p in a.pieces) if host_steps else 0.0
+    shortest = host_steps + drained if finished is None else finished.time
+    if finished is not None and shortest < back:
+        return least
+    makespan, last = number(math.inf, least), number(shortest if finished else math.inf, max(back, shortest))
+    ends_before = shortest > back
+    # Units whose backwards for inputs may be in the last window, and those of which a device has a finished one.
+    shallower = Counter(a.pieces[: finished.places[-devices] if finished else len(a.pieces) - 1])
+    equal_pieces = {a.pieces[place] for place in finished.places} if finished else set()
+    unfinished: list[Any] = []
+    on_host = number(a.host_memory / size)
+    hosted_bytes: list[Any] = [on_host]
+    free: Any = (capacity - sum(piece.static for piece in a.pieces)) / size
     stepped_inside = number(_optimizer(a.pieces, a))
-    host_steps, stepped, recomputed, kept_first, kept_last, forwards = [], [stepped_inside], [], [], [], []
+    steps, stepped, recomputed, kept_first, kept_last, forwards = [], [stepped_inside], [], [], [], []
     backwards = [stepped_inside]
     for piece, count in Counter(a.pieces).items():
         on_hosts, waiting = number(count if piece.hosted < piece.static else 0), number(count * m)
-        free += on_hosts * (piece.static - piece.hosted)
-        host_steps.append(on_hosts * piece.host_step)
+        free += on_hosts * ((piece.static - piece.hosted) / size)
+        steps.append(on_hosts * piece.host_step)
+        hosted_bytes.append(on_hosts * (piece.host_states / size))
         stepped.append(on_hosts * _optimizer([piece], a))
-        kept_last.append(waiting * piece.after_input)
+        kept_last.append(waiting * (piece.after_input / size))
         backwards.append(waiting * piece.backward_weight)
-        whole, together = [], [waiting]
+        whole, late_inputs = [], []
         for kept, again in piece.strategies:
             chosen, early, late = (number(count * m) for _ in range(3))
             solver.Add(early <= chosen)
             solver.Add(late <= chosen)
             whole.append(chosen)
-            together.append(late)
+            late_inputs.append(late)
             recomputed.append(chosen * again)
-            kept_first.append(early * kept)
+            kept_first.append(early * (kept / size))
             forwards.append(early * piece.forward)
-            kept_last.append(late * kept)
+            kept_last.append(late * (kept / size))
             backwards.append(late * (piece.backward_input + piece.backward_weight + again))
         solver.Add(solver.Sum(whole) == count * m)
-        solver.Add(solver.Sum(together) <= count * m)
-    solver.Add(devices * last >= solver.Sum(host_steps))
-    solver.Add(solver.Sum(kept_first) <= free + a.bytes_per_second * first)
-    solver.Add(solver.Sum(kept_last) <= free + a.bytes_per_second * last)
+        solver.Add(solver.Sum([waiting, *late_inputs]) <= count * m)
+        if ends_before:
+            solver.Add(solver.Sum(late_inputs) <= shallower[piece] * m)
+        if piece in equal_pieces:
+            unfinished += [waiting, *late_inputs]
+    if ends_before:
+        solver.Add(makespan - last >= earliest_host_step(a) - min(p.gradient_offload for p in a.pieces))
+    if finished is None:
+        solver.Add(devices * last >= solver.Sum(steps) + devices * drained)
+    else:
+        solver.Add(solver.Sum(unfinished) <= (len(finished.places) - devices) * m)
+    solver.Add(solver.Sum(kept_first) <= free + pace * first)
+    solver.Add(solver.Sum(kept_last) <= free + on_host)
+    solver.Add(on_host <= pace * last)
+    solver.Add(on_host <= pace * (makespan - last))
+    if math.isfinite(a.host_memory):
+        solver.Add(solver.Sum(hosted_bytes) <= a.host_memory / size)
     idle_first = devices * first - solver.Sum(forwards)
     idle_last = devices * last - solver.Sum(backwards)
     solver.Add(idle_first >= float(first_arrivals(a).sum()))

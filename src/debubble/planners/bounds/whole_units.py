@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate, product
+from itertools import accumulate, combinations, product
 from operator import mul, or_
 
 import numpy as np
@@ -29,6 +29,8 @@ from debubble.planners.bounds.ramps import ROUNDING, Pieces, first_arrivals
 
 STATES = 200_000
 """Ways to assign units of each kind up to which the bounds are computed."""
+MAX_ROWS = 600
+"""Numbers of units of all kinds but the most frequent, up to which kinds of nearly the same work stay apart."""
 STRETCH = 1.1
 """Times of the known bound within which a better one is sought at a time."""
 SUMS = 2_000_000
@@ -44,7 +46,7 @@ def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
     With `arrivals` the time counts from the first forward on, which comes late to all devices but one; devices are then
     taken to have the same room.
     """
-    kinds = _kinds(a)
+    kinds = _merged(_kinds(a))
     if _ways(kinds) > STATES or kinds[0].work <= 0:
         return 0.0
     assignment, waits = _Assignment.of(kinds), _waits(a, arrivals=arrivals)
@@ -122,6 +124,18 @@ def _kinds(a: Pieces) -> tuple[_Kind, ...]:
     """The kinds of the pieces, the commonest first."""
     number = Counter((piece.work, piece.hosted) for piece in a.pieces)
     return tuple(_Kind(*kind, count) for kind, count in number.most_common())
+
+
+def _merged(kinds: Sequence[_Kind]) -> Sequence[_Kind]:
+    """Fewer kinds, where there are many ways to assign them: two of equal states become one with the less work."""
+    while len(kinds) > 2 and _ways(kinds[1:]) > MAX_ROWS:
+        pairs = [(a, b) for a, b in combinations(kinds, 2) if a.states == b.states]
+        if not pairs:
+            break
+        pair = min(pairs, key=lambda both: abs(both[0].work - both[1].work))
+        both = _Kind(min(kind.work for kind in pair), pair[0].states, sum(kind.count for kind in pair))
+        kinds = sorted([both, *(kind for kind in kinds if kind not in pair)], key=lambda kind: -kind.count)
+    return kinds
 
 
 def _ways(kinds: Sequence[_Kind]) -> int:
