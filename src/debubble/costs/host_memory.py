@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate
 
 import numpy as np
 
 from debubble.costs.partition import Partition
+from debubble.costs.unit import Unit
 from debubble.costs.units import Units
 from debubble.errors import HostMemoryError
 from debubble.formatting import size_words
@@ -32,7 +34,9 @@ def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[f
     """
     schedule = timeline.program.schedule
     hosted = [[stage for stage in own if stage in schedule.host_steps] for own in schedule.placement.stages_of]
-    states = [sum(_states(units, partition, stage) for stage in own) for own in hosted]
+    states = [
+        sum(states_on_host(units.units[index] for index, _ in partition[stage]) for stage in own) for own in hosted
+    ]
     return [size + float(peak) for size, peak in zip(states, offloaded_peaks(timeline), strict=True)]
 
 
@@ -66,7 +70,10 @@ def check_host_memory(units: Units, partition: Partition, timeline: Timeline) ->
         )
 
 
-def _states(units: Units, partition: Partition, stage: int) -> float:
-    chosen = [units.units[index] for index, _ in partition[stage]]
-    optimizer = sum(float(unit.states.optimizer) for unit in chosen if unit.states)
-    return optimizer + sum(float(unit.on_host.gradients + unit.on_host.parameters) for unit in chosen if unit.on_host)
+def states_on_host(units: Iterable[Unit]) -> float:
+    """Bytes that units whose optimizer the host steps have there: its states, and copies of gradients and weights."""
+    return sum(
+        (0.0 if unit.states is None else float(unit.states.optimizer))
+        + (0.0 if unit.on_host is None else float(unit.on_host.gradients + unit.on_host.parameters))
+        for unit in units
+    )

@@ -18,6 +18,8 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     AGAIN,
     AGAIN_LEAD,
     BACK_LEAD,
+    BACKWARDS,
+    BY_STAGE,
     COLUMNS,
     DRAIN,
     DROPPED,
@@ -44,16 +46,16 @@ COUNT, LEVEL, SHARE, MOST, ON_HOST = range(CHOICES)
 """Per stage: its units, its level of recomputation, the quarters of its activations that it offloads, the micro-batches
 that may be in flight, and 1 if its optimizer is the host's."""
 
-ENTRIES = 20
+ENTRIES = 21
 (
     T_FORWARD, T_INPUT, T_WEIGHT, B_KEPT, B_AGAIN, B_AFTER, B_STATES, B_SPACE, B_HOSTED, T_LOAD, T_DRAIN, T_STEP,
-    T_AGAIN, B_DROPPED, T_OWN_STEP, B_WHOLE, T_TRANSFER, S_OUT, S_BACK, S_AGAIN,
+    T_AGAIN, B_DROPPED, T_OWN_STEP, B_WHOLE, T_TRANSFER, S_OUT, S_BACK, S_AGAIN, B_HOST,
 ) = range(ENTRIES)  # fmt: skip
 """What the table knows of a stage: times of F, I and W, without recomputation; bytes that F keeps, that come back
 before I, and that remain after it; bytes of its states, of its workspace, and of its states where the host steps; times
 of a step on the host; time of the recomputation, and the bytes that it brings back as an operation of its own; time of
 its step on the device; bytes of its activation if it recomputes nothing, and the time to move them to the host; the
-overlaps of its offloads, reloads and recomputations, as in StageCosts."""
+overlaps of its offloads, reloads and recomputations, as in StageCosts; bytes on the host if that steps."""
 
 ADDRESS = 4
 """The numbers of a row's place in the table."""
@@ -68,6 +70,8 @@ REJECTED = 1e300
 SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
 """Shares of 100 moves: those below the first number shift units between stages; then they change levels, shares of
 offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
+STAGE_BY_STAGE = 4
+"""One in so many random points goes back stage by stage, where hosts may step."""
 CHUNK = 5
 """One in so many changes is made to all stages of a chunk."""
 
@@ -82,6 +86,7 @@ class Space(NamedTuple):
         limits: Per device, bytes.
         down: Per device, its link's lane to the host.
         up: Per device, its lane from the host.
+        host: Bytes that every device has on its host.
         choices: Per entry of a policy, what it may be.
         options: Per entry of a policy, how many these are.
         scales: Per micro-batch, its length.
@@ -100,6 +105,7 @@ class Space(NamedTuple):
     limits: Floats
     down: Ints
     up: Ints
+    host: float
     choices: Floats
     options: Ints
     scales: Floats
@@ -134,13 +140,13 @@ def tail_of(a: Space, point: Ints) -> float:
 
 
 @jit
-def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, missing: Ints) -> float:
+def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, host: Floats, missing: Ints) -> float:
     """Write a point's stages and its devices' room as the list scheduler sees them.
 
-    Returns the bytes that the fullest device lacks for its states; -1 if the table lacks a row, which is noted.
+    Returns the bytes that the fullest device or host lacks for states; -1 if the table lacks a row, which is noted.
     """
     S, P = point.shape[1], len(a.limits)
-    capacity[:] = a.limits - a.static
+    capacity[:], host[:] = a.limits - a.static, a.host
     space = np.zeros(P)
     begin = 0
     for s in range(S):
@@ -153,6 +159,7 @@ def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, missing: Ints)
         d = a.device_of[s]
         hosted = point[ON_HOST, s] > 0
         capacity[d] -= row[B_HOSTED] if hosted else row[B_STATES]
+        host[d] -= row[B_HOST] if hosted else 0.0
         space[d] = max(space[d], row[B_SPACE])
         before = row[B_KEPT] + row[B_AGAIN]
         part = point[SHARE, s] / QUARTERS
@@ -182,17 +189,17 @@ def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, missing: Ints)
             stage[BACK_LEAD] = min(back, stage[TRANSFER])
             stage[AGAIN_LEAD] = _recompute_lead(row[T_AGAIN], whole, share, row[S_AGAIN])
     capacity -= space
-    lacking: float = max(0.0, -capacity.min())
+    lacking: float = max(0.0, -capacity.min(), -host.min())
     return lacking
 
 
 @jit
 def score(
-    a: Space, point: Ints, policy: Floats, stages: Floats, capacity: Floats, missing: Ints, threshold: float,
-    operations: Ints, starts: Floats,
+    a: Space, point: Ints, policy: Floats, stages: Floats, capacity: Floats, host: Floats, missing: Ints,
+    threshold: float, operations: Ints, starts: Floats,
 ) -> float:  # fmt: skip
     """The time of the step; more than any step takes where something does not fit; -1 if the table lacks a row."""
-    lacking = fill(a, point, stages, capacity, missing)
+    lacking = fill(a, point, stages, capacity, host, missing)
     if lacking < 0:
         return -1.0
     if lacking > 0:
@@ -200,7 +207,7 @@ def score(
         return beyond
     tail = tail_of(a, point)
     _, time, left = place(
-        stages, a.device_of, capacity, a.down, a.up, a.scales, policy, point[MOST], threshold - tail, np.inf,
+        stages, a.device_of, capacity, a.down, a.up, host, a.scales, policy, point[MOST], threshold - tail, np.inf,
         operations, starts,
     )  # fmt: skip
     if left > 0:
@@ -267,6 +274,12 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
         point[ON_HOST, s] = 1 if s // P >= chunks - hosted else 0
     for n in range(len(policy)):
         policy[n] = a.choices[n, draw(random, a.options[n])]
+    if a.hostable and draw(random, STAGE_BY_STAGE) == 0:
+        # The deepest stages' hosts step beside all that is left, while activations wait on hosts.
+        point[LEVEL] = draw(random, levels)
+        if offloads:
+            point[SHARE] = QUARTERS
+        policy[BACKWARDS] = BY_STAGE + draw(random, 2)
 
 
 @jit
@@ -276,13 +289,13 @@ def sample(
 ) -> int:  # fmt: skip
     """Draw the random points from `begin` to `end`, and keep the best; returns as `anneal` does."""
     S = best.shape[1]
-    stages, capacity = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
+    stages, capacity, host = np.zeros((S, COLUMNS)), np.zeros(len(a.limits)), np.zeros(len(a.limits))
     operations, starts = np.empty((0, 3), np.int64), np.empty(0)
     point, policy = best.copy(), best_policy.copy()
     for step in range(begin, end):
         before = random[0]
         random_point(a, counts, point, policy, random)
-        found = score(a, point, policy, stages, capacity, missing, values[1], operations, starts)
+        found = score(a, point, policy, stages, capacity, host, missing, values[1], operations, starts)
         if found < 0:
             random[0] = before
             return step
@@ -303,7 +316,7 @@ def anneal(
     move is tried again once there is the row.
     """
     S = point.shape[1]
-    stages, capacity = np.zeros((S, COLUMNS)), np.zeros(len(a.limits))
+    stages, capacity, host = np.zeros((S, COLUMNS)), np.zeros(len(a.limits)), np.zeros(len(a.limits))
     operations, starts = np.empty((0, 3), np.int64), np.empty(0)
     tried, tried_policy = point.copy(), policy.copy()
     for step in range(begin, end):
@@ -311,7 +324,7 @@ def anneal(
         before = random[0]
         neighbour(a, tried, tried_policy, random)
         allowed = values[0] * (1 - temperature * np.log((1 + draw(random, 1000000)) / 1000000.0))
-        found = score(a, tried, tried_policy, stages, capacity, missing, allowed, operations, starts)
+        found = score(a, tried, tried_policy, stages, capacity, host, missing, allowed, operations, starts)
         if found < 0:
             random[0] = before
             return step

@@ -204,7 +204,8 @@ class _Assignments:
         stages = np.add.reduceat(self._rows[device_of, own], begins)
         stages[:-1, SEND] = float(self.units.communication)
         states = np.bincount(device_of, weights=self._states[device_of, own], minlength=len(devices))
-        return StageTable(stages, device_of[begins], self._capacity - states, devices, devices + len(devices))
+        endless = np.full(len(devices), np.inf)
+        return StageTable(stages, device_of[begins], self._capacity - states, devices, devices + len(devices), endless)
 
     def state(self, device_of: Ints, threshold: float = math.inf) -> _State:
         """An assignment with what the list schedule of the first ramp shows; infinite times beyond a threshold."""

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 
+from debubble.costs.host_memory import states_on_host
 from debubble.costs.partition import Partition
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
@@ -66,21 +67,22 @@ LONGEST = 2.5
 FEW = 64
 """Ways in which a whole model can recompute, up to which each is tried."""
 BOUNDLESS = 1e30
-"""Bytes of a device without a limit."""
+"""Bytes of a device or host without a limit."""
 BACKLOGS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 1e9)
 PATIENCES = (0.0, 0.25, 0.5, 0.75, 1.0)
 AGES = (0.0, 0.3, 1.0, 3.0, 10.0)
 PREFETCHES = (1.0, 2.0, 3.0, 4.0, 6.0)
 AHEADS = (0.0, 1.0, 2.0, 4.0, 8.0)
+BACKWARDS_FIRST = (0.0, 1.0, 2.0, 3.0)
 
 
 def policy_choices(stages: int, *, hosted: bool = False) -> tuple[Sequence[float], ...]:
     """The values that each entry of a policy may have, in the order of the list scheduler's entries.
 
-    The last one, whether backwards of hosted stages go first, is there for steps that have such stages.
+    The last one, which backwards come first, is there for steps that may have stages whose hosts step.
     """
     horizons = [float(operations) for operations in range(1, 2 * stages)]
-    return BACKLOGS, PATIENCES, horizons, PREFETCHES, AGES, AHEADS, *([(0.0, 1.0)] if hosted else [])
+    return BACKLOGS, PATIENCES, horizons, PREFETCHES, AGES, AHEADS, *([BACKWARDS_FIRST] if hosted else [])
 
 
 LESS = 0.85
@@ -133,6 +135,7 @@ class Levers:
             limits=np.where(np.isinf(self.limits), BOUNDLESS, self.limits),
             down=self.down,
             up=self.up,
+            host=BOUNDLESS if self.units.host_memory is None else float(self.units.host_memory),
             choices=table,
             options=np.array([*map(len, choices)]),
             scales=self.scales,
@@ -176,6 +179,7 @@ class Levers:
             sums.optimizer_step + self.units.stage_entries.get("optimizer_step", 0), sums.activation,
             0 if self.units.offload_bandwidth is None else sums.activation / self.units.offload_bandwidth,
             *([getattr(sums, name) for name in OVERLAPS] if self.units.streams else [0] * len(OVERLAPS)),
+            states_on_host(self.units.units[begin : begin + count]),
         )  # fmt: skip
         # It says that the row is known.
         row[0] = sums.forward
@@ -270,9 +274,9 @@ class Levers:
         begins = accumulate(point.counts[:-1], initial=0)
         for type_, level, begin, count in zip(self.type_of, point.levels, begins, point.counts, strict=True):
             self.fill(type_, level, begin, count)
-        stages, capacity = np.zeros((self.placement.stages, COLUMNS)), np.zeros(self.placement.devices)
-        lacking = fill(self.space, point.rows, stages, capacity, np.zeros(ADDRESS, np.int64))
-        return StageTable(stages, self.device_of, capacity, self.down, self.up), lacking
+        stages, (capacity, host) = np.zeros((self.placement.stages, COLUMNS)), np.zeros((2, self.placement.devices))
+        lacking = fill(self.space, point.rows, stages, capacity, host, np.zeros(ADDRESS, np.int64))
+        return StageTable(stages, self.device_of, capacity, self.down, self.up, host), lacking
 
     def solution(self, point: Point) -> Solution:
         """The schedule of a point with its costs, as the list scheduler orders it."""

@@ -8,7 +8,6 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     AGAIN_LEAD,
     BACK_LEAD,
     DROPPED,
-    HOSTED,
     KEPT,
     MOVED,
     WEIGHT,
@@ -90,7 +89,7 @@ def _ready_forward(a: Step, x: State, d: int, now: float, soon: float) -> tuple[
     """The stage of the forward that is to start now, -1 for none, and when the next other operation can.
 
     Besides what it keeps, it must leave the reserve, or room for its own backward where nothing else is in flight; what
-    is on its way to the host is room for these.
+    is on its way to the host is room for these.  What it offloads must have room there.
     """
     best, best_key = -1, NEVER
     capacity, capacity_soon = _capacity_now(a, x, d), _capacity_soon(a, x, d)
@@ -102,6 +101,8 @@ def _ready_forward(a: Step, x: State, d: int, now: float, soon: float) -> tuple[
             continue
         kept = a.scales[j] * a.stages[s, KEPT]
         if kept > capacity or kept + max(spare, a.scales[j] * a.stages[s, WORKSPACE]) > capacity_soon:
+            continue
+        if a.stages[s, MOVED] > 0 and x.away[d] + a.scales[j] * a.stages[s, MOVED] > a.host[d]:
             continue
         if x.data[s, j] > now:
             soon = min(soon, x.data[s, j])
@@ -155,7 +156,7 @@ def choose(a: Step, x: State, d: int, now: float) -> tuple[int, int, float]:
         return W, _oldest_weight(a, x, d), NEVER
     stage, soon = _ready_backward(a, x, d, now)
     kind = I
-    if stage < 0 or (a.hosts_first and a.stages[stage, HOSTED] <= 0):
+    if stage < 0 or a.after_forwards[stage] > 0:
         forward, soon_forward = _ready_forward(a, x, d, now, soon)
         if stage < 0 or forward >= 0:
             stage, soon, kind = forward, soon_forward, F

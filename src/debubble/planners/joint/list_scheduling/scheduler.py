@@ -179,6 +179,7 @@ def _start_backward(a: Step, x: State, d: int, s: int) -> int:
     x.started[j] = max(x.started[j], 2 * len(a.stages) - s)
     if a.stages[s, MOVED] > 0:
         x.under_way[d] -= 1
+        x.away[d] -= scale * a.stages[s, MOVED]
     if s > 0:
         x.gradient[s - 1, j] = end + scale * a.stages[s - 1, SEND]
         wake_at(x, a.device_of[s - 1], x.gradient[s - 1, j])
@@ -281,8 +282,8 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
 
 @jit
 def place(
-    stages: Floats, device_of: Ints, capacity: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
-    threshold: float, until: float, operations: Ints, starts: Floats,
+    stages: Floats, device_of: Ints, capacity: Floats, down: Ints, up: Ints, host: Floats, scales: Floats,
+    policy: Floats, most: Ints, threshold: float, until: float, operations: Ints, starts: Floats,
 ) -> tuple[int, float, int]:  # fmt: skip
     """Place all operations, and say how many, when the last one ends, and how many compute operations are missing.
 
@@ -290,7 +291,7 @@ def place(
     stops before what would start at `until`.  Operations, and when those of compute lanes start, are written down where
     there is room for them.
     """
-    a, x = begun(stages, device_of, capacity, down, up, scales, policy, most, until == NEVER)
+    a, x = begun(stages, device_of, capacity, down, up, host, scales, policy, most, until == NEVER)
     missing = _run(a, x, threshold, until, operations, starts)
     if missing < 0:
         return x.placed[0], NEVER, 0

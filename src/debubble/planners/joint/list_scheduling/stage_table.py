@@ -24,12 +24,18 @@ states are on the device; time of the recomputation, and the bytes that R brings
 own; 1 where the optimizer's states are on the host; how long before the end of F its offload may start, and before that
 of the reload the I that recomputes nothing before, or an R."""
 
-BACKLOG, WAIT_LIMIT, HORIZON, PREFETCH, AGE, AHEAD, HOSTS_FIRST = range(7)
+BACKLOG, WAIT_LIMIT, HORIZON, PREFETCH, AGE, AHEAD, BACKWARDS = range(7)
 """Entries of a policy: weight gradients that a device lets wait at most; the part of a weight gradient's time by which
 it may delay what is known to come; operations of a micro-batch before a backward at which its reload may start; reloads
 that a device may have under way; the periods that a micro-batch's age counts for against its depth among forwards;
-micro-batches that a device may have recomputed before their gradients come; 1 if backwards of stages whose optimizer
-stays on the device wait for forwards and for those of the others, whose hosts step sooner then (0 if it is missing)."""
+micro-batches that a device may have recomputed before their gradients come; which backwards come first (BY_AGE if it
+is missing)."""
+BY_AGE, HOSTS_FIRST, BY_STAGE, BY_DEEP_STAGE = range(4)
+"""Which backwards come first: those of the oldest micro-batch; those of stages whose hosts step, as hosts begin sooner
+then, while the others wait for forwards; those of the deepest stage, of all its micro-batches, after forwards; the
+same, but those of the deepest two stages of every device come before forwards."""
+DEEP = 2
+"""Those stages of a device."""
 
 
 class StageTable(NamedTuple):
@@ -41,6 +47,7 @@ class StageTable(NamedTuple):
         capacity: Per device, bytes for activations.
         down: Per device, the number of the link's lane to the host, less than twice the number of devices.
         up: Per device, that of its lane from the host; the same as `down` where the link is half-duplex.
+        host: Per device, bytes of its host for activations.
     """
 
     stages: Floats
@@ -48,3 +55,4 @@ class StageTable(NamedTuple):
     capacity: Floats
     down: Ints
     up: Ints
+    host: Floats

@@ -12,6 +12,10 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     AGE,
     AHEAD,
     BACKLOG,
+    BACKWARDS,
+    BY_DEEP_STAGE,
+    BY_STAGE,
+    DEEP,
     DRAIN,
     FORWARD,
     HORIZON,
@@ -44,13 +48,14 @@ class Step(NamedTuple):
         capacity: Per device, bytes for activations.
         down: Per device, its lane to the host.
         up: Per device, its lane from the host.
+        host: Per device, bytes of its host for activations.
         scales: Per micro-batch, its length: the factor on its times and bytes.
         most: Per stage, the micro-batches that may be between their forward and their backward.
         stages_of: [device, place]: the stages of a device.
         held: Per device, how many these are.
         to_stage: Per stage, the time that a micro-batch takes to it forwards.
-        from_last: Per stage, the time that a micro-batch takes to it from the last stage backwards; for a stage whose
-            optimizer the host steps it is longer than a step, so that its weights' gradients come first.
+        from_last: Per stage, the time that a micro-batch takes to it from the last stage backwards; longer than a step
+            for stages whose backwards come after all micro-batches of another one.
         after: [F, I or W, stage, micro-batch]: the least time from the end of that operation to the end of the step.
         reserve: Per device, the room kept for one backward: its workspace and its reload.
         period: The time of a micro-batch on the busiest device.
@@ -60,7 +65,7 @@ class Step(NamedTuple):
         prefetch: See the policy.
         age: See the policy.
         ahead: See the policy.
-        hosts_first: See the policy.
+        after_forwards: Per stage, 1 if its backwards wait for forwards.
     """
 
     stages: Floats
@@ -68,6 +73,7 @@ class Step(NamedTuple):
     capacity: Floats
     down: Ints
     up: Ints
+    host: Floats
     scales: Floats
     most: Ints
     stages_of: Ints
@@ -83,7 +89,7 @@ class Step(NamedTuple):
     prefetch: int
     age: float
     ahead: int
-    hosts_first: bool
+    after_forwards: Ints
 
 
 class State(NamedTuple):
@@ -107,6 +113,7 @@ class State(NamedTuple):
         free: Per device, when that operation ends.
         freed: Per device, bytes that it frees at its end, as long as no reload after it in the list counts on them.
         used: Per device, bytes, without those of offloads that have ended.
+        away: Per device, bytes of activations that are on its host, until their backwards start.
         in_flight: Per device, micro-batches of its stages between forward and backward.
         waiting: Per device, weight gradients that wait.
         under_way: Per device, reloads whose backwards have not started.
@@ -150,6 +157,7 @@ class State(NamedTuple):
     free: Floats
     freed: Floats
     used: Floats
+    away: Floats
     in_flight: Ints
     waiting: Ints
     under_way: Ints
@@ -267,26 +275,31 @@ def _most_transfers(stages: Floats, device_of: Ints, devices: int, micro_batches
 
 @inlined
 def begun(
-    stages: Floats, device_of: Ints, capacity: Floats, down: Ints, up: Ints, scales: Floats, policy: Floats, most: Ints,
-    whole: bool,
+    stages: Floats, device_of: Ints, capacity: Floats, down: Ints, up: Ints, host: Floats, scales: Floats,
+    policy: Floats, most: Ints, whole: bool,
 ) -> tuple[Step, State]:  # fmt: skip
     """A step before its first operation; who does not schedule the whole of it has no use for what is after."""
     S, devices, m = len(stages), len(capacity), len(scales)  # noqa: N806 - the field's letter
     stages_of, count, period = _stages_by_device(stages, device_of, devices)
     to_stage, from_last = _depths(stages)
-    hosts_first = len(policy) > HOSTS_FIRST and policy[HOSTS_FIRST] > 0
-    if hosts_first:
-        from_last += np.where(stages[:, HOSTED] > 0, 0.0, 2 * m * period)
+    after_forwards, first = np.zeros(S, np.int64), policy[BACKWARDS] if len(policy) > BACKWARDS else 0.0
+    for s in range(S):
+        if first == HOSTS_FIRST and stages[s, HOSTED] <= 0:
+            from_last[s] += 2 * m * period
+            after_forwards[s] = 1
+        elif first >= BY_STAGE:
+            from_last[s] = (S - 1 - s) * m * period
+            after_forwards[s] = 0 if first == BY_DEEP_STAGE and s >= S - DEEP * devices else 1
     behind = _tails(stages, scales) if whole else np.zeros((3, S, m))
     rest, reserve = _totals(stages, device_of, devices, scales)
     step = Step(
-        stages, device_of, capacity, down, up, scales, most, stages_of, count, to_stage, from_last, behind, reserve,
-        period, policy[BACKLOG], policy[WAIT_LIMIT], int(policy[HORIZON]), int(policy[PREFETCH]),
-        policy[AGE] * period, int(policy[AHEAD]), hosts_first,
+        stages, device_of, capacity, down, up, host, scales, most, stages_of, count, to_stage, from_last, behind,
+        reserve, period, policy[BACKLOG], policy[WAIT_LIMIT], int(policy[HORIZON]), int(policy[PREFETCH]),
+        policy[AGE] * period, int(policy[AHEAD]), after_forwards,
     )  # fmt: skip
     offloads, transfers = _most_transfers(stages, device_of, devices, m)
     # One array for many rows: to make one takes as long as ten operations.
-    own, stage, stream = np.zeros((9, devices)), np.zeros((5, S), np.int64), np.zeros((4, 2 * devices))
+    own, stage, stream = np.zeros((10, devices)), np.zeros((5, S), np.int64), np.zeros((4, 2 * devices))
     numbers, streams = np.zeros((8, devices), np.int64), np.zeros((3, 2 * devices), np.int64)
     times, first_inputs, gone = np.full((3, S, m), NEVER), np.zeros((2, S)), np.empty((2, devices, offloads))
     times[0, 0, :] = 0.0
@@ -294,7 +307,7 @@ def begun(
     stream[1, :], stream[3, :] = NEVER, -1.0
     state = State(
         rest, stage[0], stage[1], stage[2], stage[3], stage[4], times[0], times[1], times[2], first_inputs[0],
-        first_inputs[1], np.zeros(m, np.int64), own[0], own[1], own[2], own[3], own[4],
+        first_inputs[1], np.zeros(m, np.int64), own[0], own[1], own[2], own[3], own[4], own[9],
         numbers[0], numbers[1], numbers[2], numbers[3], own[5], gone[0], gone[1],
         numbers[4], numbers[5], numbers[6], numbers[7], own[8], own[6], np.empty((2 * devices, transfers, 3), np.int64),
         np.empty((2 * devices, transfers)), streams[0], streams[1], stream[0], stream[1], stream[2],

@@ -113,6 +113,7 @@ def offload(a: Step, x: State, d: int, s: int, j: int) -> None:
     n = place_of(x.listed[d])
     x.gone[d, n], x.gone_bytes[d, n] = NEVER, a.scales[j] * a.stages[s, MOVED]
     x.going[d] += x.gone_bytes[d, n]
+    x.away[d] += x.gone_bytes[d, n]
     x.listed[d] = n + 1
     push(a, x, d, O, s, j, x.free[d] - a.scales[j] * a.stages[s, OUT_LEAD])
 
