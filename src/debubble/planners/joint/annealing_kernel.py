@@ -70,7 +70,7 @@ REJECTED = 1e300
 SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
 """Shares of 100 moves: those below the first number shift units between stages; then they change levels, shares of
 offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
-STAGE_BY_STAGE = 4
+STAGE_BY_STAGE = 2
 """One in so many random points goes back stage by stage, where hosts may step."""
 CHUNK = 5
 """One in so many changes is made to all stages of a chunk."""
