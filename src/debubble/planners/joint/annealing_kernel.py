@@ -71,7 +71,7 @@ SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
 """Shares of 100 moves: those below the first number shift units between stages; then they change levels, shares of
 offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
 STAGE_BY_STAGE = 2
-"""One in so many random points goes back stage by stage, where hosts may step."""
+"""One in so many random points goes back stage by stage, where hosts have to step."""
 CHUNK = 5
 """One in so many changes is made to all stages of a chunk."""
 
@@ -95,6 +95,7 @@ class Space(NamedTuple):
         longest: Longer than any step that is not stuck.
         offloads: 1 if activations can be moved to the host.
         hostable: 1 if the host may step.
+        overfull: 1 if it has to, as devices have no room for all states.
         tails: The time after the last operation if hosts step everything, if devices step next to nothing of their
             states, and if they step all.
     """
@@ -114,6 +115,7 @@ class Space(NamedTuple):
     longest: float
     offloads: int
     hostable: int
+    overfull: int
     tails: Floats
 
 
@@ -274,7 +276,7 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
         point[ON_HOST, s] = 1 if s // P >= chunks - hosted else 0
     for n in range(len(policy)):
         policy[n] = a.choices[n, draw(random, a.options[n])]
-    if a.hostable and draw(random, STAGE_BY_STAGE) == 0:
+    if a.overfull and draw(random, STAGE_BY_STAGE) == 0:
         # The deepest stages' hosts step beside all that is left, while activations wait on hosts.
         point[LEVEL] = draw(random, levels)
         if offloads:

@@ -24,7 +24,16 @@ from debubble.ir.stage_costs import OVERLAPS
 from debubble.kernels import jit
 from debubble.planners.joint.annealing_kernel import ADDRESS, ENTRIES, QUARTERS, Space, fill
 from debubble.planners.joint.list_scheduling.scheduler import schedule
-from debubble.planners.joint.list_scheduling.stage_table import COLUMNS, Floats, Ints, StageTable
+from debubble.planners.joint.list_scheduling.stage_table import (
+    BY_AGE,
+    BY_DEEP_STAGE,
+    BY_STAGE,
+    COLUMNS,
+    HOSTS_FIRST,
+    Floats,
+    Ints,
+    StageTable,
+)
 from debubble.planners.problem import Problem, Solution
 
 
@@ -73,22 +82,21 @@ PATIENCES = (0.0, 0.25, 0.5, 0.75, 1.0)
 AGES = (0.0, 0.3, 1.0, 3.0, 10.0)
 PREFETCHES = (1.0, 2.0, 3.0, 4.0, 6.0)
 AHEADS = (0.0, 1.0, 2.0, 4.0, 8.0)
-BACKWARDS_FIRST = (0.0, 1.0, 2.0, 3.0)
 
 
-def policy_choices(stages: int, *, hosted: bool = False) -> tuple[Sequence[float], ...]:
+def policy_choices(stages: int, *, first: Sequence[float] = ()) -> tuple[Sequence[float], ...]:
     """The values that each entry of a policy may have, in the order of the list scheduler's entries.
 
-    The last one, which backwards come first, is there for steps that may have stages whose hosts step.
+    `first` is what the last one may be, which backwards come first; it is there where hosts may step.
     """
     horizons = [float(operations) for operations in range(1, 2 * stages)]
-    return BACKLOGS, PATIENCES, horizons, PREFETCHES, AGES, AHEADS, *([BACKWARDS_FIRST] if hosted else [])
+    return BACKLOGS, PATIENCES, horizons, PREFETCHES, AGES, AHEADS, *([first] if first else [])
 
 
 LESS = 0.85
 """The part of what a stage keeps, below which a level is a deeper one for some of its micro-batches."""
 SPARE = 0.95
-"""The part of a device's room that states may take in the partitions that a search begins with."""
+"""The part of devices' room that states may take: in the partitions that a search begins with, and where all stay."""
 
 
 class Levers:
@@ -116,10 +124,17 @@ class Levers:
         self.longest = 4 * problem.micro_batches * float(work.max())
         """Longer than any step that is not stuck."""
 
+    @property
+    def overfull(self) -> bool:
+        """True if devices have no room for all states, so that hosts have to step."""
+        rooms = self.limits - float(self.units.static)
+        return self.units.hostable and sum(float(unit.static) for unit in self.units.units) > SPARE * rooms.sum()
+
     @cached_property
     def policies(self) -> tuple[Sequence[float], ...]:
         """The values of the policy's entries."""
-        return policy_choices(self.placement.stages, hosted=self.units.hostable)
+        first = (BY_AGE, HOSTS_FIRST, BY_STAGE, BY_DEEP_STAGE) if self.overfull else (BY_AGE, HOSTS_FIRST)
+        return policy_choices(self.placement.stages, first=first if self.units.hostable else ())
 
     @cached_property
     def space(self) -> Space:
@@ -144,6 +159,7 @@ class Levers:
             longest=self.longest,
             offloads=int(units.offload_bandwidth is not None),
             hostable=int(units.hostable),
+            overfull=int(self.overfull),
             tails=self._tails,
         )
 
