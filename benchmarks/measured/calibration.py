@@ -73,15 +73,15 @@ def targets(rows: Sequence[Row], what: Figure, half: str | None = None) -> Itera
             if each is not row
             and half in (None, each["record"].half)
             and each["record"].entries["source"] == row["record"].entries["source"]
-            and any(_alike(run, other))
+            and any(_alike(run, other, what))
         )
         if others:
             yield Target(row, run, others)
 
 
-def _alike(a: MeasuredRun, b: MeasuredRun) -> tuple[bool, bool, bool]:
+def _alike(a: MeasuredRun, b: MeasuredRun, what: Figure) -> tuple[bool, bool, bool]:
     """Whether two runs are of the same model, of the same kind and dtype, and of the same job."""
-    model, dtype, job = (bool(UNIT[name].between(a, b)) for name in SHARES)
+    model, dtype, job = (bool(UNIT[name].between(a, b, what)) for name in SHARES)
     return model, dtype, job
 
 
@@ -97,7 +97,7 @@ def estimated(rows: Sequence[Row], what: Figure) -> ErrorShares:
     for target in targets(given, what):
         value = _relative(target.run, target.run, what)
         for kind in KINDS:
-            others = [other for other in target.others if _alike(target.run, other) == kind]
+            others = [other for other in target.others if _alike(target.run, other, what) == kind]
             for other in others:
                 weight = 1 / math.sqrt(len(others)) / spread[_group(target.row)]
                 known = _relative(other, target.run, what)
@@ -171,12 +171,12 @@ def lines(rows: Sequence[Row], stated: Stated) -> Iterator[tuple[str, ...]]:
     for what in FIGURES:
         found = [target for target in targets(rows, what) if target.row["record"].half == "test"]
         for kind, words in KINDS.items():
-            yield from _line(what, f"one run of {words}", found, stated, _one(kind))
+            yield from _line(what, f"one run of {words}", found, stated, _one(kind, what))
         yield from _line(what, "all of these", found, stated, lambda target: [target.others])
 
 
-def _one(kind: tuple[bool, bool, bool]) -> Callable[[Target], Sequence[Sequence[MeasuredRun]]]:
-    return lambda target: [[other] for other in target.others if _alike(target.run, other) == kind]
+def _one(kind: tuple[bool, bool, bool], what: Figure) -> Callable[[Target], Sequence[Sequence[MeasuredRun]]]:
+    return lambda target: [[other] for other in target.others if _alike(target.run, other, what) == kind]
 
 
 def _line(

@@ -108,12 +108,12 @@ JOB = RunOptions(tensor=2, data=2)
         (8, replace(JOB, post_validation=True), True),
         (8, replace(JOB, data=1), False),
         (8, replace(JOB, tensor=1, data=4), False),
-        (8, replace(JOB, micro_batch_size=2), False),
+        (8, replace(JOB, micro_batch_size=2), True),
         (8, replace(JOB, zero=1), False),
         (8, replace(JOB, framework="megatron-lm@2025.06"), False),
     ],
 )
-def test_runs_of_a_job_have_its_options_and_degrees_but_for_replicas(
+def test_runs_of_a_job_have_its_options_and_degrees_but_for_replicas_and_batch(
     devices: int, options: RunOptions, same: bool
 ) -> None:
     assert (job_words(devices, options) == job_words(8, JOB)) == same

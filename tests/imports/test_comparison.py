@@ -193,7 +193,7 @@ def test_a_measured_run_that_corrects_a_job_is_told(megatron: Any, run: Any, tmp
     run("calibrate", plan, "--step", "5", "-o", cluster)
     _, out, _ = megatron(SCRIPT, "--cluster", cluster, "--as-it-is")
 
-    assert "The prediction is corrected by 1 measured run of the cluster." in out
+    assert "The prediction is corrected by 1 measured run of the cluster: the step " in out
 
 
 def test_a_job_that_does_not_fit_is_predicted_all_the_same(megatron: Any) -> None:

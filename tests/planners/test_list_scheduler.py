@@ -69,7 +69,9 @@ def points(draw: st.DrawFn, stages: int, levels: int, *, hostable: bool) -> Poin
         shares=each(st.integers(0, QUARTERS)),
         most=each(st.just(UNLIMITED) | st.integers(1, 4)),
         hosted=tuple(n > 0 for n in each(st.integers(0, 1 if hostable else 0))),
-        policy=tuple(draw(st.sampled_from([*choices])) for choices in policy_choices(stages, first=range(4) if hostable else ())),
+        policy=tuple(
+            draw(st.sampled_from([*choices])) for choices in policy_choices(stages, first=range(4) if hostable else ())
+        ),
     )
 
 

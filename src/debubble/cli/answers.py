@@ -357,6 +357,7 @@ class ImportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     planned: Annotated[Figures | None, Meta(description="The fastest plan's; null: none was looked for, or none fits.")]
     changes: Annotated[list[SettingChange], Meta(description="Settings that make the one the other.")]
     reason: Annotated[str | None, Meta(description="Why there is no plan.")]
+    corrections: Annotated[str | None, Meta(description="How measured runs correct both, if not alike.")]
     summary: Annotated[str, Meta(description="Dtypes, sequence parallelism and ZeRO, and whose defaults they are.")]
     warnings: Annotated[list[str], Meta(description="What is given and is not what the configuration runs.")]
     not_predicted: Annotated[int, Meta(description="Entries of the file that are not in the prediction, or otherwise.")]

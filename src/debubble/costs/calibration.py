@@ -2,10 +2,10 @@
 
 What a run measures beyond its prediction is partly shared by runs like it, and partly its own.  `shares` says how much
 is shared with a run of the same model, of the same kind of model and dtype, and of the same job (whose replicas, batch,
-schedule and recomputation may differ), on the same type of device and with the same framework; they are estimated by
-least squares on half of the published runs (`python -m measured --docs`).  Of the logarithm of measured over predicted
-seconds, and of the bytes that a device has beyond the predicted ones, a correction is the best linear estimate from the
-measured runs: with one run, the share times what that run measured.
+schedule and recomputation may differ; for memory, not the size of micro-batches), on the same type of device and with
+the same framework; they are estimated by least squares on half of the published runs (`python -m measured --docs`).  Of
+the logarithm of measured over predicted seconds, and of the bytes that a device has beyond the predicted ones, a
+correction is the best linear estimate from the measured runs: with one run, the share times what that run measured.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from debubble.costs.frameworks import framework_name
+from debubble.formatting import size_words
 from debubble.ir import InputError, RunOptions
 from debubble.models.architecture import Architecture
 
@@ -56,6 +57,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     framework: str = ""
     job: str = ""
     """Degrees and options but for the replicas, as `job_words` has them; empty: an earlier version did not tell."""
+    micro_batch_size: int = 1
     step: Deviation | None = None
     memory: Deviation | None = None
     date: str = ""
@@ -99,13 +101,15 @@ class ErrorShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """The share of runs of the same job."""
         return self.of_model + self.job
 
-    def between(self, a: MeasuredRun, b: MeasuredRun) -> float:
-        """The share that two runs have in common."""
+    def between(self, a: MeasuredRun, b: MeasuredRun, what: Figure) -> float:
+        """The share of a figure's deviation that two runs have in common."""
         if (a.device, a.framework) != (b.device, b.framework):
             return 0.0
         same_model = (a.family, a.hidden, a.experts) == (b.family, b.hidden, b.experts)
         same_dtype = (a.experts, a.dtype) == (b.experts, b.dtype)
         same_job = same_model and same_dtype and a.job == b.job != ""
+        if what == "memory":
+            same_job = same_job and a.micro_batch_size == b.micro_batch_size
         return self.model * same_model + self.dtype * same_dtype + self.job * same_job
 
 
@@ -147,11 +151,11 @@ def described_run(model: Architecture, cluster: Cluster, options: RunOptions, *,
     return MeasuredRun(
         run=run, device=cluster.slowest.name, family=model.family, hidden=model.hidden, dtype=options.dtype,
         experts=model.experts is not None, framework=framework_name(options.framework),
-        job=job_words(cluster.count, options),
+        job=job_words(cluster.count, options), micro_batch_size=options.micro_batch_size,
     )  # fmt: skip
 
 
-_APART = ("data", "dtype", "framework", "post_validation", "host_optimizer")
+_APART = ("data", "dtype", "framework", "micro_batch_size", "post_validation", "host_optimizer")
 """Options in which runs of one job may differ, or that are told otherwise."""
 
 
@@ -186,11 +190,13 @@ def correction(what: Figure, runs: Sequence[MeasuredRun], job: MeasuredRun) -> C
         True
     """
     shares = error_shares()[what]
-    like = [(run, value) for run in runs if shares.between(run, job) and (value := run.deviation(what)) is not None]
+    like = [
+        (run, value) for run in runs if shares.between(run, job, what) and (value := run.deviation(what)) is not None
+    ]
     if not like:
         return Correction()
-    between = np.array([[1.0 if a is b else shares.between(a, b) for b, _ in like] for a, _ in like])
-    common = np.array([shares.between(run, job) for run, _ in like])
+    between = np.array([[1.0 if a is b else shares.between(a, b, what) for b, _ in like] for a, _ in like])
+    common = np.array([shares.between(run, job, what) for run, _ in like])
     weights = np.linalg.solve(between, common)
     left = 1.0 - float(weights @ common)
     return Correction(
@@ -240,8 +246,16 @@ def calibration_words(model: Architecture, cluster: Cluster, options: RunOptions
     needed = unlike(model, cluster, options)
     if needed is not None:
         return f"No measured run of the cluster is like this job: it takes one of {needed}."
-    count = max(found.runs for found in corrections(model, cluster, options))
-    return f"The prediction is corrected by {count} measured run{'s' * (count > 1)} of the cluster."
+    found = corrections(model, cluster, options)
+    step, memory = found
+    count = max(each.runs for each in found)
+    times = [f"the step {step.factor:.2f} times"] if step.runs else []
+    sign = "-" if memory.deviation < 0 else "+"
+    beyond = [f"memory by {sign}{size_words(abs(memory.deviation))}"] if memory.runs else []
+    return (
+        f"The prediction is corrected by {count} measured run{'s' * (count > 1)} of the cluster:"
+        f" {' and '.join(times + beyond)}."
+    )
 
 
 def check_run(run: MeasuredRun) -> None:

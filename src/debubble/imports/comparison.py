@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs.accuracy import Accuracy, accuracy_of
-from debubble.costs.calibration import Figure
+from debubble.costs.calibration import Correction, Figure, corrections
 from debubble.exports import exports
 from debubble.formatting import size_words, time_words
 from debubble.imports.registry import Importer, Settings
@@ -101,12 +101,14 @@ class JobComparison:
         planned: What the fastest plan takes; None: nothing fits.
         changes: The settings that make the one the other.
         reason: Why there is no plan.
+        corrections: How much longer both take by measured runs of the cluster, if these correct them unlike.
     """
 
     yours: Figures
     planned: Figures | None
     changes: tuple[SettingChange, ...] = ()
     reason: str | None = None
+    corrections: str | None = None
 
     @property
     def _gain(self) -> str:
@@ -126,6 +128,8 @@ class JobComparison:
             count = len(self.changes)
             yield f"Yours: {self.yours}."
             yield f"Planned: {self.planned}{self._gain}."
+            if self.corrections is not None:
+                yield self.corrections
             yield f"Change {count} setting{'s' * (count > 1)}:"
             yield from (f"  {change}" for change in self.changes)
 
@@ -153,7 +157,28 @@ def compare(
         changes = tuple(_changes(importer, settings, yours, plan))
     except DebubbleError as error:
         return JobComparison(yours=figures, planned=None, reason=str(error)), yours
-    return JobComparison(yours=figures, planned=planned, changes=changes), plan
+    corrections = _unlike_corrections(yours, plan)
+    return JobComparison(yours=figures, planned=planned, changes=changes, corrections=corrections), plan
+
+
+LIKE = 0.01
+"""Share of a step by which two corrections may differ without a word."""
+
+
+def _unlike_corrections(yours: Plan, plan: Plan) -> str | None:
+    """Say by how much measured runs correct the two steps, where that differs."""
+    own, other = (_correction(each).factor for each in (yours, plan))
+    if abs(own / other - 1) < LIKE:
+        return None
+    return (
+        f"Measured runs correct your step {own:.2f} times and the planned one {other:.2f} times, as it is another job:"
+        " measure it before you change."
+    )
+
+
+def _correction(plan: Plan) -> Correction:
+    described = plan.model_on_cluster
+    return Correction() if described is None else corrections(*described, plan.options)[0]
 
 
 def recomputation_words(plan: Plan) -> str:

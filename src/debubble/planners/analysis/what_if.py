@@ -1,11 +1,11 @@
 """Gains of a plan's levers, and changes that would help: every change is planned, none is guessed.
 
-A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a tenth of the
+A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a third of the
 effort each, in parallel.  A plan stays feasible with more memory or faster links, so a search that finds nothing
-better there answers with the plan itself.
+better there answers with the plan itself; with twice the micro-batches, with the plan twice.
 
 Where nobody asks for that, quick plans say in a moment what would help: a quick plan of every change next to one of the
-plan's own problem.
+plan's own problem.  Quick plans leave all on the device: of a plan that does not, they do not say what memory is worth.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.analysis.likely_fit import safe_limit
 from debubble.planners.bounds import proven_step_bound
 from debubble.planners.degrees.estimate import quick_step
-from debubble.planners.degrees.search import ALSO_LARGE, LARGE, THOROUGH, thorough
+from debubble.planners.degrees.search import ALSO_LARGE, LARGE, thorough
 from debubble.planners.degrees.space import slice_choices
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
@@ -35,6 +35,8 @@ AGAIN = "the same job again"
 """The plan's own problem, planned again as the changes are."""
 REPRESENTATIVE = 1.2
 """Times the plan's step up to which the quick plan of its own problem stands for it."""
+SHARE = 1 / 3
+"""The part of the plan's effort with which every change is planned."""
 MORE_MEMORY = 1.1
 FASTER_LINKS = 2
 """Factors of the memory limit, and of the bandwidth of all links, in two of the changes."""
@@ -49,7 +51,7 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
     described = plan.model_on_cluster
     if described is None or plan.profile is not None:
         raise InputError("What would help is planned for a MODEL on a --cluster, without a profile.")
-    found = _changes(plan, *described, effort=THOROUGH * effort, deadline=deadline)
+    found = _changes(plan, *described, effort=SHARE * effort, deadline=deadline)
     changes = {change.words: change for change in found}
     tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
     planned = []
@@ -61,7 +63,7 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
                 time = float(verify(words, change.problem, solution, seconds).time)
             except DebubbleError:
                 time = float("inf")
-            planned.append(change.with_step(min(time, step_time) if change.keeps_plan else time))
+            planned.append(change.with_step(min(time, change.repeats * step_time) if change.repeats else time))
     return tuple(planned)
 
 
@@ -78,7 +80,7 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     found: list[WhatIf] = []
     planned = seconds_per_step(plan) / plan.degrees.global_batch
     for change in _changes(plan, *described, effort=0.0, deadline=None):
-        if not change.lever:
+        if not change.lever and not (change.of_memory and _uses_hosts(plan)):
             try:
                 seconds = quick_step(change.problem)[0]
             except DebubbleError:
@@ -145,7 +147,7 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
 
     def gain(change: WhatIf) -> Gain:
         if change.step_time is None or change.seconds_per_sequence is None:
-            return Gain(what_if=change, share=None, effect="nothing fits")
+            return Gain(what_if=change, share=None, effect="no quick plan fits" if change.quick else "nothing fits")
         # A faster plan of the unchanged problem says that another planner helps.
         share = change.seconds_per_sequence / (planned if change.change == AGAIN and not change.quick else now) - 1
         direction = "slower" if share > 0 else "faster"
@@ -191,8 +193,10 @@ class _Change:
     batch: int
     """Sequences per step."""
     lever: bool = False
-    keeps_plan: bool = False
-    """True if the plan itself is an answer to the changed problem."""
+    repeats: int = 0
+    """How often the plan itself, step after step, is an answer to the changed problem; 0: it is none."""
+    of_memory: bool = False
+    """True if it changes how much memory there is."""
     more_devices: bool = False
 
     def with_step(self, seconds: float) -> WhatIf:
@@ -218,13 +222,13 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
 
     batch, m = plan.degrees.global_batch, plan.micro_batches
     same, find = problem(cluster, m), partial(thorough, names=_planners(plan))
-    yield _Change(words=AGAIN, problem=same, find=find, batch=batch, keeps_plan=True)
+    yield _Change(words=AGAIN, problem=same, find=find, batch=batch, repeats=1)
     units = same.units
     if any(unit.strategy != "none" for stage in plan.partition for unit in stage):
         kept = units.map_units(lambda unit: replace(unit, strategies={"none": unit.strategies["none"]}))
         whole = replace(same, workload=ModelUnits(kept))
         yield _Change(words="no recomputation", problem=whole, find=find, batch=batch, lever=True)
-    if plan.schedule.host_steps or any(op.kind is Kind.O for op in plan.schedule.operations):
+    if _uses_hosts(plan):
         bare = replace(same, workload=ModelUnits(replace(units, offload_bandwidth=None, module_bandwidth=None)))
         yield _Change(words="no offload", problem=bare, find=find, batch=batch, lever=True)
     if plan.schedule.name != "1f1b" and plan.schedule.slices == 1:
@@ -233,15 +237,17 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
     if units.memory_limit is not None:
         limits = tuple(float(limit) * MORE_MEMORY for limit in units.memory_limit)
         roomy = replace(same, workload=ModelUnits(replace(units, memory_limit=limits)))
-        yield _Change(words="10% more memory", problem=roomy, find=find, batch=batch, keeps_plan=True)
+        yield _Change(
+            words="10% more memory", problem=roomy, find=find, batch=batch, repeats=1, of_memory=True
+        )  # fmt: skip
     if (limit := safe_limit(plan, plan.simulate().peak_memory)) is not None:
         safe = problem(cluster.with_limit(limit), m)
-        yield _Change(words=f"--memory-limit {limit}", problem=safe, find=find, batch=batch)
+        yield _Change(words=f"--memory-limit {limit}", problem=safe, find=find, batch=batch, of_memory=True)
     if plan.degrees.devices > 1:
         names = ("link_bandwidth", "network_bandwidth")
         links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}
         faster = problem(Cluster.from_dict({**cluster.to_dict(), **links}), plan.micro_batches)
-        yield _Change(words="links twice as fast", problem=faster, find=find, batch=batch, keeps_plan=True)
+        yield _Change(words="links twice as fast", problem=faster, find=find, batch=batch, repeats=1)
     choices = slice_choices(plan.degrees, length=plan.options.sequence_length, target=plan.target)
     if plan.options.slices == 1 and len(choices) > 1:
         with suppress(InputError):  # not every model's sequences can be cut
@@ -262,10 +268,15 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
         yield _Change(words=words, problem=more, find=find, batch=grown, more_devices=True)
         break
     words = f"twice the micro-batches (a batch of {2 * batch})"
-    yield _Change(words=words, problem=problem(cluster, 2 * m), find=find, batch=2 * batch)
+    yield _Change(words=words, problem=problem(cluster, 2 * m), find=find, batch=2 * batch, repeats=2)
     if m % 2 == 0:
         words = f"half the micro-batches (a batch of {batch // 2})"
         yield _Change(words=words, problem=problem(cluster, m // 2), find=find, batch=batch // 2)
+
+
+def _uses_hosts(plan: Plan) -> bool:
+    """Tell whether hosts step optimizers or hold activations."""
+    return bool(plan.schedule.host_steps) or any(op.kind is Kind.O for op in plan.schedule.operations)
 
 
 def _planners(plan: Plan) -> tuple[str, ...]:
