@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,12 +122,16 @@ class Front:
 def front(units: Sequence[Unit]) -> Front:
     """The front of a stage of model units."""
     menus = tuple(menu_of(block) for block in blocks(units))
-    columns: list[tuple[Menu, StageRecomputation]] = []
-    points = np.zeros((1, 0), dtype=np.int64)
+    points = _Points(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1))
     for menu, count in Counter(menus).items():
-        columns += [(menu, choice) for choice in menu]
-        points = _efficient(_joined(points, _copies(menu, count)), columns)
-    return Front.of(menus, points, columns)
+        copies = _copies(menu, count)
+        left, right = _efficient_pairs(points, copies)
+        points = _Points(
+            np.hstack([points.counts[left], copies.counts[right]]), points.kept[left] + copies.kept[right],
+            points.recompute[left] + copies.recompute[right],
+        )  # fmt: skip
+    columns = [(menu, choice) for menu in Counter(menus) for choice in menu]
+    return Front.of(menus, points.counts, columns)
 
 
 def blocks(units: Sequence[Unit]) -> list[list[Unit]]:
@@ -183,33 +188,39 @@ def efficient(ways: Iterable[StageRecomputation]) -> list[StageRecomputation]:
     return found
 
 
+class _Points(NamedTuple):
+    """Numbers of blocks per choice, [points, columns], with the bytes kept and the recompute time of each point."""
+
+    counts: NDArray[np.int64]
+    kept: Floats
+    recompute: Floats
+
+
 @cache
-def _copies(menu: Menu, count: int) -> NDArray[np.int64]:
+def _copies(menu: Menu, count: int) -> _Points:
     """Efficient points of `count` blocks with the same menu, as numbers of blocks per choice."""
-    columns = [(menu, choice) for choice in menu]
-    single = np.eye(len(menu), dtype=np.int64)
+    kept, recompute = (np.array([getattr(choice, name) for choice in menu]) for name in ("kept", "recompute"))
+    single = _Points(np.eye(len(menu), dtype=np.int64), kept, recompute)
     if count == 1:
         return single
     fewer = _copies(menu, count - 1)
-    return _efficient((fewer[:, None, :] + single[None, :, :]).reshape(-1, len(menu)), columns)
+    left, right = _efficient_pairs(fewer, single)
+    counts = fewer.counts[left] + single.counts[right]
+    return _Points(counts, counts @ kept, counts @ recompute)
 
 
-def _joined(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Every point of `left` with every point of `right`."""
-    return np.hstack([np.repeat(left, len(right), axis=0), np.tile(right, (len(left), 1))])
-
-
-def _efficient(points: NDArray[np.int64], columns: Sequence[tuple[Menu, StageRecomputation]]) -> NDArray[np.int64]:
-    """The points that no other beats, in order of recompute time."""
-    kept, recompute, _ = _totals(points, columns)
+def _efficient_pairs(left: _Points, right: _Points) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The pairs of a point of one and a point of the other that no pair beats, in order of recompute time."""
+    kept = (left.kept[:, None] + right.kept).reshape(-1)
+    recompute = (left.recompute[:, None] + right.recompute).reshape(-1)
     order = np.lexsort((kept, recompute))
     before = np.concatenate(([np.inf], np.minimum.accumulate(kept[order])[:-1]))
     order = order[kept[order] < before]
     if len(order) > RESOLUTION:
         steps = np.floor((kept[order] - kept[order[-1]]) / (kept[order[0]] - kept[order[-1]]) * RESOLUTION)
         order = order[np.unique(steps, return_index=True)[1][::-1]]
-    chosen: NDArray[np.int64] = points[order]
-    return chosen
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64]] = np.divmod(order, len(right.kept))
+    return pairs
 
 
 def _totals(
