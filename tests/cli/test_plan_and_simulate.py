@@ -88,6 +88,18 @@ def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
     assert "Of equal work per device" in out
 
 
+def test_messages_of_compared_schedules_are_as_long_whatever_the_chunks(run: Any, tmp_path: Path) -> None:
+    whole, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
+    (tmp_path / "whole.json").write_text(json.dumps(whole))
+    (tmp_path / "halves.json").write_text(json.dumps(halves))
+    common = ("--devices", "8", "--micro-batches", "32", "--json", "--costs")
+
+    compared = json.loads(run("simulate", "--schedule", "1f1b,interleaved", *common, str(tmp_path / "whole.json"))[1])
+    alone = json.loads(run("simulate", "--schedule", "interleaved", *common, str(tmp_path / "halves.json"))[1])
+
+    assert compared["schedules"][1]["step_time"] == pytest.approx(alone["step_time"])
+
+
 def test_only_one_schedule_of_a_model_makes_a_plan(run: Any, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
 

@@ -50,7 +50,9 @@ class Signalling:
 
 
 @pytest.mark.usefixtures("process_group", "forked_processes")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=["SIGTERM", "SIGUSR1", "Ctrl-C"]
+)
 @pytest.mark.parametrize("post_validation", [False, True])
 def test_a_checkpoint_is_written_on_request(
     tmp_path: Path, plan_file: Callable[[int], Path], number: signal.Signals, post_validation: bool

@@ -144,12 +144,14 @@ def simulate(
         console().print(render_scenes(scenes) if len(choices) == 1 else render_compared(scenes, misfits))
 
 
-def _scene(source: str | None, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
+def _scene(
+    source: str | None, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun, *, divided: bool
+) -> Scene:  # fmt: skip
     if choice.schedule is None and choice.csv is None:
         return _scene_of_plan(source, choice, given, run)
     if source is not None:
         return _scene_of_model(source, choice, given, run)
-    return _scene_of_costs(choice, given, run)
+    return _scene_of_costs(choice, given, run, divided=divided)
 
 
 def _scenes(
@@ -158,9 +160,11 @@ def _scenes(
     """The steps of the schedules that can be simulated, and why others cannot; raises the last reason if none can."""
     scenes: list[Scene] = []
     misfits: dict[str, str] = {}
+    # So that devices have equal work.
+    divided = len({chunks for choice in choices if (chunks := _chunks(choice)) is not None}) > 1
     for choice in choices:
         try:
-            scenes.append(_scene(source, choice, given, run))
+            scenes.append(_scene(source, choice, given, run, divided=divided))
         except (InfeasibleError, InputError) as error:
             if len(misfits) == len(choices) - 1:
                 raise
@@ -230,7 +234,7 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
     return replace(Scene.predicted(plan), title=plan.schedule.name)
 
 
-def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
+def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun, *, divided: bool) -> Scene:
     """The step of a schedule or an order whose stages have given costs, and whose last chunks the hosts step."""
     from debubble import simulate as simulated
     from debubble.planners.analysis.explanation import timeline_remarks
@@ -243,7 +247,9 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
         if getattr(choice, name) is not None:
             o.refuse_without_model(name)
     if choice.csv is None:
-        schedule, costs = _built(choice, given, objective="span" if run.post_validation else "makespan")
+        schedule, costs = _built(
+            choice, given, objective="span" if run.post_validation else "makespan", divided=divided
+        )  # fmt: skip
     else:
         from debubble.frameworks.torch.export import read
 
@@ -253,14 +259,24 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
     return Scene(timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline))
 
 
-def _built(choice: ScheduleChoice, given: AbstractCosts, *, objective: str) -> tuple[Schedule, StageCosts]:
-    """A schedule by name, and its costs."""
+def _chunks(choice: ScheduleChoice) -> int | None:
+    """Stages per device of a schedule by name."""
+    from debubble.schedules import schedules
+
+    return None if choice.schedule is None else choice.chunks or schedules[choice.schedule].default_chunks
+
+
+def _built(
+    choice: ScheduleChoice, given: AbstractCosts, *, objective: str, divided: bool
+) -> tuple[Schedule, StageCosts]:  # fmt: skip
+    """A schedule by name, and its costs, divided by its stages per device or not."""
     from debubble.schedules import schedules
 
     assert choice.schedule is not None
     entry, limit = schedules[choice.schedule], o.abstract_limit(choice.memory_limit)
     devices = o.required_devices(given.devices, otherwise=", or a MODEL with --cluster")
-    costs = _costs(devices * (choice.chunks or entry.default_chunks), given.costs, limit)
+    chunks = choice.chunks or entry.default_chunks
+    costs = _costs(devices * chunks, given.costs, limit).divided(chunks if divided else 1)
     options = {**entry.accepted_options(memory_limit=limit, objective=objective), **choice.settings}
     schedule = entry(
         devices=devices, micro_batches=choice.step_micro_batches, chunks=choice.chunks, costs=costs, **options

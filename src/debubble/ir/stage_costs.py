@@ -264,6 +264,16 @@ class StageCosts:
         entries = {f.name: getattr(self, f.name) for f in fields(self)}
         return StageCosts.of(**{"stages": self.stages, **entries, **changes})
 
+    def divided(self, parts: int) -> StageCosts:
+        """The costs of as many stages with a part of these stages' work each; their messages stay as long."""
+        if parts == 1:
+            return self
+        changes: dict[str, Any] = {}
+        for name in (f.name for f in fields(self) if f.name not in UNDIVIDED):
+            if isinstance(entry := getattr(self, name), tuple):
+                changes[name] = tuple(Fraction(n) / parts if isinstance(n, int) else n / parts for n in entry)
+        return replace(self, **changes)
+
     def with_limit(self, memory_limit: Number | Sequence[Number] | None) -> StageCosts:
         """A copy under another memory limit per device."""
         return replace(self, memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit))
@@ -329,6 +339,10 @@ PER_STAGE = (
 )  # fmt: skip
 """Entries that have a number for each stage."""
 OVERLAPS = ("offload_overlap", "reload_overlap", "recompute_overlap")
+UNDIVIDED = (
+    *OVERLAPS, "communication", "link_groups", "static", "memory_limit", "micro_batch_scale", "attention_scale",
+)  # fmt: skip
+"""Entries that say nothing of how much a stage computes or keeps."""
 _OPTIONAL = (
     "recompute", "activation_after_input", "recompute_deeper", "activation_deeper", "recompute_workspace",
     "recompute_workspace_input", "offload", "reload",

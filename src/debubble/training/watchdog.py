@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from threading import Event, Thread
@@ -58,14 +58,14 @@ def watch(
         pipeline: This rank's.
         timeout: Seconds in which no operation begins or ends, on any rank, after which the run hangs.
         request_end: Called on SIGTERM and SIGUSR1, on another thread, in place of ending at once: the loop is to end
-            after its step.
+            after its step.  So it is on Ctrl-C where no launcher of debubble's passes that on as SIGTERM.
     """
     launched = os.environ.get(LAUNCH_FOLDER)
     store = PrefixStore("watchdog", _get_default_store()) if launched is None else HeartbeatFolder(Path(launched))
     transport = pipeline.ranks.transport
     return Watchdog(
         pipeline.status, store=store, rank=transport.rank, ranks=transport.size, timeout=timeout, exit_rank=exit_rank,
-        request_end=request_end,
+        request_end=request_end, requests=REQUESTS if launched else (*REQUESTS, signal.SIGINT),
     )  # fmt: skip
 
 
@@ -141,18 +141,18 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         exit_rank: Callable[[BaseException], None],
         period: float = 1.0,
         request_end: Callable[[signal.Signals], None] | None = None,
+        requests: Sequence[signal.Signals] = REQUESTS,
     ) -> None:
         self._status, self._rank, self._ranks = status, rank, ranks
         self._store, self._timeout, self._exit_rank, self._period = store, timeout, exit_rank, period
-        self._request_end = request_end
+        self._request_end, self._requests = request_end, (signal.SIGTERM,) if request_end is None else requests
         self._requested: signal.Signals | None = None
         self._end, self._count = Event(), 0
         self._context = ExitStack()
         self._thread = Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Watchdog:
-        requests = (signal.SIGTERM,) if self._request_end is None else REQUESTS
-        self._context.enter_context(signal_listener(self._act, END_AT_ONCE, *requests))
+        self._context.enter_context(signal_listener(self._act, END_AT_ONCE, *self._requests))
         self.start()
         return self
 
