@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from debubble.costs import model_units
 from debubble.errors import readable_bytes
-from debubble.ir import DebubbleError
+from debubble.ir import DebubbleError, InputError
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import footprint, too_large
@@ -24,6 +25,8 @@ TRIED = 1.0
 """Seconds of the reference machine for the quick plans of one change, once one of them fits."""
 MULTIPLES = (2, 3, 4, 5, 6, 8, 12, 16)
 """Factors by which more devices are tried."""
+QUANTIZED, LEAST_TOKENS = "nf4-dq", 512
+"""The format of frozen weights that is tried next to LoRA, and the fewest tokens of a sequence."""
 LORA_RANK = 16
 """The rank of the adapters that are tried in place of training the whole model."""
 SECONDS = 15.0
@@ -130,8 +133,7 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
     if job.fixed:
         free = replace(job, fixed={})
         yield from list(_quick_remedy("", free)) or _host_remedy("", free)
-    if not job.options.lora and not clock.over:
-        yield from _quick_remedy(f"--lora {LORA_RANK}", replace(job, options=replace(job.options, lora=LORA_RANK)))
+    yield from _adapters(job, clock)
     if job.options.gradient_dtype == "fp32" and job.options.dtype == "bf16" and not job.options.lora and not clock.over:
         change, small = "--gradient-dtype bf16", replace(job, options=replace(job.options, gradient_dtype="bf16"))
         yield from list(_quick_remedy(change, small)) or _host_remedy(change, small)
@@ -140,6 +142,24 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
     if job.options.optimizer in ("adam", "adamw") and not job.options.lora and not clock.over:
         smaller = replace(job, options=replace(job.options, optimizer="adamw-8bit"))
         yield from _quick_remedy("--optimizer adamw-8bit", smaller)
+
+
+def _adapters(job: Job, clock: Clock) -> Iterator[Remedy]:
+    """LoRA, else LoRA of quantized weights, else that of shorter sequences: the first that fits."""
+    rank, length = job.options.lora or LORA_RANK, job.options.sequence_length
+    lengths = [length // part for part in (1, 2, 4, 8) if length // part >= LEAST_TOKENS]
+    for tokens, quantize in dict.fromkeys([(length, job.options.quantize), *((each, QUANTIZED) for each in lengths)]):
+        adapted = replace(job.options, lora=rank, quantize=quantize, sequence_length=tokens)
+        if adapted == job.options or clock.over:
+            continue
+        changes = {"--lora": rank, "--quantize": quantize, "--sequence-length": tokens}
+        now = (job.options.lora, job.options.quantize, length)
+        words = [f"{name} {then}" for (name, then), before in zip(changes.items(), now, strict=True) if then != before]
+        with suppress(InputError):  # not every model's weights can be quantized
+            change, small = " ".join(words), replace(job, options=adapted)
+            if found := list(_quick_remedy(change, small)) or list(_quick_remedy(change, replace(small, fixed={}))):
+                yield from found
+                return
 
 
 def _more_devices(job: Job, clock: Clock) -> Iterator[Remedy]:
