@@ -382,7 +382,7 @@ def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-unt
     words = " ".join(out.split())
     assert "tokens/s" in words
     assert "days for 1 billion tokens" in words
-    assert "the fullest, in GiB: weights" in words
+    assert re.search(r"fullest at [\d.]+ m?s, in GiB: weights", words)
     assert "shorter with" in words
     assert "no plan takes less than" in words
     assert "--details" in words
@@ -583,7 +583,7 @@ def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:
     )  # fmt: skip
 
     assert " per device) · MFU" in out
-    assert "Device 0, the fullest" in out
+    assert "Device 0, fullest at" in out
     assert "GPU" not in out
 
 

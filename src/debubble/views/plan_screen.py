@@ -257,7 +257,9 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     size = UNITS[unit]
     sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
     word = why.cluster.device_word
-    first = f"{word[0].upper()}{word[1:]} {why.fullest}, the fullest, in {unit}: {sizes[0]}"
+    peak_time, _ = max(scene.memory[why.fullest], key=lambda sample: sample[1])
+    moment = time_words(peak_time, seconds=scene.seconds)
+    first = f"{word[0].upper()}{word[1:]} {why.fullest}, fullest at {moment}, in {unit}: {sizes[0]}"
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]
     if scene.devices > BARS:
