@@ -180,6 +180,11 @@ def chosen_degrees_words(search: DegreeSearch) -> str:
         return ""
     if not search.tolerance:
         return "  The first is the fastest."
+    if search.fastest is not None and not others:
+        less = 100 * (1 - fastest.step_time / first.step_time)
+        return (
+            f"  The plan has fewer levers than the fastest of these degrees, which takes {less:.1f}% less (--fastest)."
+        )
     within = f"within {100 * search.tolerance:.0f}% of the fastest"
     slower = "" if search.fastest is None else f" ({100 * (first.step_time / fastest.step_time - 1):.1f}% slower)"
     return (
