@@ -9,7 +9,7 @@ Planners that do not search answer first, so that there is a plan at once.  `joi
 search in processes of their own where that is worth one; `portfolio` only where the fastest answer is close to its
 bound, as memory suffices.  Last, `joint` searches the order of the fastest answer at length, whoever gave it.  An
 answer that neither recomputes, offloads nor steps on hosts, whoever gave it, replaces the fastest one if its step is at
-most 1% longer.
+most 1% longer; on CPUs, where hosts have the devices' own cores and memory, if it fits.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
     best = next(iter(answers.results), None)
     if best is not None and _prefers_plain(problem):
         plainer = partial(_plainer, problem, best.solution)
-        yield from answers.stream(best.planner, problem, plainer, tolerance=1 + LITTLE)
+        yield from answers.stream(best.planner, problem, plainer, tolerance=_tolerance(problem))
 
 
 NOTABLE = 5e-4
@@ -124,6 +124,12 @@ NOTABLE = 5e-4
 with fewest stages is taken."""
 LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
+
+
+def _tolerance(problem: Problem) -> float:
+    """How many times the fastest step a plan without levers may take: any, where hosts have the devices' own cores."""
+    tail = problem.tail
+    return math.inf if tail is not None and tail.cluster.slowest.name == "CPU" else 1 + LITTLE
 
 
 def _prefers_plain(problem: Problem) -> bool:
@@ -174,7 +180,7 @@ class _Answers:
     def chosen(self) -> Result:
         """The fastest answer; of model units one without levers that is about as fast, if there is one."""
         fastest, *_ = results = self.results
-        plain = [each for each in results if each.plain and each.score <= (1 + LITTLE) * fastest.score]
+        plain = [each for each in results if each.plain and each.score <= _tolerance(self._problem) * fastest.score]
         if not plain or not _prefers_plain(self._problem):
             return fastest
         equal = [each for each in plain if each.score <= (1 + NOTABLE) * plain[0].score]
