@@ -218,6 +218,11 @@ def test_planners_are_listed_by_the_whole_step() -> None:
         ((100,), None),
         ((100, 102), None),
         ((100, 100.5), "a is taken: b is 0.50% slower."),
+        (
+            (125, 100),
+            "a is taken, 25.00% slower than b: a plan that neither recomputes, offloads nor steps on hosts wins on"
+            " CPUs, whose hosts are the same cores.",
+        ),
         ((100, 100), "a is taken: b is as fast, and asked later."),
         ((100, 100, 100), "a is taken: b and c are as fast, and asked later."),
         (

@@ -311,19 +311,19 @@ def _searched(answers: _Answers, names: Sequence[str]) -> Iterator[Solution]:
         drafts = problem.levers is None and problem.effort > LITTLE_EFFORT
         find = joint_draft if drafts else planners["joint"].solutions
         yield from answers.stream("joint", problem, partial(find, problem))
-        others = [name for name in names if name != "joint" and not _is_left_out(name, answers, problem)]
+        others.remove("joint")
+        if OF_THE_LIBRARY in others and _is_behind(answers, problem):
+            others.remove(OF_THE_LIBRARY)
+            answers.leave_out(OF_THE_LIBRARY)
     yield from _side_by_side(answers, {name: (name, answers.problem()) for name in others})
 
 
-def _is_left_out(name: str, answers: _Answers, problem: Problem) -> bool:
-    """Tell whether `portfolio` has nothing to add, or there is no time left for it."""
-    if name != OF_THE_LIBRARY or problem.compare or problem.levers is not None or not answers.results:
+def _is_behind(answers: _Answers, problem: Problem) -> bool:
+    """Tell whether the library's schedules have nothing to add to the answers, or there is no time left for them."""
+    if problem.compare or problem.levers is not None or not answers.results:
         return False
     asked = problem.effort <= LITTLE_EFFORT or problem.devices * problem.micro_batches <= SMALL
-    left_out = answers.late or (answers.results[0].gap > LIBRARY_GAP and not asked)
-    if left_out:
-        answers.leave_out(name)
-    return left_out
+    return answers.late or (answers.results[0].gap > LIBRARY_GAP and not asked)
 
 
 def _side_by_side(answers: _Answers, tasks: Mapping[str, Task]) -> Iterator[Solution]:

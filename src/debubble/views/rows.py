@@ -72,9 +72,11 @@ def chosen_words(plan: Plan) -> str | None:
     equal = [name for name, ratio in ratios.items() if abs(ratio - 1) < EQUAL]
     fastest, least = min(ratios.items(), key=lambda entry: entry[1])
     if least < 1 - EQUAL:
+        slower = 1 / least - 1
+        rule = "within 1%" if slower <= CLOSE else "on CPUs, whose hosts are the same cores"
         return (
-            f"{first.planner} is taken, {100 * (1 / least - 1):.2f}% slower than {fastest}: a plan that neither"
-            " recomputes, offloads nor steps on hosts wins within 1%."
+            f"{first.planner} is taken, {100 * slower:.2f}% slower than {fastest}: a plan that neither"
+            f" recomputes, offloads nor steps on hosts wins {rule}."
         )
     if equal:
         return (

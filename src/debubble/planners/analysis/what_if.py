@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from debubble.costs import Cluster
-from debubble.ir import DebubbleError, InputError, Kind, WhatIf
+from debubble.ir import DebubbleError, InputError, WhatIf
 from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.analysis.likely_fit import safe_limit
@@ -35,7 +35,7 @@ AGAIN = "the same job again"
 """The plan's own problem, planned again as the changes are."""
 REPRESENTATIVE = 1.2
 """Times the plan's step up to which the quick plan of its own problem stands for it."""
-SHARE = 1 / 3
+EFFORT_SHARE = 1 / 3
 """The part of the plan's effort with which every change is planned."""
 MORE_MEMORY = 1.1
 FASTER_LINKS = 2
@@ -51,7 +51,7 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
     described = plan.model_on_cluster
     if described is None or plan.profile is not None:
         raise InputError("What would help is planned for a MODEL on a --cluster, without a profile.")
-    found = _changes(plan, *described, effort=SHARE * effort, deadline=deadline)
+    found = _changes(plan, *described, effort=EFFORT_SHARE * effort, deadline=deadline)
     changes = {change.words: change for change in found}
     tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
     planned = []
@@ -276,7 +276,7 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
 
 def _uses_hosts(plan: Plan) -> bool:
     """Tell whether hosts step optimizers or hold activations."""
-    return bool(plan.schedule.host_steps) or any(op.kind is Kind.O for op in plan.schedule.operations)
+    return bool(plan.schedule.host_steps or plan.schedule.offloaded)
 
 
 def _planners(plan: Plan) -> tuple[str, ...]:

@@ -63,8 +63,10 @@ class Remedy:
 def remedies(job: Job) -> list[Remedy]:
     """The first changes that fit, cheapest first: other degrees, LoRA, small gradients, more devices, small moments.
 
-    All but the first keep the job's fixed degrees.  Where no quick plan of other degrees or of more devices fits, plans
-    with optimizers or activations on the host are tried.  No change is begun after the job's deadline.
+    LoRA is also tried with quantized weights and shorter sequences.  It and smaller gradients or moments keep the job's
+    fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of small gradients
+    or of more devices fits, plans with optimizers or activations on the host are tried.  No change is begun after the
+    job's deadline.
     """
     return list(islice(_remedies(job, Clock(job.deadline)), MOST))
 
