@@ -312,14 +312,14 @@ def _searched(answers: _Answers, names: Sequence[str]) -> Iterator[Solution]:
         find = joint_draft if drafts else planners["joint"].solutions
         yield from answers.stream("joint", problem, partial(find, problem))
         others.remove("joint")
-        if OF_THE_LIBRARY in others and _is_behind(answers, problem):
+        if OF_THE_LIBRARY in others and _skips_library(answers, problem):
             others.remove(OF_THE_LIBRARY)
             answers.leave_out(OF_THE_LIBRARY)
     yield from _side_by_side(answers, {name: (name, answers.problem()) for name in others})
 
 
-def _is_behind(answers: _Answers, problem: Problem) -> bool:
-    """Tell whether the library's schedules have nothing to add to the answers, or there is no time left for them."""
+def _skips_library(answers: _Answers, problem: Problem) -> bool:
+    """Tell whether the schedules of the library would be slower than the answers, or there is no time left for them."""
     if problem.compare or problem.levers is not None or not answers.results:
         return False
     asked = problem.effort <= LITTLE_EFFORT or problem.devices * problem.micro_batches <= SMALL
