@@ -72,8 +72,9 @@ SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
 offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
 STAGE_BY_STAGE = 2
 """One in so many random points goes back stage by stage, where hosts have to step."""
-CHUNK = 5
-"""One in so many changes is made to all stages of a chunk."""
+CHUNK, RUN = 10, 50
+"""Shares of 100 changes: those below the first number are made to all stages of a chunk, those below the second to a run
+of stages, the others to one stage."""
 
 
 class Space(NamedTuple):
@@ -219,10 +220,13 @@ def score(
 
 @jit
 def change(point: Ints, choice: int, to: int, s: int, devices: int, random: Ints) -> None:
-    """Change one stage's entry, or the same for all stages of its chunk."""
-    if draw(random, CHUNK) == 0:
+    """Change one stage's entry, or the same for all stages of its chunk, or for a run of stages that it begins."""
+    dice = draw(random, 100)
+    if dice < CHUNK:
         first = s // devices * devices
         point[choice, first : first + devices] = to
+    elif dice < RUN:
+        point[choice, s : s + 1 + draw(random, point.shape[1] - s)] = to
     else:
         point[choice, s] = to
 

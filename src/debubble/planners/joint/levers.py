@@ -99,6 +99,12 @@ SPARE = 0.95
 """The part of devices' room that states may take: in the partitions that a search begins with, and where all stay."""
 
 
+def exceeds_devices(problem: Problem, units: Units) -> bool:
+    """True if devices have no room for all states, so that hosts have to step."""
+    rooms = sum(problem.limits) - len(problem.limits) * float(units.static)
+    return units.hostable and sum(float(unit.static) for unit in units.units) > SPARE * rooms
+
+
 class Levers:
     """The points of a problem for one placement."""
 
@@ -123,12 +129,7 @@ class Levers:
         """Per micro-batch, its length over that of a whole one."""
         self.longest = 4 * problem.micro_batches * float(work.max())
         """Longer than any step that is not stuck."""
-
-    @property
-    def overfull(self) -> bool:
-        """True if devices have no room for all states, so that hosts have to step."""
-        rooms = self.limits - float(self.units.static)
-        return self.units.hostable and sum(float(unit.static) for unit in self.units.units) > SPARE * rooms.sum()
+        self.overfull = exceeds_devices(problem, units)
 
     @cached_property
     def policies(self) -> tuple[Sequence[float], ...]:

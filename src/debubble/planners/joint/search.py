@@ -30,7 +30,7 @@ from debubble.ir.ops import BACKWARDS
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.planners.joint.chain import PointChain, compile_kernels, price_of_point
 from debubble.planners.joint.exact import exact_plans
-from debubble.planners.joint.levers import Levers
+from debubble.planners.joint.levers import Levers, exceeds_devices
 from debubble.planners.joint.refinement import refine
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.search.annealing.arrays import arrays_of, encode
@@ -42,7 +42,10 @@ from debubble.search.effort import SIMULATION, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
 
 CHUNKS = (1, 2, 3, 4, 5, 6)
-"""Stages per device; a device alone has no bubble that more than one could fill."""
+"""Stages per device."""
+CHUNKS_WITH_HOSTS, FEW_DEVICES = (2, 4, 6, 8, 12), 4
+"""The same where hosts have to step and devices are at most so many: hosts begin with the first stages that are done,
+and small ones are done soon."""
 STARTS_PER_PLACEMENT = 3
 """Chains that begin in every placement; more where there are few placements."""
 DRAW_SHARE = 0.1
@@ -208,7 +211,11 @@ def _side_by_side(searches: Sequence[Callable[[Effort], T]], effort: Effort, sec
 
 def _placements(problem: Problem, units: Units) -> list[Placement]:
     """The placements that are tried: for each number of chunks, looped and in V."""
-    chunks = (problem.chunks,) if problem.chunks is not None else CHUNKS
+    chunks: Sequence[int] = CHUNKS
+    if problem.chunks is not None:
+        chunks = (problem.chunks,)
+    elif problem.devices <= min(FEW_DEVICES, len(units.units) // CHUNKS_WITH_HOSTS[-1]):
+        chunks = CHUNKS_WITH_HOSTS if exceeds_devices(problem, units) else CHUNKS
     return [
         make(problem.devices, v)
         for v in chunks
