@@ -23,6 +23,12 @@ def test_simulate_prints_the_closed_form_of_1f1b(run: Any) -> None:
     assert (answer["devices"], answer["operations"]) == (4, 2 * 4 * 8 + 2 * 2 * 3 * 8)
 
 
+def test_simulate_says_which_device_is_fullest_and_when(run: Any) -> None:
+    _, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "8", "--json")
+    answer = json.loads(out)
+    assert (answer["fullest"], answer["peak_times"]) == (0, [3, 3, 3, 3])
+
+
 def test_simulate_reads_a_costs_file(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text('{"stages": 2, "forward": [1, 2], "backward_input": 1, "backward_weight": 1, "memory_limit": 9}')
@@ -382,7 +388,10 @@ def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-unt
     words = " ".join(out.split())
     assert "tokens/s" in words
     assert "days for 1 billion tokens" in words
-    assert re.search(r"fullest at [\d.]+ m?s, in GiB: weights", words)
+    said = re.search(r"GPU (\d), fullest at ([\d.]+) ms, in GiB: weights", words)
+    assert said is not None
+    assert int(said[1]) == answer["fullest"]
+    assert float(said[2]) == pytest.approx(1e3 * answer["peak_times"][answer["fullest"]], rel=1e-3)
     assert "shorter with" in words
     assert "no plan takes less than" in words
     assert "--details" in words

@@ -22,7 +22,7 @@ from debubble.planners.analysis.explanation import CauseSeconds
 from debubble.planners.analysis.nearest_plans import NearestPlan
 from debubble.training.monitoring.watched_run import WatchedRun
 from debubble.views.comparison import Comparison
-from debubble.views.summary import Bytes, DeviceFigures, KindFigures, Seconds, StageFigures
+from debubble.views.summary import Bytes, DeviceFigures, Fullest, KindFigures, PeakTimes, Seconds, StageFigures
 
 
 class Answer(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -92,6 +92,8 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     bound_argument: Annotated[str | None, Meta(description="What the bound counts.")]
     gap: Annotated[float, Meta(description="How far the step is above its bound, as a share of the step.")]
     peak_memory: Annotated[list[Bytes], Meta(description="Per pipeline device.")]
+    peak_times: PeakTimes
+    fullest: Fullest
     partition: Annotated[list[list[PlannedUnit]], Meta(description="Per stage, its units with their strategies.")]
     recompute: Annotated[list[str], Meta(description="Per stage, a summary of its units' strategies.")]
     solve_seconds: Annotated[float, Meta(description="How long the planner took.")]
@@ -180,6 +182,8 @@ class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     backward_bubbles: Annotated[list[Seconds], Meta(description="Idle from first to last backward, per device.")]
     bubbles: Annotated[list[dict[str, float]], Meta(description="Idle seconds by cause, per device.")]
     peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
+    peak_times: PeakTimes
+    fullest: Fullest
     devices: int
     stages: int
     micro_batches: int
@@ -202,6 +206,8 @@ class SceneFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     ideal_fraction: Annotated[float, Meta(description="The busiest device's computing over the makespan.")]
     bubble_fraction: Annotated[float, Meta(description="Idle time of compute lanes over all of their time.")]
     peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
+    peak_times: PeakTimes
+    fullest: Fullest
     devices: int
     operations: int
     per_device: list[DeviceFigures]

@@ -251,19 +251,18 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     """A bar of memory per device against its limit, and the parts of the fullest one."""
-    parts = why.memory[why.fullest]
+    parts = why.memory[scene.fullest]
     peaks = [float(peak) for peak in scene.peak_memory]
     unit = unit_of(peaks)
     size = UNITS[unit]
     sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
     word = why.cluster.device_word
-    peak_time, _ = max(scene.memory[why.fullest], key=lambda sample: sample[1])
-    moment = time_words(peak_time, seconds=scene.seconds)
-    first = f"{word[0].upper()}{word[1:]} {why.fullest}, fullest at {moment}, in {unit}: {sizes[0]}"
+    moment = time_words(scene.peak_times[scene.fullest], seconds=scene.seconds)
+    first = f"{word[0].upper()}{word[1:]} {scene.fullest}, fullest at {moment}, in {unit}: {sizes[0]}"
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]
     if scene.devices > BARS:
-        devices = sorted({why.fullest, min(devices, key=lambda d: peaks[d])})
+        devices = sorted({scene.fullest, min(devices, key=lambda d: peaks[d])})
     cell = (width - LABEL) // COLUMNS
     texts = [_bar(d, peaks[d], scene.limits[d], size, cell) for d in devices]
     for n in range(0, len(texts), COLUMNS):

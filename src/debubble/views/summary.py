@@ -22,6 +22,8 @@ from debubble.views.scene import Scene
 
 Seconds = Annotated[float, Meta(description="Seconds, or the unit of an abstract costs file.")]
 Bytes = Annotated[float, Meta(description="Bytes, or the unit of an abstract costs file.")]
+PeakTimes = Annotated[list[Seconds], Meta(description="When each device's memory first reaches its peak.")]
+Fullest = Annotated[int, Meta(description="The device with the least memory left below its limit.")]
 
 
 class DeviceFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -222,6 +224,8 @@ def as_dict(scene: Scene) -> dict[str, Any]:
         "ideal_fraction": timeline.ideal_fraction,
         "bubble_fraction": timeline.bubble_fraction,
         "peak_memory": [float(peak) for peak in scene.peak_memory],
+        "peak_times": [float(time) for time in scene.peak_times],
+        "fullest": scene.fullest,
         "devices": scene.devices,
         "operations": len(timeline.operations),
         "per_device": device_figures(scene),
