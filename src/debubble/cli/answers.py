@@ -14,7 +14,9 @@ from debubble.costs.accuracy import Accuracy
 from debubble.costs.calibration import MeasuredRun
 from debubble.costs.files import UnitsFile
 from debubble.costs.known_hardware import Hardware
-from debubble.imports.comparison import Figures, SettingChange
+from debubble.imports.advice import SettingAdvice
+from debubble.imports.comparison import SettingChange
+from debubble.imports.figures import Figures
 from debubble.ir import CandidateSummary, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, Degrees, FasterPlan, MemoryParts, UsualChoice
 from debubble.ir.plan_entries import Robustness
@@ -364,6 +366,11 @@ class ImportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     changes: Annotated[list[SettingChange], Meta(description="Settings that make the one the other.")]
     reason: Annotated[str | None, Meta(description="Why there is no plan.")]
     corrections: Annotated[str | None, Meta(description="How measured runs correct both, if not alike.")]
+    notes: Annotated[list[str], Meta(description="Sentences on what the changes bring about.")]
+    advice: Annotated[
+        list[SettingAdvice],
+        Meta(description="Settings that the job leaves off and that would help it as it is, each predicted."),
+    ]
     summary: Annotated[str, Meta(description="Dtypes, sequence parallelism and ZeRO, and whose defaults they are.")]
     warnings: Annotated[list[str], Meta(description="What is given and is not what the configuration runs.")]
     not_predicted: Annotated[int, Meta(description="Entries of the file that are not in the prediction, or otherwise.")]
