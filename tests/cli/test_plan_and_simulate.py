@@ -366,6 +366,14 @@ def test_the_next_command_names_the_file_that_was_written(
     assert "Next         debubble train mine.json · " in run(*call, "-o", "mine.json")[1]
 
 
+def test_a_plan_that_only_debubble_runs_names_for(run: Any) -> None:
+    call = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4")
+    only = "runs in debubble only --for megatron plans what it runs"
+
+    assert only in " ".join(run(*call, "--planner", "joint", "--effort", "0.1")[1].replace("·", "").split())
+    assert "runs in debubble only" not in run(*call, "--planner", "dapple")[1]
+
+
 def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-untyped-def]
     arguments = (
         "plan", "llama2-7b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--planner", "dapple",

@@ -39,6 +39,8 @@ CHANGES = 2
 """Changes that are named as what would help."""
 BARS = 4
 """Devices up to which each has a bar; of more, the fullest and the emptiest have one."""
+USUAL = "megatron"
+"""The framework that is named where several could plan for it."""
 LITTLE = 0.5
 """Percent of a step that a faster plan must save to be told."""
 COLUMNS = 2
@@ -87,7 +89,7 @@ def plan_screen(
     lines += _row("Would help", [*_changes(plan, scene)], width)
     left_out = [*_not_tried(plan)]
     lines += _row("Not tried", left_out, width) if left_out else []
-    return [*lines, *_row("Next", _next(plan), width)]
+    return [*lines, *_row("Next", _next(plan, elsewhere), width)]
 
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
@@ -336,12 +338,12 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     elif left := plan.degree_search.unplanned:
         yield f"{left} choices of degrees, for lack of time"
     if plan.planner == "auto" and plan.degree_search is None and plan.target is None:
-        yield "the papers' planners (--compare)"
+        yield "papers' planners (--compare)"
     elif plan.planner != "auto" and plan.degree_search is None:
         yield "other planners (--planner auto)"
 
 
-def _next(plan: Plan) -> Iterator[str]:
+def _next(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
     """The command to type next, with the file that the plan's own call has written, and options that say more."""
     call = [] if plan.origin is None else shlex.split(plan.origin.command)
     written = next((file for option, file in pairwise(call) if option in ("-o", "--output")), None)
@@ -356,6 +358,9 @@ def _next(plan: Plan) -> Iterator[str]:
     else:
         run = f"debubble show {file}"
     yield f"{'' if written else '-o plan.json, then '}{run}"
-    if plan.target is None and not plan_runs_in(plan):
-        yield "--for NAME plans what a framework runs"
+    if plan.target is None and not frameworks and not plan.has_lengths:
+        named = USUAL if USUAL in elsewhere else min(elsewhere, key=elsewhere.__getitem__, default="NAME")
+        if plan_runs_in(plan):
+            yield "runs in debubble only"
+        yield f"--for {named} plans what {'a framework' if named == 'NAME' else 'it'} runs"
     yield f"plan --details{'' if plan.has_lengths else ', --why'}"
