@@ -599,7 +599,7 @@ def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:
         "fp32", "--planner", "dapple",
     )  # fmt: skip
 
-    assert " per device) · MFU" in out
+    assert " per device)\n" in out
     assert "Device 0, fullest at" in out
     assert "GPU" not in out
 
@@ -609,7 +609,7 @@ def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytes
     monkeypatch.setattr("debubble.planners.analysis.nearest_plans.plan_runs_in", lambda _: ())
     _, out, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--planner", "dapple")
 
-    assert "--for NAME plans what a framework runs" in out
+    assert "--for megatron plans what it runs" in out
     assert "debubble show plan.json" in out
     assert err.endswith(": `show` and `compare` take it.\n")
 

@@ -59,7 +59,10 @@ class ModelFigures(Struct, forbid_unknown_fields=True, kw_only=True):
     degrees: Degrees | UnsetType = UNSET
     tokens_per_second: Annotated[float | UnsetType, Meta(description="Of all devices together.")] = UNSET
     tokens_per_second_per_device: float | UnsetType = UNSET
-    mfu: Annotated[float | UnsetType, Meta(description="Model FLOPs utilization, a fraction.")] = UNSET
+    mfu: Annotated[
+        float | UnsetType | None,
+        Meta(description="Model FLOPs utilization, a fraction; null: the devices' peak is not known."),
+    ] = UNSET
     memory: Annotated[
         list[MemoryParts] | UnsetType, Meta(description="Bytes per pipeline device at its peak, by part.")
     ] = UNSET

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from debubble.costs.accuracy import Accuracy, accuracy_of
 from debubble.costs.calibration import Figure
-from debubble.formatting import size_words, time_words
+from debubble.formatting import mfu_words, size_words, time_words
 from debubble.ir import OutOfMemoryError
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.plan_step import seconds_per_step
@@ -25,7 +25,7 @@ class Figures:
         memory_limit: Bytes that a plan may use of that device; None: it has no limit.
         fits: Whether all peaks are within the limits.
         tokens_per_second_per_device: Tokens per second of all devices, divided by their number.
-        mfu: Model FLOPs utilization, a fraction.
+        mfu: Model FLOPs utilization, a fraction; None: the devices' peak is not known.
         accuracy: Errors of `step` and `memory` on published runs like this, and the intervals that hold nine in ten.
     """
 
@@ -34,7 +34,7 @@ class Figures:
     memory_limit: float | None
     fits: bool
     tokens_per_second_per_device: float
-    mfu: float
+    mfu: float | None
     accuracy: dict[str, Accuracy]
 
     @staticmethod
@@ -65,7 +65,7 @@ class Figures:
         low, high = (time_words(value, seconds=True) for value in (step.low, step.high))
         return (
             f"{time_words(self.step_time, seconds=True)} ({low} to {high}),"
-            f" {self.tokens_per_second_per_device:,.0f} tokens/s per GPU, MFU {100 * self.mfu:.1f}%;"
+            f" {self.tokens_per_second_per_device:,.0f} tokens/s per GPU, MFU {mfu_words(self.mfu)};"
             f" {size_words(self.peak_memory)} of {size_words(self.memory_limit)} (up to {size_words(memory.high)})"
             f"{'' if self.fits else ', which does not fit'}"
         )

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import unlike
-from debubble.formatting import count_words, size_words, time_words
+from debubble.formatting import count_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
@@ -122,10 +122,11 @@ def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Tex
     step = time_words(scene.step_time, seconds=scene.seconds)
     days = "" if tokens is None else f"{SEPARATOR}{why.days(tokens):,.1f} days for {count_words(tokens)} tokens"
     each = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
+    utilization = "" if why.mfu is None else f"{SEPARATOR}MFU {mfu_words(why.mfu)}"
     yield Text.assemble(
         (f"{step} per step", "bold"),
         f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({each})",
-        f"{SEPARATOR}MFU {100 * why.mfu:.1f}%{days}",
+        f"{utilization}{days}",
     )
 
 

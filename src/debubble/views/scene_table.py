@@ -50,7 +50,8 @@ def _figures(first: Scene, second: Scene) -> Iterator[tuple[str, float, float, W
             "tokens/s per GPU", one.tokens_per_second_per_device, two.tokens_per_second_per_device,
             lambda pace: f"{pace:,.0f}",
         )  # fmt: skip
-        yield "MFU", one.mfu, two.mfu, share
+        if one.mfu is not None and two.mfu is not None:
+            yield "MFU", one.mfu, two.mfu, share
     yield "pipeline", float(first.pipeline_time), float(second.pipeline_time), time
     yield "bubble", first.timeline.bubble_fraction, second.timeline.bubble_fraction, share
     yield "peak memory", float(max(first.peak_memory)), float(max(second.peak_memory)), size_words

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from debubble.formatting import listed, percent, time_words
+from debubble.formatting import listed, mfu_words, percent, time_words
 from debubble.ir import Kind, Lane, Number
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.plan_step import gap_of
@@ -207,11 +207,10 @@ def _wide_gap_words(plan: Plan, scene: Scene) -> str:
 
 
 def pace_words(why: Explanation) -> str:
-    """Tokens per second, of all devices and of one, and model FLOPs utilization."""
-    return (
-        f"{why.tokens_per_second:,.0f} tokens/s, {why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word},"
-        f" {100 * why.mfu:.1f}% MFU"
-    )
+    """Tokens per second, of all devices and of one, and model FLOPs utilization where their peak is known."""
+    pace = f"{why.tokens_per_second:,.0f} tokens/s, {why.tokens_per_second_per_device:,.0f} per"
+    utilization = "" if why.mfu is None else f", {mfu_words(why.mfu)} MFU"
+    return f"{pace} {why.cluster.device_word}{utilization}"
 
 
 def as_dict(scene: Scene) -> dict[str, Any]:

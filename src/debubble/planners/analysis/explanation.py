@@ -95,8 +95,8 @@ class Explanation:
         return self.tokens_per_second / self.plan.degrees.devices
 
     @property
-    def mfu(self) -> float:
-        """Model FLOPs utilization, a fraction."""
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization, a fraction; None: the devices' peak is not known."""
         run = Utilization.of(self.model, self.cluster, self.plan.options, devices=self.plan.ranks)
         return run.mfu(self.tokens_per_second)
 
