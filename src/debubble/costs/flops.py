@@ -28,7 +28,7 @@ def flops_per_token(model: Architecture, length: int, *, lora: int = 0) -> float
     matrices = model.active_parameters - looked_up + head - (0 if vision is None else vision.parameters)
     attention = sum(model.core_flops(layer, length) for layer in range(model.layers))
     trained = model.trained_parameters(lora) if lora else matrices
-    images = 0.0 if vision is None else (3 if vision.trained else 1) * vision.flops / length
+    images = 0.0 if vision is None else (3 if vision.trained else 1) * vision.images * vision.flops / length
     return 4 * matrices + 2 * trained + 3 * attention + images
 
 
