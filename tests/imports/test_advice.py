@@ -89,6 +89,7 @@ def test_switches_are_those_that_megatron_takes(
         ({}, {"--use-megatron-fsdp": True, "--ckpt-format": "fsdp_dtensor"}, [OTHER_CHECKPOINTS]),
         ({"--use-torch-fsdp2": True}, {"--use-torch-fsdp2": None}, [OTHER_CHECKPOINTS]),
         ({"--use-torch-fsdp2": False}, {"--use-torch-fsdp2": None}, []),
+        ({}, {"--ckpt-format": "torch_dist"}, []),
         ({"--ckpt-format": "torch_dcp"}, {"--ckpt-format": None}, [OTHER_CHECKPOINTS]),
     ],
 )

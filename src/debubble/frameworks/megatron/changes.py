@@ -50,16 +50,18 @@ def _divides(arguments: Settings, *degrees: str) -> bool:
 
 def notes(job: Settings, changed: Settings) -> Iterator[str]:
     """A sentence on checkpoints, where their format or the FSDP that writes them changes."""
-    after = {**job, **changed}
-    before, then = ((*map(settings.get, _FSDPS), settings.get("--ckpt-format")) for settings in (job, after))
-    if any((was or None) != (is_ or None) for was, is_ in zip(before, then, strict=True)):
+    if _checkpoints(job) != _checkpoints({**job, **changed}):
         yield OTHER_CHECKPOINTS
 
 
-_FSDPS = ("--use-megatron-fsdp", "--use-custom-fsdp", "--use-torch-fsdp2")
+def _checkpoints(settings: Settings) -> tuple[Any, ...]:
+    """The format of checkpoints, and the FSDP that writes them."""
+    fsdps = ("--use-megatron-fsdp", "--use-custom-fsdp", "--use-torch-fsdp2")
+    return settings.get("--ckpt-format") or "torch_dist", *(bool(settings.get(name)) for name in fsdps)
+
 
 OTHER_CHECKPOINTS = (
-    "--load does not read checkpoints that were written without these settings: start anew, or convert them first"
+    "Earlier checkpoints are of another format or FSDP, and --load does not read them: start anew, or convert them"
     " (tools/checkpoint/checkpoint_inspector.py has convert-torch-dist-to-fsdp-dtensor)."
 )
 """Formats of checkpoints, and the FSDP that wrote them, do not read each other's (Megatron-LM, checkpointing.py)."""
