@@ -33,6 +33,11 @@ def percent(part: Number, whole: Number, *, digits: int = 1) -> str:
     return f"{share:.{digits}f}%"
 
 
+def mfu_words(mfu: float | None) -> str:
+    """Model FLOPs utilization as a percentage; `-` where the devices' peak is not known."""
+    return "-" if mfu is None else percent(mfu, 1)
+
+
 def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     *others, last = words

@@ -23,6 +23,12 @@ def test_simulate_prints_the_closed_form_of_1f1b(run: Any) -> None:
     assert (answer["devices"], answer["operations"]) == (4, 2 * 4 * 8 + 2 * 2 * 3 * 8)
 
 
+def test_simulate_says_which_device_is_fullest_and_when(run: Any) -> None:
+    _, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "8", "--json")
+    answer = json.loads(out)
+    assert (answer["fullest"], answer["peak_times"]) == (0, [3, 3, 3, 3])
+
+
 def test_simulate_reads_a_costs_file(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text('{"stages": 2, "forward": [1, 2], "backward_input": 1, "backward_weight": 1, "memory_limit": 9}')
@@ -360,6 +366,14 @@ def test_the_next_command_names_the_file_that_was_written(
     assert "Next         debubble train mine.json · " in run(*call, "-o", "mine.json")[1]
 
 
+def test_a_plan_that_only_debubble_runs_names_for(run: Any) -> None:
+    call = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4")
+    only = "runs in debubble only --for megatron plans what it runs"
+
+    assert only in " ".join(run(*call, "--planner", "joint", "--effort", "0.1")[1].replace("·", "").split())
+    assert "runs in debubble only" not in run(*call, "--planner", "dapple")[1]
+
+
 def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-untyped-def]
     arguments = (
         "plan", "llama2-7b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--planner", "dapple",
@@ -382,7 +396,10 @@ def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-unt
     words = " ".join(out.split())
     assert "tokens/s" in words
     assert "days for 1 billion tokens" in words
-    assert re.search(r"fullest at [\d.]+ m?s, in GiB: weights", words)
+    said = re.search(r"GPU (\d), fullest at ([\d.]+) ms, in GiB: weights", words)
+    assert said is not None
+    assert int(said[1]) == answer["fullest"]
+    assert float(said[2]) == pytest.approx(1e3 * answer["peak_times"][answer["fullest"]], rel=1e-3)
     assert "shorter with" in words
     assert "no plan takes less than" in words
     assert "--details" in words
@@ -582,7 +599,7 @@ def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:
         "fp32", "--planner", "dapple",
     )  # fmt: skip
 
-    assert " per device) · MFU" in out
+    assert " per device)\n" in out
     assert "Device 0, fullest at" in out
     assert "GPU" not in out
 
@@ -592,7 +609,7 @@ def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytes
     monkeypatch.setattr("debubble.planners.analysis.nearest_plans.plan_runs_in", lambda _: ())
     _, out, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--planner", "dapple")
 
-    assert "--for NAME plans what a framework runs" in out
+    assert "--for megatron plans what it runs" in out
     assert "debubble show plan.json" in out
     assert err.endswith(": `show` and `compare` take it.\n")
 

@@ -16,6 +16,7 @@ from debubble.costs.speed import Speed
 from debubble.ir import InputError, RunOptions
 from debubble.models import ModelConfig, models
 from debubble.models.runtime_limits import beyond_runtime
+from debubble.models.vision import as_trained
 
 H100S = Cluster.parse("64xH100-80GB")
 S = 4096
@@ -113,6 +114,33 @@ def test_beside_adapters_the_vision_tower_is_frozen_and_computes_forward_alone()
     assert sum(u.static for u in frozen) == pytest.approx(2 * tower.parameters, rel=1e-12)
 
 
+def test_a_frozen_tower_has_its_weights_and_its_forward_alone() -> None:
+    model, tower = models["qwen2.5-vl-7b"], models["qwen2.5-vl-7b"].vision
+    assert tower is not None
+    trained, frozen = (units_of("qwen2.5-vl-7b", freeze=part).units for part in (None, "vision"))
+    vision = [unit for unit in frozen if unit.type == "vision"]
+
+    assert [unit.forward for unit in frozen] == [unit.forward for unit in trained]
+    assert {(u.backward_input, u.backward_weight, u.activation, u.gradient_reduce) for u in vision} == {(0, 0, 0, 0)}
+    assert {u.optimizer_step for u in vision} == {0}
+    assert sum(unit.static for unit in vision) == pytest.approx(2 * tower.parameters, rel=1e-12)
+    assert frozen[len(vision) :] == trained[len(vision) :]
+    assert as_trained(model, RunOptions(freeze="vision")).trained_parameters(0) == model.parameters - tower.parameters
+
+
+def test_a_sequence_of_several_images_is_as_many_of_one() -> None:
+    two, pair = (units_of("qwen2.5-vl-7b", image_patches=1024, **options).units for options in (
+        {"images": 2}, {"micro_batch_size": 2},
+    ))  # fmt: skip
+    m = models["qwen2.5-vl-7b"]
+    assert m.vision is not None
+    each = replace(m, vision=replace(m.vision, images=2))
+
+    assert [unit for unit in two if unit.type == "vision"] == [unit for unit in pair if unit.type == "vision"]
+    assert two[-1] == units_of("qwen2.5-vl-7b", image_patches=1024).units[-1]
+    assert flops_per_token(each, S) - flops_per_token(m, S) == pytest.approx(3 * m.vision.flops / S, rel=1e-9)
+
+
 def test_adapters_of_a_vision_language_model_are_those_of_its_language_model() -> None:
     m = models["qwen2.5-vl-7b"]
     text = ModelConfig.from_hf({**m.config["text_config"], "model_type": "qwen2"})
@@ -153,6 +181,16 @@ def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
             "An image of 'mistral3' has up to 12100 patches, not 16000",
         ),
         ("llama3-8b", {"image_patches": 1024}, "'llama' has no vision tower that debubble knows"),
+        ("llama3-8b", {"images": 2}, "'llama' has no vision tower that debubble knows: leave out --images."),
+        ("llama3-8b", {"freeze": "vision"}, "'llama' has no vision tower that debubble knows: leave out --freeze."),
+        ("qwen2.5-vl-7b", {"images": 0}, "--images must be at least 1, not 0"),
+        ("qwen2.5-vl-7b", {"freeze": "head"}, "--freeze is 'head'; what can be frozen is 'vision'"),
+        (
+            "qwen2.5-vl-7b",
+            {"images": 5},
+            "Each of 5 images of 4096 patches takes 1024 tokens, and a sequence has 4096: give a larger"
+            " --sequence-length, fewer --images, or --image-patches 3276 or fewer.",
+        ),
     ],
 )
 def test_images_that_a_model_does_not_take_are_refused(name: str, options: dict[str, int], sentence: str) -> None:

@@ -49,6 +49,8 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "sequence_parallel": ({"tensor": 2}, False),
     "flash_attention": ({}, False),
     "image_patches": ({}, 1024),
+    "images": ({}, 2),
+    "freeze": ({}, "vision"),
     "framework": ({}, "torchtitan@2025.06"),
 }
 """Option -> the options beside it, and a value that is not its default."""
@@ -56,6 +58,9 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
 
 IMPLIED = {("expert_tensor", "deepspeed"), ("sequence_parallel", "deepspeed")}
 """Options that have one value only where the target runs what is beside them: here tensor parallelism."""
+
+
+OF_IMAGES = ("image_patches", "images", "freeze")
 
 
 @pytest.mark.parametrize("target", sorted(exports.keys() - {"torch"}))
@@ -69,7 +74,7 @@ def test_images_are_refused_with_the_vision_tower_that_sees_them(target: str) ->
         (field.name, target)
         for field in fields(RunOptions)
         for target in exports
-        if (field.name, target) not in IMPLIED and field.name != "image_patches"
+        if (field.name, target) not in IMPLIED and field.name not in OF_IMAGES
     ],
 )
 def test_a_run_option_is_written_refused_or_reported(name: str, target: str) -> None:

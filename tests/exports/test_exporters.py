@@ -15,7 +15,7 @@ import yaml
 import debubble as db
 from debubble.exports import exports
 from debubble.exports.layers import stage_layers
-from debubble.frameworks.megatron.export import layout
+from debubble.frameworks.megatron.export import MUON_DIVIDED, OF_FSDP_ALONE, layout
 from debubble.ir import CandidateSummary, ExportError, Kind, Op, PlannedUnit, Schedule
 from debubble.models import Model
 from debubble.plans import Plan
@@ -515,11 +515,18 @@ class TestStates:
             made = exports["megatron"](priced(data=2, zero=zero))
             script = made.files["megatron-arguments.sh"]
 
-            assert "none of its functional tests runs with one" in made.losses[0]
+            assert made.losses[0] == OF_FSDP_ALONE
+            assert "none of its functional tests runs with one" in made.losses[1]
 
             assert f"--use-megatron-fsdp\n    --data-parallel-sharding-strategy {strategy}\n" in script
             assert "--ckpt-format fsdp_dtensor" in script
             assert "export CUDA_DEVICE_MAX_CONNECTIONS=32" in script
+
+    @pytest.mark.parametrize(("zero", "said"), [(0, ()), (1, (MUON_DIVIDED,))])
+    def test_muon_with_divided_states_needs_a_newer_megatron(self, zero: int, said: tuple[str, ...]) -> None:
+        made = exports["megatron"](priced(data=2, zero=zero, optimizer="muon"))
+        assert made.losses == said
+        assert ("--use-distributed-optimizer" in made.files["megatron-arguments.sh"]) == bool(zero)
 
     def test_megatron_moves_a_share_of_the_states_to_hosts(self) -> None:
         script = exports["megatron"](priced(data=2, zero=1, host_optimizer=0.5)).files["megatron-arguments.sh"]

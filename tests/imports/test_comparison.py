@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from debubble.costs.accuracy import Accuracy
-from debubble.frameworks.megatron.import_ import conflicts, required
-from debubble.imports.comparison import Figures, JobComparison, SettingChange
+from debubble.frameworks.megatron.changes import OTHER_CHECKPOINTS, conflicts, required
+from debubble.imports.comparison import JobComparison, SettingChange
+from debubble.imports.figures import Figures
 from debubble.plans import Plan
 from tests.imports.test_megatron import SCRIPT
 
@@ -108,6 +109,7 @@ def test_a_job_of_fsdp_is_told_the_checkpoint_format_that_megatron_asks_for(mega
     )
 
     assert "  --ckpt-format fsdp_dtensor (now torch_dist)\n" in out
+    assert f"\n{OTHER_CHECKPOINTS}\n" in out
 
 
 def test_the_answer_is_a_sentence_and_a_line_per_setting(megatron: Any) -> None:

@@ -53,6 +53,13 @@ def test_utilization_is_of_all_devices_peak_in_the_runs_dtype() -> None:
     assert utilization.mfu(1e6) == pytest.approx(1e6 * flops_per_token(model, 512) / (2 * 312e12))
 
 
+def test_devices_of_no_known_peak_have_no_utilization() -> None:
+    utilization = Utilization.of(
+        db.models["llama-tiny"], db.Cluster.parse("2xCPU"), RunOptions(sequence_length=512, dtype="fp32"), devices=2
+    )
+    assert utilization.mfu(1e6) is None
+
+
 def test_the_line_of_a_step_has_norm_speed_utilization_bubble_and_memory() -> None:
     assert str(REPORT) == "loss 2.500   norm 1.25   1,000 tokens/s   MFU 40.0%   bubble 12%   peak 2.00 MiB"
 

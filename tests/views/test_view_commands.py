@@ -48,6 +48,14 @@ def test_show_prints_tables(plan: Path) -> None:
     assert "Share of the step, per device" in run("show", plan).stdout
 
 
+def test_show_has_the_details_of_plan(tmp_path: Path) -> None:
+    model_plan(micro_batches=4).save(tmp_path / "plan.json")
+    said = run("show", tmp_path / "plan.json", "--details").stdout
+
+    assert [title for title in ("Stages", "Planners") if title in said] == ["Stages", "Planners"]
+    assert "Planners" not in run("show", tmp_path / "plan.json").stdout
+
+
 def test_show_tells_a_models_pace_and_memory_and_where_its_step_goes(tmp_path: Path) -> None:
     model_plan(micro_batches=4).save(tmp_path / "plan.json")
     words = run("show", tmp_path / "plan.json").stdout

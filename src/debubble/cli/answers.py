@@ -14,7 +14,9 @@ from debubble.costs.accuracy import Accuracy
 from debubble.costs.calibration import MeasuredRun
 from debubble.costs.files import UnitsFile
 from debubble.costs.known_hardware import Hardware
-from debubble.imports.comparison import Figures, SettingChange
+from debubble.imports.advice import SettingAdvice
+from debubble.imports.comparison import SettingChange
+from debubble.imports.figures import Figures
 from debubble.ir import CandidateSummary, PlannedUnit
 from debubble.ir.degrees import ConfigurationSummary, Degrees, FasterPlan, MemoryParts, UsualChoice
 from debubble.ir.plan_entries import Robustness
@@ -22,7 +24,7 @@ from debubble.planners.analysis.explanation import CauseSeconds
 from debubble.planners.analysis.nearest_plans import NearestPlan
 from debubble.training.monitoring.watched_run import WatchedRun
 from debubble.views.comparison import Comparison
-from debubble.views.summary import Bytes, DeviceFigures, KindFigures, Seconds, StageFigures
+from debubble.views.summary import Bytes, DeviceFigures, Fullest, KindFigures, PeakTimes, Seconds, StageFigures
 
 
 class Answer(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -57,7 +59,10 @@ class ModelFigures(Struct, forbid_unknown_fields=True, kw_only=True):
     degrees: Degrees | UnsetType = UNSET
     tokens_per_second: Annotated[float | UnsetType, Meta(description="Of all devices together.")] = UNSET
     tokens_per_second_per_device: float | UnsetType = UNSET
-    mfu: Annotated[float | UnsetType, Meta(description="Model FLOPs utilization, a fraction.")] = UNSET
+    mfu: Annotated[
+        float | UnsetType | None,
+        Meta(description="Model FLOPs utilization, a fraction; null: the devices' peak is not known."),
+    ] = UNSET
     memory: Annotated[
         list[MemoryParts] | UnsetType, Meta(description="Bytes per pipeline device at its peak, by part.")
     ] = UNSET
@@ -92,6 +97,8 @@ class PlanAnswer(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     bound_argument: Annotated[str | None, Meta(description="What the bound counts.")]
     gap: Annotated[float, Meta(description="How far the step is above its bound, as a share of the step.")]
     peak_memory: Annotated[list[Bytes], Meta(description="Per pipeline device.")]
+    peak_times: PeakTimes
+    fullest: Fullest
     partition: Annotated[list[list[PlannedUnit]], Meta(description="Per stage, its units with their strategies.")]
     recompute: Annotated[list[str], Meta(description="Per stage, a summary of its units' strategies.")]
     solve_seconds: Annotated[float, Meta(description="How long the planner took.")]
@@ -180,6 +187,8 @@ class SimulateAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     backward_bubbles: Annotated[list[Seconds], Meta(description="Idle from first to last backward, per device.")]
     bubbles: Annotated[list[dict[str, float]], Meta(description="Idle seconds by cause, per device.")]
     peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
+    peak_times: PeakTimes
+    fullest: Fullest
     devices: int
     stages: int
     micro_batches: int
@@ -202,6 +211,8 @@ class SceneFigures(ModelFigures, forbid_unknown_fields=True, kw_only=True):
     ideal_fraction: Annotated[float, Meta(description="The busiest device's computing over the makespan.")]
     bubble_fraction: Annotated[float, Meta(description="Idle time of compute lanes over all of their time.")]
     peak_memory: Annotated[list[Bytes], Meta(description="Per device.")]
+    peak_times: PeakTimes
+    fullest: Fullest
     devices: int
     operations: int
     per_device: list[DeviceFigures]
@@ -358,6 +369,11 @@ class ImportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     changes: Annotated[list[SettingChange], Meta(description="Settings that make the one the other.")]
     reason: Annotated[str | None, Meta(description="Why there is no plan.")]
     corrections: Annotated[str | None, Meta(description="How measured runs correct both, if not alike.")]
+    notes: Annotated[list[str], Meta(description="Sentences on what the changes bring about.")]
+    advice: Annotated[
+        list[SettingAdvice],
+        Meta(description="Settings that the job leaves off and that would help it as it is, each predicted."),
+    ]
     summary: Annotated[str, Meta(description="Dtypes, sequence parallelism and ZeRO, and whose defaults they are.")]
     warnings: Annotated[list[str], Meta(description="What is given and is not what the configuration runs.")]
     not_predicted: Annotated[int, Meta(description="Entries of the file that are not in the prediction, or otherwise.")]

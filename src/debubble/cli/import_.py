@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -101,7 +101,9 @@ def import_(
     """Read another framework's job, predict it as it is, and say what would make it faster."""
     from debubble.costs.calibration import calibration_words
     from debubble.imports import imports
-    from debubble.imports.comparison import Figures, JobComparison, compare, recomputation_words
+    from debubble.imports.advice import advised
+    from debubble.imports.comparison import JobComparison, compare, recomputation_words
+    from debubble.imports.figures import Figures
     from debubble.imports.unread import NAMED
     from debubble.planners.plan_model import plan_again
 
@@ -118,6 +120,7 @@ def import_(
                 plan_again, yours, degrees=degrees, planner=planner, progress=SearchProgress(status), **asdict(search)
             )
             comparison, best = compare(importer, settings, yours, again)
+    comparison = replace(comparison, advice=advised(importer, settings, file, given, yours))
     if output is not None and output.suffix == ".toml":
         save_job(yours, output)
         log().print(f"The job is in {output}: `debubble plan {output}`.", soft_wrap=True)
@@ -139,13 +142,10 @@ def import_(
     console().print(f"It {job.summary}.", soft_wrap=True)
     if corrected := calibration_words(job.model, given.cluster, yours.options):
         console().print(corrected, soft_wrap=True)
-    if as_it_is:
-        console().print(f"Yours: {comparison.yours}.", soft_wrap=True)
-    else:
-        for sentence in comparison.sentences():
-            console().print(sentence, soft_wrap=True)
-        if not degrees:
-            console().print("Degrees are the job's own: --degrees searches them too.", style="dim")
+    for sentence in comparison.sentences():
+        console().print(sentence, soft_wrap=True)
+    if not degrees and not as_it_is:
+        console().print("Degrees are the job's own: --degrees searches them too.", style="dim")
     if job.unread:
         console().print("\nEntries that are not in the prediction, or cost nothing:")
         for sentence in job.rest.sentences(NAMED):

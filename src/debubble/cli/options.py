@@ -84,7 +84,14 @@ class OptionGroup:
         check_counts(**{f.name: getattr(self, f.name) for f in fields(self)})
 
 
-COUNTS = frozenset(DEGREES) - {"zero"} | {"sequence_length", "image_patches", "global_batch", "micro_batches", "chunks"}
+COUNTS = frozenset(DEGREES) - {"zero"} | {
+    "sequence_length",
+    "images",
+    "image_patches",
+    "global_batch",
+    "micro_batches",
+    "chunks",
+}
 """Options whose values are counts, of at least one."""
 
 
@@ -138,7 +145,13 @@ class ModelRun(OptionGroup):
     expert_tensor: int | None = option("Ranks that divide each expert (default: the tensor-parallel degree).")
     micro_batch_size: int | None = option("Sequences per micro-batch.")
     sequence_length: SequenceLength = RunOptions.sequence_length
-    image_patches: int | None = option("Patches of each sequence's image (vision towers that take images of any size).")
+    images: int = option("Images of each sequence, for a model with a vision tower.", default=1)
+    image_patches: int | None = option("Patches of each image (vision towers that take images of any size).")
+    freeze: str | None = option(
+        "vision: the vision tower is frozen, as it always is beside --lora.",
+        names=lambda: ("vision",),
+        what="part to freeze",
+    )
     slices: int | None = option("Slices of every sequence, which pass the pipeline one after the other.")
     optimizer: str = option(
         "Whose states count as memory: adamw, adam, adamw-8bit, lion, muon, momentum or sgd.",

@@ -47,6 +47,8 @@ def plan_dict(
         "bound_argument": plan.bound_argument,
         "gap": gap_of(plan, step_time),
         "peak_memory": timeline.peak_memory,
+        "peak_times": scene.peak_times,
+        "fullest": scene.fullest,
         "partition": plan.partition,
         "recompute": plan.recompute,
         "solve_seconds": plan.solve_seconds,

@@ -44,6 +44,7 @@ def show(
         list[str] | None,
         typer.Option("--view", metavar="NAME=FILE", help="Write any view by its name, such as one of another package."),
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Show stages and the planners' answers too.")] = False,
     json: Json = False,
 ) -> None:
     """Show when a plan does what, how much memory it takes, and why it is not faster."""
@@ -73,7 +74,7 @@ def show(
         other = {"other": second[0]} if len(plans) == 2 else {}
         print_answer(**_figures(scenes[0]), measured=None if trace is None else second[0], **other)
     else:
-        console().print(render_scenes(scenes))
+        console().print(render_scenes(scenes, details=details))
 
 
 def _figures(scene: Scene) -> dict[str, Any]:

@@ -310,6 +310,8 @@ def _figures(scene: Scene) -> dict[str, Any]:
         backward_bubbles=list(timeline.backward_bubbles),
         bubbles=[{cause.value: t for cause, t in by_cause(idle).items() if t} for idle in scene.bubbles],
         peak_memory=list(timeline.peak_memory),
+        peak_times=list(scene.peak_times),
+        fullest=scene.fullest,
         devices=schedule.devices,
         stages=schedule.stages,
         micro_batches=schedule.micro_batches // schedule.slices,

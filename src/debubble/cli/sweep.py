@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _WORDS = ("model", "cluster", "memory_limit", "optimizer", "dtype")
 _NUMBERS = (
     "micro_batches", "global_batch", "sequence_length", "micro_batch_size", "pipeline", "tensor", "data", "context",
-    "expert", "zero", "slices", "chunks", "lora",
+    "expert", "zero", "slices", "chunks", "lora", "images",
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def flops_per_token(model: Architecture, length: int, *, lora: int = 0) -> float
     matrices = model.active_parameters - looked_up + head - (0 if vision is None else vision.parameters)
     attention = sum(model.core_flops(layer, length) for layer in range(model.layers))
     trained = model.trained_parameters(lora) if lora else matrices
-    images = 0.0 if vision is None else (3 if vision.trained else 1) * vision.flops / length
+    images = 0.0 if vision is None else (3 if vision.trained else 1) * vision.images * vision.flops / length
     return 4 * matrices + 2 * trained + 3 * attention + images
 
 
@@ -37,18 +37,19 @@ class Utilization:
     """MFU of a run, by its tokens per second."""
 
     flops_per_token: float
-    peak: float
-    """The peak of all devices together, in the run's dtype, by the cluster."""
+    peak: float | None
+    """The peak of all devices together, in the run's dtype, by the cluster; None: some device's is not known."""
 
     @staticmethod
     def of(model: ModelConfig, cluster: Cluster, options: RunOptions, *, devices: int) -> Utilization:
         """A run on that many devices of the cluster."""
-        peaks = {type_.name: Speed.of(type_, options.dtype).product_peak for type_ in cluster.types}
+        used = cluster.types[:devices]
+        peaks = {type_.name: Speed.of(type_, options.dtype).product_peak for type_ in used}
         return Utilization(
             flops_per_token(as_trained(model, options), options.sequence_length, lora=options.lora),
-            sum(peaks[type_.name] for type_ in cluster.types[:devices]),
+            sum(peaks[type_.name] for type_ in used) if all(type_.peak_known for type_ in used) else None,
         )
 
-    def mfu(self, tokens_per_second: float) -> float:
-        """The share of the peak that so many tokens per second take."""
-        return tokens_per_second * self.flops_per_token / self.peak
+    def mfu(self, tokens_per_second: float) -> float | None:
+        """The share of the peak that so many tokens per second take; None: the peak is not known."""
+        return None if self.peak is None else tokens_per_second * self.flops_per_token / self.peak

@@ -163,6 +163,8 @@ class Hardware:
     """Number of neighbours that share one link to the host."""
     efficiency: Efficiency
     source: str
+    peak_known: bool = True
+    """False: the peak is an order of magnitude, so that no utilization is told."""
     url: str = ""
     """The maker's page with these figures; empty: it publishes none."""
 
@@ -385,5 +387,5 @@ _add("Ascend-910-64GB", memory=64 * GIB, flops=376e12, memory_bandwidth=1600e9, 
      network_bandwidth=_INFINIBAND_200, host_bandwidth=PCIE5,
      source="Atlas 800T A2 (Ascend 910B2) as reported publicly; Huawei publishes no full datasheet")  # fmt: skip
 _add("CPU", memory=4 * GIB, flops=100e9, memory_bandwidth=10e9, link_bandwidth=2e9, link_latency=1e-4,
-     network_bandwidth=1e9, network_latency=1e-3, host_bandwidth=5e9,
+     network_bandwidth=1e9, network_latency=1e-3, host_bandwidth=5e9, peak_known=False,
      source="one core of a current server, by order of magnitude (fp32 at half the peak): profile it")  # fmt: skip

@@ -124,12 +124,14 @@ def check_slices(model: Architecture, options: RunOptions) -> None:
 
 
 def _vision_units(language: _Builder, vision: VisionTower) -> Iterator[Unit]:
-    """The layers of a vision tower, for one image per sequence; the first has what is before them, the last after.
+    """The layers of a vision tower, for the images of each sequence; the first has what is before them, the last after.
 
     A frozen tower has nothing before it that is trained: it has no backward, and keeps nothing for one.
     """
     s, tower = language.shapes, vision.tower
-    options = replace(s.options, sequence_length=vision.patches)
+    # Patches attend to those of their own image.
+    images = s.options.micro_batch_size * vision.images
+    options = replace(s.options, micro_batch_size=images, sequence_length=vision.patches)
     builder = _Builder(replace(s, model=tower, options=options, frozen=not vision.trained))
     for layer in range(tower.layers):
         parts = [builder.attention(layer), builder.mlp(layer)]
@@ -197,10 +199,15 @@ def _check_tokens(model: Architecture, options: RunOptions) -> None:
         raise InputError(
             f"The model has learned positions for {model.positions} tokens; a sequence of {length} is too long."
         )
-    if model.vision is not None and model.vision.tokens > length:
-        smaller = "" if model.vision.sizes == "one" else f", or --image-patches {length * model.vision.merged} or fewer"
-        image = f"An image of {model.vision.patches} patches takes {model.vision.tokens} tokens"
-        raise InputError(f"{image}, and a sequence has {length}: give a larger --sequence-length{smaller}.")
+    if model.vision is not None and model.vision.images * model.vision.tokens > length:
+        images, each = model.vision.images, model.vision.merged
+        fewer = ", fewer --images" if images > 1 else ""
+        smaller = "" if model.vision.sizes == "one" else f", or --image-patches {length // images * each} or fewer"
+        image = f"{'An image' if images == 1 else f'Each of {images} images'} of {model.vision.patches} patches takes"
+        raise InputError(
+            f"{image} {model.vision.tokens} tokens, and a sequence has {length}: give a larger --sequence-length"
+            f"{fewer}{smaller}."
+        )
 
 
 def _check_tensor(model: Architecture, options: RunOptions) -> None:

@@ -187,14 +187,14 @@ class ParameterCosts:
     def _own_parameters(self, counts: Counts, o: RunOptions) -> _Own:
         """Parameters on one device with the bytes of each; ZeRO divides experts over what expert ranks leave.
 
-        With LoRA all but the adapters are frozen.
+        With LoRA all but the adapters are frozen.  Of a frozen vision tower all is.
         """
         gradient_bytes, shards = self.shapes.framework.gradient_bytes, self._ranks
         each = parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)
         between = o.expert * o.expert_shards
         of_experts = parameter_bytes(o, shards=o.tensor * shards / between, gradient_bytes=gradient_bytes)
         of_experts = replace(of_experts, of_experts=True)
-        if o.lora:
+        if o.lora or self.shapes.frozen:
             matrices = [weights / o.tensor for weights in counts.matrices] if o.quantize else []
             divided = shards if o.zero >= 3 else 1
             sizes = [quantized_bytes(o.quantize or "", n) / n for n in matrices]

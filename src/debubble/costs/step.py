@@ -24,6 +24,7 @@ from debubble.costs.speed import Speed, element_bytes
 from debubble.ir import InputError, Kind, Number, RunOptions, Schedule, StageCosts
 from debubble.models.architecture import Architecture
 from debubble.models.config import ModelConfig
+from debubble.models.vision import as_trained
 
 MOMENTS: Mapping[str, int] = {
     "adamw": 8,
@@ -230,7 +231,7 @@ class StepTail:
         layout = Layout.of(self.cluster, options, self.pipeline)
         speed = Speed.of(self.cluster.slowest, options.dtype, framework)
         factor = corrections(self.model, self.cluster, options)[0].factor
-        trained, in_matrices, in_experts = _trained_counts(self.model, options.lora)
+        trained, in_matrices, in_experts = _trained_counts(as_trained(self.model, options), options.lora)
         between = options.expert * options.expert_shards
         dense = (trained - in_experts) / layout.pipeline / options.tensor
         experts = in_experts / layout.pipeline / between

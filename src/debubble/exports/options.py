@@ -120,6 +120,8 @@ UNSETTABLE: OptionTable = {
     "sequence_parallel": set_by_target_rules,
     "flash_attention": set_by_target_rules,
     "image_patches": set_by_target_rules,
+    "images": set_by_target_rules,
+    "freeze": set_by_target_rules,
 }
 """The rules of options that most targets have no setting for."""
 

@@ -12,7 +12,7 @@ from debubble.costs import Cluster
 from debubble.costs.accuracy import Accuracy, accuracy_of
 from debubble.costs.calibration import FIGURES, Deviation, Figure, MeasuredRun, corrections, described_run, error_shares
 from debubble.formatting import size_words, time_words
-from debubble.imports.comparison import Figures
+from debubble.imports.figures import Figures
 from debubble.imports.logs import MeasuredFigures
 from debubble.ir import InputError
 from debubble.plans import ModelOnCluster, Plan

@@ -9,72 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from debubble.costs.accuracy import Accuracy, accuracy_of
-from debubble.costs.calibration import Correction, Figure, corrections
+from debubble.costs.calibration import Correction, corrections
 from debubble.exports import exports
-from debubble.formatting import size_words, time_words
+from debubble.imports.advice import SettingAdvice, advice_words
+from debubble.imports.figures import Figures
 from debubble.imports.registry import Importer, Settings
-from debubble.ir import DebubbleError, OutOfMemoryError
-from debubble.planners.analysis.explanation import Explanation
-from debubble.planners.plan_step import seconds_per_step
+from debubble.ir import DebubbleError
 from debubble.plans import Plan
-from debubble.simulator import simulate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Time and memory of a plan.
-
-    Attributes:
-        step_time: Seconds of a step.
-        peak_memory: Bytes on the fullest device, next to what no plan may use.
-        memory_limit: Bytes that a plan may use of that device; None: it has no limit.
-        fits: Whether all peaks are within the limits.
-        tokens_per_second_per_device: Tokens per second of all devices, divided by their number.
-        mfu: Model FLOPs utilization, a fraction.
-        accuracy: Errors of `step` and `memory` on published runs like this, and the intervals that hold nine in ten.
-    """
-
-    step_time: float
-    peak_memory: float
-    memory_limit: float | None
-    fits: bool
-    tokens_per_second_per_device: float
-    mfu: float
-    accuracy: dict[str, Accuracy]
-
-    @staticmethod
-    def of(plan: Plan) -> Figures:
-        """Simulate a model's plan, without its memory limit if it exceeds it."""
-        described = plan.model_on_cluster
-        assert described is not None
-        try:
-            timeline, fits = plan.simulate(), True
-        except OutOfMemoryError:
-            timeline, fits = simulate(plan.schedule, plan.costs.with_limit(None)), False
-        seconds, peak = seconds_per_step(plan, timeline), float(max(timeline.peak_memory))
-        why = Explanation(plan, timeline, seconds, *described)
-        predicted: Mapping[Figure, float] = {"step": seconds, "memory": peak}
-        limit = plan.costs.limit_of(timeline.peak_memory.index(max(timeline.peak_memory)))
-        return Figures(
-            step_time=seconds,
-            peak_memory=peak,
-            memory_limit=None if limit is None else float(limit),
-            fits=fits,
-            tokens_per_second_per_device=why.tokens_per_second_per_device,
-            mfu=why.mfu,
-            accuracy={what: accuracy_of(what, *described, plan.options).of(value) for what, value in predicted.items()},
-        )
-
-    def __str__(self) -> str:
-        step, memory = self.accuracy["step"], self.accuracy["memory"]
-        low, high = (time_words(value, seconds=True) for value in (step.low, step.high))
-        return (
-            f"{time_words(self.step_time, seconds=True)} ({low} to {high}),"
-            f" {self.tokens_per_second_per_device:,.0f} tokens/s per GPU, MFU {100 * self.mfu:.1f}%;"
-            f" {size_words(self.peak_memory)} of {size_words(self.memory_limit)} (up to {size_words(memory.high)})"
-            f"{'' if self.fits else ', which does not fit'}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +43,8 @@ class JobComparison:
         changes: The settings that make the one the other.
         reason: Why there is no plan.
         corrections: How much longer both take by measured runs of the cluster, if these correct them unlike.
+        notes: Sentences on what the changes bring about.
+        advice: The settings that the job leaves off and that would help it as it is.
     """
 
     yours: Figures
@@ -109,6 +52,15 @@ class JobComparison:
     changes: tuple[SettingChange, ...] = ()
     reason: str | None = None
     corrections: str | None = None
+    notes: tuple[str, ...] = ()
+    advice: tuple[SettingAdvice, ...] = ()
+
+    @property
+    def _no_better(self) -> str:
+        """Words that say why there is no better plan; none where there is, or none was looked for."""
+        if self.reason is not None:
+            return f"  No {'faster plan was found' if self.yours.fits else 'plan fits'}: {self.reason}"
+        return "" if self.planned is None or self.changes else "  Nothing faster was found."
 
     @property
     def _gain(self) -> str:
@@ -119,19 +71,17 @@ class JobComparison:
 
     def sentences(self) -> Iterator[str]:
         """The answer, a line for what the plans take and a line for each change."""
-        if self.planned is None:
-            found = "faster plan was found" if self.yours.fits else "plan fits"
-            yield f"Yours: {self.yours}.  No {found}: {self.reason}"
-        elif not self.changes:
-            yield f"Yours: {self.yours}.  Nothing faster was found."
-        else:
+        yield f"Yours: {self.yours}.{self._no_better}"
+        if self.advice:
+            yield advice_words(self.advice, self.yours)
+        if self.planned is not None and self.changes:
             count = len(self.changes)
-            yield f"Yours: {self.yours}."
             yield f"Planned: {self.planned}{self._gain}."
             if self.corrections is not None:
                 yield self.corrections
             yield f"Change {count} setting{'s' * (count > 1)}:"
             yield from (f"  {change}" for change in self.changes)
+            yield from self.notes
 
 
 def compare(
@@ -158,7 +108,11 @@ def compare(
     except DebubbleError as error:
         return JobComparison(yours=figures, planned=None, reason=str(error)), yours
     corrections = _unlike_corrections(yours, plan)
-    return JobComparison(yours=figures, planned=planned, changes=changes, corrections=corrections), plan
+    notes = importer.notes(settings, {change.name: change.then for change in changes})
+    comparison = JobComparison(
+        yours=figures, planned=planned, changes=changes, corrections=corrections, notes=tuple(notes)
+    )
+    return comparison, plan
 
 
 LIKE = 0.01

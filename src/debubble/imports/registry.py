@@ -12,7 +12,7 @@ from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob
 from debubble.imports.settings import SettingsReader
-from debubble.ir import InputError
+from debubble.ir import InputError, RunOptions
 from debubble.models import Model
 from debubble.registry import FRAMEWORKS, Registry
 
@@ -92,6 +92,12 @@ Required = Callable[[Settings, Settings], Settings]
 """The settings that the framework asks for next to the job's, the first, with the changes of the second (None: leaves
 out), where the job has others."""
 
+Notes = Callable[[Settings, Settings], Iterable[str]]
+"""Sentences on what the changes of the second settings bring about in a job of the first."""
+
+Switches = Callable[[Settings, RunOptions], Iterable[Settings]]
+"""Settings that may help a job with these settings and options, as they are when they are on."""
+
 
 @dataclass(frozen=True)
 class Importer:
@@ -109,6 +115,8 @@ class Importer:
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
         turned_off: The values that turn settings off where leaving them out does not.
         required: What the framework asks for next to the job's and the changed settings.
+        notes: Sentences on what changed settings bring about.
+        switches: Settings that may help a job.
     """
 
     name: str
@@ -122,6 +130,8 @@ class Importer:
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None
     turned_off: TurnedOff = lambda settings: {}
     required: Required = lambda job, changed: {}
+    notes: Notes = lambda job, changed: ()
+    switches: Switches = lambda job, options: ()
 
     def read(self, path: Path, arguments: str | None) -> Settings:
         """A file's settings, with the command line that starts the job; None: nobody said it."""
@@ -159,6 +169,8 @@ def importer(
     with_arguments: Callable[[Path, CommandLine | None], Settings] | None = None,
     turned_off: TurnedOff = lambda settings: {},
     required: Required = lambda job, changed: {},
+    notes: Notes = lambda job, changed: (),
+    switches: Switches = lambda job, options: (),
 ) -> Callable[[ReadJob], ReadJob]:
     """Register an importer under the name of its target.
 
@@ -173,12 +185,14 @@ def importer(
         with_arguments: Reads them with the command line that starts the job; None: its names are the settings'.
         turned_off: The values that turn settings off where leaving them out does not.
         required: Names what the framework asks for next to the job's and the changed settings.
+        notes: Says in sentences what changed settings bring about.
+        switches: Settings that may help a job, as they are when they are on.
     """
 
     def register(job: ReadJob) -> ReadJob:
         made = Importer(
             name, settings, job, file, conflicts, environment, defaults, harmless, with_arguments, turned_off,
-            required,
+            required, notes, switches,
         )  # fmt: skip
         imports.add(name, made)
         return job

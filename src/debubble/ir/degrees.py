@@ -83,7 +83,8 @@ class ConfigurationSummary:
     step_time: float
     """Seconds of a whole step."""
     tokens_per_second_per_device: float
-    mfu: float
+    mfu: float | None
+    """Model FLOPs utilization, a fraction; None: the devices' peak is not known."""
     peak_memory: float
     """Bytes on the fullest device."""
     memory: MemoryParts

@@ -71,7 +71,9 @@ class RunOptions:
         moment_dtype: Of the optimizer's moments: `fp32`, `bf16` or `fp16`.
         sequence_parallel: Tensor-parallel ranks divide norms and the residual stream, too.
         flash_attention: A fused attention core, which keeps no scores.
-        image_patches: Patches of the image of each sequence, for a model with a vision tower; None: the model's own.
+        image_patches: Patches of each image, for a model with a vision tower; None: the model's own.
+        images: Images of each sequence, for a model with a vision tower.
+        freeze: `vision`: the vision tower is frozen, as it always is next to adapters; None: all is trained.
         framework: The framework whose kernels and overlaps are priced, as `NAME@VERSION[,TRAIT=VALUE ...]`; empty: that
             of the target, or Megatron-LM's defaults.
     """
@@ -97,6 +99,8 @@ class RunOptions:
     sequence_parallel: bool = True
     flash_attention: bool = True
     image_patches: int | None = None
+    images: int = 1
+    freeze: str | None = None
     framework: str = ""
 
     @property

@@ -220,9 +220,9 @@ class Architecture:
         if self.vision is None:
             return None
         trained = "which is planned and trained too" if self.vision.trained else "which is planned too, and frozen"
-        return (
-            f"{trained}, with one image of {self.vision.patches:,} patches ({self.vision.tokens:,} tokens) per sequence"
-        )
+        number, size = self.vision.images, f"{self.vision.patches:,} patches ({self.vision.tokens:,} tokens)"
+        images = f"one image of {size}" if number == 1 else f"{number} images of {size} each"
+        return f"{trained}, with {images} per sequence"
 
     @property
     def attention_width(self) -> int:
@@ -361,8 +361,15 @@ class Architecture:
         return 0 if self.experts is not None else rank * self.matrices * (self.hidden + self.ffn)
 
     def trained_parameters(self, rank: int) -> int:
-        """Parameters that are trained: those of adapters of that rank, or all (0)."""
-        return self.layers * (self.attention_adapters(rank) + self.mlp_adapters(rank)) if rank else self.parameters
+        """Parameters that are trained: those of adapters of that rank, or all (0) but those of a frozen tower."""
+        if rank:
+            return self.layers * (self.attention_adapters(rank) + self.mlp_adapters(rank))
+        return self.parameters - self.frozen_parameters
+
+    @property
+    def frozen_parameters(self) -> int:
+        """Parameters of a vision tower that is frozen."""
+        return 0 if self.vision is None or self.vision.trained else self.vision.parameters
 
     def matrix_parameters(self, rank: int) -> int:
         """Trained parameters in layers, whose matrices Muon orthogonalizes; norms and biases are few and count too."""
@@ -400,6 +407,8 @@ class VisionTower:
     """Parameters after its layers, up to the language model's hidden size."""
     trained: bool = True
     """False if its parameters are frozen."""
+    images: int = 1
+    """Images of a sequence."""
 
     @property
     def tokens(self) -> int:

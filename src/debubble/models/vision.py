@@ -75,19 +75,28 @@ def read_vision(config: Entries, hidden: int) -> VisionTower | None:
 
 
 def as_trained(model: ArchitectureT, options: RunOptions) -> ArchitectureT:
-    """The model as a run trains it: its images have the run's patches, and next to adapters its tower is frozen.
+    """The model as a run trains it, with the run's images; next to adapters its tower is frozen.
 
-    Raises InputError if it takes no images of so many patches.
+    Raises InputError if it takes no images of so many patches, or has none to freeze.
     """
     vision, patches = model.vision, options.image_patches
+    if options.freeze not in (None, "vision"):
+        raise InputError(
+            f"--freeze is '{options.freeze}'; what can be frozen is 'vision', and --lora freezes the rest."
+        )
+    if options.images < 1:
+        raise InputError(f"--images must be at least 1, not {options.images}.")
     if vision is None:
-        if patches is not None:
-            raise InputError(f"'{model.family}' has no vision tower that debubble knows: leave out --image-patches.")
+        for name in ("image_patches", "images", "freeze"):
+            if getattr(options, name) != getattr(RunOptions, name):
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"'{model.family}' has no vision tower that debubble knows: leave out {option}.")
         return model
     if patches is not None:
         _check_patches(model.family, vision, patches)
         vision = replace(vision, patches=patches)
-    return replace(model, vision=replace(vision, trained=not options.lora))
+    trained = not options.lora and options.freeze is None
+    return replace(model, vision=replace(vision, trained=trained, images=options.images))
 
 
 def _check_patches(family: str, vision: VisionTower, patches: int) -> None:

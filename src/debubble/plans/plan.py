@@ -139,7 +139,7 @@ class Plan(Simulated):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization, a fraction; None for a plan of abstract costs."""
+        """Model FLOPs utilization, a fraction; None for abstract costs, or devices whose peak is not known."""
         if self.model_on_cluster is None or self.tokens_per_second is None:
             return None
         run = Utilization.of(*self.model_on_cluster, self.options, devices=self.ranks)

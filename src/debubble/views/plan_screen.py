@@ -15,7 +15,7 @@ from rich.text import Text
 
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import unlike
-from debubble.formatting import count_words, size_words, time_words
+from debubble.formatting import count_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
@@ -39,6 +39,8 @@ CHANGES = 2
 """Changes that are named as what would help."""
 BARS = 4
 """Devices up to which each has a bar; of more, the fullest and the emptiest have one."""
+USUAL = "megatron"
+"""The framework that is named where several could plan for it."""
 LITTLE = 0.5
 """Percent of a step that a faster plan must save to be told."""
 COLUMNS = 2
@@ -87,7 +89,7 @@ def plan_screen(
     lines += _row("Would help", [*_changes(plan, scene)], width)
     left_out = [*_not_tried(plan)]
     lines += _row("Not tried", left_out, width) if left_out else []
-    return [*lines, *_row("Next", _next(plan), width)]
+    return [*lines, *_row("Next", _next(plan, elsewhere), width)]
 
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
@@ -120,10 +122,11 @@ def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Tex
     step = time_words(scene.step_time, seconds=scene.seconds)
     days = "" if tokens is None else f"{SEPARATOR}{why.days(tokens):,.1f} days for {count_words(tokens)} tokens"
     each = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
+    utilization = "" if why.mfu is None else f"{SEPARATOR}MFU {mfu_words(why.mfu)}"
     yield Text.assemble(
         (f"{step} per step", "bold"),
         f"{SEPARATOR}{why.tokens_per_second:,.0f} tokens/s ({each})",
-        f"{SEPARATOR}MFU {100 * why.mfu:.1f}%{days}",
+        f"{utilization}{days}",
     )
 
 
@@ -251,19 +254,18 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     """A bar of memory per device against its limit, and the parts of the fullest one."""
-    parts = why.memory[why.fullest]
+    parts = why.memory[scene.fullest]
     peaks = [float(peak) for peak in scene.peak_memory]
     unit = unit_of(peaks)
     size = UNITS[unit]
     sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
     word = why.cluster.device_word
-    peak_time, _ = max(scene.memory[why.fullest], key=lambda sample: sample[1])
-    moment = time_words(peak_time, seconds=scene.seconds)
-    first = f"{word[0].upper()}{word[1:]} {why.fullest}, fullest at {moment}, in {unit}: {sizes[0]}"
+    moment = time_words(scene.peak_times[scene.fullest], seconds=scene.seconds)
+    first = f"{word[0].upper()}{word[1:]} {scene.fullest}, fullest at {moment}, in {unit}: {sizes[0]}"
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]
     if scene.devices > BARS:
-        devices = sorted({why.fullest, min(devices, key=lambda d: peaks[d])})
+        devices = sorted({scene.fullest, min(devices, key=lambda d: peaks[d])})
     cell = (width - LABEL) // COLUMNS
     texts = [_bar(d, peaks[d], scene.limits[d], size, cell) for d in devices]
     for n in range(0, len(texts), COLUMNS):
@@ -337,12 +339,12 @@ def _not_tried(plan: Plan) -> Iterator[str]:
     elif left := plan.degree_search.unplanned:
         yield f"{left} choices of degrees, for lack of time"
     if plan.planner == "auto" and plan.degree_search is None and plan.target is None:
-        yield "the papers' planners (--compare)"
+        yield "papers' planners (--compare)"
     elif plan.planner != "auto" and plan.degree_search is None:
         yield "other planners (--planner auto)"
 
 
-def _next(plan: Plan) -> Iterator[str]:
+def _next(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
     """The command to type next, with the file that the plan's own call has written, and options that say more."""
     call = [] if plan.origin is None else shlex.split(plan.origin.command)
     written = next((file for option, file in pairwise(call) if option in ("-o", "--output")), None)
@@ -357,6 +359,9 @@ def _next(plan: Plan) -> Iterator[str]:
     else:
         run = f"debubble show {file}"
     yield f"{'' if written else '-o plan.json, then '}{run}"
-    if plan.target is None and not plan_runs_in(plan):
-        yield "--for NAME plans what a framework runs"
+    if plan.target is None and not frameworks and not plan.has_lengths:
+        named = USUAL if USUAL in elsewhere else min(elsewhere, key=elsewhere.__getitem__, default="NAME")
+        if plan_runs_in(plan):
+            yield "runs in debubble only"
+        yield f"--for {named} plans what {'a framework' if named == 'NAME' else 'it'} runs"
     yield f"plan --details{'' if plan.has_lengths else ', --why'}"

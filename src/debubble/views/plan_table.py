@@ -82,12 +82,19 @@ def render(
 
 
 def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
-    """Stages, devices and every planner's answer or reason."""
-    parts: list[RenderableType] = [
+    """Step, memory and devices, and then the stages and every planner's answer."""
+    return [
         Text(why_not_faster(scene) + "\n"),
         *step_tables(scene),
-        rich_table(partition_rows(plan)),
         device_table(scene),
+        *stages_and_planners(plan, scene),
+    ]
+
+
+def stages_and_planners(plan: Plan, scene: Scene) -> list[RenderableType]:
+    """Tables of the stages, and of every planner's answer or reason."""
+    parts: list[RenderableType] = [
+        rich_table(partition_rows(plan)),
         *([stage_table(scene)] if plan.schedule.placement.chunks > 1 else []),
     ]
     if plan.candidates:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from debubble.costs import Cluster
-from debubble.formatting import listed, percent, size_words, time_words
+from debubble.formatting import listed, mfu_words, percent, size_words, time_words
 from debubble.ir import CandidateSummary, PlannedUnit, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch, UsualChoice
 from debubble.planners.analysis.explanation import Explanation
@@ -235,7 +235,7 @@ def _configuration_row(equal: Sequence[ConfigurationSummary]) -> tuple[str, ...]
         f"{c.degrees}{others}",
         time_words(c.step_time, seconds=True),
         f"{c.tokens_per_second_per_device:,.0f}",
-        f"{100 * c.mfu:.1f}%",
+        mfu_words(c.mfu),
         size_words(c.peak_memory),
     )
 

@@ -13,7 +13,7 @@ from debubble.ir.ops import BACKWARDS, SCHEDULED
 from debubble.ir.program import Moment
 from debubble.ir.trace import TracePhase
 from debubble.models import Model, models
-from debubble.planners.analysis.explanation import Explanation, explanation, plan_remarks
+from debubble.planners.analysis.explanation import Explanation, explanation, fullest_device, plan_remarks
 from debubble.planners.plan_step import tail_of
 from debubble.plans import Plan
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
@@ -172,6 +172,16 @@ class Scene:
     def peak_memory(self) -> tuple[Number, ...]:
         """Highest memory of each device, in bytes."""
         return tuple(max(level for _, level in curve) for curve in self.memory)
+
+    @cached_property
+    def peak_times(self) -> tuple[Number, ...]:
+        """When each device's memory first reaches its peak."""
+        return tuple(max(curve, key=lambda sample: sample[1])[0] for curve in self.memory)
+
+    @property
+    def fullest(self) -> int:
+        """The device with the least room left."""
+        return fullest_device(self.peak_memory, self.limits)
 
     @cached_property
     def limits(self) -> tuple[Number | None, ...]:

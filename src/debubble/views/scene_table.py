@@ -9,7 +9,7 @@ from rich.text import Text
 
 from debubble.formatting import size_words, time_words
 from debubble.models import Model
-from debubble.views.plan_table import model_lines, step_tables
+from debubble.views.plan_table import model_lines, stages_and_planners, step_tables
 from debubble.views.rows import Rows
 from debubble.views.scene import Scene, subject
 from debubble.views.summary import bound_words, why_not_faster
@@ -50,7 +50,8 @@ def _figures(first: Scene, second: Scene) -> Iterator[tuple[str, float, float, W
             "tokens/s per GPU", one.tokens_per_second_per_device, two.tokens_per_second_per_device,
             lambda pace: f"{pace:,.0f}",
         )  # fmt: skip
-        yield "MFU", one.mfu, two.mfu, share
+        if one.mfu is not None and two.mfu is not None:
+            yield "MFU", one.mfu, two.mfu, share
     yield "pipeline", float(first.pipeline_time), float(second.pipeline_time), time
     yield "bubble", first.timeline.bubble_fraction, second.timeline.bubble_fraction, share
     yield "peak memory", float(max(first.peak_memory)), float(max(second.peak_memory)), size_words
@@ -90,12 +91,17 @@ PADDING = 0.01
 """Share of the parameters by which models may differ that are taken for the same."""
 
 
-def render_scenes(scenes: Sequence[Scene]) -> RenderableType:
-    """Everything about predicted or measured timelines; the comparison of two comes first."""
+def render_scenes(scenes: Sequence[Scene], *, details: bool = False) -> RenderableType:
+    """Predicted or measured timelines; the comparison of two comes first.
+
+    Args:
+        scenes: One, or two to compare.
+        details: Whether the stages and every planner's answer follow the tables of a plan.
+    """
     compared = side_by_side(scenes)
     return Group(
         *([] if compared is None else [rich_table(compared)]),
-        *(_render_scene(scene, letter) for scene, letter in zip(scenes, letters(scenes), strict=True)),
+        *(_render_scene(scene, letter, details=details) for scene, letter in zip(scenes, letters(scenes), strict=True)),
     )
 
 
@@ -133,7 +139,7 @@ def letters(scenes: Sequence[Scene]) -> list[str]:
     return ["A: ", "B: "] if compared else [""] * len(scenes)
 
 
-def _render_scene(scene: Scene, letter: str) -> RenderableType:
+def _render_scene(scene: Scene, letter: str, *, details: bool) -> RenderableType:
     plan = scene.plan
     said = [] if plan is None else [*model_lines(plan, scene), bound_words(plan, scene)]
     model = "" if plan is None or plan.model is None else f"{subject(plan)}; "
@@ -145,4 +151,5 @@ def _render_scene(scene: Scene, letter: str) -> RenderableType:
         device_table(scene),
         bubble_table(scene),
         kind_table(scene),
+        *(stages_and_planners(plan, scene) if details and plan is not None else []),
     )

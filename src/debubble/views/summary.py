@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from debubble.formatting import listed, percent, time_words
+from debubble.formatting import listed, mfu_words, percent, time_words
 from debubble.ir import Kind, Lane, Number
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.plan_step import gap_of
@@ -22,6 +22,8 @@ from debubble.views.scene import Scene
 
 Seconds = Annotated[float, Meta(description="Seconds, or the unit of an abstract costs file.")]
 Bytes = Annotated[float, Meta(description="Bytes, or the unit of an abstract costs file.")]
+PeakTimes = Annotated[list[Seconds], Meta(description="When each device's memory first reaches its peak.")]
+Fullest = Annotated[int, Meta(description="The device with the least memory left below its limit.")]
 
 
 class DeviceFigures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -205,11 +207,10 @@ def _wide_gap_words(plan: Plan, scene: Scene) -> str:
 
 
 def pace_words(why: Explanation) -> str:
-    """Tokens per second, of all devices and of one, and model FLOPs utilization."""
-    return (
-        f"{why.tokens_per_second:,.0f} tokens/s, {why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word},"
-        f" {100 * why.mfu:.1f}% MFU"
-    )
+    """Tokens per second, of all devices and of one, and model FLOPs utilization where their peak is known."""
+    pace = f"{why.tokens_per_second:,.0f} tokens/s, {why.tokens_per_second_per_device:,.0f} per"
+    utilization = "" if why.mfu is None else f", {mfu_words(why.mfu)} MFU"
+    return f"{pace} {why.cluster.device_word}{utilization}"
 
 
 def as_dict(scene: Scene) -> dict[str, Any]:
@@ -222,6 +223,8 @@ def as_dict(scene: Scene) -> dict[str, Any]:
         "ideal_fraction": timeline.ideal_fraction,
         "bubble_fraction": timeline.bubble_fraction,
         "peak_memory": [float(peak) for peak in scene.peak_memory],
+        "peak_times": [float(time) for time in scene.peak_times],
+        "fullest": scene.fullest,
         "devices": scene.devices,
         "operations": len(timeline.operations),
         "per_device": device_figures(scene),

@@ -203,13 +203,27 @@ def untested_settings(plan: Plan) -> tuple[str, ...]:
     """Settings that Megatron-LM takes and does not test, or that are left to the user."""
     graphs = framework_of_options(plan.options.framework).graphs if _is_megatron(plan) else None
     left = () if graphs in (None, "none") else (f"The plan counts on CUDA graphs ({graphs}): set --cuda-graph-impl.",)
-    if plan.options.zero < 2 or plan.devices == 1:
+    if plan.options.zero == 1 and plan.options.optimizer == "muon":
+        return (*left, MUON_DIVIDED)
+    if plan.options.zero < 2:
         return left
+    if plan.devices == 1:
+        return (*left, OF_FSDP_ALONE)
     return (
         *left,
+        OF_FSDP_ALONE,
         "Gradients are divided by Megatron-FSDP, which Megatron-LM's checks take with a pipeline, and none of its"
         " functional tests runs with one: try a few steps first.",
     )
+
+
+MUON_DIVIDED = (
+    "Megatron-LM divides Muon's states from megatron-core 0.18 on, matrix by matrix; an older one refuses"
+    " --use-distributed-optimizer next to it: leave that out there and give --optimizer dist_muon."
+)
+"""Source: validate_args of core_v0.16.1, core_v0.17.1 and core_v0.18.0."""
+
+OF_FSDP_ALONE = f"Checkpoints of Megatron-FSDP are {FSDP_FORMAT}: --load does not read those of a run without it."
 
 
 def arguments_of(plan: Plan, stages: Sequence[StageLayers], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import resources
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from debubble.costs import framework_with
 from debubble.costs.speed import PRODUCT_BYTES
 from debubble.frameworks.deepspeed.partition import divided_states
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge
-from debubble.frameworks.megatron.export import FSDP, FSDP_FORMAT, environment
+from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
+from debubble.frameworks.megatron.export import FSDP, environment
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
-from debubble.frameworks.megatron.stages import LAYOUT, SPLITS, stages_of
+from debubble.frameworks.megatron.stages import stages_of
 from debubble.frameworks.megatron.swift import (
     SWIFT,
     SWIFT_DEFAULTS,
@@ -62,43 +62,6 @@ def with_arguments(settings: Settings, given: CommandLine | None) -> Settings:
     return settings if given is None else {**settings, **named_arguments(given.words)}
 
 
-def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
-    """The job's arguments that Megatron-LM refuses next to the changed ones, or that overrule them."""
-    if changed.get(LAYOUT) is not None:
-        yield from (name for name in SPLITS if job.get(name))
-    if "--recompute-granularity" in changed and job.get("--recompute-activations"):
-        yield "--recompute-activations"
-    if changed.get("--use-megatron-fsdp", True) is None or _leaves_torch_fsdp(job, changed):
-        yield from (name for name in ("--use-torch-fsdp2", "--use-custom-fsdp") if job.get(name))
-
-
-def required(job: Settings, changed: Settings) -> Mapping[str, Any]:
-    """What Megatron-LM's checks of its arguments ask for: FSDP, and the checkpoint format that goes with it."""
-    after = {name: value for name, value in {**job, **changed}.items() if value not in (None, False)}
-    said, needed = job.get("--ckpt-format"), dict[str, Any]()
-    if _leaves_torch_fsdp(job, changed):
-        needed = {"--use-megatron-fsdp": True, "--data-parallel-sharding-strategy": FSDP[3]}
-    if needed or ("--use-megatron-fsdp" in after and "--use-torch-fsdp2" not in after):
-        if said != FSDP_FORMAT:
-            needed["--ckpt-format"] = FSDP_FORMAT
-    elif said == "torch_dcp":
-        divided = _divides(after, "--tensor-model-parallel-size", "--pipeline-model-parallel-size")
-        if divided or changed.get("--use-megatron-fsdp", True) is None:
-            needed["--ckpt-format"] = None
-    return needed
-
-
-def _leaves_torch_fsdp(job: Settings, changed: Settings) -> bool:
-    """Tell whether a job of torch's FSDP becomes one with a pipeline, which Megatron-LM has with its own FSDP alone."""
-    stays = changed.get("--use-megatron-fsdp", True) is not None
-    return bool(job.get("--use-torch-fsdp2")) and stays and _divides(changed, "--pipeline-model-parallel-size")
-
-
-def _divides(arguments: Settings, *degrees: str) -> bool:
-    """Tell whether one of these degrees is above 1."""
-    return any(str(arguments.get(name)).strip() not in ("None", "1") for name in degrees)
-
-
 def turned_off(job: Settings) -> Mapping[str, str]:
     """The values that turn off what ms-swift has on by default."""
     return SWIFT_OFF if job.get("framework") == SWIFT else {}
@@ -129,7 +92,7 @@ HARMLESS = """
 @importer(
     "megatron", settings=read_job, file="megatron-arguments.sh", conflicts=conflicts, environment=environment,
     with_arguments=read_job, defaults=DEFAULTS["megatron"], harmless=HARMLESS, turned_off=turned_off,
-    required=required,
+    required=required, notes=notes, switches=switches,
 )  # fmt: skip
 def megatron(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of Megatron-LM's arguments, and the model if they describe it."""

@@ -9,8 +9,9 @@ from typing import Any
 
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import argument
+from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.import_ import HARMLESS as OF_MEGATRON
-from debubble.frameworks.megatron.import_ import conflicts, job_of, required, with_arguments
+from debubble.frameworks.megatron.import_ import job_of, with_arguments
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import ImportedJob
@@ -91,7 +92,7 @@ HARMLESS = "work_group user_name workspace trainable sink_level file_sink_level 
 
 @importer(
     "primus", settings=read_experiment, file="plan.yaml", conflicts=conflicts, with_arguments=read_experiment,
-    required=required, defaults=DEFAULTS, harmless=f"{OF_MEGATRON} {HARMLESS}",
+    required=required, notes=notes, switches=switches, defaults=DEFAULTS, harmless=f"{OF_MEGATRON} {HARMLESS}",
 )  # fmt: skip
 def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """The job of an experiment, on its base configurations as far as they are there or known."""

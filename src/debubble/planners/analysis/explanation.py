@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,7 @@ from debubble.costs.flops import Utilization
 from debubble.costs.host_memory import host_peaks
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
-from debubble.ir import InputError, Kind, RunOptions
+from debubble.ir import InputError, Kind, Number, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
 from debubble.models.runtime_limits import beyond_runtime
@@ -46,6 +47,14 @@ FINER_RECOMPUTATION = "a finer choice of what recomputes (memory is not full), o
 """Remedy for recomputation where memory is left: less than the next choice that recomputes less would take."""
 BOUNDED = ("collectives", "gradients", "optimizer")
 """Causes next to computing that lower bounds of a step count too."""
+
+
+def fullest_device(peaks: Sequence[Number], limits: Sequence[Number | None]) -> int:
+    """The device with the least room below its limit; of devices without one, that with the highest peak."""
+    free = [
+        float("inf") if limit is None else float(limit) - float(peak) for peak, limit in zip(peaks, limits, strict=True)
+    ]
+    return min(range(len(peaks)), key=lambda device: (free[device], -float(peaks[device])))
 
 
 @dataclass(frozen=True)
@@ -86,8 +95,8 @@ class Explanation:
         return self.tokens_per_second / self.plan.degrees.devices
 
     @property
-    def mfu(self) -> float:
-        """Model FLOPs utilization, a fraction."""
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization, a fraction; None: the devices' peak is not known."""
         run = Utilization.of(self.model, self.cluster, self.plan.options, devices=self.plan.ranks)
         return run.mfu(self.tokens_per_second)
 
@@ -125,8 +134,8 @@ class Explanation:
     @property
     def fullest(self) -> int:
         """The device with the least room left."""
-        limits = self._limits
-        return max(range(self.plan.devices), key=lambda d: float(self.timeline.peak_memory[d]) - limits[d])
+        limits = [self.plan.costs.limit_of(device) for device in range(self.plan.devices)]
+        return fullest_device(self.timeline.peak_memory, limits)
 
     @cached_property
     def fragmentation(self) -> float:

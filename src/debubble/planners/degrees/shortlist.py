@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from debubble.costs import framework_of_options
 from debubble.costs.step import parameter_bytes
 from debubble.ir.degrees import Degrees
+from debubble.models.vision import as_trained
 from debubble.planners.degrees.space import Job, configurations, of_one_size
 
 MOST_CHOICES = 200
@@ -55,21 +56,24 @@ def shortlist(job: Job, *, on_hosts: bool = False) -> Shortlist:
 
 def least_states(job: Job, degrees: Degrees, *, on_hosts: bool = False) -> float:
     """Bytes of states that the fullest device of a choice has at least: its even share of the pipeline's."""
-    options, model = job.run_options(degrees), job.model
+    options = job.run_options(degrees)
+    model = as_trained(job.model, options)
     if options.quantize is not None:
         return 0.0
     experts = sum(model.expert_parameters(layer) for layer in range(model.layers))
+    dense = model.parameters - experts
     ranks, among = degrees.data * degrees.context, degrees.expert * options.expert_shards
     dense_shards, expert_shards = ranks, max(1.0, ranks * degrees.tensor / among)
     total = 0.0
-    for parameters, divided, shards in (
-        (model.parameters - experts, degrees.tensor, dense_shards), (experts, among, expert_shards)
-    ):  # fmt: skip
+    for parameters, frozen, divided, shards in (
+        (dense, dense if options.lora else model.frozen_parameters, degrees.tensor, dense_shards),
+        (experts, experts if options.lora else 0, among, expert_shards),
+    ):
         size = parameter_bytes(
             options, shards=shards, gradient_bytes=framework_of_options(options.framework).gradient_bytes
         )
-        size = size.frozen if options.lora else size
-        total += parameters / divided * (size.total - size.optimizer * on_hosts)
+        trained = size.total - size.optimizer * on_hosts
+        total += ((parameters - frozen) * trained + frozen * size.frozen.total) / divided
     return total / degrees.pipeline
 
 

@@ -69,11 +69,9 @@ def _answers(plan: Plan, scene: Scene, why: Explanation | None) -> Iterator[dict
 
 
 def _fit(plan: Plan, scene: Scene, why: Explanation | None) -> dict[str, Any]:
-    peaks = list(map(float, scene.peak_memory))
-    limits = [float("inf") if limit is None else float(limit) for limit in scene.limits]
-    fullest = max(range(scene.devices), key=lambda d: (peaks[d] - limits[d], peaks[d]))
-    peak, limit = peaks[fullest], limits[fullest]
-    if limit == float("inf"):
+    peaks, fullest = list(map(float, scene.peak_memory)), scene.fullest
+    peak, limit = peaks[fullest], scene.limits[fullest]
+    if limit is None:
         more = f"Device {fullest} holds most; no memory limit was given."
         return {"answer": f"{size_words(peak)}, and no limit", "more": [more]}
     more = f"Device {fullest} is fullest, at {100 * peak / limit:.1f}% of its limit."

@@ -9,6 +9,7 @@ from functools import cache
 
 from debubble.costs import Cluster, model_units
 from debubble.costs.flops import Utilization
+from debubble.formatting import mfu_words
 from debubble.ir import InfeasibleError, RunOptions
 from debubble.models import Model, models
 from debubble.papers.chronospipe.figures.memory_model import GB, LIMIT
@@ -56,7 +57,7 @@ class PlannedStep:
         """Model FLOPs utilization of the pipeline's part of a step."""
         tokens = self.micro_batches * self.options.micro_batch_size * self.options.sequence_length
         used = Utilization.of(self.model, CLUSTER, self.options, devices=CLUSTER.count)
-        return f"{100 * used.mfu(tokens / float(timeline.makespan)):.1f}%"
+        return mfu_words(used.mfu(tokens / float(timeline.makespan)))
 
 
 @cache

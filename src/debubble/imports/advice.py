@@ -1,0 +1,88 @@
+"""Settings that a job leaves off and that would help it, each predicted by reading the job with them on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from debubble.formatting import size_words
+from debubble.imports.figures import Figures
+from debubble.imports.registry import Importer, Settings, UserFacts
+from debubble.ir import DebubbleError
+from debubble.plans import Plan
+
+MIN_GAIN = 0.01
+"""Share of a step by which settings must shorten it to be advised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingAdvice:
+    """Settings that would help a job.
+
+    Attributes:
+        settings: By name, as they are when they are on; true: without a value.
+        step_time: Seconds of a step with them.
+        peak_memory: Bytes on the fullest device with them.
+        fits: Whether all peaks are within the limits with them.
+    """
+
+    settings: Mapping[str, Any]
+    step_time: float
+    peak_memory: float
+    fits: bool
+
+    @staticmethod
+    def of(settings: Mapping[str, Any], plan: Plan) -> SettingAdvice:
+        """The settings with the figures of the plan that has them."""
+        then = Figures.of(plan)
+        return SettingAdvice(settings=settings, step_time=then.step_time, peak_memory=then.peak_memory, fits=then.fits)
+
+    def words(self, yours: Figures) -> str:
+        """The settings and what they bring, such as `--sequence-parallel: 4% faster, 3.00 GiB less`."""
+        names = " ".join(name if value is True else f"{name} {value}" for name, value in self.settings.items())
+        return f"{names}: {', '.join(self._effects(yours))}"
+
+    def _effects(self, yours: Figures) -> Iterator[str]:
+        if self.fits and not yours.fits:
+            yield "fits"
+        share = 1 - self.step_time / yours.step_time
+        if abs(share) >= MIN_GAIN:
+            yield f"{100 * abs(share):.0f}% {'faster' if share > 0 else 'slower'}"
+        less = yours.peak_memory - self.peak_memory
+        if abs(less) >= MIN_GAIN * yours.peak_memory:
+            yield f"{size_words(abs(less))} {'less' if less > 0 else 'more'}"
+
+
+def advised(
+    importer: Importer, settings: Settings, path: Path, given: UserFacts, yours: Plan
+) -> tuple[SettingAdvice, ...]:
+    """Predict a job with each of its framework's switches on, and keep what helps.
+
+    Args:
+        importer: The framework's.
+        settings: The job's settings.
+        path: Their file.
+        given: What its user adds.
+        yours: The job's plan.
+
+    Returns:
+        The settings with which the job fits where it did not, or its step is at least 1% shorter than without them and
+        than with fewer of them, the fastest first.
+    """
+    found = [SettingAdvice.of({}, yours)]
+    for on in importer.switches(settings, yours.options):
+        with suppress(DebubbleError):
+            then = SettingAdvice.of(on, importer.job({**settings, **on}, path, given).plan(given.cluster))
+            fewer = [each for each in found if each.settings.items() <= on.items()]
+            faster = then.step_time <= (1 - MIN_GAIN) * min(each.step_time for each in fewer)
+            if then.fits and (faster or not any(each.fits for each in fewer)):
+                found.append(then)
+    return tuple(sorted(found[1:], key=lambda each: each.step_time))
+
+
+def advice_words(advice: Sequence[SettingAdvice], yours: Figures) -> str:
+    """Say in a line which settings would help the job as it is."""
+    return f"Would help: {'; '.join(each.words(yours) for each in advice)}."

@@ -1,0 +1,71 @@
+"""Time and memory of a job, or of the plan next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from debubble.costs.accuracy import Accuracy, accuracy_of
+from debubble.costs.calibration import Figure
+from debubble.formatting import mfu_words, size_words, time_words
+from debubble.ir import OutOfMemoryError
+from debubble.planners.analysis.explanation import Explanation
+from debubble.planners.plan_step import seconds_per_step
+from debubble.plans import Plan
+from debubble.simulator import simulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Time and memory of a plan.
+
+    Attributes:
+        step_time: Seconds of a step.
+        peak_memory: Bytes on the fullest device, next to what no plan may use.
+        memory_limit: Bytes that a plan may use of that device; None: it has no limit.
+        fits: Whether all peaks are within the limits.
+        tokens_per_second_per_device: Tokens per second of all devices, divided by their number.
+        mfu: Model FLOPs utilization, a fraction; None: the devices' peak is not known.
+        accuracy: Errors of `step` and `memory` on published runs like this, and the intervals that hold nine in ten.
+    """
+
+    step_time: float
+    peak_memory: float
+    memory_limit: float | None
+    fits: bool
+    tokens_per_second_per_device: float
+    mfu: float | None
+    accuracy: dict[str, Accuracy]
+
+    @staticmethod
+    def of(plan: Plan) -> Figures:
+        """Simulate a model's plan, without its memory limit if it exceeds it."""
+        described = plan.model_on_cluster
+        assert described is not None
+        try:
+            timeline, fits = plan.simulate(), True
+        except OutOfMemoryError:
+            timeline, fits = simulate(plan.schedule, plan.costs.with_limit(None)), False
+        seconds, peak = seconds_per_step(plan, timeline), float(max(timeline.peak_memory))
+        why = Explanation(plan, timeline, seconds, *described)
+        predicted: Mapping[Figure, float] = {"step": seconds, "memory": peak}
+        limit = plan.costs.limit_of(timeline.peak_memory.index(max(timeline.peak_memory)))
+        return Figures(
+            step_time=seconds,
+            peak_memory=peak,
+            memory_limit=None if limit is None else float(limit),
+            fits=fits,
+            tokens_per_second_per_device=why.tokens_per_second_per_device,
+            mfu=why.mfu,
+            accuracy={what: accuracy_of(what, *described, plan.options).of(value) for what, value in predicted.items()},
+        )
+
+    def __str__(self) -> str:
+        step, memory = self.accuracy["step"], self.accuracy["memory"]
+        low, high = (time_words(value, seconds=True) for value in (step.low, step.high))
+        return (
+            f"{time_words(self.step_time, seconds=True)} ({low} to {high}),"
+            f" {self.tokens_per_second_per_device:,.0f} tokens/s per GPU, MFU {mfu_words(self.mfu)};"
+            f" {size_words(self.peak_memory)} of {size_words(self.memory_limit)} (up to {size_words(memory.high)})"
+            f"{'' if self.fits else ', which does not fit'}"
+        )

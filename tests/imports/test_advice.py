@@ -1,0 +1,99 @@
+"""Settings that a job leaves off and that would help it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.formatting import size_words
+from debubble.frameworks.megatron.changes import OTHER_CHECKPOINTS, notes, switches
+from debubble.imports import imports
+from debubble.imports.advice import SettingAdvice, advised
+from debubble.imports.figures import Figures
+from debubble.imports.registry import UserFacts
+from debubble.ir import RunOptions
+from tests.imports.test_megatron import SCRIPT
+
+SEQUENCE = {"--sequence-parallel": True}
+DIVIDED = {**SEQUENCE, "--tp-comm-overlap": True}
+TENSOR = "--tensor-model-parallel-size 4"
+
+
+def advice(tmp_path: Path, extra: str, cluster: str) -> tuple[Figures, tuple[SettingAdvice, ...]]:
+    (tmp_path / "job.sh").write_text(SCRIPT.replace("EXTRA", extra))
+    importer, given = imports["megatron"], UserFacts(cluster=db.Cluster.parse(cluster))
+    settings = importer.read(tmp_path / "job.sh", None)
+    plan = importer.job(settings, tmp_path / "job.sh", given).plan(given.cluster)
+    return Figures.of(plan), advised(importer, settings, tmp_path / "job.sh", given, plan)
+
+
+def test_sequence_parallelism_and_its_overlap_are_advised(tmp_path: Path) -> None:
+    now, found = advice(tmp_path, TENSOR, "16xA100-80GB")
+    _, on = advice(tmp_path, f"{TENSOR} --sequence-parallel", "16xA100-80GB")
+
+    assert [each.settings for each in found] == [DIVIDED, SEQUENCE]
+    assert [each.settings for each in on] == [{"--tp-comm-overlap": True}]
+    assert on[0].step_time == found[0].step_time < found[1].step_time < now.step_time
+
+
+def test_advice_is_a_prediction_of_the_changed_job(tmp_path: Path) -> None:
+    _, found = advice(tmp_path, TENSOR, "16xA100-80GB")
+    changed, _ = advice(tmp_path, f"{TENSOR} --sequence-parallel", "16xA100-80GB")
+    assert (found[1].step_time, found[1].peak_memory) == (changed.step_time, changed.peak_memory)
+
+
+def test_settings_that_let_a_job_fit_are_advised(tmp_path: Path) -> None:
+    now, found = advice(tmp_path, f"{TENSOR} --micro-batch-size 4", "16xA100-40GB")
+    less = size_words(now.peak_memory - found[0].peak_memory)
+
+    assert not now.fits
+    assert found[0].fits
+    assert found[0].words(now).startswith("--sequence-parallel --tp-comm-overlap: fits, ")
+    assert found[0].words(now).endswith(f"% faster, {less} less")
+
+
+def test_a_job_with_nothing_to_switch_on_is_told_nothing(tmp_path: Path) -> None:
+    assert advice(tmp_path, "", "4xA100-80GB")[1] == ()
+
+
+def test_the_answer_has_the_advice_in_a_line(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(SCRIPT.replace("EXTRA", TENSOR))
+    _, out, _ = run("import", "megatron", str(tmp_path / "job.sh"), "--cluster", "16xA100-80GB", "--as-it-is")
+    assert "\nWould help: --sequence-parallel --tp-comm-overlap: " in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "names"),
+    [
+        ({}, {"data": 2}, [["--overlap-grad-reduce"]]),
+        ({}, {"data": 2, "zero": 1}, [["--overlap-grad-reduce", "--overlap-param-gather"]]),
+        ({}, {"data": 2, "zero": 2}, []),
+        ({"--transformer-impl": "local"}, {"tensor": 2, "sequence_parallel": False}, [["--sequence-parallel"]]),
+        ({"framework": "megatron-bridge"}, {"tensor": 2}, []),
+        ({}, {"tensor": 2, "sequence_length": 4095}, []),
+    ],
+)
+def test_switches_are_those_that_megatron_takes(
+    settings: dict[str, Any], options: dict[str, Any], names: list[list[str]]
+) -> None:
+    assert [list(each) for each in switches(settings, RunOptions(**options))] == names
+
+
+@pytest.mark.parametrize(
+    ("job", "changed", "said"),
+    [
+        ({}, {"--micro-batch-size": 4}, []),
+        ({}, {"--use-megatron-fsdp": True, "--ckpt-format": "fsdp_dtensor"}, [OTHER_CHECKPOINTS]),
+        ({"--use-torch-fsdp2": True}, {"--use-torch-fsdp2": None}, [OTHER_CHECKPOINTS]),
+        ({"--use-torch-fsdp2": False}, {"--use-torch-fsdp2": None}, []),
+        ({}, {"--ckpt-format": "torch_dist"}, []),
+        ({"--ckpt-format": "torch_dcp"}, {"--ckpt-format": None}, [OTHER_CHECKPOINTS]),
+    ],
+)
+def test_other_checkpoints_are_told_where_their_writer_changes(
+    job: dict[str, Any], changed: dict[str, Any], said: list[str]
+) -> None:
+    assert list(notes(job, changed)) == said
