@@ -72,9 +72,9 @@ SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
 offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
 STAGE_BY_STAGE = 2
 """One in so many random points goes back stage by stage, where hosts have to step."""
-CHUNK, RUN = 10, 50
-"""Shares of 100 changes: those below the first number are made to all stages of a chunk, those below the second to a run
-of stages, the others to one stage."""
+CHUNK, RUN = 5, 2
+"""One in so many changes is made to all stages of a chunk; where hosts have to step, one in so many others to a run of
+stages, as what is best often changes with depth alone there."""
 
 
 class Space(NamedTuple):
@@ -219,13 +219,13 @@ def score(
 
 
 @jit
-def change(point: Ints, choice: int, to: int, s: int, devices: int, random: Ints) -> None:
+def change(a: Space, point: Ints, choice: int, to: int, s: int, random: Ints) -> None:
     """Change one stage's entry, or the same for all stages of its chunk, or for a run of stages that it begins."""
-    dice = draw(random, 100)
-    if dice < CHUNK:
+    devices = len(a.limits)
+    if draw(random, CHUNK) == 0:
         first = s // devices * devices
         point[choice, first : first + devices] = to
-    elif dice < RUN:
+    elif a.overfull and draw(random, RUN) == 0:
         point[choice, s : s + 1 + draw(random, point.shape[1] - s)] = to
     else:
         point[choice, s] = to
@@ -234,7 +234,7 @@ def change(point: Ints, choice: int, to: int, s: int, devices: int, random: Ints
 @jit
 def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
     """Change a point at random, in place."""
-    S, P = point.shape[1], len(a.limits)
+    S = point.shape[1]
     levels = a.rows.shape[1]
     dice, s = draw(random, 100), draw(random, S)
     offloads = a.offloads > 0
@@ -246,14 +246,14 @@ def neighbour(a: Space, point: Ints, policy: Floats, random: Ints) -> None:
             point[COUNT, other] += by
     elif dice < LEVELS:
         step = 2 * draw(random, 2) - 1
-        change(point, LEVEL, min(max(point[LEVEL, s] + step, 0), levels - 1), s, P, random)
+        change(a, point, LEVEL, min(max(point[LEVEL, s] + step, 0), levels - 1), s, random)
     elif dice < SHARES and offloads:
-        change(point, SHARE, draw(random, QUARTERS + 1), s, P, random)
+        change(a, point, SHARE, draw(random, QUARTERS + 1), s, random)
     elif dice < FLIGHTS:
         to = UNLIMITED if draw(random, 10) < 3 else 1 + draw(random, 2 * S - 1)
-        change(point, MOST, to, s, P, random)
+        change(a, point, MOST, to, s, random)
     elif dice < HOSTS and a.hostable:
-        change(point, ON_HOST, 1 - point[ON_HOST, s], s, P, random)
+        change(a, point, ON_HOST, 1 - point[ON_HOST, s], s, random)
     else:
         n = draw(random, len(policy))
         policy[n] = a.choices[n, draw(random, a.options[n])]
