@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import random
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -48,37 +50,40 @@ def samples() -> InOrder:
     return InOrder(dataset=Noisy(), sequence_length=1, seed=3)
 
 
-@pytest.mark.usefixtures("forked_processes")
-def test_batches_are_those_of_the_samples_themselves_also_after_a_leap() -> None:
-    prefetched = Prefetcher(samples(), stride=2)
+@pytest.fixture
+def prefetch(forked_processes: None) -> Iterator[Callable[..., Prefetcher]]:
+    """Makes items ahead, in a process that ends with the test."""
+    with ExitStack() as ends:
+        yield lambda items, stride: ends.enter_context(closing(Prefetcher(items, stride=stride)))
+
+
+def test_batches_are_those_of_the_samples_themselves_also_after_a_leap(prefetch: Any) -> None:
+    prefetched = prefetch(samples(), 2)
     for first in (0, 2, 1, 3):
         found = prefetched.batch(first, count=1)
         assert isinstance(found, torch.Tensor)
         assert torch.equal(found, samples().batch(first, count=1))
 
 
-@pytest.mark.usefixtures("forked_processes")
-def test_the_next_batch_is_made_before_it_is_asked_for() -> None:
+def test_the_next_batch_is_made_before_it_is_asked_for(prefetch: Any) -> None:
     dataset = Noisy()
-    prefetched = Prefetcher(InOrder(dataset=dataset, sequence_length=1, seed=3), stride=3)
+    prefetched = prefetch(InOrder(dataset=dataset, sequence_length=1, seed=3), 3)
     prefetched.batch(0, count=1)
     assert dataset.made[3].wait(timeout=30)
 
 
-@pytest.mark.usefixtures("forked_processes")
-def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for() -> None:
-    prefetched = Prefetcher(samples(), stride=1)
+def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for(prefetch: Any) -> None:
+    prefetched = prefetch(samples(), 1)
     prefetched.batch(4, count=1)
     with pytest.raises(InputError, match=r"^Item 5 is broken\.$"):
         prefetched.batch(5, count=1)
 
 
-@pytest.mark.usefixtures("forked_processes")
-def test_random_numbers_of_the_training_are_its_own_while_items_are_made() -> None:
+def test_random_numbers_of_the_training_are_its_own_while_items_are_made(prefetch: Any) -> None:
     seed_generators()
     expected = [drawn() for _ in range(4)]
     seed_generators()
-    prefetched = Prefetcher(samples(), stride=1)
+    prefetched = prefetch(samples(), 1)
     found = []
     for first in range(4):
         prefetched.batch(first, count=1)
@@ -143,18 +148,16 @@ class Raising(Noisy):
         raise KeyError("text")
 
 
-@pytest.mark.usefixtures("forked_processes")
-def test_what_a_dataset_raises_is_named_and_where() -> None:
-    prefetched = Prefetcher(InOrder(dataset=Raising(), sequence_length=1), stride=1)
+def test_what_a_dataset_raises_is_named_and_where(prefetch: Any) -> None:
+    prefetched = prefetch(InOrder(dataset=Raising(), sequence_length=1), 1)
     with pytest.raises(UserCodeError) as caught:
         prefetched.batch(2, count=1)
     assert str(caught.value) == "Item 2 of the dataset cannot be made: KeyError: 'text'."
     assert 'raise KeyError("text")' in caught.value.traceback
 
 
-@pytest.mark.usefixtures("forked_processes")
-def test_a_rank_says_when_the_process_starts() -> None:
-    prefetched = Prefetcher(samples(), stride=2)
+def test_a_rank_says_when_the_process_starts(prefetch: Any) -> None:
+    prefetched = prefetch(samples(), 2)
     phases = [prefetched.phase]
     prefetched.batch(0, count=1)
     assert [*phases, prefetched.phase] == [STARTS, READS]

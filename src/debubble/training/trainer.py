@@ -180,8 +180,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
     with ExitStack() as stack:
         displays = _displays(options, done=run.step, cores=_shared_cores(run)) if leader else ()
         shows = [stack.enter_context(display) for display in displays]
-        if run.online is not None:
-            stack.callback(run.online.close)
+        stack.callback(run.close)
         stack.enter_context(watch(run.pipeline, timeout=options.hang_timeout, request_end=run.request_end))
         for report in run.steps():
             reports.append(report)
@@ -281,6 +280,13 @@ class TrainingRun:
     def rows(self) -> int:
         """Sequences per step and replica."""
         return self.plan.micro_batches * self.plan.options.micro_batch_size
+
+    def close(self) -> None:
+        """End the processes beside this one."""
+        if isinstance(self._data, Prefetcher):
+            self._data.close()
+        if self.online is not None:
+            self.online.close()
 
     def resume(self, newest: Path, progress: RunProgress) -> None:
         """Go on from a checkpoint."""

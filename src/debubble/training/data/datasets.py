@@ -235,6 +235,10 @@ class Prefetcher:
             raise made
         return made
 
+    def close(self) -> None:
+        """End the process: it does not hear of an end that garbage collection brings, which then takes seconds."""
+        self._batches, self._next = iter(()), None
+
     def _batches_from(self, first: int, count: int) -> Iterator[Entries | DebubbleError]:
         separate = self._samples.separate
         loader = DataLoader(
