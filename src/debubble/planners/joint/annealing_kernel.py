@@ -72,6 +72,8 @@ SHIFTS, LEVELS, SHARES, FLIGHTS, HOSTS = 30, 52, 74, 82, 88
 offload, micro-batches in flight, and, if hosts may step, who does; the others change the policy."""
 STAGE_BY_STAGE = 2
 """One in so many random points goes back stage by stage, where hosts have to step."""
+LEAST_KEPT = 3
+"""One in so many random points keeps as little of activations on devices as can be, where states leave little room."""
 CHUNK, RUN = 5, 2
 """One in so many changes is made to all stages of a chunk; where hosts have to step, one in so many others to a run of
 stages, as what is best often changes with depth alone there."""
@@ -97,6 +99,7 @@ class Space(NamedTuple):
         offloads: 1 if activations can be moved to the host.
         hostable: 1 if the host may step.
         overfull: 1 if it has to, as devices have no room for all states.
+        full: 1 if states take most of devices' memory in the points that are drawn.
         tails: The time after the last operation if hosts step everything, if devices step next to nothing of their
             states, and if they step all.
     """
@@ -117,6 +120,7 @@ class Space(NamedTuple):
     offloads: int
     hostable: int
     overfull: int
+    full: int
     tails: Floats
 
 
@@ -286,6 +290,8 @@ def random_point(a: Space, counts: Ints, point: Ints, policy: Floats, random: In
         if offloads:
             point[SHARE] = QUARTERS
         policy[BACKWARDS] = BY_STAGE + draw(random, 2)
+    elif offloads and a.full and draw(random, LEAST_KEPT) == 0:
+        point[LEVEL], point[SHARE] = levels - 1, QUARTERS
 
 
 @jit

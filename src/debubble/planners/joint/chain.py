@@ -26,11 +26,13 @@ class PointChain:
     Attributes:
         levers: The points and their costs.
         seed: Its result depends on it and on the efforts alone.
+        hosts: Whether hosts may step in the points that it draws; annealing may change that.
         least: Score of the best point so far.
     """
 
     levers: Levers
     seed: int
+    hosts: bool = True
     _rows: Ints = field(init=False)
     _policy: Floats = field(init=False)
     _best: Ints = field(init=False)
@@ -69,10 +71,11 @@ class PointChain:
         """Try random points until the effort is spent."""
         counts, missing = np.array(self.levers.balanced_counts), np.zeros(ADDRESS, np.int64)
         done, draws = 0, max(1, effort.moves(self.price))
+        space = self.levers.space if self.hosts else self.levers.space._replace(hostable=0, full=1)
         while done < draws and not effort.deadline.passed:
             end = min(draws, done + BURST)
             at = sample(
-                self.levers.space, counts, self._best, self._best_policy, self._values, missing, done, end,
+                space, counts, self._best, self._best_policy, self._values, missing, done, end,
                 self._random,
             )  # fmt: skip
             if at < end:

@@ -161,6 +161,7 @@ class Levers:
             offloads=int(units.offload_bandwidth is not None),
             hostable=int(units.hostable),
             overfull=int(self.overfull),
+            full=0,
             tails=self._tails,
         )
 
