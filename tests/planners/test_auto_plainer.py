@@ -9,8 +9,9 @@ import pytest
 import debubble as db
 from debubble.ir import DebubbleError, Kind, RunOptions
 from debubble.planners import planners
-from debubble.planners.auto import LITTLE, fastest_of
+from debubble.planners.auto import LITTLE, ONE_STAGE, fastest_of
 from debubble.planners.model_problem import problem_of
+from debubble.planners.problem import Solution
 from debubble.planners.registry import Result
 from tests.planners.test_fixed import MODEL
 
@@ -54,3 +55,26 @@ def test_a_plain_answer_of_any_planner_wins_within_a_percent(limit: str) -> None
         assert not best.schedule.offloaded
         assert not best.schedule.host_steps
         assert step <= min(plain)
+
+
+def one_device(zero: int) -> tuple[Solution, float]:
+    """The plan of one pipeline device on four replicas, and the fastest planner's step."""
+    options = RunOptions(sequence_length=2048, data=4, zero=zero)
+    problem = problem_of(MODEL, db.Cluster.parse("4xA100-80GB"), options, micro_batches=16)
+    *_, plan = fastest_of(replace(problem, effort=0.2), ("portfolio", "joint", "adapipe"))
+    return plan, min(each.step_time for each in plan.candidates if each.step_time is not None)
+
+
+def test_one_stage_on_one_device_wins_within_two_percent() -> None:
+    plan, fastest = one_device(zero=1)
+
+    assert plan.schedule.stages == 1
+    assert plan.candidates[0].step_time is not None
+    assert plan.candidates[0].step_time <= (1 + ONE_STAGE) * fastest
+
+
+def test_with_zero_3_more_stages_of_one_device_stay() -> None:
+    plan, fastest = one_device(zero=3)
+
+    assert plan.schedule.stages > 1
+    assert plan.candidates[0].step_time == fastest

@@ -240,6 +240,17 @@ def test_the_table_of_planners_says_why_one_was_taken(steps: tuple[float, ...], 
     assert chosen_words(replace(small_plan(), candidates=candidates)) == said
 
 
+@pytest.mark.parametrize(("ratio", "said"), [(1.02, False), (0.998, False), (0.98, True)])
+def test_the_answer_names_a_planner_that_is_faster(ratio: float, said: bool) -> None:
+    plan = db.plan(db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB"), planner="dapple", micro_batches=4)
+    step = float(plan.simulate().makespan)
+    first = replace(plan.candidates[0], step_time=step, makespan=step)
+    other = replace(first, planner="b", step_time=ratio * step, makespan=ratio * step)
+    compared = replace(plan, candidates=(first, other))
+
+    assert ("2.0% less time by b" in printed(render_plan(compared, Scene.predicted(compared)))) is said
+
+
 def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02) -> DegreeSearch:
     """A search of degrees whose best choices take these steps, the plan's first."""
     parts = MemoryParts(weights=1, gradients=1, optimizer=1, activations=1, workspace=1)

@@ -124,6 +124,8 @@ NOTABLE = 5e-4
 with fewest stages is taken."""
 LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
+ONE_STAGE = 0.02
+"""The same of such a plan with one stage, which every framework runs; with ZeRO-3 more stages gather less at a time."""
 
 
 def _tolerance(problem: Problem) -> float:
@@ -180,8 +182,13 @@ class _Answers:
     def chosen(self) -> Result:
         """The fastest answer; of model units one without levers that is about as fast, if there is one."""
         fastest, *_ = results = self.results
+        if not _prefers_plain(self._problem):
+            return fastest
+        undivided = [each for each in results if each.plain and each.solution.schedule.stages == 1]
+        if undivided and not self._problem.units.gathers and undivided[0].score <= (1 + ONE_STAGE) * fastest.score:
+            return undivided[0]
         plain = [each for each in results if each.plain and each.score <= _tolerance(self._problem) * fastest.score]
-        if not plain or not _prefers_plain(self._problem):
+        if not plain:
             return fastest
         equal = [each for each in plain if each.score <= (1 + NOTABLE) * plain[0].score]
         return min(equal, key=lambda each: each.solution.schedule.stages)

@@ -26,6 +26,7 @@ from debubble.simulator import Cause
 from debubble.targets.target import targets
 from debubble.views.memory_table import PARTS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
+from debubble.views.rows import fastest_other
 from debubble.views.scene import Scene, subject
 
 LABEL = 13
@@ -193,7 +194,13 @@ def _offload(plan: Plan, why: Explanation) -> Iterator[str]:
 
 def _faster(plan: Plan) -> Iterator[str]:
     """The fastest plan, where this one is simpler and nearly as fast."""
-    if plan.degree_search is None or plan.degree_search.fastest is None:
+    if plan.degree_search is None:
+        planner, ratio = fastest_other(plan)
+        if 100 * (1 - ratio) >= LITTLE:
+            yield f"{100 * (1 - ratio):.1f}% less time by {planner}"
+            yield f"--planner {planner} asks it alone"
+        return
+    if plan.degree_search.fastest is None:
         return
     faster, step = plan.degree_search.fastest, plan.degree_search.configurations[0].step_time
     gained = 100 * (1 - faster.configuration.step_time / step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -63,20 +64,21 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
 
 
 def chosen_words(plan: Plan) -> str | None:
-    """A sentence on why the plan's planner was taken where others are within 1%; None: none is."""
+    """A sentence on why the plan's planner was taken where others are about as fast; None: none is."""
     answers = _answers(plan)
     if len(answers) < 2:
         return None
-    first, others = answers[0], answers[1:]
-    ratios = {c.planner: _score(c) / _score(first) for c in others}
-    equal = [name for name, ratio in ratios.items() if abs(ratio - 1) < EQUAL]
-    fastest, least = min(ratios.items(), key=lambda entry: entry[1])
+    first = answers[0]
+    equal = [c.planner for c in answers[1:] if abs(_score(c) / _score(first) - 1) < EQUAL]
+    fastest, least = fastest_other(plan)
     if least < 1 - EQUAL:
         slower = 1 / least - 1
+        of_one_stage = plan.schedule.stages == 1 and slower <= CLOSE_OF_ONE_STAGE
         rule = "within 1%" if slower <= CLOSE else "on CPUs, whose hosts are the same cores"
         return (
-            f"{first.planner} is taken, {100 * slower:.2f}% slower than {fastest}: a plan that neither"
-            f" recomputes, offloads nor steps on hosts wins {rule}."
+            f"{first.planner} is taken, {100 * slower:.2f}% slower than {fastest}: a plan"
+            f"{' of one stage' if of_one_stage else ''} that neither recomputes, offloads nor steps on hosts wins"
+            f" {'within 2%' if of_one_stage else rule}."
         )
     if equal:
         return (
@@ -87,8 +89,16 @@ def chosen_words(plan: Plan) -> str | None:
     return None
 
 
-EQUAL, CLOSE = 1e-9, 0.01
-"""Shares by which the steps of equally fast plans may differ, and those of plans between which a choice is told."""
+EQUAL, CLOSE, CLOSE_OF_ONE_STAGE = 1e-9, 0.01, 0.02
+"""Shares by which the steps of equally fast plans may differ, and those of plans between which a choice is told; the
+last where the plan has one stage."""
+
+
+def fastest_other(plan: Plan) -> tuple[str, float]:
+    """The fastest planner of those that were not taken, and how many times the plan's step it takes; infinite: none."""
+    answers = _answers(plan)
+    ratios = {c.planner: _score(c) / _score(answers[0]) for c in answers[1:]}
+    return min(ratios.items(), key=lambda entry: entry[1], default=("", math.inf))
 
 
 def _score(candidate: CandidateSummary) -> float:

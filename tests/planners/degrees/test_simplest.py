@@ -35,6 +35,18 @@ def test_levers_are_named() -> None:
     assert [plan.levers for plan in (PLAIN, PIPELINE, BOTH)] == [(), ("pipeline 2",), ("pipeline 2", "tensor 2")]
 
 
+def chunked(zero: int) -> PlannedChoice:
+    """Two stages on one pipeline device."""
+    degrees = Degrees(data=4, zero=zero, micro_batches=2)
+    problem = replace(job().problem(degrees), chunks=2)
+    return PlannedChoice(degrees=degrees, solution=quick_step(problem)[1], step=1.0)
+
+
+def test_chunks_on_one_device_are_a_lever_unless_they_are_gathered() -> None:
+    assert chunked(zero=1).levers == ("2 chunks",)
+    assert chunked(zero=3).levers == ()
+
+
 def test_the_plan_with_fewest_levers_within_the_tolerance_is_chosen() -> None:
     assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.02) is PLAIN
     assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.012) is PIPELINE

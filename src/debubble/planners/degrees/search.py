@@ -152,6 +152,8 @@ class _DegreesSearch:
         self.too_large: dict[Degrees, str] = {}
         self.ranking: Ranking[Degrees] = Ranking()
         self.quick: dict[Degrees, Solution] = {}
+        self.simpler: dict[Degrees, Result] = {}
+        """Answers of `auto` that are slower than what is known, and may be simpler."""
         self.results: dict[Degrees, Result] = {}
         self.asked: set[Degrees] = set()
         """Those that `auto` has planned."""
@@ -367,6 +369,8 @@ class _DegreesSearch:
             self.ranking.refused[degrees] = refusal
         else:
             self._keep(degrees, answer)
+            if answer is not self.results[degrees]:
+                self.simpler[degrees] = answer
         self._report()
 
     def _keep(self, degrees: Degrees, answer: Result) -> None:
@@ -435,12 +439,18 @@ class _DegreesSearch:
         if self.planner == "auto":
             near = fastest.step * (1 + self.job.tolerance)
             plans += [
+                PlannedChoice(degrees=degrees, solution=result.solution, step=float(result.time))
+                for degrees, result in self.simpler.items()
+            ]
+            plans += [
                 PlannedChoice(degrees=degrees, solution=solution, step=self.ranking.steps[degrees])
                 for degrees, solution in self.quick.items()
                 if self.job.tolerance and degrees in self.ranking.steps and self.ranking.steps[degrees] <= near
             ]
         plan = simplest(plans, tolerance=self.job.tolerance) if self.job.tolerance else fastest
-        if plan.degrees not in self.results or self.results[plan.degrees].solution is not plan.solution:
+        if plan.degrees in self.simpler and self.simpler[plan.degrees].solution is plan.solution:
+            self.results[plan.degrees] = self.simpler[plan.degrees]
+        elif plan.degrees not in self.results or self.results[plan.degrees].solution is not plan.solution:
             self.results[plan.degrees] = verify(QUICK, self.problems[plan.degrees], plan.solution, 0.0)
         return plan, fastest.levers
 

@@ -41,7 +41,8 @@ class PlannedChoice:
         for name in ("pipeline", "tensor", "context", "expert", "slices"):
             if (degree := getattr(self.degrees, name)) > 1:
                 yield f"{name} {degree}"
-        if self.degrees.pipeline > 1 and schedule.placement.chunks > 1:
+        gathers_stages = self.degrees.pipeline == 1 and self.solution.costs.gathers
+        if schedule.placement.chunks > 1 and not gathers_stages:
             yield f"{schedule.placement.chunks} chunks"
         lengths = [len(stage) for stage in partition] or [0]
         if self.degrees.pipeline > 1 and max(lengths) - min(lengths) > UNEVEN_UNITS:
