@@ -16,7 +16,7 @@ from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
 from debubble.views.memory_table import memory_words
 from debubble.views.plan_table import render as render_plan
-from debubble.views.rows import chosen_degrees_words, chosen_words
+from debubble.views.rows import chosen_degrees_words, chosen_words, configuration_rows
 from debubble.views.scene_table import render_scenes
 from debubble.views.summary import (
     as_dict,
@@ -282,6 +282,16 @@ def test_the_table_of_degrees_says_why_one_was_taken(found: DegreeSearch, said: 
 
     assert words.startswith(said)
     assert bool(words) == bool(said)
+
+
+def test_the_table_of_degrees_names_levers_and_quick_plans() -> None:
+    found = search(1.0, 1.2)
+    first, other = found.configurations
+    first = replace(first, levers=("pipeline 2", "recomputation"))
+    shown = replace(found, configurations=(first, replace(other, planner="quick plan")))
+
+    degrees = [row[0] for row in configuration_rows(shown, None).rows]
+    assert degrees == [f"{Degrees()}, recomputation", f"{Degrees()} (quick plan)"]
 
 
 def test_times_and_sizes_are_readable() -> None:

@@ -75,6 +75,14 @@ class MemoryParts:
         return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
 
 
+UNEVEN_STAGES, RECOMPUTATION, OFFLOAD, CPU_OPTIMIZER = "uneven stages", "recomputation", "offload", "CPU optimizer"
+"""Levers of a plan that its degrees do not name."""
+
+
+QUICK_PLAN = "quick plan"
+"""Planner of a plan that was drawn without a search."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationSummary:
     """One choice of degrees with the best plan that was found for it."""
@@ -91,6 +99,8 @@ class ConfigurationSummary:
     """On that device."""
     planner: str
     schedule: str
+    levers: tuple[str, ...] = ()
+    """What the plan uses beyond data parallelism with ZeRO, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from debubble.costs import Cluster
 from debubble.formatting import listed, mfu_words, percent, size_words, time_words
 from debubble.ir import CandidateSummary, PlannedUnit, RunOptions
-from debubble.ir.degrees import ConfigurationSummary, DegreeSearch, UsualChoice
+from debubble.ir.degrees import (
+    CPU_OPTIMIZER,
+    OFFLOAD,
+    QUICK_PLAN,
+    RECOMPUTATION,
+    UNEVEN_STAGES,
+    ConfigurationSummary,
+    DegreeSearch,
+    UsualChoice,
+)
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan
 from debubble.plans import Plan
@@ -241,8 +250,10 @@ def _configuration_row(equal: Sequence[ConfigurationSummary]) -> tuple[str, ...]
     """One row for choices that take the same step."""
     c = min(equal, key=lambda each: each.peak_memory)
     others = f" (as fast: {'; '.join(str(each.degrees) for each in equal if each is not c)})" if len(equal) > 1 else ""
+    levers = [lever for lever in c.levers if lever in (UNEVEN_STAGES, RECOMPUTATION, OFFLOAD, CPU_OPTIMIZER)]
+    quick = f" ({QUICK_PLAN})" if c.planner == QUICK_PLAN else ""
     return (
-        f"{c.degrees}{others}",
+        f"{', '.join([str(c.degrees), *levers])}{quick}{others}",
         time_words(c.step_time, seconds=True),
         f"{c.tokens_per_second_per_device:,.0f}",
         mfu_words(c.mfu),

@@ -17,6 +17,7 @@ from debubble.models import Model
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.models.vision import as_trained
 from debubble.planners.degrees.memory import parts_at_peak
+from debubble.planners.degrees.simplest import levers_of
 from debubble.planners.model_problem import framework_of_plan, tail_seconds
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, by_cause, plan_addresses
@@ -120,6 +121,7 @@ class Explanation:
     def configuration(self) -> ConfigurationSummary:
         """The plan as one choice of degrees, with its step, pace and memory."""
         plan, fullest = self.plan, self.memory[self.fullest]
+        strategies = [[unit.strategy for unit in stage] for stage in plan.partition]
         return ConfigurationSummary(
             degrees=plan.degrees,
             step_time=self.step_time,
@@ -129,6 +131,7 @@ class Explanation:
             memory=fullest,
             planner=plan.planner,
             schedule=plan.schedule.name,
+            levers=tuple(levers_of(plan.degrees, plan.schedule, strategies, gathers=bool(plan.costs.gathers))),
         )
 
     @property

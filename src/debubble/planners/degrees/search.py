@@ -22,7 +22,15 @@ from itertools import islice
 
 from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
-from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, UsualChoice
+from debubble.ir.degrees import (
+    QUICK_PLAN,
+    RECOMPUTATION,
+    ConfigurationSummary,
+    Degrees,
+    DegreeSearch,
+    FasterPlan,
+    UsualChoice,
+)
 from debubble.planners.auto import fastest_of, planners_for
 from debubble.planners.degrees.estimate import (
     promise,
@@ -72,8 +80,6 @@ FASTER = 1.02
 
 ORDINARY, LOOKED_AT = 3, 40
 """Ordinary choices that have a quick plan before all choices are listed, of how many that are looked at."""
-QUICK = "quick plan"
-"""Name of a quick plan's planner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +131,9 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
     reasons: list[DebubbleError] = []
     if problem.slices > 1:
         names = planners_for(problem)
-    for name in (QUICK, *names):
+    for name in (QUICK_PLAN, *names):
         try:
-            if name == QUICK:
+            if name == QUICK_PLAN:
                 answers.append(verify(name, problem, quick_step(problem)[1], 0.0))
             else:
                 answers.append(planners[name](problem))
@@ -193,7 +199,7 @@ class _DegreesSearch:
             with suppress(DebubbleError):
                 self.ranking.steps[degrees], self.quick[degrees] = quick_step(problem)
                 self.problems[degrees] = problem
-                tell_improvement(QUICK, problem, self.quick[degrees])
+                tell_improvement(QUICK_PLAN, problem, self.quick[degrees])
 
     def rank(self) -> None:
         """The first two steps: rule out by memory, and rank by quick plans."""
@@ -252,7 +258,7 @@ class _DegreesSearch:
 
         def is_hopeful(degrees: Degrees) -> bool:
             plan = PlannedChoice(degrees=degrees, solution=self.quick[degrees], step=known[degrees])
-            return "recomputation" in plan.levers and step_bound(self.problems[degrees]) < best
+            return RECOMPUTATION in plan.levers and step_bound(self.problems[degrees]) < best
 
         unplanned = [each for each in self.usual.values() if isinstance(each, Degrees) and each not in self.results]
         self._plan_side_by_side(filter(is_hopeful, unplanned), thorough, share=THOROUGH)
@@ -269,7 +275,7 @@ class _DegreesSearch:
             for degrees, answer_of in answers.items():
                 try:
                     solution, seconds = answer_of.result()
-                    name = solution.remark or QUICK if callable(find) else find
+                    name = solution.remark or QUICK_PLAN if callable(find) else find
                     answer = verify(name, self.problems[degrees], replace(solution, remark=None), seconds)
                 except DebubbleError as refusal:
                     self.ranking.refused[degrees] = refusal
@@ -426,7 +432,7 @@ class _DegreesSearch:
     def _verified(self, degrees: Degrees) -> Result:
         """The best plan of a choice, its quick plan if no planner has answered."""
         if degrees not in self.results:
-            self.results[degrees] = verify(QUICK, self.problems[degrees], self.quick[degrees], 0.0)
+            self.results[degrees] = verify(QUICK_PLAN, self.problems[degrees], self.quick[degrees], 0.0)
         return self.results[degrees]
 
     def _simplest(self) -> tuple[PlannedChoice, tuple[str, ...]]:
@@ -451,7 +457,7 @@ class _DegreesSearch:
         if plan.degrees in self.simpler and self.simpler[plan.degrees].solution is plan.solution:
             self.results[plan.degrees] = self.simpler[plan.degrees]
         elif plan.degrees not in self.results or self.results[plan.degrees].solution is not plan.solution:
-            self.results[plan.degrees] = verify(QUICK, self.problems[plan.degrees], plan.solution, 0.0)
+            self.results[plan.degrees] = verify(QUICK_PLAN, self.problems[plan.degrees], plan.solution, 0.0)
         return plan, fastest.levers
 
     def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
@@ -478,6 +484,7 @@ class _DegreesSearch:
         fullest = max(parts, key=lambda part: part.total)
         step = float(result.time)
         pace = job.tokens / step
+        plan = PlannedChoice(degrees=degrees, solution=result.solution, step=step)
         return ConfigurationSummary(
             degrees=replace(degrees, chunks=schedule.placement.chunks),
             step_time=step,
@@ -487,4 +494,5 @@ class _DegreesSearch:
             memory=fullest,
             planner=result.planner,
             schedule=schedule.name,
+            levers=plan.levers,
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from debubble.ir import Kind
-from debubble.ir.degrees import Degrees
+from debubble.ir import Kind, Schedule
+from debubble.ir.degrees import CPU_OPTIMIZER, OFFLOAD, RECOMPUTATION, UNEVEN_STAGES, Degrees
 from debubble.planners.degrees.space import in_order
 from debubble.planners.problem import Solution
 
@@ -34,25 +34,36 @@ class PlannedChoice:
     @property
     def levers(self) -> tuple[str, ...]:
         """The mechanisms that it uses beyond data parallelism with ZeRO, in words."""
-        return tuple(self._levers())
+        plan = self.solution
+        strategies = [[strategy for _, strategy in stage] for stage in plan.partition or ()]
+        return tuple(levers_of(self.degrees, plan.schedule, strategies, gathers=bool(plan.costs.gathers)))
 
-    def _levers(self) -> Iterator[str]:
-        schedule, partition = self.solution.schedule, self.solution.partition or ()
-        for name in ("pipeline", "tensor", "context", "expert", "slices"):
-            if (degree := getattr(self.degrees, name)) > 1:
-                yield f"{name} {degree}"
-        gathers_stages = self.degrees.pipeline == 1 and self.solution.costs.gathers
-        if schedule.placement.chunks > 1 and not gathers_stages:
-            yield f"{schedule.placement.chunks} chunks"
-        lengths = [len(stage) for stage in partition] or [0]
-        if self.degrees.pipeline > 1 and max(lengths) - min(lengths) > UNEVEN_UNITS:
-            yield "uneven stages"
-        if any(strategy != "none" for stage in partition for _, strategy in stage):
-            yield "recomputation"
-        if any(op.kind is Kind.O for op in schedule.operations):
-            yield "offload"
-        if schedule.host_steps:
-            yield "CPU optimizer"
+
+def levers_of(
+    degrees: Degrees, schedule: Schedule, strategies: Sequence[Sequence[str]], *, gathers: bool
+) -> Iterator[str]:
+    """The mechanisms of a plan beyond data parallelism with ZeRO, in words.
+
+    Args:
+        degrees: Its degrees of parallelism.
+        schedule: Its schedule.
+        strategies: Per stage, the recomputation strategies of its units.
+        gathers: Whether weights are gathered stage by stage.
+    """
+    for name in ("pipeline", "tensor", "context", "expert", "slices"):
+        if (degree := getattr(degrees, name)) > 1:
+            yield f"{name} {degree}"
+    if schedule.placement.chunks > 1 and not (degrees.pipeline == 1 and gathers):
+        yield f"{schedule.placement.chunks} chunks"
+    lengths = [len(stage) for stage in strategies] or [0]
+    if degrees.pipeline > 1 and max(lengths) - min(lengths) > UNEVEN_UNITS:
+        yield UNEVEN_STAGES
+    if any(strategy != "none" for stage in strategies for strategy in stage):
+        yield RECOMPUTATION
+    if any(op.kind is Kind.O for op in schedule.operations):
+        yield OFFLOAD
+    if schedule.host_steps:
+        yield CPU_OPTIMIZER
 
 
 def simplest(plans: Sequence[PlannedChoice], *, tolerance: float) -> PlannedChoice:
