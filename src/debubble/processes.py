@@ -16,7 +16,7 @@ PYTHON = (sys.executable, "-P")
 """This interpreter, without the current folder on the path: a user's `random.py` there is not the library's."""
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl(2)."""
+"""Option of Linux's prctl(2): the signal that a process gets when its parent ends."""
 
 
 def child_command(module: str, *arguments: str) -> list[str]:

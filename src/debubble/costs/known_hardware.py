@@ -33,9 +33,9 @@ class Efficiency:
     fp8: float = 0.88
     """Share of the fp8 peak that products in fp8 reach, in units of bf16's share of its peak."""
     mxfp8: float = 0.88
-    """The same with a scale per 32 numbers."""
+    """Share of the fp8 peak with a scale per 32 numbers."""
     nvfp4: float = 0.88
-    """The same of the 4-bit peak, with a scale per 16 numbers."""
+    """Share of the 4-bit peak, with a scale per 16 numbers."""
     flash_2: float = 1.0
     """The pace of FlashAttention-2, as a share of the tables' of attention."""
     narrow_heads: float = 0.0

@@ -174,7 +174,7 @@ def _loss(shapes: Shapes, logits: float) -> Operator:
 TORCH_LOGIT_BYTES = 14
 """Bytes per logit in torch's loss: in 16 bits, widened to fp32, their log-softmax, and the gradient of it."""
 DTENSOR_LOGIT_BYTES = 16
-"""The same where tensor-parallel ranks divide the logits: in fp32 the log-softmax, its gradient before and after it is
+"""Bytes per logit where tensor-parallel ranks divide them: in fp32 the log-softmax, its gradient before and after it is
 multiplied, and the sum of probabilities and targets (torch.distributed.tensor.parallel.loss_parallel)."""
 
 

@@ -25,7 +25,7 @@ OVERLAPPED_PIECES = 4
 UNCOMPILED_TRAFFIC = 2.0
 """Memory traffic of elementwise operators that run one after another, over that of a fused kernel."""
 UNCOMPILED_RMSNORM, UNCOMPILED_ROTARY = 3.5, 4.0
-"""The same of an RMSNorm that is widened to fp32 and of rotary embeddings, as torch's operators."""
+"""Traffic of an RMSNorm that is widened to fp32, and of rotary embeddings, as torch's operators."""
 
 
 @dataclass(frozen=True, kw_only=True)

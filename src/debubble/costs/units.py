@@ -44,7 +44,7 @@ class Units(PickledFields):
     slices: int = 1
     """Slices of every sequence: the units are those of its first one."""
     attention_scale: tuple[Number, ...] | None = None
-    """As of StageCosts: the units are those of tokens that attend to the fewest keys."""
+    """Keys that tokens attend to, as in StageCosts; the units are those of tokens that attend to the fewest."""
     stage_entries: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of StageCosts that every stage has, next to what its units add up to."""
     on_devices: tuple[tuple[Unit, ...], ...] = ()

@@ -26,11 +26,11 @@ class PlannedUnit:
     """`none`, `full`, or the operators that it recomputes, joined by `+`: norm, activation, multiply, core,
     projections, mlp."""
     deeper: str | UnsetType = UNSET
-    """The same for micro-batches that the schedule recomputes deeper; UNSET, and absent in files: as the others."""
+    """Strategy for micro-batches that the schedule recomputes deeper; UNSET, and absent in files: `strategy`."""
 
     @property
     def strategies(self) -> tuple[str, str]:
-        """Its strategy, and that of micro-batches that recompute deeper."""
+        """Strategy of most micro-batches, and of those that recompute deeper."""
         return self.strategy, self.strategy if self.deeper is UNSET else self.deeper
 
 

@@ -127,7 +127,7 @@ class Program:
     peer: Ints
     duration: Numbers
     lead: Numbers
-    """As of an Instruction."""
+    """Leads of instructions (Instruction.lead)."""
     allocated: Numbers
     """Bytes at the start, on the instruction's own device; L frees them on its peer at its end."""
     freed: Numbers

@@ -392,7 +392,7 @@ class VisionTower:
     """An encoder of images, whose result takes the place of some of the language model's tokens."""
 
     kind: str
-    """Its name."""
+    """Name of the encoder's architecture."""
     tower: Architecture
     """The tower's layers."""
     patches: int

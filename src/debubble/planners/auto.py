@@ -58,9 +58,9 @@ def planners_for(problem: Problem) -> list[str]:
 ASKED = ("joint", "portfolio", "adapipe")
 """The planners that `auto` asks about model units without `Problem.compare`."""
 ASKED_FOR_TARGETS = (*ASKED, "scope")
-"""Those that it asks for a framework, whose orders leave partition and recomputation to choose, as SCOPE does."""
+"""The planners asked for a framework, whose orders leave partition and recomputation to choose, as SCOPE does."""
 ASKED_OF_STAGES = ("joint", "portfolio", "optpipe")
-"""Those that it asks about given stages, of which `joint` searches the order of the fastest answer alone."""
+"""The planners asked about given stages, of which `joint` searches the order of the fastest answer alone."""
 
 
 OF_THE_LIBRARY, LIBRARY_GAP = "portfolio", 0.04
@@ -125,7 +125,7 @@ with fewest stages is taken."""
 LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
 ONE_STAGE = 0.02
-"""The same of such a plan with one stage, which every framework runs; with ZeRO-3 more stages gather less at a time."""
+"""Share of a step for such a plan of one stage, which every framework runs; with ZeRO-3 more stages gather less."""
 
 
 def _tolerance(problem: Problem) -> float:

@@ -53,7 +53,7 @@ class DeviceGroups(NamedTuple):
     context: ContextGroup
     experts: ExpertGroup
     same_experts: Replicas
-    """Those of `replicas` that have the same experts."""
+    """Ranks of `replicas` that have the same experts."""
 
 
 def _gathers_otherwise(plan: Plan) -> str:

@@ -106,7 +106,7 @@ _OTHER_LAYERS = (
 )  # fmt: skip
 """Entries of models whose layers are not read here."""
 _OTHER_EXPERTS = ("moe_layer_freq",)
-"""The same, in moe_config."""
+"""Such entries in moe_config."""
 
 
 def _size(read: SettingsReader, name: str, default: int | None = None) -> int:

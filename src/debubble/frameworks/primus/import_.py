@@ -85,7 +85,7 @@ def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 DEFAULTS = Defaults("Primus")
-"""Those of the trainer and the model that an experiment names come with it."""
+"""Primus' defaults; those of the trainer and the model that an experiment names come with it."""
 HARMLESS = "work_group user_name workspace trainable sink_level file_sink_level stderr_sink_level"
 """Entries that cost neither time nor memory of a step, besides Megatron-LM's."""
 

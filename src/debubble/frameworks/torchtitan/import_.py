@@ -105,7 +105,7 @@ DEFAULTS = Defaults(
         if name.startswith("activation_checkpoint.") or name in (LOCAL, "training.seq_len")
     },
 )
-"""Its own defaults of settings for which the reader has none."""
+"""Defaults of torchtitan for settings that the reader has none for."""
 HARMLESS = """
     job.* metrics.* profiling.* lr_scheduler.* checkpoint.* comm.* validation.* debug.* dataloader.* hf_assets.*
     training.dataset* training.steps training.gc_freq training.gc_debug training.seed model.tokenizer*

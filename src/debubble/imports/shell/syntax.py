@@ -27,7 +27,7 @@ class Token:
     text: str
     line: int
     elements: tuple[str, ...] | None = None
-    """Of the assignment of an array: its words."""
+    """Words of an array, where one is assigned."""
 
 
 @dataclass(frozen=True)

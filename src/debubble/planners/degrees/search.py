@@ -162,7 +162,7 @@ class _DegreesSearch:
         """Answers of `auto` that are slower than what is known, and may be simpler."""
         self.results: dict[Degrees, Result] = {}
         self.asked: set[Degrees] = set()
-        """Those that `auto` has planned."""
+        """Choices that `auto` has planned."""
         self.usual: dict[str, Degrees | str] = {}
         """Name of a usual choice -> its fastest, or why none fits."""
         self.interrupted = False

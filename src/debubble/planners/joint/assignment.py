@@ -48,7 +48,7 @@ from debubble.planners.problem import Problem, Solution
 from debubble.search.effort import Effort
 
 POLICY = np.array([1e9, 0.0, 1.0, 1.0, 0.0, 0.0])
-"""Of the list scheduler: weight gradients wait as long as anything else can run, and deep stages go first."""
+"""Policy of the list scheduler: weight gradients wait as long as anything else can run, deep stages go first."""
 PATIENCES = 0.0, 0.06
 """The patience of the list scheduler with weight gradients that is tried for whole steps: with none at all the last
 micro-batches of some assignments come back late."""

@@ -45,8 +45,8 @@ from debubble.search.problem import Incumbent, OrderProblem
 CHUNKS = (1, 2, 3, 4, 5, 6)
 """Stages per device."""
 CHUNKS_WITH_HOSTS, FEW_DEVICES = (2, 4, 6, 8, 12), 4
-"""The same where hosts have to step and devices are at most so many: hosts begin with the first stages that are done,
-and small ones are done soon."""
+"""Stages per device where hosts have to step, and the most devices of such problems: hosts begin with the first stages
+that are done, and small ones are done soon."""
 STARTS_PER_PLACEMENT = 3
 """Chains that begin in every placement; more where there are few placements."""
 STARTS_ON_DEVICES, MUCH_FASTER = 10, 0.93

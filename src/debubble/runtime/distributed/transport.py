@@ -39,7 +39,7 @@ class Channel(Enum):
     OFFLOAD_TOKEN = "offload token"
     """A token of the host's: the link to the host is free for the receiver's next offload."""
     RELOAD_TOKEN = "reload token"
-    """The same for its next reload."""
+    """A token of the host's: the link to the host is free for the receiver's next reload."""
     UNITS = "units"
     """Parameters of units that move, with what trains them."""
     RING = "ring"

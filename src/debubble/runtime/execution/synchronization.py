@@ -49,7 +49,7 @@ class ReloadAllocation(NamedTuple):
     reload: Op
     moment: Moment
     offloads: tuple[InstructionEvent, ...]
-    """Those that have to end first: where one is late, the reload's lane allocates the buffer."""
+    """Offloads that have to end first: where one is late, the reload's lane allocates the buffer."""
 
 
 class LaneInstruction(NamedTuple):

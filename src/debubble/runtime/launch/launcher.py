@@ -58,7 +58,7 @@ class RankProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Number of the process."""
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""

@@ -67,7 +67,7 @@ class Ledger:
         self._excluded.update(map(address, tensors))
 
     def include(self, tensors: Iterable[Tensor]) -> None:
-        """Their storages go: what comes to lie there is an activation again."""
+        """Count tensors at these addresses as activations again, as their storages are freed."""
         self._excluded.difference_update(map(address, tensors))
 
     def excludes(self, tensor: Tensor) -> bool:

@@ -104,7 +104,7 @@ class Stage:
     def follow(self, planned: Sequence[PlannedUnit]) -> None:
         """Recompute from now on by the strategies of these units, which are the stage's."""
         self._strategies = [[unit.strategies[level] for unit in planned] for level in range(2)]
-        """Of all units, the strategies and the deeper ones."""
+        """Strategies of all units, and their deeper ones."""
         self._recomputed = [[*map(recomputed_operators, names)] for names in self._strategies]
 
     def forward(

@@ -274,7 +274,7 @@ class OptimizerSnapshot:
         self._states: dict[Tensor, dict[str, Any]] = {}
         self._copies: dict[Tensor, Tensor] = {}
         self._groups: list[dict[str, Any]] = []
-        """Of each group, the entries as they were: all before the step, and after it those that it has changed."""
+        """Entries of each parameter group: all of them before the step, former values of the changed ones after it."""
 
     @property
     def nbytes(self) -> int:

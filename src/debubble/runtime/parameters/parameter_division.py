@@ -21,7 +21,7 @@ class ParameterPair(NamedTuple):
     working: nn.Parameter
     master: nn.Parameter
     replicas: Replicas
-    """Those that have the same parameter, and may divide the master (ZeRO)."""
+    """Ranks that have the same parameter, and may divide the master (ZeRO)."""
     gathering: DividedParameter | None = None
     """The working parameter as the replicas divide it (ZeRO-3), if they do."""
 

@@ -40,7 +40,7 @@ class Measurements:
         self.unit_times = UnitTimes(lanes)
         """Times of units, where they are enabled."""
         self.optimizers: DeviceOptimizers
-        """Those of the device's parameters."""
+        """Optimizers of the device's parameters."""
         self.every_step = False
         """Whether every step counts the bytes that it keeps.
 

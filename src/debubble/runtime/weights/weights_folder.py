@@ -50,7 +50,7 @@ class FolderTensors(NamedTuple):
     """The tensors of a folder, for a model."""
 
     places: Mapping[str, Place]
-    """Those of the folder, by the names that the model has in checkpoints."""
+    """Places of the folder's tensors, by the names that the model has in checkpoints."""
     parameters: Mapping[str, Tensor]
     """The model's parameters by name, on the meta device."""
 

@@ -195,7 +195,7 @@ class KernelLayout(NamedTuple):
     kept_times: int
     """Ends and arrivals of the last evaluation kept."""
     kept_causes: int
-    """Its causes and queues."""
+    """Causes and queues of the last evaluation kept."""
     gone_why: int
     """[d]: the operation that this hangs on, -1 for none."""
     link_why: int

@@ -86,7 +86,7 @@ def reductions() -> Table:
 
 
 INSTANCES = ((1, 0, 2, 1), (5, 1, Fraction(3, 2), 5), (1, Fraction(1, 5), Fraction(3, 2), 1))
-"""Of three devices and three micro-batches: time of F, B and W, of a message, activations that fit, time of offload."""
+"""Times of F, B and W and of a message, activations that fit, time of offload; 3 devices and 3 micro-batches each."""
 
 
 def optima() -> Table:

@@ -35,7 +35,7 @@ BY_AGE, HOSTS_FIRST, BY_STAGE, BY_DEEP_STAGE = range(4)
 then, while the others wait for forwards; those of the deepest stage, of all its micro-batches, after forwards; the
 same, but those of the deepest two stages of every device come before forwards."""
 DEEP = 2
-"""Those stages of a device."""
+"""Stages of every device that BY_DEEP_STAGE takes before forwards."""
 
 
 class StageTable(NamedTuple):

@@ -82,7 +82,7 @@ class LayerSlice:
         return self.of.start
 
     def keep(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Its keys and values, which stay until `take_gradients`; a recomputation finds those of the forward."""
+        """Keep the slice's keys and values until `take_gradients`; a recomputation gets those of the forward."""
         if self.of.index in self.layer.pairs:
             keys, values = self.own
         else:
@@ -92,7 +92,7 @@ class LayerSlice:
 
     @property
     def own(self) -> Tensor:
-        """Its keys and values."""
+        """Keys and values of the slice."""
         return self.layer.pairs[self.of.index].tensor
 
     def before(self, window: int | None = None) -> Iterator[tuple[int, Tensor]]:
