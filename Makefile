@@ -14,10 +14,11 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
+# Modules are compiled when they are first imported: most of torch's never are.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet --editable ".[torch,hf,dev]"
+	$(BIN)/pip install --quiet --no-compile "$(TORCH)"
+	$(BIN)/pip install --quiet --no-compile --editable ".[torch,hf,dev]"
 	touch $@
 
 setup: $(VENV)/.ready ## create .venv with debubble, torch and the development tools
