@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -231,13 +231,13 @@ class _Answers:
         )  # fmt: skip
 
     def stream(
-        self, name: str, problem: Problem, find: Callable[[], Iterator[Solution]], *, tolerance: float = 1.0
+        self, name: str, problem: Problem, find: Callable[[], Iterable[Solution]], *, tolerance: float = 1.0
     ) -> Iterator[Solution]:
         """Keep the answers of a planner as it finds them; yield those that are the fastest so far.
 
         With a tolerance they may take so many times the step of the planner's answer that they replace.
         """
-        begin, solutions = time.perf_counter(), find()
+        begin, solutions = time.perf_counter(), iter(find())
         while True:
             try:
                 solution = next(solutions)
