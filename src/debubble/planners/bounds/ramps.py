@@ -252,89 +252,127 @@ def ramps_bound(
         return 0.0
     if capacity < sum(piece.hosted for piece in a.pieces) or math.isinf(host_steps):
         return math.inf
-    from ortools.linear_solver import pywraplp
-
-    devices, m = len(a.rooms), a.micro_batches
-    crossings = (devices - 1) * a.communication
-    first = sum(p.forward for p in a.pieces) + crossings
-    back = sum(p.backward_input for p in a.pieces) + a.pieces[0].backward_weight + crossings
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    # Bytes are counted in a device's memory, so that the program's numbers are of one magnitude.
-    size = max([*a.rooms, 1.0])
-    pace = a.bytes_per_second / size
-
-    def number(most: float, least: float = 0.0) -> Any:
-        return solver.NumVar(least, most, "")
-
     # With hosts, the last unit's backwards for inputs are over, and some gradients have left, before their first step.
     drained = min(p.gradient_offload for p in a.pieces) if host_steps else 0.0
     shortest = host_steps + drained if finished is None else finished.time
-    if finished is not None and shortest < back:
+    if finished is not None and shortest < _backward_ramp(a):
         return least
-    makespan, last = number(math.inf, least), number(shortest if finished else math.inf, max(back, shortest))
-    ends_before = shortest > back
-    # Units whose backwards for inputs may be in the last window, and those of which a device has a finished one.
-    shallower = Counter(a.pieces[: finished.places[-devices] if finished else len(a.pieces) - 1])
-    equal_pieces = {a.pieces[place] for place in finished.places} if finished else set()
-    unfinished: list[Any] = []
-    on_host = number(a.host_memory / size)
-    hosted_bytes: list[Any] = [on_host]
-    free: Any = (capacity - sum(piece.static for piece in a.pieces)) / size
-    stepped_inside = number(_optimizer(a.pieces, a))
-    steps, stepped, recomputed, kept_first, kept_last, forwards = [], [stepped_inside], [], [], [], []
-    backwards = [stepped_inside]
+    program = _RampsProgram(a, capacity=capacity, least=least, shortest=shortest, finished=finished)
     for piece, count in Counter(a.pieces).items():
-        on_hosts, waiting = number(count if piece.hosted < piece.static else 0), number(count * m)
-        free += on_hosts * ((piece.static - piece.hosted) / size)
-        steps.append(on_hosts * piece.host_step)
-        hosted_bytes.append(on_hosts * (piece.host_states / size))
-        stepped.append(on_hosts * _optimizer([piece], a))
-        kept_last.append(waiting * (piece.after_input / size))
-        backwards.append(waiting * piece.backward_weight)
+        program.add(piece, count)
+    return program.solve(after=after, drained=drained)
+
+
+def _crossings(a: Pieces) -> float:
+    """Time of the messages that one micro-batch sends through all devices."""
+    return (len(a.rooms) - 1) * a.communication
+
+
+def _backward_ramp(a: Pieces) -> float:
+    """Time in which one micro-batch goes back through all pieces."""
+    return sum(p.backward_input for p in a.pieces) + a.pieces[0].backward_weight + _crossings(a)
+
+
+class _RampsProgram:
+    """The linear program of `ramps_bound`, to which pieces are added kind by kind.
+
+    The first window is `first` long and the last one `last`; bytes are counted in a device's memory, so that the
+    program's numbers are of one magnitude.
+    """
+
+    def __init__(
+        self, a: Pieces, *, capacity: float, least: float, shortest: float, finished: FinishedUnits | None
+    ) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self.a, self.least, self.finished = a, least, finished
+        self.solver = pywraplp.Solver.CreateSolver("GLOP")
+        self.optimal = pywraplp.Solver.OPTIMAL
+        self.size = max([*a.rooms, 1.0])
+        self.first = sum(p.forward for p in a.pieces) + _crossings(a)
+        back = _backward_ramp(a)
+        self.makespan = self._number(math.inf, least)
+        self.last = self._number(shortest if finished else math.inf, max(back, shortest))
+        self.ends_before = shortest > back
+        devices = len(a.rooms)
+        # Units whose backwards for inputs may be in the last window, and those of which a device has a finished one.
+        self.shallower = Counter(a.pieces[: finished.places[-devices] if finished else len(a.pieces) - 1])
+        self.equal_pieces = {a.pieces[place] for place in finished.places} if finished else set()
+        self.on_host = self._number(a.host_memory / self.size)
+        self.free: Any = (capacity - sum(piece.static for piece in a.pieces)) / self.size
+        self.stepped_inside = self._number(_optimizer(a.pieces, a))
+        self.hosted_bytes: list[Any] = [self.on_host]
+        self.stepped: list[Any] = [self.stepped_inside]
+        self.backwards: list[Any] = [self.stepped_inside]
+        self.steps: list[Any] = []
+        self.recomputed: list[Any] = []
+        self.forwards: list[Any] = []
+        self.kept_first: list[Any] = []
+        self.kept_last: list[Any] = []
+        self.unfinished: list[Any] = []
+
+    def _number(self, most: float, least: float = 0.0) -> Any:
+        return self.solver.NumVar(least, most, "")
+
+    def add(self, piece: Piece, count: int) -> None:
+        """Add so many equal pieces: how many the hosts step, how they recompute, and what of them is in the windows."""
+        solver, size, all_runs = self.solver, self.size, count * self.a.micro_batches
+        on_hosts, waiting = self._number(count if piece.hosted < piece.static else 0), self._number(all_runs)
+        self.free += on_hosts * ((piece.static - piece.hosted) / size)
+        self.steps.append(on_hosts * piece.host_step)
+        self.hosted_bytes.append(on_hosts * (piece.host_states / size))
+        self.stepped.append(on_hosts * _optimizer([piece], self.a))
+        self.kept_last.append(waiting * (piece.after_input / size))
+        self.backwards.append(waiting * piece.backward_weight)
         whole, late_inputs = [], []
         for kept, again in piece.strategies:
-            chosen, early, late = (number(count * m) for _ in range(3))
+            chosen, early, late = (self._number(all_runs) for _ in range(3))
             solver.Add(early <= chosen)
             solver.Add(late <= chosen)
             whole.append(chosen)
             late_inputs.append(late)
-            recomputed.append(chosen * again)
-            kept_first.append(early * (kept / size))
-            forwards.append(early * piece.forward)
-            kept_last.append(late * (kept / size))
-            backwards.append(late * (piece.backward_input + piece.backward_weight + again))
-        solver.Add(solver.Sum(whole) == count * m)
-        solver.Add(solver.Sum([waiting, *late_inputs]) <= count * m)
-        if ends_before:
-            solver.Add(solver.Sum(late_inputs) <= shallower[piece] * m)
-        if piece in equal_pieces:
-            unfinished += [waiting, *late_inputs]
-    if ends_before:
-        solver.Add(makespan - last >= earliest_host_step(a) - min(p.gradient_offload for p in a.pieces))
-    if finished is None:
-        solver.Add(devices * last >= solver.Sum(steps) + devices * drained)
-    else:
-        solver.Add(solver.Sum(unfinished) <= (len(finished.places) - devices) * m)
-    solver.Add(solver.Sum(kept_first) <= free + pace * first)
-    solver.Add(solver.Sum(kept_last) <= free + on_host)
-    solver.Add(on_host <= pace * last)
-    solver.Add(on_host <= pace * (makespan - last))
-    if math.isfinite(a.host_memory):
-        solver.Add(solver.Sum(hosted_bytes) <= a.host_memory / size)
-    idle_first = devices * first - solver.Sum(forwards)
-    idle_last = devices * last - solver.Sum(backwards)
-    solver.Add(idle_first >= float(first_arrivals(a).sum()))
-    solver.Add(idle_last >= 0)
-    work = m * sum(p.work for p in a.pieces) + solver.Sum(recomputed) + stepped_inside
-    solver.Add(devices * makespan >= work + idle_first + idle_last)
-    unstepped = number(1)
-    if after:
-        most = _optimizer(a.pieces, a) - a.optimizer * (len(a.pieces) - devices)
-        solver.Add(most * unstepped >= most - solver.Sum(stepped))
-    solver.Minimize(makespan + after * unstepped)
-    if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        return least
-    return float(solver.Objective().Value()) * (1 - ROUNDING)
+            self.recomputed.append(chosen * again)
+            self.kept_first.append(early * (kept / size))
+            self.forwards.append(early * piece.forward)
+            self.kept_last.append(late * (kept / size))
+            self.backwards.append(late * (piece.backward_input + piece.backward_weight + again))
+        solver.Add(solver.Sum(whole) == all_runs)
+        solver.Add(solver.Sum([waiting, *late_inputs]) <= all_runs)
+        if self.ends_before:
+            solver.Add(solver.Sum(late_inputs) <= self.shallower[piece] * self.a.micro_batches)
+        if piece in self.equal_pieces:
+            self.unfinished += [waiting, *late_inputs]
+
+    def solve(self, *, after: float, drained: float) -> float:
+        """Bound memory, links and idle time in the windows, and minimize makespan and optimizer."""
+        a, solver, devices = self.a, self.solver, len(self.a.rooms)
+        makespan, last, pace = self.makespan, self.last, a.bytes_per_second / self.size
+        if self.ends_before:
+            solver.Add(makespan - last >= earliest_host_step(a) - min(p.gradient_offload for p in a.pieces))
+        if self.finished is None:
+            solver.Add(devices * last >= solver.Sum(self.steps) + devices * drained)
+        else:
+            solver.Add(solver.Sum(self.unfinished) <= (len(self.finished.places) - devices) * a.micro_batches)
+        solver.Add(solver.Sum(self.kept_first) <= self.free + pace * self.first)
+        solver.Add(solver.Sum(self.kept_last) <= self.free + self.on_host)
+        solver.Add(self.on_host <= pace * last)
+        solver.Add(self.on_host <= pace * (makespan - last))
+        if math.isfinite(a.host_memory):
+            solver.Add(solver.Sum(self.hosted_bytes) <= a.host_memory / self.size)
+        idle_first = devices * self.first - solver.Sum(self.forwards)
+        idle_last = devices * last - solver.Sum(self.backwards)
+        solver.Add(idle_first >= float(first_arrivals(a).sum()))
+        solver.Add(idle_last >= 0)
+        work = a.micro_batches * sum(p.work for p in a.pieces) + solver.Sum(self.recomputed) + self.stepped_inside
+        solver.Add(devices * makespan >= work + idle_first + idle_last)
+        unstepped = self._number(1)
+        if after:
+            most = _optimizer(a.pieces, a) - a.optimizer * (len(a.pieces) - devices)
+            solver.Add(most * unstepped >= most - solver.Sum(self.stepped))
+        solver.Minimize(makespan + after * unstepped)
+        if solver.Solve() != self.optimal:
+            return self.least
+        return float(solver.Objective().Value()) * (1 - ROUNDING)
 
 
 def _optimizer(pieces: Sequence[Piece], a: Pieces) -> float:
