@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -240,12 +240,18 @@ class SearchLimits(OptionGroup):
         default=DEFAULT_EFFORT,
     )
     deadline: float | None = option(
-        "Seconds on the clock after which a planner stops all the same (default: 10 x effort + 60)."
+        "Seconds on the clock in which the answer is there (default: 10 x effort + 60 for a planner)."
     )
     cache: bool = flag(
         "Start from what this machine has found for the same or a similar question, and keep what is better."
     )
     seed: int = option("Seed of the search.", default=0)
+
+    def leaving(self, seconds: float) -> SearchLimits:
+        """The limits with a deadline that leaves so many seconds, at most half of it, for what surrounds the search."""
+        return (
+            self if self.deadline is None else replace(self, deadline=max(self.deadline - seconds, self.deadline / 2))
+        )
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -49,7 +49,9 @@ def plan(
     from debubble.planners import planners
 
     check_call(model, run=run, asked=asked, given=given, output=output)
-    request = _request(model, run=run, asked=asked, given=given, search=search, stream=output.json_stream)
+    request = _request(
+        model, run=run, asked=asked, given=given, search=search.leaving(AROUND_SEARCH), stream=output.json_stream
+    )
     searches = planners[asked.planner].searches
     doing = f"Searching; the effort is {search.effort:g} s of the reference machine ..." if searches else "Planning ..."
     front: Sequence[ConfigurationSummary] = ()
@@ -158,6 +160,8 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
 
 QUICK = 1.0
 """Seconds that quick plans of what would help take, about: there are none where a deadline is nearer."""
+AROUND_SEARCH = 0.5
+"""Seconds of the clock for imports before a search and for the answer after it."""
 
 
 def _what_helps(

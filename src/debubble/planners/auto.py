@@ -106,6 +106,8 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
             yield from answers.take(name, partial(planners[name], answers.problem()))
     yield from _searched(answers, [name for name in names if planners[name].searches])
     best = next(iter(answers.results), None)
+    if best is not None and answers.late:
+        return
     # A target has orders of its own.
     if best is not None and "joint" in names and best.gap > 0 and problem.levers is None:
         # It loads the compiler.
@@ -202,6 +204,12 @@ class _Answers:
     def late(self) -> bool:
         """True if the deadline has passed."""
         return self._deadline.passed
+
+    def cut_off(self, names: Sequence[str]) -> None:
+        """Note that the deadline came before these planners were asked."""
+        for name in names:
+            self._found[name] = CutOffError("The deadline came before it was asked; give more with --deadline.")
+        self._tell()
 
     def leave_out(self, name: str) -> None:
         """Do not wait for a planner's answer."""
@@ -322,6 +330,9 @@ def _searched(answers: _Answers, names: Sequence[str]) -> Iterator[Solution]:
         if OF_THE_LIBRARY in others and _skips_library(answers, problem):
             others.remove(OF_THE_LIBRARY)
             answers.leave_out(OF_THE_LIBRARY)
+    if answers.results and answers.late:
+        answers.cut_off(others)
+        return
     yield from _side_by_side(answers, {name: (name, answers.problem()) for name in others})
 
 

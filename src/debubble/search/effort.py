@@ -50,6 +50,8 @@ ROW, ITERATION = 1e-3, 1e-7
 iteration of the simplex method."""
 DETERMINISTIC = 3.0
 """Seconds of a unit of CP-SAT's deterministic time, with one worker."""
+LOADED = 4.0
+"""Seconds on the clock in which compiled kernels are loaded from disk; to compile them takes many times as long."""
 DEADLINE_PER_EFFORT, MIN_DEADLINE = 10.0, 60.0
 """The deadline where none is given: so many times the effort, and so many seconds."""
 
@@ -137,9 +139,10 @@ class Deadline:
         """Stop whatever still runs."""
         self._end = -math.inf
 
-    def extend(self, seconds: float) -> None:
-        """Put the end off by seconds on the clock that were no part of a search."""
-        self._end += seconds
+    def extend_for_kernels(self, seconds: float) -> None:
+        """Put the end off by the seconds on the clock that kernels took, if they were compiled and not only loaded."""
+        if seconds > LOADED:
+            self._end += seconds
 
 
 def price_of_move(pairs: int, *, recompute: bool = False, of_chunks: bool = False) -> float:

@@ -118,7 +118,7 @@ class _Optimizer:
         yield self.best
         if self.best.optimal:
             return
-        self.effort.deadline.extend(compile_kernel(self.problem, self.best))
+        self.effort.deadline.extend_for_kernels(compile_kernel(self.problem, self.best))
         start = self.best
         yield from self.anneal(self.first_search, turn=0)
         if self.pairs <= PROVABLE and self.is_modelled:

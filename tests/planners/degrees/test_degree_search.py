@@ -122,6 +122,13 @@ def test_ctrl_c_before_anything_fits_goes_through() -> None:
         search_degrees(tight, progress=interrupt_at_once)
 
 
+def test_the_first_quick_plan_is_the_answer_after_the_deadline() -> None:
+    best = search_degrees(replace(job(), deadline=1e-9))
+
+    assert best.result.planner == "quick plan"
+    assert (best.search.planned, len(best.search.configurations)) == (1, 1)
+
+
 def test_ordinary_choices_are_planned_before_all_are_listed() -> None:
     best = search_degrees(job(), progress=interrupt_at_once)
     assert best.search.interrupted

@@ -55,8 +55,10 @@ from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, side_by_side
 from debubble.planners.progress import Progress
 from debubble.planners.registry import Result, planners, tell_improvement, verify
-from debubble.search.effort import Effort
+from debubble.search.effort import Deadline, Effort
 
+SOON = 1e-3
+"""Seconds that a planner is given after the deadline where nothing fits yet."""
 BEST = 5
 """Choices of degrees that are planned thoroughly and shown."""
 RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.5
@@ -131,12 +133,16 @@ def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio"
     reasons: list[DebubbleError] = []
     if problem.slices > 1:
         names = planners_for(problem)
+    clock = Deadline(math.inf if problem.deadline is None else problem.deadline)
     for name in (QUICK_PLAN, *names):
+        if answers and clock.passed:
+            break
         try:
             if name == QUICK_PLAN:
                 answers.append(verify(name, problem, quick_step(problem)[1], 0.0))
             else:
-                answers.append(planners[name](problem))
+                limited = problem if problem.deadline is None else replace(problem, deadline=max(clock.left, SOON))
+                answers.append(planners[name](limited))
         except DebubbleError as reason:
             reasons.append(reason)
     if not answers:
@@ -166,6 +172,17 @@ class _DegreesSearch:
         self.usual: dict[str, Degrees | str] = {}
         """Name of a usual choice -> its fastest, or why none fits."""
         self.interrupted = False
+        self.clock = Deadline(math.inf if job.deadline is None else job.deadline)
+
+    @property
+    def late(self) -> bool:
+        """True if the job's deadline has passed, and something fits."""
+        return self.clock.passed and bool(self.ranking.steps or self.results)
+
+    @property
+    def deadline(self) -> float | None:
+        """What is left of the job's deadline in seconds; None: it has none."""
+        return None if self.job.deadline is None else max(self.clock.left, SOON)
 
     @cached_property
     def legal(self) -> list[Degrees]:
@@ -191,7 +208,7 @@ class _DegreesSearch:
     def plan_ordinary(self) -> None:
         """Make quick plans of a few ordinary choices, so that there is a plan before all choices are listed."""
         for degrees in islice(ordinary_choices(self.job), LOOKED_AT):
-            if len(self.quick) == ORDINARY:
+            if len(self.quick) == ORDINARY or self.late:
                 return
             problem = self.job.problem(degrees)
             if degrees in self.problems or too_large(problem) is not None:
@@ -203,7 +220,7 @@ class _DegreesSearch:
 
     def rank(self) -> None:
         """The first two steps: rule out by memory, and rank by quick plans."""
-        clock = Effort.starting(0.0, self.job.deadline).deadline
+        clock = Effort.starting(0.0, self.deadline).deadline
         for place, degrees in enumerate(self.legal):
             if self.ranking.steps and clock.passed:
                 self.ranking.left = len(self.legal) - place
@@ -217,7 +234,7 @@ class _DegreesSearch:
             else:
                 self.too_large[degrees] = reason
             self._report("Ruling out by memory")
-        effort = Effort.starting(RANKING * self.job.effort, self.job.deadline)
+        effort = Effort.starting(RANKING * self.job.effort, self.deadline)
 
         def step(degrees: Degrees) -> float:
             try:
@@ -237,7 +254,7 @@ class _DegreesSearch:
         for name, choices in usual_choices(self.legal).items():
             reasons = [self.too_large.get(choices[0], "")]
             for degrees in choices:
-                if degrees in self.ranking.steps or degrees not in self.problems:
+                if degrees in self.ranking.steps or degrees not in self.problems or self.late:
                     continue
                 best = min((self.ranking.steps.get(each, math.inf) for each in choices), default=math.inf)
                 try:
@@ -269,10 +286,13 @@ class _DegreesSearch:
         """Plan these choices."""
         effort = share * self.job.effort
         tasks: dict[Degrees, Task] = {
-            degrees: (find, replace(self.problems[degrees], effort=effort)) for degrees in choices
+            degrees: (find, replace(self.problems[degrees], effort=effort, deadline=self.deadline))
+            for degrees in choices
         }
         with side_by_side(tasks) as answers:
             for degrees, answer_of in answers.items():
+                if self.late:
+                    return
                 try:
                     solution, seconds = answer_of.result()
                     name = solution.remark or QUICK_PLAN if callable(find) else find
@@ -289,6 +309,8 @@ class _DegreesSearch:
         Micro-batches are as small as they may be.  Where the planners (or the one that was asked for) fit nothing, all
         are asked, choice by choice, until one fits.
         """
+        if self.late:
+            return
         with_hosts = self._ranked_with_hosts()
         best = min([*self._steps().values(), *with_hosts.steps.values()], default=math.inf)
         refused = [d for d in smallest_batches(self.job) if d in self.ranking.refused and d not in with_hosts.steps]
@@ -322,7 +344,7 @@ class _DegreesSearch:
         within = min(known.values(), default=math.inf) / FASTER
 
         def add(choices: Iterable[Degrees], stage: str) -> None:
-            effort = Effort.starting(RANKING * self.job.effort, self.job.deadline)
+            effort = Effort.starting(RANKING * self.job.effort, self.deadline)
 
             def step(degrees: Degrees) -> float:
                 try:
@@ -349,20 +371,20 @@ class _DegreesSearch:
 
     def _finish(self) -> None:
         """Give the fastest choice to `auto`, and the fastest usual one if it is close, unless they are optimal."""
-        if not self.results:
+        if not self.results or self.late:
             return
         best = min(self.results, key=lambda degrees: self.results[degrees].time)
         usual = [each for each in self.usual.values() if isinstance(each, Degrees) and each in self.results]
         close = [each for each in usual if self.results[each].time <= CLOSE * self.results[best].time]
         simple = min(close, key=lambda degrees: self.results[degrees].time, default=best)
         for degrees in dict.fromkeys((best, simple)):
-            if degrees not in self.asked and self.results[degrees].gap > 0:
+            if degrees not in self.asked and self.results[degrees].gap > 0 and not self.late:
                 self._ask(degrees)
 
     def _ask(self, degrees: Degrees) -> None:
         self.asked.add(degrees)
         effort, simpler = FINAL * self.job.effort, self.job.tolerance > 0
-        problem = replace(self.problems[degrees], effort=effort, plain=simpler)
+        problem = replace(self.problems[degrees], effort=effort, deadline=self.deadline, plain=simpler)
         large = problem.devices * problem.micro_batches >= LARGE
         whole = problem.slices == 1
         names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
@@ -405,11 +427,15 @@ class _DegreesSearch:
             raise self._nothing_fits()
         if self.planner == "auto" or not self.results:
             # Also where the planners had no answer, or no time for one.
-            for degrees in self.ranking.best(BEST):
+            for degrees in self.ranking.best(1 if self.late else BEST):
                 self._verified(degrees)
         shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST]
         fastest = self._summary(shown[0])
-        usual = tuple(self._usual_row(name, choice) for name, choice in self.usual.items())
+        usual = tuple(
+            self._usual_row(name, choice)
+            for name, choice in self.usual.items()
+            if not self.late or choice in self.results or isinstance(choice, str)
+        )
         plan, levers = self._simplest()
         best = plan.degrees
         shown = [best, *(degrees for degrees in shown if degrees != best)][:BEST]

@@ -152,7 +152,7 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     count = max(FEWEST_STARTS, min(MOST_STARTS, int(points / MIN_POINTS)))
     starts = max(STARTS_PER_PLACEMENT, count // len(levers))
     chains = [PointChain(each, starts * problem.seed + start) for each in levers for start in range(starts)]
-    effort.deadline.extend(compile_kernels(chains[0].levers))
+    effort.deadline.extend_for_kernels(compile_kernels(chains[0].levers))
     _side_by_side([chain.draw for chain in chains], effort, DRAW_SHARE * problem.effort)
     chains = sorted(chains, key=lambda chain: chain.least)
     if units.hostable:
@@ -167,6 +167,8 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
         annealed = [partial(each.run, warm=warm, cold=FINAL_TEMPERATURE) for each in left]
         _side_by_side(annealed, effort, part * problem.effort)
         chains = sorted(chains, key=lambda chain: chain.least)
+    if best < math.inf and effort.deadline.passed:
+        return
     try:
         simulated = _simulated(problem, chains, effort, plans=MAX_SIMULATED)
     except InfeasibleError:
@@ -178,6 +180,8 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     if simulated[0][0] < best:
         best, solution = simulated[0]
         yield solution
+    if effort.deadline.passed:
+        return
     simulated = simulated[: max(MIN_ORDERED, _affordable(simulated, effort))]
     refining = [partial(_refined, problem, *entry) for entry in simulated]
     refined = _side_by_side(refining, effort, REFINEMENT_SHARE * problem.effort)
@@ -390,7 +394,7 @@ def _better_orders(
         searched, begun = variants[last]
         time = searched.value(begun)
         best = Incumbent(schedule=begun, value=time, bound=lower_bound(searched), source="start")
-        effort.deadline.extend(compile_kernel(searched, best))
+        effort.deadline.extend_for_kernels(compile_kernel(searched, best))
         cooling = _cooling(searched, effort, coolings)
         stream = improve(
             searched, best, effort=effort, seed=problem.seed, workers=workers, hot=cooling.temperatures,
