@@ -211,6 +211,28 @@ def test_where_nothing_fits_the_reason_is_given(megatron: Any) -> None:
     assert "No plan fits: The model's states alone need" in out
 
 
+def test_no_plan_is_written_where_none_fits(megatron: Any, tmp_path: Path) -> None:
+    _, out, err = megatron(SCRIPT, "--cluster", "4xL4", "-o", str(tmp_path / "plan.json"))
+
+    assert "plan.json is not written: the job does not fit, and there is no other plan." in " ".join(
+        (out + err).split()
+    )
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_what_no_setting_says_is_told_in_words(run: Any, tmp_path: Path) -> None:
+    config = tmp_path / "ds_config.json"
+    config.write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": true},'
+        ' "zero_optimization": {"stage": 3}}'
+    )
+    asked = ("--model", "llama3.2-1b", "--pipeline", "1", "--sequence-length", "2048", "--recompute", "full")
+    _, out, _ = run("import", "deepspeed", str(config), *asked, "--cluster", "8xA100-80GB", "--effort", "0.2")
+
+    assert "Planned: " in out
+    assert "has no setting for it; change in the script that it starts: recompute nothing (now full in every" in out
+
+
 def test_the_best_job_is_left_alone(megatron: Any, tmp_path: Path) -> None:
     planned = tmp_path / "planned.json"
     megatron(RECOMPUTING, "--cluster", "4xA100-80GB", "-o", str(planned))

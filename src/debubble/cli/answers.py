@@ -368,6 +368,7 @@ class ImportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     planned: Annotated[Figures | None, Meta(description="The fastest plan's; null: none was looked for, or none fits.")]
     changes: Annotated[list[SettingChange], Meta(description="Settings that make the one the other.")]
     reason: Annotated[str | None, Meta(description="Why there is no plan.")]
+    refused: Annotated[bool, Meta(description="Whether such a job cannot be planned for its framework.")]
     corrections: Annotated[str | None, Meta(description="How measured runs correct both, if not alike.")]
     notes: Annotated[list[str], Meta(description="Sentences on what the changes bring about.")]
     advice: Annotated[

@@ -124,9 +124,12 @@ def import_(
     if output is not None and output.suffix == ".toml":
         save_job(yours, output)
         log().print(f"The job is in {output}: `debubble plan {output}`.", soft_wrap=True)
-    elif output is not None:
+    elif output is not None and (comparison.yours.fits or best is not yours or as_it_is):
         best.save(output)
-        log().print(f"The plan is in {output}.")
+        what = "The job's own plan" if best is yours else "The faster plan"
+        log().print(f"{what} is in {output}.")
+    elif output is not None:
+        log().print(f"{output} is not written: the job does not fit, and there is no other plan.", soft_wrap=True)
     if json:
         print_answer(
             target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary, warnings=list(job.warnings),

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs.calibration import Correction, corrections
+from debubble.errors import UnsupportedError
 from debubble.exports import exports
 from debubble.imports.advice import SettingAdvice, advice_words
 from debubble.imports.figures import Figures
 from debubble.imports.registry import Importer, Settings
-from debubble.ir import DebubbleError
+from debubble.ir import DebubbleError, InfeasibleError
 from debubble.plans import Plan
 
 
@@ -42,6 +43,7 @@ class JobComparison:
         planned: What the fastest plan takes; None: nothing fits.
         changes: The settings that make the one the other.
         reason: Why there is no plan.
+        refused: Whether that is because debubble cannot write such a job for its framework, or the call is wrong.
         corrections: How much longer both take by measured runs of the cluster, if these correct them unlike.
         notes: Sentences on what the changes bring about.
         advice: The settings that the job leaves off and that would help it as it is.
@@ -51,6 +53,7 @@ class JobComparison:
     planned: Figures | None
     changes: tuple[SettingChange, ...] = ()
     reason: str | None = None
+    refused: bool = False
     corrections: str | None = None
     notes: tuple[str, ...] = ()
     advice: tuple[SettingAdvice, ...] = ()
@@ -59,8 +62,15 @@ class JobComparison:
     def _no_better(self) -> str:
         """Words that say why there is no better plan; none where there is, or none was looked for."""
         if self.reason is not None:
+            if self.refused:
+                return f"  It is not planned again: {self.reason}"
             return f"  No {'faster plan was found' if self.yours.fits else 'plan fits'}: {self.reason}"
-        return "" if self.planned is None or self.changes else "  Nothing faster was found."
+        return "" if self.planned is None or self._is_better else "  Nothing faster was found."
+
+    @property
+    def _is_better(self) -> bool:
+        """True if the plan is worth a change."""
+        return self.planned is not None and _is_faster(self.planned, self.yours)
 
     @property
     def _gain(self) -> str:
@@ -74,12 +84,13 @@ class JobComparison:
         yield f"Yours: {self.yours}.{self._no_better}"
         if self.advice:
             yield advice_words(self.advice, self.yours)
-        if self.planned is not None and self.changes:
+        if self._is_better:
             count = len(self.changes)
             yield f"Planned: {self.planned}{self._gain}."
             if self.corrections is not None:
                 yield self.corrections
-            yield f"Change {count} setting{'s' * (count > 1)}:"
+            if self.changes:
+                yield f"Change {count} setting{'s' * (count > 1)}:"
             yield from (f"  {change}" for change in self.changes)
             yield from self.notes
 
@@ -102,17 +113,37 @@ def compare(
     try:
         plan = again()
         planned = Figures.of(plan)
-        if figures.fits and planned.step_time >= figures.step_time * (1 - NEGLIGIBLE):
+        if not _is_faster(planned, figures):
             return JobComparison(yours=figures, planned=figures), yours
         changes = tuple(_changes(importer, settings, yours, plan))
     except DebubbleError as error:
-        return JobComparison(yours=figures, planned=None, reason=str(error)), yours
+        refused = isinstance(error, UnsupportedError) or not isinstance(error, InfeasibleError)
+        return JobComparison(yours=figures, planned=None, reason=str(error), refused=refused), yours
     corrections = _unlike_corrections(yours, plan)
-    notes = importer.notes(settings, {change.name: change.then for change in changes})
+    notes = (
+        importer.notes(settings, {change.name: change.then for change in changes}) if changes else _unset(yours, plan)
+    )
     comparison = JobComparison(
         yours=figures, planned=planned, changes=changes, corrections=corrections, notes=tuple(notes)
     )
     return comparison, plan
+
+
+def _is_faster(planned: Figures, yours: Figures) -> bool:
+    """Tell whether a plan is worth a change: the job does not fit, or takes notably longer."""
+    return not yours.fits or planned.step_time < yours.step_time * (1 - NEGLIGIBLE)
+
+
+def _unset(yours: Plan, plan: Plan) -> list[str]:
+    """Say how a plan differs from a job where no setting of the configuration does."""
+    pairs = {
+        "recompute": (recomputation_words(yours), recomputation_words(plan)),
+        "degrees": (str(yours.degrees), str(plan.degrees)),
+        "schedule": (yours.schedule.name, plan.schedule.name),
+        "units per stage": (_words([*map(len, yours.partition)]), _words([*map(len, plan.partition)])),
+    }
+    differing = [f"{name} {then} (now {now})" for name, (now, then) in pairs.items() if then != now]
+    return [f"The configuration has no setting for it; change in the script that it starts: {'; '.join(differing)}."]
 
 
 LIKE = 0.01
@@ -149,7 +180,7 @@ def recomputation_words(plan: Plan) -> str:
     return ", ".join(words) or "nothing"
 
 
-NEGLIGIBLE = 1e-3
+NEGLIGIBLE = 0.01
 """Share of a step by which another plan must be faster to be worth a change."""
 
 
