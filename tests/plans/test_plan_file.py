@@ -119,6 +119,14 @@ def test_a_plan_of_a_model_is_saved_as_it_was_read(tmp_path: Path) -> None:
     assert (tmp_path / "again.json").read_bytes() == MODELS_PLAN.read_bytes()
 
 
+@pytest.mark.parametrize("name", ["llama3.1-70b", "llama3.3-70b"])
+def test_a_model_keeps_its_name_among_those_of_one_config(name: str, tmp_path: Path) -> None:
+    plan = db.plan(db.models[name], db.Cluster.parse("32xH100"), tensor=8, planner="dapple", micro_batches=4)
+    plan.save(tmp_path / "plan.json")
+
+    assert Plan.load(tmp_path / "plan.json").model is db.models[name]
+
+
 def test_a_plan_of_a_model_has_the_model_and_its_cluster() -> None:
     plan = Plan.load(MODELS_PLAN)
 

@@ -27,7 +27,7 @@ from debubble.ir.plan_entries import (
     WhatIf,
     recomputation_of,
 )
-from debubble.models import ModelConfig
+from debubble.models import ModelConfig, models
 from debubble.plans.plan_file import VERSION, PlanFile, ScheduleFile
 from debubble.plans.simulated import Simulated
 
@@ -250,7 +250,8 @@ class Plan(Simulated):
         entries["candidates"] = tuple(replace(candidate, partition=()) for candidate in self.candidates)
         if self.model_on_cluster is not None:
             model, cluster = self.model_on_cluster
-            entries |= {"model": dict(model.config), "cluster": cluster.to_dict()}
+            name = next((name for name, known in models.items() if known is model), None)
+            entries |= {"model": dict(model.config), "model_name": name, "cluster": cluster.to_dict()}
         return PlanFile(
             **entries,
             debubble_plan=VERSION,
@@ -282,7 +283,11 @@ def _model_on_cluster(file: PlanFile) -> ModelOnCluster | None:
         case None, None:
             return None
         case dict(model), dict(cluster):
-            return ModelOnCluster(ModelConfig.from_hf(model), Cluster.from_dict(cluster))
+            read = ModelConfig.from_hf(model)
+            # Several built-in models may have one configuration, as Llama 3.1 and 3.3.
+            name = file.model_name
+            known = models[name] if name is not None and name in models else read
+            return ModelOnCluster(known if known.config == read.config else read, Cluster.from_dict(cluster))
         case _:
             raise InputError(
                 "The plan has a model without a cluster, or a cluster without a model: make the plan again with"

@@ -106,6 +106,7 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     solve_seconds: float = 0.0
     candidates: tuple[CandidateSummary, ...] = ()
     model: dict[str, Any] | None = None
+    model_name: str | None = None
     cluster: dict[str, Any] | None = None
     profile: dict[str, Any] | None = None
     options: RunOptions = msgspec.field(default_factory=RunOptions)
