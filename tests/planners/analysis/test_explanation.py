@@ -74,6 +74,12 @@ def test_few_micro_batches_bind_by_filling_and_draining() -> None:
     assert "which more micro-batches or fewer pipeline devices would shorten" in explained(micro_batches=4).binding
 
 
+def test_zero_is_not_advised_where_nothing_can_be_divided() -> None:
+    assert (
+        explained(cluster="1xH200-141GB", micro_batches=1, sequence_length=256).advice == "more micro-batches per step"
+    )
+
+
 def test_a_single_device_binds_by_computing() -> None:
     assert explained(cluster="1xH200-141GB", micro_batches=64, sequence_length=2048).binding.startswith(
         "Computing binds"

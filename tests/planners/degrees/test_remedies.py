@@ -37,9 +37,10 @@ def test_a_pipeline_that_is_too_long_a_sequence_for_is_told_other_degrees_first(
     assert first.step_time == quick_step(free.problem(first.degrees))[0]
 
 
-def test_too_few_devices_are_told_lora_and_how_many_would_do() -> None:
+def test_too_few_devices_are_told_hosts_lora_and_how_many_would_do() -> None:
     changes = [remedy.change for remedy in remedies(job("1xH100-80GB"))]
-    assert changes[0].startswith("--lora 16")
+    assert changes[0].startswith("--for deepspeed --host-optimizer 1")
+    assert changes[1].startswith("--lora 16")
     assert any(change.startswith("--cluster 2xH100-80GB") for change in changes)
 
 

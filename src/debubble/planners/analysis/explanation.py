@@ -46,6 +46,11 @@ ADVICE = {
 """Remedy for the cause that takes most of the step next to computing."""
 FINER_RECOMPUTATION = "a finer choice of what recomputes (memory is not full), or more memory,"
 """Remedy for recomputation where memory is left: less than the next choice that recomputes less would take."""
+DIVIDED_OPTIMIZER, HOST_OPTIMIZER = (
+    "more micro-batches per step,",
+    "more memory, a faster host, or more micro-batches per step,",
+)
+"""Remedies for an optimizer that ZeRO divides already or cannot divide, and for one on hosts."""
 BOUNDED = ("collectives", "gradients", "optimizer")
 """Causes next to computing that lower bounds of a step count too."""
 
@@ -224,6 +229,10 @@ class Explanation:
         """The remedy of the cause that takes most next to computing."""
         if self._most.cause == "recomputation" and not self._is_full:
             return FINER_RECOMPUTATION
+        if self._most.cause == "optimizer" and self.plan.options.host_optimizer:
+            return HOST_OPTIMIZER
+        if self._most.cause == "optimizer" and (self.plan.options.zero or self.plan.options.data == 1):
+            return DIVIDED_OPTIMIZER
         return ADVICE[self._most.cause]
 
     @property

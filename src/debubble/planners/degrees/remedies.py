@@ -33,6 +33,8 @@ SECONDS = 15.0
 """Seconds on the clock after which no further change is tried, where the job has no deadline."""
 MOST = 4
 """Changes that are told."""
+OFFLOADING = "deepspeed"
+"""The framework whose CPU optimizer is tried where the job names none."""
 WITH_HOST = ("chronos", "pipeoffload")
 """Planners with optimizers or activations on the host that are asked where no quick plan fits."""
 ASKED = 2
@@ -61,8 +63,9 @@ class Remedy:
 
 
 def remedies(job: Job) -> list[Remedy]:
-    """The first changes that fit, cheapest first: other degrees, LoRA, small gradients, more devices, small moments.
+    """The first changes that fit, cheapest first.
 
+    These are other degrees, a CPU optimizer, LoRA, smaller gradients, more devices, and smaller moments.
     LoRA is also tried with quantized weights and shorter sequences.  It and smaller gradients or moments keep the job's
     fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of small gradients
     or of more devices fits, plans with optimizers or activations on the host are tried.  No change is begun after the
@@ -135,6 +138,7 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
     if job.fixed:
         free = replace(job, fixed={})
         yield from list(_quick_remedy("", free)) or _host_remedy("", free)
+    yield from _cpu_optimizer(job, clock)
     yield from _adapters(job, clock)
     if job.options.gradient_dtype == "fp32" and job.options.dtype == "bf16" and not job.options.lora and not clock.over:
         change, small = "--gradient-dtype bf16", replace(job, options=replace(job.options, gradient_dtype="bf16"))
@@ -144,6 +148,17 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
     if job.options.optimizer in ("adam", "adamw") and not job.options.lora and not clock.over:
         smaller = replace(job, options=replace(job.options, optimizer="adamw-8bit"))
         yield from _quick_remedy("--optimizer adamw-8bit", smaller)
+
+
+def _cpu_optimizer(job: Job, clock: Clock) -> Iterator[Remedy]:
+    """Optimizer states on hosts, as the job's framework has them, or DeepSpeed if it names none."""
+    options = job.options
+    if options.host_optimizer or options.lora or options.optimizer not in ("adam", "adamw") or clock.over:
+        return
+    change = "--host-optimizer 1" if job.target else f"--for {OFFLOADING} --host-optimizer 1"
+    hosted = replace(job, target=job.target or OFFLOADING, options=replace(options, host_optimizer=1.0))
+    with suppress(InputError):  # not every framework has them
+        yield from list(_quick_remedy(change, hosted)) or list(_quick_remedy(change, replace(hosted, fixed={})))
 
 
 def _adapters(job: Job, clock: Clock) -> Iterator[Remedy]:

@@ -488,11 +488,33 @@ class _DegreesSearch:
 
     def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
         if isinstance(choice, str):
-            return UsualChoice(name=name, reason=choice)
+            hosted = None if self.late else self._with_cpu_optimizer(name)
+            return hosted or UsualChoice(name=name, reason=choice)
         if self.planner == "auto" or choice in self.results:
             self._verified(choice)
             return UsualChoice(name=name, configuration=self._summary(choice))
         return UsualChoice(name=name, reason=f"The planner '{self.planner}' did not plan it.")
+
+    def _with_cpu_optimizer(self, name: str) -> UsualChoice | None:
+        """A usual choice whose optimizer states are the hosts', which some frameworks have; None if that fits neither.
+
+        Micro-batches become larger as long as they make the step shorter.
+        """
+        options = self.job.options
+        if options.host_optimizer or options.lora or options.optimizer not in ("adam", "adamw"):
+            return None
+        job = replace(self.job, options=replace(options, host_optimizer=1.0))
+        best: tuple[Degrees, Problem, Result] | None = None
+        with suppress(DebubbleError):
+            for degrees in usual_choices(self.legal)[name]:
+                problem = job.problem(degrees)
+                step, solution = quick_step(problem)
+                if best is not None and step >= best[2].time:
+                    break
+                best = degrees, problem, verify(QUICK_PLAN, problem, solution, 0.0)
+        if best is None:
+            return None
+        return UsualChoice(name=f"{name}, --host-optimizer 1", configuration=_summary(job, *best))
 
     def _nothing_fits(self) -> DebubbleError:
         tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
@@ -503,22 +525,26 @@ class _DegreesSearch:
         return InfeasibleError(f"{tried} {reason}")
 
     def _summary(self, degrees: Degrees) -> ConfigurationSummary:
-        job, result = self.job, self.results[degrees]
-        schedule, costs, partition = result.solution.schedule, result.solution.costs, result.solution.partition
-        assert partition is not None
-        parts = parts_at_peak(self.problems[degrees].units, partition, schedule, costs, result.timeline.peak_memory)
-        fullest = max(parts, key=lambda part: part.total)
-        step = float(result.time)
-        pace = job.tokens / step
-        plan = PlannedChoice(degrees=degrees, solution=result.solution, step=step)
-        return ConfigurationSummary(
-            degrees=replace(degrees, chunks=schedule.placement.chunks),
-            step_time=step,
-            tokens_per_second_per_device=pace / degrees.devices,
-            mfu=Utilization.of(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
-            peak_memory=fullest.total,
-            memory=fullest,
-            planner=result.planner,
-            schedule=schedule.name,
-            levers=plan.levers,
-        )
+        return _summary(self.job, degrees, self.problems[degrees], self.results[degrees])
+
+
+def _summary(job: Job, degrees: Degrees, problem: Problem, result: Result) -> ConfigurationSummary:
+    """A choice of degrees with its plan's step, pace and memory."""
+    schedule, costs, partition = result.solution.schedule, result.solution.costs, result.solution.partition
+    assert partition is not None
+    parts = parts_at_peak(problem.units, partition, schedule, costs, result.timeline.peak_memory)
+    fullest = max(parts, key=lambda part: part.total)
+    step = float(result.time)
+    pace = job.tokens / step
+    plan = PlannedChoice(degrees=degrees, solution=result.solution, step=step)
+    return ConfigurationSummary(
+        degrees=replace(degrees, chunks=schedule.placement.chunks),
+        step_time=step,
+        tokens_per_second_per_device=pace / degrees.devices,
+        mfu=Utilization.of(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
+        peak_memory=fullest.total,
+        memory=fullest,
+        planner=result.planner,
+        schedule=schedule.name,
+        levers=plan.levers,
+    )
