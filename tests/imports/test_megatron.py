@@ -282,6 +282,22 @@ def test_a_configuration_of_megatron_bridge_is_read(tmp_path: Path) -> None:
     assert read.unread == ("Known to cost neither time nor memory: --lr --train-iters dataset.path.",)
 
 
+@pytest.mark.parametrize(
+    ("precision", "ddp", "dtype"),
+    [("", "false", "bf16"), ("", "true", "fp32"), ("mixed_precision: bf16_mixed", "false", "fp32")],
+)
+def test_bridges_mixed_precision_overrules_the_gradients_of_ddp(
+    tmp_path: Path, precision: str, ddp: str, dtype: str
+) -> None:
+    file = tmp_path / "run_config.yaml"
+    text = BRIDGE.replace("mixed_precision: bf16_with_fp8_delayed_scaling_mixed", precision)
+    text = text.replace("recompute_granularity", "bf16: true\n  recompute_granularity")
+    file.write_text(text.replace("ddp: {", f"ddp: {{grad_reduce_in_fp32: {ddp}, "))
+    facts = UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
+
+    assert imports["megatron"].job(imports["megatron"].settings(file), file, facts).options.gradient_dtype == dtype
+
+
 def test_a_layout_of_megatron_bridge_may_be_lists_of_names(tmp_path: Path) -> None:
     file = tmp_path / "run_config.yaml"
     stages = "[[embedding, decoder], [decoder, decoder, decoder], [decoder, decoder], [decoder, loss]]"

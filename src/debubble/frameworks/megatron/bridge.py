@@ -64,6 +64,10 @@ def _arguments(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield "model", value
         elif path == "mixed_precision":
             yield from _precision(str(value))
+        elif path == "ddp.grad_reduce_in_fp32":
+            # Bridge overwrites it with that of mixed_precision, where there is one.
+            if not any(each.partition(".")[0] == "mixed_precision" for each in settings):
+                yield from _precision_entry(name, value)
         elif name == "pipeline_model_parallel_layout":
             yield "--pipeline-model-parallel-layout", value if isinstance(value, str) else _layout(value)
         elif part in PARTS and name:
