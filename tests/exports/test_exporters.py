@@ -516,7 +516,7 @@ class TestStates:
             script = made.files["megatron-arguments.sh"]
 
             assert made.losses[0] == OF_FSDP_ALONE
-            assert "none of its functional tests runs with one" in made.losses[1]
+            assert "none of Megatron-LM's functional tests runs it with a pipeline" in made.losses[1]
 
             assert f"--use-megatron-fsdp\n    --data-parallel-sharding-strategy {strategy}\n" in script
             assert "--ckpt-format fsdp_dtensor" in script

@@ -122,6 +122,13 @@ optimizers_of_fsdp = Refusal(
 )
 """Gradients that are divided (Megatron-FSDP) under optimizers that do not step them."""
 
+fsdp_with_a_pipeline = Refusal(
+    lambda o, model: o.zero >= 2,
+    "Gradients are divided by Megatron-FSDP, and none of Megatron-LM's functional tests runs it with a pipeline: try a"
+    " few steps first, or plan again with --zero 1.",
+)
+"""Megatron-FSDP in a pipeline, which its checks take and its tests do not run."""
+
 adam_on_hosts = Refusal(
     lambda o, model: o.host_optimizer > 0 and not (o.optimizer in ("adamw", "adam") and o.zero),
     "{title} moves optimizer states to hosts for a distributed Adam alone; plan again with --zero 1 and --optimizer"

@@ -33,6 +33,7 @@ class Target:
         overlapping: What it may choose where tokens travel to experts next to computing (`expert_overlap`); None: the
             same.
         for_pipelines: Rules that hold for pipelines of several devices alone.
+        untested: Rules for such pipelines that refuse nothing: their sentences say what its project does not test.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Target:
     zero_alone: tuple[int, ...] = (0, 1)
     rules: Sequence[Rule] = ()
     for_pipelines: Sequence[Rule] = ()
+    untested: Sequence[Rule] = ()
     levers: TargetLevers | None = None
     overlapping: TargetLevers | None = None
 
@@ -61,6 +63,11 @@ class Target:
         """Say why it runs no plan with these options, whatever its ZeRO level; None if it does."""
         rules = (*self.rules, *(self.for_pipelines if pipeline > 1 else ()))
         return next((why for rule in rules if (why := rule(self.title, options, model)) is not None), None)
+
+    def untested_parts(self, options: RunOptions, model: Model, *, pipeline: int) -> tuple[str, ...]:
+        """Sentences on what of a run with these options its project does not test."""
+        rules = self.untested if pipeline > 1 else ()
+        return tuple(why for rule in rules if (why := rule(self.title, options, model)) is not None)
 
     def check(self, options: RunOptions, model: Model, *, pipeline: int) -> None:
         """Raise InputError if it runs no plan with these options."""

@@ -47,6 +47,13 @@ def test_chunks_on_one_device_are_a_lever_unless_they_are_gathered() -> None:
     assert chunked(zero=3).levers == ()
 
 
+@pytest.mark.parametrize(("zero", "levers"), [(1, ("pipeline 2",)), (3, ("pipeline 2", "ZeRO-3 with a pipeline"))])
+def test_divided_gradients_next_to_a_pipeline_are_a_lever(zero: int, levers: tuple[str, ...]) -> None:
+    degrees = Degrees(pipeline=2, data=2, zero=zero, micro_batches=4)
+
+    assert planned(degrees, 1.0).levers == levers
+
+
 def test_the_plan_with_fewest_levers_within_the_tolerance_is_chosen() -> None:
     assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.02) is PLAIN
     assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.012) is PIPELINE

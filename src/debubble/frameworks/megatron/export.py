@@ -207,14 +207,9 @@ def untested_settings(plan: Plan) -> tuple[str, ...]:
         return (*left, MUON_DIVIDED)
     if plan.options.zero < 2:
         return left
-    if plan.devices == 1:
-        return (*left, OF_FSDP_ALONE)
-    return (
-        *left,
-        OF_FSDP_ALONE,
-        "Gradients are divided by Megatron-FSDP, which Megatron-LM's checks take with a pipeline, and none of its"
-        " functional tests runs with one: try a few steps first.",
-    )
+    model = plan.model
+    assert model is not None
+    return (*left, OF_FSDP_ALONE, *targets["megatron"].untested_parts(plan.options, model, pipeline=plan.devices))
 
 
 MUON_DIVIDED = (

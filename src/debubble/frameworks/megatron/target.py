@@ -9,6 +9,7 @@ from debubble.targets.limits import (
     adam_on_hosts,
     eight_bits_divided,
     experts_to_overlap,
+    fsdp_with_a_pipeline,
     fused_attention,
     optimizers_of_fsdp,
     small_moments_divided,
@@ -88,6 +89,7 @@ targets.add(
         zero=(0, 1, 2, 3),
         zero_alone=(0, 1, 2, 3),
         rules=MEGATRON,
+        untested=(fsdp_with_a_pipeline,),
         levers=TargetLevers(
             OwnOrders(("1f1b", "interleaved")), AllLayers(MEGATRON_MODULES, block=True), offload=OFFLOAD
         ),

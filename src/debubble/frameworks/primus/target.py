@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from debubble.frameworks.megatron.target import MEGATRON, OFFLOAD, OVERLAPPED_MODULES
 from debubble.targets.levers import WHOLE, AllLayers, EachLayer, TargetLevers
+from debubble.targets.limits import fsdp_with_a_pipeline
 from debubble.targets.orders import COMBINED, OwnOrders
 from debubble.targets.target import Target, targets
 
@@ -15,6 +16,7 @@ targets.add(
         zero=(0, 1, 2, 3),
         zero_alone=(0, 1, 2, 3),
         rules=MEGATRON,
+        untested=(fsdp_with_a_pipeline,),
         levers=TargetLevers(OwnOrders(("1f1b", "interleaved", "zb-h1")), EachLayer(WHOLE), offload=OFFLOAD),
         overlapping=TargetLevers(OwnOrders((COMBINED,)), AllLayers(OVERLAPPED_MODULES, whole=False), offload=OFFLOAD),
     ),

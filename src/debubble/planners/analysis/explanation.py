@@ -21,6 +21,7 @@ from debubble.planners.degrees.simplest import levers_of
 from debubble.planners.model_problem import framework_of_plan, tail_seconds
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, by_cause, plan_addresses
+from debubble.targets import targets
 
 SECONDS_PER_DAY = 86400
 MUCH = 0.02
@@ -343,6 +344,8 @@ def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
         return (*failed, *timeline_remarks(timeline))
     model, cluster = described
     said = model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
+    if plan.target is not None:
+        said += targets[plan.target].untested_parts(plan.options, model, pipeline=plan.devices)
     return (*failed, PROPORTIONAL, *said) if plan.has_lengths else (*failed, *said)
 
 

@@ -42,7 +42,7 @@ class PlannedChoice:
 def levers_of(
     degrees: Degrees, schedule: Schedule, strategies: Sequence[Sequence[str]], *, gathers: bool
 ) -> Iterator[str]:
-    """The mechanisms of a plan beyond data parallelism with ZeRO, in words.
+    """The mechanisms of a plan beyond data parallelism with ZeRO, or a pipeline with ZeRO-1, in words.
 
     Args:
         degrees: Its degrees of parallelism.
@@ -53,6 +53,8 @@ def levers_of(
     for name in ("pipeline", "tensor", "context", "expert", "slices"):
         if (degree := getattr(degrees, name)) > 1:
             yield f"{name} {degree}"
+    if degrees.pipeline > 1 and degrees.zero > 1:
+        yield f"ZeRO-{degrees.zero} with a pipeline"
     if schedule.placement.chunks > 1 and not (degrees.pipeline == 1 and gathers):
         yield f"{schedule.placement.chunks} chunks"
     lengths = [len(stage) for stage in strategies] or [0]
