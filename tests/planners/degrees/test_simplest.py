@@ -49,7 +49,7 @@ def test_chunks_on_one_device_are_a_lever_unless_they_are_gathered() -> None:
 
 @pytest.mark.parametrize(("zero", "levers"), [(1, ("pipeline 2",)), (3, ("pipeline 2", "ZeRO-3 with a pipeline"))])
 def test_divided_gradients_next_to_a_pipeline_are_a_lever(zero: int, levers: tuple[str, ...]) -> None:
-    degrees = Degrees(pipeline=2, data=2, zero=zero, micro_batches=4)
+    degrees = Degrees(pipeline=2, data=2, zero=zero, micro_batches=4, chunks=1)
 
     assert planned(degrees, 1.0).levers == levers
 
