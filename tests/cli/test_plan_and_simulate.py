@@ -622,7 +622,7 @@ def test_fits_exits_with_1_where_nothing_fits(run: Any) -> None:
 def test_the_memory_limit_that_plans_for_measured_runs_is_named(run: Any) -> None:
     _, out, _ = run("plan", "llama2-13b", "--cluster", "8xA100-40GB", "--micro-batches", "16", "--planner", "adapipe")
 
-    assert "--memory-limit 32GiB plans for that much" in out
+    assert "--memory-limit 32GiB keeps even that below the limit" in out
 
 
 def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> None:

@@ -178,9 +178,9 @@ def headline_of(plan: Plan, **changes: Any) -> str:
 
 
 def test_the_headline_is_the_whole_step_with_the_pipelines_part_beside() -> None:
-    assert headline_of(small_plan()).startswith("19 per step, 36.8% bubble")
+    assert headline_of(small_plan()).startswith("19 per step, 36.8% idle")
     assert headline_of(small_plan(), tail=2).startswith(
-        "21 per step (the pipeline 19, gradients and optimizer after it 2), 36.8% bubble"
+        "21 per step (the pipeline 19, gradients and optimizer after it 2), 36.8% idle"
     )
 
 
@@ -270,9 +270,9 @@ def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02)
     ("found", "said"),
     [
         (search(1.0, 1.03), ""),
-        (search(1.0, 1.01), "  The first is taken: within 2% of the fastest those with the fewest levers"),
+        (search(1.0, 1.01), "  The first is taken: within 2% of the fastest the plan with the fewest"),
         (search(1.01, fastest=1.0), "  The plan has fewer levers than the fastest of these degrees, which takes 1.0%"),
-        (search(1.01, 1.0, fastest=1.0), "  The first (1.0% slower) is taken: within 2% of the fastest those with"),
+        (search(1.01, 1.0, fastest=1.0), "  The first (1.0% slower) is taken: within 2% of the fastest the plan with"),
         (search(1.0, 1.005, tolerance=0.0), "  The first is the fastest."),
         (search(1.0, 1.02, tolerance=0.0), ""),
     ],

@@ -153,7 +153,11 @@ class Cluster(PickledFields):
         """
         name = str(text)
         if Path(name).suffix in (*YAML_SUFFIXES, ".json"):
-            return Cluster.from_dict(_read(Path(name)))
+            entries = _read(Path(name))
+            try:
+                return Cluster.from_dict(entries)
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from error
         return Cluster.from_dict({"devices": name})
 
     @staticmethod

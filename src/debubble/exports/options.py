@@ -100,9 +100,10 @@ def framework(plan: Plan) -> Decision:
     """Decide on what a named framework fuses, overlaps and keeps: no target is told of it."""
     if not plan.options.framework:
         return {}
+    priced = plan.options.framework.removeprefix("target,")
     return Lost(
-        f"The plan is priced as {plan.options.framework}: set what it fuses and overlaps, and the dtype of its"
-        " gradients, in the target's configuration."
+        f"The plan's times are those of {priced}: set what that fuses and overlaps, and the dtype of its gradients, in"
+        " the target's configuration."
     )
 
 

@@ -100,7 +100,10 @@ def _missing_blocks(tensor: int, config: ModelConfig) -> str | None:
 def _missing_overlap(options: RunOptions) -> str | None:
     """Say what runs next to the pipeline in other frameworks alone; None if nothing does."""
     if options.host_optimizer:
-        return "it steps on hosts what a plan's operations say: make the plan without --host-optimizer to train it."
+        return (
+            "hosts step whole stages here, as planners choose, and no share of all: make the plan without"
+            " --host-optimizer to train it."
+        )
     if options.expert_overlap:
         return "it waits for what ranks of experts exchange: make the plan without --expert-overlap to train it."
     if {options.gradient_dtype, options.moment_dtype} != {"fp32"}:

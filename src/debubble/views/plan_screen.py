@@ -29,6 +29,8 @@ from debubble.views.palette import KIND_COLORS, LIGHT
 from debubble.views.rows import fastest_other
 from debubble.views.scene import Scene, subject
 
+PRICED = {"megatron": "megatron-lm", "torchtitan": "torchtitan", "deepspeed": "deepspeed", "automodel": "automodel"}
+"""Targets -> the frameworks whose kernels and overlaps `--framework` prices."""
 LABEL = 13
 """Width of the column of labels."""
 SEPARATOR = " · "
@@ -114,7 +116,8 @@ def _title(plan: Plan, scene: Scene) -> str:
     fits = "likely fits" if may_not_fit(plan, scene.peak_memory) else "fits"
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
     planner = _planner(plan)
-    found = f"planned by {planner}" if plan.schedule.name == planner else f"{plan.schedule.name} by {planner}"
+    named = plan.devices > 1 and plan.schedule.name != planner
+    found = f"{plan.schedule.name} by {planner}" if named else f"planned by {planner}"
     return f"{subject(plan)} {fits}: {found}{target}"
 
 
@@ -239,6 +242,10 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     yield f"as {step.runs} published runs ({step.group})"
     if "," not in step.group:
         yield "few or none on such GPUs"
+    if plan.options.lora:
+        yield "few or none with adapters"
+    if plan.target is not None and not plan.options.framework and (named := PRICED.get(plan.target)):
+        yield f"--framework {named} prices its own kernels and overlaps"
     yield f"up to {size_words(peak.high)} on a device"
     needed = unlike(*plan.model_on_cluster, plan.options)
     if needed is None:
@@ -256,7 +263,7 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     option = f"--memory-limit {limit}"
     told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == option)
     price = next((gain.effect.removesuffix(" per sequence") for gain in told), None)
-    yield f"{option} plans for that much ({price or '--why: its step'})"
+    yield f"{option} keeps even that below the limit ({price or '--why tells its step'})"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:

@@ -209,9 +209,9 @@ def chosen_degrees_words(search: DegreeSearch) -> str:
     within = f"within {100 * search.tolerance:.0f}% of the fastest"
     slower = "" if search.fastest is None else f" ({100 * (first.step_time / fastest.step_time - 1):.1f}% slower)"
     return (
-        f"  The first{slower} is taken: {within} those with the fewest levers (kinds of parallelism beyond data,"
-        " chunks, uneven stages, recomputation, offload) are preferred, then little context parallelism, then a short"
-        " step."
+        f"  The first{slower} is taken: {within} the plan with the fewest levers (kinds of parallelism beyond data,"
+        " chunks, uneven stages, recomputation, offload) wins, then that with the least context parallelism, then the"
+        " fastest."
     )
 
 

@@ -31,7 +31,7 @@ def headline_parts(scene: Scene) -> str:
 
 def _shares(scene: Scene) -> str:
     timeline = scene.timeline
-    return f"{100 * timeline.bubble_fraction:.1f}% bubble, {100 * timeline.ideal_fraction:.1f}% of the ideal"
+    return f"{100 * timeline.bubble_fraction:.1f}% idle, {100 * timeline.ideal_fraction:.1f}% of the ideal"
 
 
 def _parts(scene: Scene) -> str:

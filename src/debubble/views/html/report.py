@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from debubble.errors import readable_bytes
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind
 from debubble.planners.analysis.explanation import ADVICE, FILLING, MUCH, Explanation
@@ -87,7 +88,7 @@ def _beyond_the_peak(why: Explanation | None) -> Iterator[str]:
     """Sentences on what a model's plan needs or leaves beyond its peak."""
     if why is not None:
         if why.fragmentation:
-            yield f"One arena for its tensors takes {size_words(why.fragmentation)} more (fragmentation)."
+            yield f"One arena for its tensors takes {readable_bytes(why.fragmentation)} more (fragmentation)."
         yield f"A reserve of {size_words(why.reserve)} is left beside the limit."
 
 
