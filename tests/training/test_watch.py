@@ -90,6 +90,13 @@ def test_the_planned_step_is_that_of_the_plan_unless_devices_share_cores(
     assert state.planned_seconds is not None
     assert (state.planned_seconds > 1.2 * step_time) == longer
     assert longer or state.planned_seconds == pytest.approx(step_time)
+    planned_busy = [device.planned_busy for device in state.devices]
+    shared = (
+        db.Plan.load(plan).simulate()
+        if cores is None
+        else run_shared(db.Plan.load(plan).simulate().program, cores=cores)
+    )
+    assert planned_busy == [float(busy) for busy in shared.busy]
 
 
 @pytest.mark.usefixtures("process_group")

@@ -7,6 +7,7 @@ import pytest
 from debubble.ir import InputError, Kind, Lane, Op, Trace, TraceEvent, TraceStep
 from debubble.simulator import Cause, by_cause
 from debubble.views import Scene
+from debubble.views.summary import bound_words
 from tests.views.scenes import small_plan, trace_of
 
 
@@ -42,6 +43,16 @@ def test_messages_that_were_not_timed_take_no_time() -> None:
     predicted, measured = Scene.pair(plan, trace)
 
     assert measured.timeline.starts == predicted.timeline.starts
+
+
+def test_the_bound_of_devices_that_share_cores_is_that_of_devices_with_their_own() -> None:
+    plan = replace(small_plan(), lower_bound=10)
+
+    predicted, _ = Scene.pair(plan, replace(trace_of(plan), cores=1))
+
+    assert predicted.step_time > plan.step_time == 19
+    words = "With a core for each device: No plan takes less than 10 s: the gap is 47.4%."
+    assert bound_words(plan, predicted).startswith(words)
 
 
 def test_delays_between_operations_are_overhead() -> None:

@@ -44,6 +44,7 @@ class Scene:
         remarks: Sentences that a reader of the figures has to know.
         plan: The plan that it is the prediction of, if there is one.
         sampled_memory: One curve per device, if memory was measured.
+        cores: The cores that its devices share; None: each has its own.
     """
 
     timeline: Timeline
@@ -56,6 +57,7 @@ class Scene:
     remarks: tuple[str, ...] = ()
     plan: Plan | None = None
     sampled_memory: tuple[Curve, ...] | None = None
+    cores: int | None = None
 
     @staticmethod
     def predicted(plan: Plan, *, limited: bool = True) -> Scene:
@@ -105,7 +107,7 @@ class Scene:
     def _on(self, cores: int) -> Scene:
         """The scene as predicted if the devices share that many cores."""
         title = f"{self.title}, {self.devices} devices on {cores_words(cores)}"
-        return replace(self, title=title, timeline=run_shared(self.timeline.program, cores=cores))
+        return replace(self, title=title, timeline=run_shared(self.timeline.program, cores=cores), cores=cores)
 
     @cached_property
     def memory(self) -> tuple[Curve, ...]:

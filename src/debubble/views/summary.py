@@ -182,9 +182,13 @@ def why_not_faster(scene: Scene) -> str:
 
 
 def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
-    """A sentence on the lower bound, and how far the step is from it; with the argument, a second on what it counts."""
-    gap = gap_of(plan, scene.step_time)
-    which = "No plan with these degrees" if plan.degree_search is not None else "No plan"
+    """A sentence on the lower bound, and how far the step is from it; with the argument, a second on what it counts.
+
+    Where devices share cores, both are those of devices with a core each.
+    """
+    gap = gap_of(plan, scene.step_time if scene.cores is None else plan.step_time)
+    alone = "" if scene.cores is None else "With a core for each device: "
+    which = f"{alone}No plan with these degrees" if plan.degree_search is not None else f"{alone}No plan"
     bound = time_words(plan.lower_bound, seconds=scene.seconds)
     counted = "" if plan.bound_argument is None or not argument else f"  The bound counts {plan.bound_argument}."
     wide = f"  {_wide_gap_words(plan, scene)}" if gap >= WIDE and scene.why is not None and scene.why.losses else ""

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from debubble.errors import DebubbleError
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
+from debubble.simulator import Timeline
 from debubble.simulator.shared_cores import run_shared
 from debubble.training.monitoring.run_record import RunRecord, RunStep
 
@@ -76,8 +77,8 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         mfu = [step.mfu for step in recent if step.mfu is not None]
         if plan is not None and last is not None and len(last.busy) != plan.devices:
             plan = None  # the file has another plan by now
-        timeline = None if plan is None else plan.simulate()
-        devices = [] if last is None else _devices(last, _typical_busy(recent), plan)
+        timeline = None if plan is None else _planned_timeline(plan, start.cores)
+        devices = [] if last is None else _devices(last, _typical_busy(recent), plan, timeline)
         slowest = max(range(len(devices)), key=lambda d: devices[d].busy) if devices else None
         bubble = None if last is None else last.bubble_fraction
         planned_bubble = None if timeline is None else timeline.bubble_fraction
@@ -99,7 +100,7 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             tokens_per_second=median(step.tokens_per_second for step in recent) if recent else None,
             mfu=median(mfu) if mfu else None,
             seconds_per_step=pace,
-            planned_seconds=None if plan is None else _planned_seconds(plan, start.cores),
+            planned_seconds=None if plan is None or timeline is None else seconds_per_step(plan, timeline),
             cores=start.cores,
             bubble_fraction=bubble,
             planned_bubble=planned_bubble,
@@ -109,10 +110,10 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-def _planned_seconds(plan: Plan, cores: int | None) -> float:
-    """Seconds of a step as the plan has it, or on the cores that its devices share."""
+def _planned_timeline(plan: Plan, cores: int | None) -> Timeline:
+    """A step as the plan has it, or on the cores that its devices share."""
     timeline = plan.simulate()
-    return seconds_per_step(plan, timeline if cores is None else run_shared(timeline.program, cores=cores))
+    return timeline if cores is None else run_shared(timeline.program, cores=cores)
 
 
 def plan_of(record: RunRecord) -> Plan | None:
@@ -130,15 +131,16 @@ def _typical_busy(steps: Sequence[RunStep]) -> list[float]:
     return [median(times) for times in zip(*(step.busy for step in steps), strict=True)]
 
 
-def _devices(last: RunStep, typical_busy: Sequence[float], plan: Plan | None) -> list[DeviceState]:
+def _devices(
+    last: RunStep, typical_busy: Sequence[float], plan: Plan | None, timeline: Timeline | None
+) -> list[DeviceState]:
     measured = zip(typical_busy, last.peak_memory, strict=True)
-    if plan is None:
+    if plan is None or timeline is None:
         return [
             DeviceState(busy=busy, planned_busy=None, peak_memory=peak, planned_memory=None, memory_limit=None)
             for busy, peak in measured
         ]
     limits = [plan.costs.limit_of(device) for device in range(plan.devices)]
-    timeline = plan.simulate()
     planned = zip(timeline.busy, timeline.peak_memory, limits, strict=True)
     return [
         DeviceState(
