@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -141,7 +142,12 @@ def check_folder(folder: Path | None, option: str) -> None:
 def _takes_files(folder: Path) -> bool:
     """Tell whether files can be written to a folder, which may have to be made."""
     existing = next(each for each in (folder, *folder.parents) if each.exists())
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    try:
+        # Permissions alone do not tell of read-only mounts, nor of folders such as /proc.
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError:
+        return False
+    return True
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -121,6 +121,12 @@ def test_a_file_overrides_links_and_efficiencies(tmp_path: Path) -> None:
     assert Cluster.parse(file).memory_limits == (36 * GIB,) * 4
 
 
+def test_a_memory_limit_may_be_a_share_of_each_devices_memory() -> None:
+    cluster = Cluster.parse("1xA100-80GB+1xA100-40GB").with_limit("70%")
+
+    assert cluster.memory_limits == (56 * GIB, 28 * GIB)
+
+
 def test_memory_limits_are_given_for_all_or_for_each() -> None:
     assert Cluster.from_dict({"devices": "2xCPU", "memory_limit": "1.5GiB"}).memory_limits == (3 * GIB // 2,) * 2
     assert Cluster.from_dict({"devices": "2xCPU", "memory_limit": [100, "2KB"]}).memory_limits == (100, 2000)

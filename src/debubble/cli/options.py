@@ -40,7 +40,7 @@ Chunks = Annotated[int | None, typer.Option(help="Stages per device.", rich_help
 MemoryLimit = Annotated[
     str | None,
     typer.Option(
-        help="Per device: bytes, or with a unit such as 20GiB; abstract with --costs.", rich_help_panel=QUESTION
+        help="Per device: bytes, with a unit such as 20GiB, or its share such as 70%; abstract with --costs.", rich_help_panel=QUESTION
     ),
 ]
 Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with abstract costs.", rich_help_panel=GIVEN)]

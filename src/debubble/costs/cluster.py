@@ -184,7 +184,7 @@ class Cluster(PickledFields):
             given = file.memory_limit if isinstance(file.memory_limit, list) else [file.memory_limit] * len(types)
             if len(given) != len(types):
                 raise InputError(f"memory_limit lists {len(given)} sizes for {len(types)} devices.")
-            limits = tuple(parse_size(size) for size in given)
+            limits = tuple(_limit(size, type_) for size, type_ in zip(given, types, strict=True))
         for run in file.calibration:
             check_run(run)
         entries = msgspec.to_builtins(file)
@@ -305,6 +305,12 @@ def _legal_fields(error: str) -> str:
 def slowest(types: Sequence[Hardware]) -> Hardware:
     """The type with the lowest peak."""
     return min(types, key=lambda type_: (type_.flops, type_.memory_bandwidth))
+
+
+def _limit(size: int | float | str, device: Hardware) -> int:
+    """Bytes of a memory limit, which may be a share of the device's memory, such as `70%`."""
+    share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", size) if isinstance(size, str) else None
+    return parse_size(size if share is None else device.memory * float(share[1]) / 100)
 
 
 def parse_size(size: int | float | str, what: str = "A memory limit") -> int:
