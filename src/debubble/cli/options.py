@@ -40,7 +40,8 @@ Chunks = Annotated[int | None, typer.Option(help="Stages per device.", rich_help
 MemoryLimit = Annotated[
     str | None,
     typer.Option(
-        help="Per device: bytes, with a unit such as 20GiB, or its share such as 70%; abstract with --costs.", rich_help_panel=QUESTION
+        help="Per device: bytes, with a unit such as 20GiB, or its share such as 70%; abstract with --costs.",
+        rich_help_panel=QUESTION,
     ),
 ]
 Devices = Annotated[int | None, typer.Option(help="Pipeline devices, with abstract costs.", rich_help_panel=GIVEN)]
@@ -188,14 +189,10 @@ class ModelRun(OptionGroup):
     )
     moment_dtype: str = option("Dtype of the optimizer's moments: fp32 or bf16 (megatron, primus).", default="fp32")
     sequence_parallel: bool = option(
-        "Whether tensor-parallel ranks divide norms, too, if the framework does.",
-        "--sequence-parallel/--no-sequence-parallel",
-        default=True,
+        "Whether tensor-parallel ranks divide norms, too, if the framework does.", default=True
     )
     flash_attention: bool = option(
-        "Whether attention keeps no scores, if the framework has such a kernel.",
-        "--flash-attention/--no-flash-attention",
-        default=True,
+        "Whether attention keeps no scores, if the framework has such a kernel.", default=True
     )
 
     @property
@@ -265,7 +262,8 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
             for f in fields(groups[name]):
                 declared = _declared(f, types[f.name])
                 declared.rich_help_panel = groups[name].section
-                if types[f.name] is bool and not declared.param_decls:  # typer would add a --no-NAME
+                # Typer adds a --no-NAME, which what is off by default has no use for.
+                if types[f.name] is bool and f.default is False and not declared.param_decls:
                     declared.param_decls = (f"--{f.name.replace('_', '-')}",)
                 type_: Any = Annotated[getattr(types[f.name], "__origin__", types[f.name]), declared]
                 parameters.append(Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=type_))
