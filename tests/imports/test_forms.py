@@ -218,6 +218,12 @@ FORMS: dict[str, Form] = {
         ),
         {"pipeline": 4, "dtype": "bf16"},
     ),
+    "deepspeed's batch that the trainer fills in": Form(
+        "deepspeed", "ds.json",
+        '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}',
+        {"micro_batches": 8, "pipeline": 1, "micro_batch_size": 2, "data": 4},
+        given={"model": db.models["llama3-8b"], "sequence_length": 1024, "pipeline": 1},
+    ),
     # What is refused.
     "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
     "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, which trains no"),

@@ -87,7 +87,9 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     pipeline = len(counts)
     data = replicas(given.cluster, read.path, pipeline=pipeline)
     size, number = _micro_batches(read, data, instead=given.micro_batches)
-    batch = read.number("train_batch_size", size * number * data)
+    predicted = size * number * data
+    # A trainer fills in 'auto' with just that.
+    batch = predicted if read.get("train_batch_size") == "auto" else read.number("train_batch_size", predicted)
     zero = read.number("zero_optimization.stage", 0)
     if pipeline > 1 and zero > 1:
         raise InputError(f"{read.path} has ZeRO-{zero}, with which DeepSpeed runs no pipeline: give --pipeline 1.")
@@ -125,7 +127,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         rest=Unread.of(
             read,
             (
-                *_remarks(read, given, pipeline=pipeline, batch=batch, predicted=size * number * data),
+                *_remarks(read, given, pipeline=pipeline, batch=batch, predicted=predicted),
                 *_gathered(read, given.model),
             ),
         ),
