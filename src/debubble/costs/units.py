@@ -124,6 +124,14 @@ class Units(PickledFields):
         entries = {**others, **(self._host_entries(partition, on_host) if on_host else {}), **attention}
         return costs.replace(**entries) if entries else costs
 
+    def with_deeper_level(
+        self, costs: StageCosts, deeper: Sequence[Sequence[tuple[int, str]]], placement: Placement
+    ) -> StageCosts:
+        """Costs of stages that recompute by the strategies of another partition for some of their micro-batches."""
+        deep = self.stage_costs(deeper, placement)
+        overlaps = {name: [*map(min, getattr(costs, name), getattr(deep, name))] for name in OVERLAPS}
+        return costs.replace(recompute_deeper=deep.recompute, activation_deeper=deep.activation_recomputed, **overlaps)
+
     def _attention_entries(
         self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement
     ) -> Mapping[str, int | Sequence[Number]]:

@@ -341,7 +341,7 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
     for gain in best:
         yield f"{gain.what_if.change}: {-100 * (gain.share or 0.0):.0f}% faster"
     if not best:
-        yield "nothing that was tried"
+        yield "nothing that was tried but more devices" if helpful(told) else "nothing that was tried"
     elif told[0].what_if.quick:
         yield "by quick plans"
 

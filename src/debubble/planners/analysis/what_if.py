@@ -2,7 +2,7 @@
 
 A change is planned by the quick plan, AdaPipe, the portfolio and the planner that made the plan, with a third of the
 effort each, in parallel.  A plan stays feasible with more memory or faster links, so a search that finds nothing
-better there answers with the plan itself; with twice the micro-batches, with the plan twice.
+better there answers with the plan itself, priced again; with twice the micro-batches, with the plan twice.
 
 Where nobody asks for that, quick plans say in a moment what would help: a quick plan of every change next to one of the
 plan's own problem.  Quick plans leave all on the device: of a plan that does not, they do not say what memory is worth.
@@ -10,12 +10,14 @@ plan's own problem.  Quick plans leave all on the device: of a plan that does no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from debubble.costs import Cluster
+from debubble.costs.partition import partition_named
 from debubble.ir import DebubbleError, InputError, WhatIf
 from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
@@ -63,8 +65,26 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
                 time = float(verify(words, change.problem, solution, seconds).time)
             except DebubbleError:
                 time = float("inf")
-            planned.append(change.with_step(min(time, change.repeats * step_time) if change.repeats else time))
+            if change.repeats:
+                time = min(time, change.repeats * step_time, _priced_again(plan, change.problem))
+            planned.append(change.with_step(time))
     return tuple(planned)
+
+
+def _priced_again(plan: Plan, problem: Problem) -> float:
+    """Seconds of a step of the plan itself in a changed problem with as many micro-batches; infinite if it is none."""
+    placement, schedule, units = plan.schedule.placement, plan.schedule, problem.units
+    if problem.micro_batches != plan.micro_batches:
+        return math.inf
+    partition = partition_named(plan.partition, units)
+    costs = units.stage_costs(partition, placement, on_host=schedule.host_steps)
+    if schedule.deeper:
+        deep = [[replace(unit, strategy=unit.strategies[1]) for unit in stage] for stage in plan.partition]
+        costs = units.with_deeper_level(costs, partition_named(deep, units), placement)
+    try:
+        return float(verify("", problem, Solution(schedule=schedule, costs=costs, partition=partition), 0.0).time)
+    except DebubbleError:
+        return math.inf
 
 
 def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:

@@ -28,7 +28,6 @@ from debubble.ir import (
 from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import BACKWARDS
-from debubble.ir.stage_costs import OVERLAPS
 from debubble.planners.joint.chain import PointChain, compile_kernels, price_of_point
 from debubble.planners.joint.exact import exact_plans
 from debubble.planners.joint.levers import Levers, exceeds_devices
@@ -434,12 +433,7 @@ def _with_deeper_level(problem: Problem, solution: Solution) -> Solution:
         return solution
     placement = solution.schedule.placement
     deeper = Levers(problem, problem.units, placement).deeper(solution.partition)
-    deep = problem.units.stage_costs(deeper, placement)
-    overlaps = {name: [*map(min, getattr(solution.costs, name), getattr(deep, name))] for name in OVERLAPS}
-    costs = solution.costs.replace(
-        recompute_deeper=deep.recompute, activation_deeper=deep.activation_recomputed, **overlaps
-    )
-    return replace(solution, costs=costs, deeper=deeper)
+    return replace(solution, costs=problem.units.with_deeper_level(solution.costs, deeper, placement), deeper=deeper)
 
 
 def _without_deeper_level(solution: Solution) -> Solution:
