@@ -68,6 +68,19 @@ def as_block(values: NDArray[Entry]) -> NDArray[Entry]:
     return np.ascontiguousarray(values).view(Block)
 
 
+COMPILING = 60.0
+"""Seconds on the clock in which kernels are compiled at worst, once on a machine."""
+
+
+def is_compiled(kernel: Any) -> bool:
+    """Tell whether the machine code of a kernel is on the disk; without the compiler there is none to wait for."""
+    cached = getattr(kernel, "_cache", None)
+    try:
+        return cached is None or bool(cached._cache_file._load_index())
+    except (AttributeError, ImportError, OSError):
+        return False
+
+
 class _Lock:
     """A lock between processes on a file, which the operating system releases when its holder dies."""
 

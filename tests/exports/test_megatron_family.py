@@ -11,6 +11,7 @@ import yaml
 
 import debubble as db
 from debubble.exports import exports
+from debubble.frameworks.megatron.export import OF_NEW_VERSIONS
 from debubble.plans import Plan
 from debubble.targets.offload import ModuleOffload
 from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, priced
@@ -59,8 +60,10 @@ def test_modules_and_virtual_stages_reach_a_bridge_recipe() -> None:
 
 def test_offload_reaches_a_bridge_recipe_and_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTE_CPU_OFFLOAD_V1", "0")
-    cfg = changed(moving(priced(), ModuleOffload(("core_attn", "attn_proj"))))
+    plan = moving(priced(), ModuleOffload(("core_attn", "attn_proj")))
+    cfg = changed(plan)
 
+    assert OF_NEW_VERSIONS in exports["megatron"](plan).losses
     assert cfg.model.fine_grained_activation_offloading
     assert cfg.model.offload_modules == ["core_attn", "attn_proj"]
     assert cfg.model.min_offloaded_tensor_size == 0

@@ -104,6 +104,16 @@ def test_a_planner_that_had_found_nothing_at_the_deadline_says_so() -> None:
         planners["portfolio"](replace(tight_llama(), deadline=1e-6))
 
 
+def test_kernels_are_not_compiled_where_the_deadline_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("planners.joint.chain", "search.annealing.search"):
+        monkeypatch.setattr(f"debubble.{module}.is_compiled", lambda _: False)
+    problem = replace(tight_llama(), deadline=30.0)
+
+    with pytest.raises(CutOffError, match="Its kernels are not compiled yet"):
+        planners["joint"](problem)
+    assert [c.status for c in planners["auto"](problem).solution.candidates if c.planner == "joint"] == ["cut off"]
+
+
 def test_a_deadline_must_leave_some_time() -> None:
     with pytest.raises(InputError, match="deadline must be"):
         replace(fixed_stages(), deadline=0)

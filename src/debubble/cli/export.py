@@ -32,9 +32,10 @@ def export(
 ) -> None:
     """Write a plan for another framework, and report what that cannot express."""
     from debubble.exports import exports
-    from debubble.files import write_whole
+    from debubble.files import check_folder, write_whole
     from debubble.plans import Plan
 
+    check_folder(output, "--output")
     made = exports[to](Plan.load(plan))
     folder = output or plan.with_name(f"{plan.stem}-{to}")
     for name, content in made.files.items():

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 
 from debubble.ir import DEFAULT_EFFORT, Number, Schedule
 from debubble.search import cache
-from debubble.search.annealing.search import HOT_TEMPERATURES, best_starts, compile_kernel, improve, verify
+from debubble.search.annealing.search import (
+    HOT_TEMPERATURES,
+    best_starts,
+    compile_kernel,
+    improve,
+    may_compile,
+    verify,
+)
 from debubble.search.bounds import idle_allowed
 from debubble.search.constructive.initial import offloading_schedules
 from debubble.search.effort import START, Effort
@@ -117,6 +124,10 @@ class _Optimizer:
         """Run all methods."""
         yield self.best
         if self.best.optimal:
+            return
+        if not may_compile(self.effort.deadline):
+            self.effort.deadline.expire()
+            self.effort.deadline.check()
             return
         self.effort.deadline.extend_for_kernels(compile_kernel(self.problem, self.best))
         start = self.best

@@ -191,6 +191,8 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
         losses = (f"A step has {plan.micro_batches} micro-batches, of which --global-batch-size decides.", *losses)
     offload = offload_arguments(plan, targets["megatron"])
     arguments = {**arguments_of(plan, stages, settings), **recompute, **offload}
+    if offload:
+        losses = (*losses, OF_NEW_VERSIONS)
     variables = environment(arguments)
     files = {
         "megatron-arguments.sh": _script(arguments, variables),
@@ -217,6 +219,9 @@ MUON_DIVIDED = (
     " --use-distributed-optimizer next to it: leave that out there and give --optimizer dist_muon."
 )
 """Source: validate_args of core_v0.16.1, core_v0.17.1 and core_v0.18.0."""
+
+OF_NEW_VERSIONS = "Activation offload (--fine-grained-activation-offloading) is newer than megatron-core 0.16.1."
+"""Source: validate_args of core_v0.16.1."""
 
 OF_FSDP_ALONE = f"Checkpoints of Megatron-FSDP are {FSDP_FORMAT}: --load does not read those of a run without it."
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from debubble.kernels import COMPILING, is_compiled
 from debubble.planners.joint.annealing_kernel import ADDRESS, CHOICES, REJECTED, anneal, sample
 from debubble.planners.joint.levers import Levers, Point
 from debubble.planners.joint.list_scheduling.stage_table import Floats, Ints
-from debubble.search.effort import Effort
+from debubble.search.effort import Deadline, Effort
 
 EVALUATION, PER_PAIR = 2e-5, 2.4e-7
 """Seconds of the reference machine to score a point, and in addition for every pair of a stage and a micro-batch."""
@@ -103,6 +104,11 @@ class PointChain:
 def price_of_point(levers: Levers) -> float:
     """Seconds of the reference machine to score a point."""
     return EVALUATION + PER_PAIR * levers.placement.stages * levers.problem.micro_batches
+
+
+def may_compile(deadline: Deadline) -> bool:
+    """Tell whether the chain's kernels are on the disk, or there is time to compile them."""
+    return deadline.left > COMPILING or (is_compiled(sample) and is_compiled(anneal))
 
 
 def compile_kernels(levers: Levers) -> float:

@@ -15,6 +15,7 @@ from debubble.costs.host_memory import check_host_memory
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.ir import (
+    CutOffError,
     DebubbleError,
     InfeasibleError,
     Kind,
@@ -28,7 +29,7 @@ from debubble.ir import (
 from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import BACKWARDS
-from debubble.planners.joint.chain import PointChain, compile_kernels, price_of_point
+from debubble.planners.joint.chain import PointChain, compile_kernels, may_compile, price_of_point
 from debubble.planners.joint.exact import exact_plans
 from debubble.planners.joint.levers import Levers, exceeds_devices
 from debubble.planners.joint.refinement import refine
@@ -37,10 +38,15 @@ from debubble.search.annealing.arrays import arrays_of, encode
 from debubble.search.annealing.evaluate import evaluate
 from debubble.search.annealing.layout import FROM_A_PLAN
 from debubble.search.annealing.search import COOLINGS, MILD_TEMPERATURES, compile_kernel, improve
+from debubble.search.annealing.search import may_compile as may_compile_orders
 from debubble.search.bounds import lower_bound
 from debubble.search.effort import SIMULATION, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
 
+NOT_COMPILED = (
+    "Its kernels are not compiled yet, which takes a minute once on a machine: plan without --deadline, or with a"
+    " longer one."
+)
 CHUNKS = (1, 2, 3, 4, 5, 6)
 """Stages per device."""
 CHUNKS_WITH_HOSTS, FEW_DEVICES = (2, 4, 6, 8, 12), 4
@@ -146,6 +152,8 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
 
     Raises InfeasibleError if no plan of those that were tried fits.
     """
+    if not may_compile(effort.deadline):
+        raise CutOffError(NOT_COMPILED)
     levers = [Levers(problem, units, placement) for placement in _placements(problem, units)]
     points = CORES * ROUNDS[0][0] * problem.effort / max(map(price_of_point, levers))
     count = max(FEWEST_STARTS, min(MOST_STARTS, int(points / MIN_POINTS)))
@@ -375,7 +383,7 @@ def _better_orders(
     problem: Problem, value: Number, solution: Solution, effort: Effort, workers: int, coolings: Sequence[Cooling]
 ) -> Iterator[tuple[Number, Solution]]:
     """Search better orders of a solution, whose step takes `value`, with so many chains; yields those faster."""
-    if effort.left < MIN_SIMULATIONS * _price_of_simulation(solution):
+    if effort.left < MIN_SIMULATIONS * _price_of_simulation(solution) or not may_compile_orders(effort.deadline):
         return
     hosted = solution.schedule.host_steps
     start = solution.schedule.without_host_steps()

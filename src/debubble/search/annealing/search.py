@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from debubble.ir import DebubbleError, InfeasibleError, Number, Schedule
+from debubble.kernels import COMPILING, is_compiled
 from debubble.search.annealing.layout import FROM_SCRATCH, Shares
 from debubble.search.bounds import lower_bound
 from debubble.search.constructive.initial import initial_schedules
-from debubble.search.effort import SIMULATION, START, Effort, price_of_move
+from debubble.search.effort import SIMULATION, START, Deadline, Effort, price_of_move
 from debubble.search.problem import Incumbent, OrderProblem
 
 BURST = 2000
@@ -94,6 +95,14 @@ def best_starts(
     if best is None:
         # The last candidate needs the least memory.
         raise InfeasibleError(f"No order of operations was found that fits. {reason}")
+
+
+def may_compile(deadline: Deadline) -> bool:
+    """Tell whether the kernel is on the disk, or there is time to compile it."""
+    # Its import costs more than a search that ends at its start.
+    from debubble.search.annealing.moves import anneal
+
+    return deadline.left > COMPILING or is_compiled(anneal)
 
 
 def compile_kernel(problem: OrderProblem, best: Incumbent) -> float:
