@@ -167,7 +167,14 @@ def test_whole_layers_of_another_family_are_measured(tmp_path: Path) -> None:
     assert {s: kept.activation for s, kept in units[1].strategies.items()}["full"] == 4 * TOKENS * 32
 
 
-@pytest.mark.parametrize("family", ["granite", "smollm3", "starcoder2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "smollm3",
+        pytest.param("granite", marks=pytest.mark.slow),
+        pytest.param("starcoder2", marks=pytest.mark.slow),
+    ],
+)
 def test_whole_layers_keep_what_they_are_priced_to(family: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 1, "num_attention_heads": 8}

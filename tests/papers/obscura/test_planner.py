@@ -239,7 +239,7 @@ def test_a_front_mixes_the_strategies_of_equal_units() -> None:
 
 
 @given(menus, st.integers(1, 5), st.integers(0, 200), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_fronts_hold_the_optimum_where_halves_of_a_layer_share_an_input(
     menus: list[dict[str, tuple[int, int]]], alive: int, budget: int, cut: bool
 ) -> None:
