@@ -87,8 +87,15 @@ _COMMANDS = {"device": "hardware", "model": "models", "model or file": "models"}
 _MEANT = {("planner", schedule): "megatron-even" for schedule in ("1f1b", "gpipe", "interleaved", "interleaved1f1b")}
 """A kind and a name that is of another kind -> the one of the kind that is meant."""
 
-_OTHER_METHODS = {("schedule", "dualpipe"): "keeps two copies of the parameters; 'dualpipe-v' needs one"}
-"""A kind and a published name that begins another one's -> what its method does, and which one there is."""
+_TRAINERS = ("accelerate", "axolotl", "llama-factory", "llamafactory", "transformers", "trl")
+_OTHER_METHODS = {
+    ("schedule", "dualpipe"): "keeps two copies of the parameters; 'dualpipe-v' needs one",
+    **{
+        ("framework", name): "starts DeepSpeed or FSDP; take 'deepspeed', whose configuration it passes on"
+        for name in _TRAINERS
+    },
+}
+"""A kind and a published name that there is not -> what it does, and what there is."""
 
 
 class Registry(Mapping[str, T], Generic[T]):

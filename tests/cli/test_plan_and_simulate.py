@@ -642,6 +642,13 @@ def test_a_schedule_that_lacks_a_cost_leaves_the_others_compared(run: Any, tmp_p
     assert answer["do_not_fit"] == {"bpipe": "The schedule 'bpipe' offloads, but the costs have no 'offload' time."}
 
 
+@pytest.mark.parametrize("name", ["axolotl", "LLaMA-Factory"])
+def test_a_trainer_is_told_the_framework_that_it_starts(run: Any, name: str) -> None:
+    code, _, err = run("import", name, "config.yaml", "--cluster", "8xA100-80GB")
+    assert code == 2
+    assert f"There is no framework '{name}', which starts DeepSpeed or FSDP; take 'deepspeed'" in err
+
+
 def test_a_published_name_is_not_completed_to_another_method(run: Any) -> None:
     code, _, err = run("simulate", "--schedule", "dualpipe", "--devices", "4")
     assert code == 2
