@@ -250,7 +250,10 @@ def _split(read: SettingsReader, model: Model, pipeline: int, order: str | Sched
     per_stage = read.number("parallelism.pipeline_parallel_layers_per_stage", 0)
     stages = -(-(model.layers + first + last) // per_stage) if per_stage else pipeline * chunks_of(order)
     if stages % pipeline:
-        raise InputError(f"{stages} stages cannot be divided over {pipeline} pipeline devices.")
+        raise InputError(
+            f"{read.path}: pipeline_parallel_layers_per_stage {per_stage} makes {stages} stages, which cannot be divided"
+            f" over {pipeline} pipeline devices."
+        )
     return balanced_layers(model.layers, stages, first_less=first, last_less=last)
 
 
