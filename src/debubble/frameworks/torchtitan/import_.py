@@ -251,8 +251,8 @@ def _split(read: SettingsReader, model: Model, pipeline: int, order: str | Sched
     stages = -(-(model.layers + first + last) // per_stage) if per_stage else pipeline * chunks_of(order)
     if stages % pipeline:
         raise InputError(
-            f"{read.path}: pipeline_parallel_layers_per_stage {per_stage} makes {stages} stages, which cannot be divided"
-            f" over {pipeline} pipeline devices."
+            f"{read.path}: pipeline_parallel_layers_per_stage {per_stage} makes {stages} stages, which cannot be"
+            f" divided over {pipeline} pipeline devices."
         )
     return balanced_layers(model.layers, stages, first_less=first, last_less=last)
 
