@@ -393,6 +393,22 @@ def test_ranks_with_different_plans_are_told_which() -> None:
         Threads.run(2, one)
 
 
+def test_ranks_may_know_their_model_by_name_or_by_its_config_alone() -> None:
+    named = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xCPU"), planner="dapple", micro_batches=2)
+    assert named.model_on_cluster is not None
+    unnamed = replace(
+        named,
+        model_on_cluster=named.model_on_cluster._replace(
+            model=db.Model.from_hf(dict(named.model_on_cluster.model.config))
+        ),
+    )
+
+    def one(transport: Any) -> Any:
+        return Pipeline(None, (named, unnamed)[transport.rank], transport=transport).device
+
+    assert sorted(Threads.run(2, one)) == [0, 1]
+
+
 def test_ranks_may_have_planned_by_themselves() -> None:
     def one(transport: Any) -> Any:
         plan = replace(plan_of(schedule_1f1b(), LLAMA), solve_seconds=float(transport.rank))

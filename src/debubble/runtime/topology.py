@@ -178,10 +178,11 @@ class Ranks:
 
     def check_same(self, plan: Plan, *more: object) -> None:
         """Raise InputError if the ranks are not to run the same."""
-        # How a plan was found is no part of what runs: ranks may have planned by themselves.
+        # How a plan was found, and what its model is called, is no part of what runs: ranks may have planned alone.
         runs = msgspec.structs.replace(
-            plan.to_file(), planner="", lower_bound=0.0, solve_seconds=0.0, candidates=[], degree_search=None
-        )
+            plan.to_file(), planner="", lower_bound=0.0, solve_seconds=0.0, candidates=[], degree_search=None,
+            model_name=None,
+        )  # fmt: skip
         fingerprints = self.transport.gather(zlib.crc32(msgspec.json.encode([runs, *more])))
         for rank, fingerprint in enumerate(fingerprints):
             if fingerprint != fingerprints[0]:
