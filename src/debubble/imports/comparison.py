@@ -140,6 +140,8 @@ def _unset(yours: Plan, plan: Plan) -> list[str]:
         "recompute": (recomputation_words(yours), recomputation_words(plan)),
         "degrees": (str(yours.degrees), str(plan.degrees)),
         "schedule": (yours.schedule.name, plan.schedule.name),
+        "offload": tuple("activations" if each.schedule.offloaded else "nothing" for each in (yours, plan)),
+        "steps on hosts": tuple("some stages" if each.schedule.host_steps else "none" for each in (yours, plan)),
         "units per stage": (_words([*map(len, yours.partition)]), _words([*map(len, plan.partition)])),
     }
     differing = [f"{name} {then} (now {now})" for name, (now, then) in pairs.items() if then != now]

@@ -76,12 +76,12 @@ def _priced_again(plan: Plan, problem: Problem) -> float:
     placement, schedule, units = plan.schedule.placement, plan.schedule, problem.units
     if problem.micro_batches != plan.micro_batches:
         return math.inf
-    partition = partition_named(plan.partition, units)
-    costs = units.stage_costs(partition, placement, on_host=schedule.host_steps)
-    if schedule.deeper:
-        deep = [[replace(unit, strategy=unit.strategies[1]) for unit in stage] for stage in plan.partition]
-        costs = units.with_deeper_level(costs, partition_named(deep, units), placement)
     try:
+        partition = partition_named(plan.partition, units)
+        costs = units.stage_costs(partition, placement, on_host=schedule.host_steps)
+        if schedule.deeper:
+            deep = [[replace(unit, strategy=unit.strategies[1]) for unit in stage] for stage in plan.partition]
+            costs = units.with_deeper_level(costs, partition_named(deep, units), placement)
         return float(verify("", problem, Solution(schedule=schedule, costs=costs, partition=partition), 0.0).time)
     except DebubbleError:
         return math.inf
