@@ -22,6 +22,7 @@ from debubble.ir.degrees import (
 )
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan
+from debubble.planners.auto import LITTLE, ONE_STAGE
 from debubble.plans import Plan
 
 
@@ -82,25 +83,23 @@ def chosen_words(plan: Plan) -> str | None:
     fastest, least = fastest_other(plan)
     if least < 1 - EQUAL:
         slower = 1 / least - 1
-        of_one_stage = plan.schedule.stages == 1 and slower <= CLOSE_OF_ONE_STAGE
-        rule = "within 1%" if slower <= CLOSE else "on CPUs, whose hosts are the same cores"
+        kind, share = (" of one stage", ONE_STAGE) if plan.schedule.stages == 1 else ("", LITTLE)
+        rule = f"within {share:.0%}" if slower <= share else "on CPUs, whose hosts are the same cores"
         return (
-            f"{first.planner} is taken, {100 * slower:.2f}% slower than {fastest}: a plan"
-            f"{' of one stage' if of_one_stage else ''} that neither recomputes, offloads nor steps on hosts wins"
-            f" {'within 2%' if of_one_stage else rule}."
+            f"{first.planner} is taken, {100 * slower:.2f}% slower than {fastest}: a plan{kind} that neither"
+            f" recomputes, offloads nor steps on hosts wins {rule}."
         )
     if equal:
         return (
             f"{first.planner} is taken: {listed(equal)} {'is' if len(equal) == 1 else 'are'} as fast, and asked later."
         )
-    if least <= 1 + CLOSE:
+    if least <= 1 + LITTLE:
         return f"{first.planner} is taken: {fastest} is {100 * (least - 1):.2f}% slower."
     return None
 
 
-EQUAL, CLOSE, CLOSE_OF_ONE_STAGE = 1e-9, 0.01, 0.02
-"""Shares by which the steps of equally fast plans may differ, and those of plans between which a choice is told; the
-last where the plan has one stage."""
+EQUAL = 1e-9
+"""Share by which the steps of equally fast plans may differ."""
 
 
 def fastest_other(plan: Plan) -> tuple[str, float]:
@@ -195,7 +194,7 @@ def chosen_degrees_words(search: DegreeSearch) -> str:
     """A sentence, after two spaces, on why the first choice was taken; empty: no other is about as fast."""
     first, *others = search.configurations
     fastest = first if search.fastest is None else search.fastest.configuration
-    most = fastest.step_time * (1 + (search.tolerance or CLOSE))
+    most = fastest.step_time * (1 + (search.tolerance or LITTLE))
     near = sum(each.step_time <= most for each in others)
     if not near and search.fastest is None:
         return ""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from debubble.ir import DebubbleError
+from debubble.planners.degrees.choice_plans import LARGE
 from debubble.planners.degrees.estimate import quick_step
-from debubble.planners.degrees.search import LARGE
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan

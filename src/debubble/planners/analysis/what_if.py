@@ -23,8 +23,8 @@ from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.analysis.likely_fit import safe_limit
 from debubble.planners.bounds import proven_step_bound
+from debubble.planners.degrees.choice_plans import ALSO_LARGE, LARGE, thorough
 from debubble.planners.degrees.estimate import quick_step
-from debubble.planners.degrees.search import ALSO_LARGE, LARGE, thorough
 from debubble.planners.degrees.space import slice_choices
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step

@@ -152,11 +152,11 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
 
 def _cpu_optimizer(job: Job, clock: Clock) -> Iterator[Remedy]:
     """Optimizer states on hosts, as the job's framework has them, or DeepSpeed if it names none."""
-    options = job.options
-    if options.host_optimizer or options.lora or options.optimizer not in ("adam", "adamw") or clock.over:
+    hosted = job.with_cpu_optimizer()
+    if hosted is None or clock.over:
         return
     change = "--host-optimizer 1" if job.target else f"--for {OFFLOADING} --host-optimizer 1"
-    hosted = replace(job, target=job.target or OFFLOADING, options=replace(options, host_optimizer=1.0))
+    hosted = replace(hosted, target=job.target or OFFLOADING)
     with suppress(InputError):  # not every framework has them
         yield from list(_quick_remedy(change, hosted)) or list(_quick_remedy(change, replace(hosted, fixed={})))
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 
-from debubble.costs.flops import Utilization
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import (
     QUICK_PLAN,
@@ -32,6 +31,7 @@ from debubble.ir.degrees import (
     UsualChoice,
 )
 from debubble.planners.auto import fastest_of, planners_for
+from debubble.planners.degrees.choice_plans import ALSO_LARGE, LARGE, SOON, summary_of, thorough
 from debubble.planners.degrees.estimate import (
     promise,
     quick_bound,
@@ -40,7 +40,7 @@ from debubble.planners.degrees.estimate import (
     step_bound,
     uneven_promise,
 )
-from debubble.planners.degrees.memory import parts_at_peak, too_large
+from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking, rank
 from debubble.planners.degrees.simplest import PlannedChoice, simplest, usual_choices
 from debubble.planners.degrees.space import (
@@ -57,16 +57,10 @@ from debubble.planners.progress import Progress
 from debubble.planners.registry import Result, planners, tell_improvement, verify
 from debubble.search.effort import Deadline, Effort
 
-SOON = 1e-3
-"""Seconds that a planner is given after the deadline where nothing fits yet."""
 BEST = 5
 """Choices of degrees that are planned thoroughly and shown."""
 RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.5
 """Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
-LARGE = 400
-"""Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
-ALSO_LARGE = ("adapipe", "portfolio")
-"""Planners that are asked all the same."""
 OF_HOST_STEPS = "chronos"
 """The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice too."""
 NEAR = 1.1
@@ -125,33 +119,6 @@ def quickest(job: Job) -> Best:
     search = _DegreesSearch(job, "auto", lambda _: None)
     search.rank()
     return search.best()
-
-
-def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio")) -> Solution:
-    """The fastest answer of the quick plan and these planners, one after another in this process."""
-    answers: list[Result] = []
-    reasons: list[DebubbleError] = []
-    if problem.slices > 1:
-        names = planners_for(problem)
-    clock = Deadline(math.inf if problem.deadline is None else problem.deadline)
-    for name in (QUICK_PLAN, *names):
-        if answers and clock.passed:
-            break
-        try:
-            if name == QUICK_PLAN:
-                answers.append(verify(name, problem, quick_step(problem)[1], 0.0))
-            else:
-                limited = problem if problem.deadline is None else replace(problem, deadline=max(clock.left, SOON))
-                answers.append(planners[name](limited))
-        except DebubbleError as reason:
-            reasons.append(reason)
-    if not answers:
-        raise closest(reasons)
-    fastest = min(answer.time for answer in answers)
-    best = next(answer for answer in answers if answer.time <= fastest * (1 + NEGLIGIBLE))
-    return replace(
-        best.solution, lower_bound=best.pipeline_bound, remark=best.planner, candidates=(best.summary,)
-    )  # fmt: skip
 
 
 class _DegreesSearch:
@@ -500,10 +467,9 @@ class _DegreesSearch:
 
         Micro-batches become larger as long as they make the step shorter.
         """
-        options = self.job.options
-        if options.host_optimizer or options.lora or options.optimizer not in ("adam", "adamw"):
+        job = self.job.with_cpu_optimizer()
+        if job is None:
             return None
-        job = replace(self.job, options=replace(options, host_optimizer=1.0))
         best: tuple[Degrees, Problem, Result] | None = None
         with suppress(DebubbleError):
             for degrees in usual_choices(self.legal)[name]:
@@ -514,7 +480,7 @@ class _DegreesSearch:
                 best = degrees, problem, verify(QUICK_PLAN, problem, solution, 0.0)
         if best is None:
             return None
-        return UsualChoice(name=f"{name}, --host-optimizer 1", configuration=_summary(job, *best))
+        return UsualChoice(name=f"{name}, --host-optimizer 1", configuration=summary_of(job, *best))
 
     def _nothing_fits(self) -> DebubbleError:
         tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"
@@ -525,26 +491,4 @@ class _DegreesSearch:
         return InfeasibleError(f"{tried} {reason}")
 
     def _summary(self, degrees: Degrees) -> ConfigurationSummary:
-        return _summary(self.job, degrees, self.problems[degrees], self.results[degrees])
-
-
-def _summary(job: Job, degrees: Degrees, problem: Problem, result: Result) -> ConfigurationSummary:
-    """A choice of degrees with its plan's step, pace and memory."""
-    schedule, costs, partition = result.solution.schedule, result.solution.costs, result.solution.partition
-    assert partition is not None
-    parts = parts_at_peak(problem.units, partition, schedule, costs, result.timeline.peak_memory)
-    fullest = max(parts, key=lambda part: part.total)
-    step = float(result.time)
-    pace = job.tokens / step
-    plan = PlannedChoice(degrees=degrees, solution=result.solution, step=step)
-    return ConfigurationSummary(
-        degrees=replace(degrees, chunks=schedule.placement.chunks),
-        step_time=step,
-        tokens_per_second_per_device=pace / degrees.devices,
-        mfu=Utilization.of(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
-        peak_memory=fullest.total,
-        memory=fullest,
-        planner=result.planner,
-        schedule=schedule.name,
-        levers=plan.levers,
-    )
+        return summary_of(self.job, degrees, self.problems[degrees], self.results[degrees])

@@ -83,6 +83,13 @@ class Job:
             slices=degrees.slices,
         )  # fmt: skip
 
+    def with_cpu_optimizer(self) -> Job | None:
+        """The job with all optimizer states on hosts; None if they are there, or the optimizer is not Adam's."""
+        options = self.options
+        if options.host_optimizer or options.lora or options.optimizer not in ("adam", "adamw"):
+            return None
+        return replace(self, options=replace(options, host_optimizer=1.0))
+
     def problem(self, degrees: Degrees) -> Problem:
         """The problem that planners solve for these degrees.  Raises InputError if they do not fit the job."""
         return problem_of(

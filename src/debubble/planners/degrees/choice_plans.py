@@ -1,0 +1,76 @@
+"""Plans of one choice of degrees: the fastest of the quick plan and of some planners, and what a table tells of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from debubble.costs.flops import Utilization
+from debubble.ir import DebubbleError
+from debubble.ir.degrees import QUICK_PLAN, ConfigurationSummary, Degrees
+from debubble.planners.auto import planners_for
+from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.degrees.memory import parts_at_peak
+from debubble.planners.degrees.ranking import NEGLIGIBLE
+from debubble.planners.degrees.simplest import PlannedChoice
+from debubble.planners.degrees.space import Job
+from debubble.planners.problem import Problem, Solution, closest
+from debubble.planners.registry import Result, planners, verify
+from debubble.search.effort import Deadline
+
+LARGE = 400
+"""Stages x micro-batches from which some planners take longer than any effort, and are not asked."""
+ALSO_LARGE = ("adapipe", "portfolio")
+"""Planners that are asked all the same."""
+SOON = 1e-3
+"""Seconds that a planner is given after the deadline where nothing fits yet."""
+
+
+def thorough(problem: Problem, *, names: Sequence[str] = ("adapipe", "portfolio")) -> Solution:
+    """The fastest answer of the quick plan and these planners, one after another in this process."""
+    answers: list[Result] = []
+    reasons: list[DebubbleError] = []
+    if problem.slices > 1:
+        names = planners_for(problem)
+    clock = Deadline(math.inf if problem.deadline is None else problem.deadline)
+    for name in (QUICK_PLAN, *names):
+        if answers and clock.passed:
+            break
+        try:
+            if name == QUICK_PLAN:
+                answers.append(verify(name, problem, quick_step(problem)[1], 0.0))
+            else:
+                limited = problem if problem.deadline is None else replace(problem, deadline=max(clock.left, SOON))
+                answers.append(planners[name](limited))
+        except DebubbleError as reason:
+            reasons.append(reason)
+    if not answers:
+        raise closest(reasons)
+    fastest = min(answer.time for answer in answers)
+    best = next(answer for answer in answers if answer.time <= fastest * (1 + NEGLIGIBLE))
+    return replace(
+        best.solution, lower_bound=best.pipeline_bound, remark=best.planner, candidates=(best.summary,)
+    )  # fmt: skip
+
+
+def summary_of(job: Job, degrees: Degrees, problem: Problem, result: Result) -> ConfigurationSummary:
+    """The summary of a choice of degrees: its plan's step, pace and memory."""
+    schedule, costs, partition = result.solution.schedule, result.solution.costs, result.solution.partition
+    assert partition is not None
+    parts = parts_at_peak(problem.units, partition, schedule, costs, result.timeline.peak_memory)
+    fullest = max(parts, key=lambda part: part.total)
+    step = float(result.time)
+    pace = job.tokens / step
+    plan = PlannedChoice(degrees=degrees, solution=result.solution, step=step)
+    return ConfigurationSummary(
+        degrees=replace(degrees, chunks=schedule.placement.chunks),
+        step_time=step,
+        tokens_per_second_per_device=pace / degrees.devices,
+        mfu=Utilization.of(job.model, job.cluster, job.run_options(degrees), devices=degrees.devices).mfu(pace),
+        peak_memory=fullest.total,
+        memory=fullest,
+        planner=result.planner,
+        schedule=schedule.name,
+        levers=plan.levers,
+    )
