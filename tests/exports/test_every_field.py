@@ -51,7 +51,7 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "image_patches": ({}, 1024),
     "images": ({}, 2),
     "freeze": ({}, "vision"),
-    "framework": ({}, "torchtitan@2025.06"),
+    "framework": ({}, "torchtitan@2024.06"),
 }
 """Option -> the options beside it, and a value that is not its default."""
 

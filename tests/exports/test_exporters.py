@@ -281,6 +281,16 @@ class TestDeepSpeed:
             "bf16": {"enabled": True},
         }
 
+    def test_one_rank_sums_gradients_in_bf16_with_zero_as_planned(self) -> None:
+        config = json.loads(exports["deepspeed"](priced()).files["ds_config.json"])
+
+        assert config["zero_optimization"] == {"stage": 1}
+
+    def test_gradients_in_fp32_without_zero_are_reported(self) -> None:
+        losses = exports["deepspeed"](priced(data=2)).losses
+
+        assert any("gradients in fp32 without ZeRO" in loss for loss in losses)
+
     def test_checkpoints_behind_a_frozen_embedding_are_not_reentrant(self) -> None:
         made = exports["deepspeed"](priced(full(0), lora=8))
 
@@ -354,6 +364,20 @@ class TestTorchHosts:
         assert "[['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]" in text
         assert "RECOMPUTED_LAYERS = {1}" in text
         assert made.files["schedule.csv"].startswith("0F0,0F1,0B0,")
+
+    @pytest.mark.parametrize(
+        ("framework", "compiling"),
+        [
+            ("torchtitan", "{'enable': True}"),
+            ("torchtitan@2024.06", "{'enable': False}"),
+            ("torchtitan,tensor_overlap=true", "{'enable': True, 'enable_async_tensor_parallel': True}"),
+        ],
+    )
+    def test_the_recipe_compiles_what_is_priced_as_compiled(self, framework: str, compiling: str) -> None:
+        made = exports["torchtitan"](priced(tensor=2, framework=framework))
+
+        assert f"COMPILE = {compiling}" in made.files["plan.py"]
+        assert not any("times are those of" in loss for loss in made.losses)
 
     def test_a_v_is_named_by_a_schedule_that_places_stages_so(self) -> None:
         orders = [[], []]  # type: ignore[var-annotated]

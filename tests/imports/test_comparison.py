@@ -262,7 +262,7 @@ def test_stages_of_deepspeed_are_among_the_changes(tmp_path: Path, json_of: Any)
 def test_an_fsdp_job_changes_what_it_says_in_its_own_words(tmp_path: Path, json_of: Any) -> None:
     config = tmp_path / "llama3.toml"
     config.write_text(
-        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n'
         '[parallelism]\ndata_parallel_shard_degree = -1\n[activation_checkpoint]\nmode = "full"\n'
     )
     answer = json_of("import", "torchtitan", str(config), "--cluster", "8xH100-80GB", "--planner", "adapipe")

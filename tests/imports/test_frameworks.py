@@ -73,6 +73,30 @@ def test_a_torchtitan_configuration(tmp_path: Path) -> None:
     assert sorted(read.strategies) == list(range(1, 32, 2))
 
 
+@pytest.mark.parametrize(
+    ("written", "priced"),
+    [
+        ("", "torchtitan,compiled=false,fused_activation=false,fused_loss=false"),
+        ("[compile]\nenable = true\n", "torchtitan"),
+        (
+            '[compile]\nenable = true\ncomponents = ["loss"]\nenable_async_tensor_parallel = true\n',
+            "torchtitan,compiled=false,fused_activation=false,tensor_overlap=true",
+        ),
+    ],
+)
+def test_what_torchtitan_compiles_is_priced(written: str, priced: str, tmp_path: Path) -> None:
+    read = job("torchtitan", tmp_path, "llama3.toml", TITAN + written, cluster="16xH100-80GB")
+
+    assert read.options.framework == priced
+    assert ("no torch.compile (default of torchtitan)" in read.summary) == (not written)
+
+
+def test_automodel_sends_tokens_by_deepep_unless_told(tmp_path: Path) -> None:
+    written = AUTOMODEL.replace("model:", "model:\n  backend: {dispatcher: torch}")
+    assert job("automodel", tmp_path, "a.yaml", AUTOMODEL).options.framework == "automodel"
+    assert job("automodel", tmp_path, "a.yaml", written).options.framework == "automodel,dispatches_once=false"
+
+
 @pytest.mark.parametrize(("flavor", "known"), [("deepseek_v3/671B", "deepseek-v3"), ("llama4/17bx16e", "llama4-scout")])
 def test_torchtitan_has_names_of_its_own_for_models(flavor: str, known: str, tmp_path: Path) -> None:
     name, size = flavor.split("/")

@@ -340,12 +340,11 @@ def test_what_is_given_is_a_positive_number(number: int, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("flags", "framework"),
     [
-        ("", ""),
-        ("--tp-comm-overlap", "target,tensor_overlap=true"),
-        ("--overlap-grad-reduce", "target,gradient_overlap=true"),
-        ("--moe-enable-deepep --enable-cuda-graph", "target,dispatches_once=true,graphs=layers"),
-        ("--cuda-graph-impl full_iteration", "target,graphs=step"),
-        ("--fp8-format hybrid", "target,keeps_8_bits=true"),
+        ("", "megatron-lm"),
+        ("--tp-comm-overlap", "megatron-lm,tensor_overlap=true"),
+        ("--overlap-grad-reduce", "megatron-lm,gradient_overlap=true"),
+        ("--moe-enable-deepep --enable-cuda-graph", "megatron-lm,dispatches_once=true,graphs=layers"),
+        ("--cuda-graph-impl full_iteration", "megatron-lm,graphs=step"),
     ],
 )
 def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: str, framework: str) -> None:

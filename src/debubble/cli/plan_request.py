@@ -60,9 +60,10 @@ class ModelRequest:
     def job(self) -> Job:
         """The job whose degrees were given, or are searched."""
         from debubble.planners.degrees import Job
-        from debubble.planners.plan_model import MICRO_BATCHES
+        from debubble.planners.plan_model import MICRO_BATCHES, for_target
 
-        run, asked, options = self.run, self.asked, self.run.run_options
+        run, asked = self.run, self.asked
+        options = for_target(run.run_options, asked.target)
         limit = asked.memory_limit
         cluster = self.cluster if limit is None else self.cluster.with_limit(limit)
         if asked.global_batch is not None:

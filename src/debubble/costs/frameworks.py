@@ -138,10 +138,16 @@ FRAMEWORK_NAMES = tuple(f"{name}@{version}" for name, versions in FRAMEWORKS.ite
 """Every `NAME@VERSION` that there is."""
 
 
-def framework_with(**traits: bool | int | str | None) -> str:
-    """The value of `--framework` for costs without a framework, with these traits; None: as they are."""
+def framework_with(name: str, **traits: bool | int | str | None) -> str:
+    """The value of `--framework` for a framework with these traits; None: as it has them."""
     given = [f"{trait}={str(value).lower()}" for trait, value in traits.items() if value is not None]
-    return ",".join([TARGET, *given]) if given else ""
+    return ",".join([name, *given])
+
+
+def framework_for(text: str, own: str) -> str:
+    """The framework of a run for a target: `own`, which is that target's, where the run's options name none."""
+    name, comma, traits = text.partition(",")
+    return own + comma + traits if own and name.strip() in ("", TARGET) else text
 
 
 def framework_of_options(text: str, default: Framework = MEGATRON) -> Framework:

@@ -96,6 +96,11 @@ def post_validation(plan: Plan) -> Decision:
     )
 
 
+def priced_as(name: str) -> Callable[[Plan], Decision]:
+    """The rule of the framework that is priced, in a target whose own is `name`, as it runs a model by default."""
+    return lambda plan: {} if plan.options.framework == name else framework(plan)
+
+
 def framework(plan: Plan) -> Decision:
     """Decide on what a named framework fuses, overlaps and keeps: no target is told of it."""
     if not plan.options.framework:

@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from debubble.costs import Cluster, measured_source, read_profile
+from debubble.costs import Cluster, framework_for, measured_source, read_profile
 from debubble.costs.lengths import MicroBatchSize, checked_lengths, read_lengths, typical_step
 from debubble.files import read_file
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
@@ -92,7 +92,7 @@ def plan(
         InfeasibleError: if nothing fits, with the reason.
     """
     model, cluster = as_model(model), Cluster.of(cluster)
-    run = _run_options(options)
+    run = for_target(_run_options(options), target)
     numbers = {
         "global_batch": global_batch, "micro_batches": micro_batches, "pipeline": pipeline, "chunks": chunks,
         "seed": seed,
@@ -138,6 +138,13 @@ def plan(
         problem = with_lengths(problem, _micro_batch_sizes(lengths, run, problem.micro_batches))
     described = ModelOnCluster(model, cluster)
     return asked.answer(partial(_plan_of_problem, problem, planner, described, run, measured), progress)
+
+
+def for_target(options: RunOptions, target: str | None) -> RunOptions:
+    """The options of a run for a target, whose framework is priced where they name none."""
+    if target is None:
+        return options
+    return replace(options, framework=framework_for(options.framework, targets[target].framework))
 
 
 def _plan_of_problem(

@@ -26,6 +26,7 @@ class Target:
     Attributes:
         name: What `--for` and `--to` call it.
         title: Its name in sentences.
+        framework: The framework that is priced for it (see `costs.frameworks`); empty: what is priced without a name.
         zero: ZeRO levels that it has over a pipeline.
         zero_alone: ZeRO levels that it has without one; level 0 is every target's on a single rank.
         rules: What of a run it refuses, next to a higher ZeRO level.
@@ -38,6 +39,7 @@ class Target:
 
     name: str
     title: str
+    framework: str = ""
     zero: tuple[int, ...] = (0, 1)
     zero_alone: tuple[int, ...] = (0, 1)
     rules: Sequence[Rule] = ()

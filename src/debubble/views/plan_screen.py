@@ -29,8 +29,6 @@ from debubble.views.palette import KIND_COLORS, LIGHT
 from debubble.views.rows import fastest_other
 from debubble.views.scene import Scene, subject
 
-PRICED = {"megatron": "megatron-lm", "torchtitan": "torchtitan", "deepspeed": "deepspeed", "automodel": "automodel"}
-"""Targets -> the frameworks whose kernels and overlaps `--framework` prices."""
 LABEL = 13
 """Width of the column of labels."""
 SEPARATOR = " · "
@@ -244,8 +242,8 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
         yield "few or none on such GPUs"
     if plan.options.lora:
         yield "few or none with adapters"
-    if plan.target is not None and not plan.options.framework and (named := PRICED.get(plan.target)):
-        yield f"--framework {named} prices its own kernels and overlaps"
+    if plan.options.framework:
+        yield f"kernels and overlaps of {plan.options.framework}"
     yield f"up to {size_words(peak.high)} on a device"
     needed = unlike(*plan.model_on_cluster, plan.options)
     if needed is None:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from debubble.exports.layers import StageLayers, hf_names, stage_layers
-from debubble.exports.options import UNSETTABLE, Decision, Lost, OptionTable, as_tree, by_value, one_setting
+from debubble.exports.options import UNSETTABLE, Decision, Lost, OptionTable, as_tree, by_value, one_setting, priced_as
 from debubble.exports.reduction import Alternative, fastest
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.frameworks.torch.export import to_csv
@@ -79,6 +79,7 @@ def _lora(plan: Plan) -> Decision:
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
+    "framework": priced_as("automodel"),
     "micro_batch_size": _batch,
     "sequence_length": _length,
     "tensor": lambda plan: {

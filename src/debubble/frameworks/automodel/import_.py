@@ -71,7 +71,11 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         lora=_lora(read),
         quantize=_quantize(read),
         sequence_parallel=bool(read.get("distributed.sequence_parallel", False)) or tensor == 1,
-        framework=framework_with(gradient_bytes=2 if _reduces_in_16_bits(read) else None),
+        framework=framework_with(
+            "automodel",
+            gradient_bytes=2 if _reduces_in_16_bits(read) else None,
+            dispatches_once=None if _dispatches_once(read) else False,
+        ),
     )
     checkpointing = bool(read.get("distributed.activation_checkpointing", False))
     return ImportedJob(
@@ -196,6 +200,12 @@ def _optimizer(read: SettingsReader) -> str:
 
 def _optimizer_class(read: SettingsReader) -> str:
     return str(read.get("optimizer._target_", "torch.optim.AdamW")).rpartition(".")[2]
+
+
+def _dispatches_once(read: SettingsReader) -> bool:
+    """Tell whether tokens travel by DeepEP or HybridEP, as they do by default."""
+    backend = "model.backend."
+    return bool(read.get(f"{backend}enable_deepep", True)) and read.get(f"{backend}dispatcher", "deepep") != "torch"
 
 
 def _reduces_in_16_bits(read: SettingsReader) -> bool:

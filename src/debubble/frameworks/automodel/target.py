@@ -12,6 +12,7 @@ targets.add(
     Target(
         name="automodel",
         title="NeMo Automodel",
+        framework="automodel",
         zero_alone=(0, 1, 2, 3),
         rules=(*PLAIN, whole_experts, one_of("optimizer", ("adamw", "adam", "momentum", "sgd")), *FSDP),
         for_pipelines=(plain_model, untied),

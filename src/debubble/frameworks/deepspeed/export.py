@@ -21,6 +21,7 @@ from debubble.exports.options import (
     by_value,
     global_batch,
     one_setting,
+    priced_as,
     set_by_target_rules,
 )
 from debubble.exports.reduction import recomputed_layers, require_order, whole_where_needed
@@ -86,8 +87,9 @@ def _length(plan: Plan) -> Decision:
 
 def _zero(plan: Plan) -> Decision:
     """ZeRO-3 keeps two layers gathered at a time, as the plan's memory counts, where DeepSpeed's default keeps more."""
-    # One rank offloads under ZeRO too.
-    stage = {"zero_optimization.stage": max(plan.options.zero, int(plan.options.host_optimizer > 0))}
+    # One rank has ZeRO, too: without it DeepSpeed sums gradients in fp32 next to bf16, and offloads nothing.
+    alone = plan.options.data == 1 and plan.options.dtype == "bf16"
+    stage = {"zero_optimization.stage": max(plan.options.zero, int(plan.options.host_optimizer > 0 or alone))}
     model = plan.model
     if plan.options.zero < 3 or model is None:
         return stage
@@ -98,6 +100,13 @@ def _zero(plan: Plan) -> Decision:
         "zero_optimization.stage3_max_reuse_distance": 0,
         "zero_optimization.stage3_prefetch_bucket_size": layer,
     }
+
+
+def _gradient_dtype(plan: Plan) -> Decision:
+    """Gradients are summed in the dtype of computing, but in fp32 next to bf16 where no states are divided."""
+    if plan.options.zero or plan.options.data == 1 or plan.options.dtype != "bf16":
+        return {}
+    return Lost("DeepSpeed sums gradients in fp32 without ZeRO, 2 bytes a parameter more than planned: give --zero 1.")
 
 
 def _optimizer(plan: Plan) -> Decision:
@@ -116,6 +125,7 @@ def _host_optimizer(plan: Plan) -> Decision:
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
+    "framework": priced_as("deepspeed"),
     "micro_batch_size": one_setting("train_micro_batch_size_per_gpu", "micro_batch_size"),
     "sequence_length": _length,
     "tensor": set_by_target_rules,
@@ -125,6 +135,7 @@ OPTIONS: OptionTable = {
     "zero": _zero,
     "optimizer": _optimizer,
     "host_optimizer": _host_optimizer,
+    "gradient_dtype": _gradient_dtype,
     "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),
 }
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from debubble.costs import framework_with
 from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.defaults import Defaults
@@ -104,6 +105,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         optimizer=str(read.get("optimizer.type", "AdamW")).lower(),
         dtype=dtype,
         host_optimizer=float(zero > 0 and _on_host(read, OFFLOADED)),
+        framework=framework_with("deepspeed", gradient_bytes=4 if _gradients(read, dtype) == "fp32" else None),
     )
     return ImportedJob(
         target="deepspeed",

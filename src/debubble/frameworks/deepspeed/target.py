@@ -27,6 +27,7 @@ targets.add(
     Target(
         name="deepspeed",
         title="DeepSpeed",
+        framework="deepspeed",
         zero_alone=(0, 1, 2, 3),
         rules=(
             *WITHOUT_OPTIONS,

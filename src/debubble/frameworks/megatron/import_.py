@@ -11,7 +11,6 @@ from itertools import accumulate
 from pathlib import Path
 
 from debubble.costs import framework_with
-from debubble.costs.speed import PRODUCT_BYTES
 from debubble.frameworks.deepspeed.partition import divided_states
 from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge
@@ -227,7 +226,7 @@ _DTYPES = ("--bf16", "--fp16", *_FP8, _FP4)
 def _framework(arguments: Arguments) -> str:
     """The traits of the framework that the arguments change."""
     return framework_with(
-        keeps_8_bits=True if _dtype(arguments) in PRODUCT_BYTES else None,
+        "megatron-lm",
         adapted="qkv" if set(arguments.words("peft.target_modules")) == {"linear_qkv"} else None,
         tensor_overlap=True if "--tp-comm-overlap" in arguments else None,
         gradient_overlap=True if "--overlap-grad-reduce" in arguments else None,

@@ -86,6 +86,7 @@ targets.add(
     Target(
         name="megatron",
         title="Megatron-LM",
+        framework="megatron-lm",
         zero=(0, 1, 2, 3),
         zero_alone=(0, 1, 2, 3),
         rules=MEGATRON,

@@ -13,6 +13,7 @@ targets.add(
     Target(
         name="primus",
         title="AMD Primus",
+        framework="megatron-lm",
         zero=(0, 1, 2, 3),
         zero_alone=(0, 1, 2, 3),
         rules=MEGATRON,

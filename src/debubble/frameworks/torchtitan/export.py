@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pprint import pformat
 from typing import Any
 
+from debubble.costs.frameworks import framework_name, framework_of_options
 from debubble.exports.layers import stage_layers, torchtitan_names
 from debubble.exports.options import UNSETTABLE, Decision, OptionTable, as_tree, by_value, one_setting
 from debubble.exports.reduction import recomputed_layers, whole_where_needed
@@ -43,6 +44,7 @@ MICRO_BATCH_SIZE = {size}
 SEQUENCE_LENGTH = {length}
 PARALLELISM = {parallelism}
 TRAINING = {training}
+COMPILE = {compile}
 
 
 class PlannedAC(FullAC):
@@ -72,7 +74,11 @@ def apply(config):
     graphs = {{"disable_cuda_graphs": True}} if MODULES is not None else {{}}
     training = replace(config.training, **graphs, **TRAINING, **sizes)
     return replace(
-        config, parallelism=parallelism, training=training, activation_checkpoint={checkpointing}
+        config,
+        parallelism=parallelism,
+        training=training,
+        compile=replace(config.compile, **COMPILE),
+        activation_checkpoint={checkpointing},
     )
 
 
@@ -106,8 +112,22 @@ def _zero(plan: Plan) -> Decision:
     return {"parallelism.fsdp_reshard_after_forward": "always" if plan.options.zero == 3 else "never"}
 
 
+def _framework(plan: Plan) -> Decision:
+    """Whether torch.compile is on, and pipelines tensor-parallel collectives; what another framework does is lost."""
+    options = plan.options
+    if framework_name(options.framework) not in ("", "torchtitan"):
+        return UNSETTABLE["framework"](plan)
+    traits = framework_of_options(options.framework)
+    overlapping = traits.compiled and traits.tensor_overlap and options.tensor > 1
+    return {
+        "compile.enable": traits.compiled,
+        **({"compile.enable_async_tensor_parallel": True} if overlapping else {}),
+    }
+
+
 OPTIONS: OptionTable = {
     **UNSETTABLE,
+    "framework": _framework,
     "micro_batch_size": one_setting("size", "micro_batch_size"),
     "sequence_length": one_setting("length", "sequence_length"),
     "tensor": lambda plan: {
@@ -153,6 +173,7 @@ def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
         length=tree.get("length"),
         parallelism=_python(parallelism | tree.get("parallelism", {})),
         training=_python(tree.get("training", {})),
+        compile=_python(tree.get("compile", {})),
         checkpointing="PlannedAC.Config()" if recomputed else "None",
     )
     if not pipeline:

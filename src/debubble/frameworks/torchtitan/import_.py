@@ -19,7 +19,7 @@ from debubble.frameworks.torch.shared_settings import (
 from debubble.frameworks.torchtitan.models import flavor_model
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
-from debubble.imports.registry import UserFacts, importer
+from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
@@ -57,6 +57,9 @@ def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield _RENAMED.get(name, name), value
 
 
+COMPILE = "compile"
+"""The part of a configuration that says what torch.compile compiles."""
+
 _RENAMED = {
     "training.batch_size": LOCAL,
     **{
@@ -69,7 +72,7 @@ _RENAMED = {
         )
     },
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
-    "training.compile": "compile.enable",
+    "training.compile": f"{COMPILE}.enable",
     "training.fsdp_reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
     "experimental.pipeline_parallel_microbatches": "parallelism.num_pp_microbatches",
 }  # fmt: skip
@@ -81,6 +84,8 @@ def _of_recipe(constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"parallelism.{name}", value
     for name, value in constants["TRAINING"].items():
         yield f"training.{name}", value
+    for name, value in constants.get("COMPILE", {}).items():
+        yield f"{COMPILE}.{name}", value
     yield "training.seq_len", constants["SEQUENCE_LENGTH"]
     number, size = constants["MICRO_BATCHES"], constants["MICRO_BATCH_SIZE"]
     if constants["MODULES"] is None:
@@ -115,7 +120,13 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
-@importer("torchtitan", settings=read_recipe, file="plan.py", defaults=DEFAULTS, harmless=HARMLESS)
+def compiling(job: Settings, options: RunOptions) -> Iterator[Settings]:
+    """torch.compile, for jobs without it."""
+    if not job.get(f"{COMPILE}.enable", False):
+        yield {f"{COMPILE}.enable": True}
+
+
+@importer("torchtitan", settings=read_recipe, file="plan.py", defaults=DEFAULTS, harmless=HARMLESS, switches=compiling)
 def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     model = given.model or _model(read)
@@ -295,13 +306,16 @@ def _policy(read: SettingsReader) -> str:
 
 
 def _framework(read: SettingsReader) -> str:
-    """The traits of the framework that the file changes."""
-    eager = False if read.get("compile.enable", True) is False else None
+    """The traits of the framework that the file changes; without torch.compile every operator is a kernel."""
+    parts = read.get(f"{COMPILE}.components", ["model", "loss"]) if read.get(f"{COMPILE}.enable", False) else []
+    eager = None if "model" in parts else False
+    overlaps = [read.get(f"{part}.enable_async_tensor_parallel", False) for part in ("parallelism", COMPILE)]
     return framework_with(
+        "torchtitan",
         compiled=eager,
         fused_activation=eager,
-        fused_loss=eager,
-        tensor_overlap=True if read.get("parallelism.enable_async_tensor_parallel", False) else None,
+        fused_loss=None if "loss" in parts else False,
+        tensor_overlap=True if any(overlaps) else None,
     )
 
 
@@ -311,6 +325,7 @@ def _unsaid(read: SettingsReader, given: UserFacts) -> dict[str, str]:
         "dtype": ("training.mixed_precision_param",),
         "gradients": ("training.mixed_precision_reduce",),
         "sequence_parallel": ("parallelism.enable_sequence_parallel",),
+        "no torch.compile": (f"{COMPILE}.enable",),
         "zero": ("parallelism.fsdp_reshard_after_forward", "parallelism.data_parallel_shard_degree"),
         "selective checkpointing of every 2nd layer": (
             "activation_checkpoint", "activation_checkpoint.mode", RECOMPUTED,

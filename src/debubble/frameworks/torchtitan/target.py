@@ -12,6 +12,7 @@ targets.add(
     Target(
         name="torchtitan",
         title="torchtitan",
+        framework="torchtitan",
         zero_alone=(0, 2, 3),
         rules=(*PLAIN, whole_experts, one_of("optimizer", ("adamw", "adam")), *FSDP),
         for_pipelines=(untied,),
