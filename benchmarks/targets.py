@@ -19,6 +19,7 @@ from typing import Any
 from benchmark import ROOT, Benchmark, Row, table
 
 import debubble as db
+from debubble.costs.frameworks import TARGET
 from debubble.exports import exports
 from debubble.ir import DebubbleError, ExportError, InputError
 from debubble.planners.analysis.nearest_plans import plan_runs_in
@@ -49,6 +50,7 @@ def planned(model: str, name: str, target: str | None) -> Plan:
             plan = db.plan(
                 db.models[model], cluster, pipeline=pipeline, data=data, zero=int(data > 1),
                 micro_batches=SEQUENCES // data, sequence_length=LENGTH, effort=EFFORT, planner=planner, target=target,
+                framework=TARGET,
             )  # fmt: skip
         except DebubbleError as reason:
             reasons.append(reason)

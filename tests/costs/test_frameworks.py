@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from debubble.costs import DEEPSPEED, FSDP, MEGATRON, Cluster, Framework, StepTail, Units, model_units
-from debubble.costs.frameworks import FRAMEWORKS, framework_for, framework_of_options, framework_with, named_framework
+from debubble.costs.frameworks import FRAMEWORKS, framework_of_options, framework_with, named_framework
 from debubble.costs.known_hardware import HOST_CALL, hardware
 from debubble.costs.speed import Speed
 from debubble.ir import InputError, RunOptions
@@ -63,13 +63,6 @@ def test_the_target_without_a_name_has_traits_too() -> None:
 def test_traits_are_written_as_the_option_takes_them() -> None:
     assert framework_with("nemo", flash=False, graphs=None, gradient_bytes=2) == "nemo,flash=false,gradient_bytes=2"
     assert framework_with("nemo", flash=None) == "nemo"
-
-
-def test_a_target_prices_its_framework_unless_another_is_named() -> None:
-    assert framework_for("", "torchtitan") == "torchtitan"
-    assert framework_for("target,flash=false", "torchtitan") == "torchtitan,flash=false"
-    assert framework_for("nemo", "torchtitan") == "nemo"
-    assert framework_for("target,flash=false", "") == "target,flash=false"
 
 
 def test_the_options_name_the_framework_of_units() -> None:

@@ -16,7 +16,6 @@ from debubble.costs.frameworks import (
     FSDP,
     MEGATRON,
     Framework,
-    framework_for,
     framework_of_options,
     framework_with,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "Unit",
     "Units",
     "apply_profile",
-    "framework_for",
     "framework_of_options",
     "framework_with",
     "hardware",

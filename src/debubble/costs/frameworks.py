@@ -144,12 +144,6 @@ def framework_with(name: str, **traits: bool | int | str | None) -> str:
     return ",".join([name, *given])
 
 
-def framework_for(text: str, own: str) -> str:
-    """The framework of a run for a target: `own`, which is that target's, where the run's options name none."""
-    name, comma, traits = text.partition(",")
-    return own + comma + traits if own and name.strip() in ("", TARGET) else text
-
-
 def framework_of_options(text: str, default: Framework = MEGATRON) -> Framework:
     """The framework that a run's options name; `default`, if they name none."""
     return named_framework(text, default) if text else default

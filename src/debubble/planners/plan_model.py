@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from debubble.costs import Cluster, framework_for, measured_source, read_profile
+from debubble.costs import Cluster, measured_source, read_profile
 from debubble.costs.lengths import MicroBatchSize, checked_lengths, read_lengths, typical_step
 from debubble.files import read_file
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
@@ -144,7 +144,7 @@ def for_target(options: RunOptions, target: str | None) -> RunOptions:
     """The options of a run for a target, whose framework is priced where they name none."""
     if target is None:
         return options
-    return replace(options, framework=framework_for(options.framework, targets[target].framework))
+    return replace(options, framework=options.framework or targets[target].framework)
 
 
 def _plan_of_problem(
