@@ -11,6 +11,7 @@ from benchmark import DOCS, between
 
 import debubble as db
 import targets as benchmark
+from debubble.costs.frameworks import TARGET
 from debubble.exports import exports
 from debubble.ir import DebubbleError
 from debubble.planners.analysis.nearest_plans import plan_runs_in
@@ -99,5 +100,5 @@ def searched(model: str, cluster: str, target: str | None, *, planner: str = "ad
     data = devices.count // pipeline
     return db.plan(
         db.models[model], devices, pipeline=pipeline, data=data, zero=int(data > 1), micro_batches=64 // data,
-        sequence_length=2048, effort=effort, planner=planner, target=target,
+        sequence_length=2048, effort=effort, planner=planner, target=target, framework=TARGET,
     )  # fmt: skip

@@ -11,6 +11,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from debubble.costs import DEEPSPEED, framework_of_options
+from debubble.costs.frameworks import framework_name
 from debubble.exports.layers import StageLayers, stage_layers
 from debubble.exports.options import (
     UNSETTABLE,
@@ -21,7 +23,6 @@ from debubble.exports.options import (
     by_value,
     global_batch,
     one_setting,
-    priced_as,
     set_by_target_rules,
 )
 from debubble.exports.reduction import recomputed_layers, require_order, whole_where_needed
@@ -88,7 +89,7 @@ def _length(plan: Plan) -> Decision:
 def _zero(plan: Plan) -> Decision:
     """ZeRO-3 keeps two layers gathered at a time, as the plan's memory counts, where DeepSpeed's default keeps more."""
     # One rank has ZeRO, too: without it DeepSpeed sums gradients in fp32 next to bf16, and offloads nothing.
-    alone = plan.options.data == 1 and plan.options.dtype == "bf16"
+    alone = plan.options.data == 1 and _sums_in_16_bits(plan)
     stage = {"zero_optimization.stage": max(plan.options.zero, int(plan.options.host_optimizer > 0 or alone))}
     model = plan.model
     if plan.options.zero < 3 or model is None:
@@ -102,9 +103,23 @@ def _zero(plan: Plan) -> Decision:
     }
 
 
+def _sums_in_16_bits(plan: Plan) -> bool:
+    """Tell whether the plan counts on gradients in bf16."""
+    return plan.options.dtype == "bf16" and framework_of_options(plan.options.framework, DEEPSPEED).gradient_bytes == 2
+
+
+def _framework(plan: Plan) -> Decision:
+    """The dtype of gradients; what another framework fuses and overlaps is lost."""
+    named = framework_name(plan.options.framework)
+    if named not in ("", "deepspeed"):
+        return UNSETTABLE["framework"](plan)
+    summed = plan.options.dtype == "bf16" and plan.options.zero > 0 and not _sums_in_16_bits(plan)
+    return {"data_types.grad_accum_dtype": "fp32"} if summed else {}
+
+
 def _gradient_dtype(plan: Plan) -> Decision:
     """Gradients are summed in the dtype of computing, but in fp32 next to bf16 where no states are divided."""
-    if plan.options.zero or plan.options.data == 1 or plan.options.dtype != "bf16":
+    if plan.options.zero or plan.options.data == 1 or not _sums_in_16_bits(plan):
         return {}
     return Lost("DeepSpeed sums gradients in fp32 without ZeRO, 2 bytes a parameter more than planned: give --zero 1.")
 
@@ -125,7 +140,7 @@ def _host_optimizer(plan: Plan) -> Decision:
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
-    "framework": priced_as("deepspeed"),
+    "framework": _framework,
     "micro_batch_size": one_setting("train_micro_batch_size_per_gpu", "micro_batch_size"),
     "sequence_length": _length,
     "tensor": set_by_target_rules,
