@@ -110,8 +110,3 @@ def moved(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
             pipeline.optimizer_step(0.5)
         answers.append((losses, {name: p.clone() for name, p in pipeline.state_dict().items()}))
     torch.save(answers, folder / f"rank{rank}.pt")
-
-
-def evaluated(rank: Any, folder: Any, plan: Any, batches: Any) -> None:
-    """The loss of some batches, saved by rank."""
-    torch.save(Pipeline(None, Plan.load(plan)).evaluate(batches), folder / f"rank{rank}.pt")
