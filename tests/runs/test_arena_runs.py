@@ -51,8 +51,12 @@ def with_peers(schedule: Any) -> Any:
 
 
 SCHEDULED = {
+    "1f1b": partial(scheduled, "1f1b"),
+    "gpipe": partial(scheduled, "gpipe"),
     "interleaved": partial(scheduled, "interleaved"),
+    "zb-h1": partial(scheduled, "zb-h1"),
     "zb-v": partial(scheduled, "zb-v"),
+    "offload": partial(scheduled, "1f1b", change=offloading),
     "offload of a share": partial(scheduled, "1f1b", change=with_share),
     "offload to peers": partial(scheduled, "1f1b", change=with_peers),
 }
@@ -94,7 +98,7 @@ def assert_runs_in_its_arena(plan: Any, expected: Any) -> None:
         assert_gradients(gradients, expected[1])
 
 
-@pytest.mark.parametrize("name", SCHEDULED)
+@pytest.mark.parametrize("name", slow_unless(SCHEDULED, "zb-v", "offload of a share", "offload to peers"))
 def test_a_schedule_runs_in_an_arena_of_its_size(name: str, units: Any, expected: Any) -> None:
     assert_runs_in_its_arena(SCHEDULED[name](units), expected)
 

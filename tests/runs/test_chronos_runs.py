@@ -33,7 +33,7 @@ from tests.support.runtime_cases import run_threads, tokens_of
 STATES, ON_DEVICE = 16, 8
 """Bytes per fp32 parameter: parameter, gradient and two moments; the first two."""
 
-STEPS = 2
+STEPS = 3
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,9 @@ from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import (
-    assert_as_one_process,
-    assert_gradients,
+    assert_as_alone,
+    peaks_of,
     plan_of,
-    reference_gradients,
     run_threads,
     tokens_of,
 )
@@ -41,35 +40,29 @@ def batch_of(config: Any, *, rows: int = 4, packed: bool = False) -> dict[str, T
 @pytest.mark.parametrize(("family", "packed"), [("mistral", True), ("gpt2", True), ("mixtral", False)])
 def test_two_ranks_for_each_sequence_train_as_one(family: str, packed: bool) -> None:
     config = FAMILIES[family]
-    assert_as_one_process(plan_for(config, context=2), config, batch_of(config, packed=packed))
+    assert_as_alone(plan_for(config, context=2), config, batch_of(config, packed=packed))
 
 
 @pytest.mark.parametrize("options", [{"context": 4, "zero": 2}, {"context": 2, "tensor": 2, "data": 2}], ids=str)
 def test_context_parallelism_goes_with_the_other_kinds(options: Any) -> None:
     plan = plan_for(LLAMA_TIED, **options)
-    assert_as_one_process(plan, LLAMA_TIED, batch_of(LLAMA_TIED, rows=4 * plan.options.data))
+    assert_as_alone(plan, LLAMA_TIED, batch_of(LLAMA_TIED, rows=4 * plan.options.data))
 
 
 @pytest.mark.parametrize(("name", "strategy"), [("zb-h1", "core"), ("pipeoffload", "full")])
 def test_context_parallelism_goes_with_every_way_to_run(name: str, strategy: str) -> None:
     plan = plan_for(LLAMA, name, strategy=strategy, context=2)
-    assert_as_one_process(plan, LLAMA, batch_of(LLAMA, packed=True))
+    assert_as_alone(plan, LLAMA, batch_of(LLAMA, packed=True))
 
 
 def test_gradients_are_summed_beside_attention() -> None:
     schedule = db.schedules["chronos-zero2"](devices=2, micro_batches=4, group=2)
     plan = plan_of(schedule, LLAMA, sequence_length=16, context=2, zero=2)
-    assert_as_one_process(plan, LLAMA, batch_of(LLAMA))
+    assert_as_alone(plan, LLAMA, batch_of(LLAMA))
 
 
 def test_a_rank_keeps_its_part_of_the_activations_alone() -> None:
-    batch = batch_of(LLAMA)
-
-    def peak(pipeline: Any) -> int:
-        pipeline.step(batch)
-        return int(pipeline.measured.peak_activation)
-
-    whole, divided = run_threads(plan_for(LLAMA), peak), run_threads(plan_for(LLAMA, context=2), peak)
+    whole, divided = (peaks_of(plan_for(LLAMA, context=context), batch_of(LLAMA)) for context in (1, 2))
     # The loss is one number on every rank.
     assert divided == [pytest.approx(0.5 * whole[rank % 2], abs=8) for rank in range(4)]
 
@@ -81,15 +74,8 @@ def test_all_ranks_evaluate_whole_sequences() -> None:
 
 
 def test_context_parallelism_runs_over_gloo(tmp_path: Any) -> None:
-    plan = plan_for(LLAMA, context=2)
     tokens = tokens_of(LLAMA, rows=4, length=16)
-    plan.save(tmp_path / "plan.json")
-    folder = gloo_ranks.spawn(4, gloo_ranks.gradients, [tmp_path / "plan.json"], [tokens])
-    expected_loss, expected = reference_gradients(LLAMA, tokens, micro_batches=4)
-    for rank in range(4):
-        [(loss, gradients, _)] = torch.load(folder / f"rank{rank}.pt")
-        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert_gradients(gradients, expected)
+    gloo_ranks.assert_gradients_over_gloo([plan_for(LLAMA, context=2)], [tokens], tmp_path)
 
 
 def test_a_length_that_cannot_be_divided_is_refused() -> None:

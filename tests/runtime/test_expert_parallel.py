@@ -16,9 +16,8 @@ from debubble.runtime.distributed.expert_parallel import ExpertGroup
 from debubble.runtime.distributed.transport import Threads
 from tests.support import gloo_ranks
 from tests.support.runtime_cases import (
-    assert_as_one_process,
+    assert_as_alone,
     plan_of,
-    reference_gradients,
     run_threads,
     tokens_of,
     train,
@@ -41,7 +40,7 @@ def plan_for(
 )
 def test_two_ranks_of_experts_train_as_one_process(config: Any, name: str, strategy: str) -> None:
     plan = plan_for(config, name, strategy=strategy)
-    assert_as_one_process(plan, config, tokens_of(config, rows=4))
+    assert_as_alone(plan, config, tokens_of(config, rows=4))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_two_ranks_of_experts_train_as_one_process(config: Any, name: str, strat
 )
 def test_expert_parallelism_goes_with_the_other_kinds(options: Any) -> None:
     plan = plan_for(**options)
-    assert_as_one_process(plan, FOUR, tokens_of(FOUR, rows=2 * plan.options.data))
+    assert_as_alone(plan, FOUR, tokens_of(FOUR, rows=2 * plan.options.data))
 
 
 def test_a_rank_has_its_experts_alone() -> None:
@@ -135,15 +134,7 @@ def test_the_auxiliary_loss_is_that_of_transformers() -> None:
 
 def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
     plan = plan_for(name="zb-h1", strategy="full")
-    plan.save(tmp_path / "plan.json")
-    tokens = tokens_of(FOUR, rows=2)
-    # The replicas have the same rows: the mean over both is that over one.
-    answers = gloo_ranks.spawn(4, gloo_ranks.loss_and_norm, tmp_path / "plan.json", tokens)
-    loss, gradients = reference_gradients(FOUR, tokens, micro_batches=2)
-    norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
-    for rank in range(4):
-        told = torch.load(answers / f"rank{rank}.pt")
-        torch.testing.assert_close(torch.stack(told), torch.stack([loss, norm]), rtol=1e-12, atol=0)
+    gloo_ranks.assert_norm_over_gloo(plan, tokens_of(FOUR, rows=2), tmp_path)
 
 
 @pytest.mark.parametrize(

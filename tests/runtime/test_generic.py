@@ -19,9 +19,8 @@ from debubble.runtime.models.hf.model import ModelParts, on_meta
 from debubble.runtime.models.hf.units import LayerContext
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support import gloo_ranks
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import assert_gradients, gradients_of, plan_of, run_threads, slow_unless, tokens_of
+from tests.support.runtime_cases import gradients_of, plan_of, run_threads, slow_unless, tokens_of
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -47,21 +46,6 @@ def test_split_backwards_give_transformers_gradients(family: Any) -> None:
 )
 def test_every_way_to_run_gives_transformers_gradients(family: str, name: str, strategy: str) -> None:
     check(GENERIC[family], db.schedules[name](devices=2, micro_batches=4), strategy=strategy)
-
-
-@pytest.mark.slow
-def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
-    config = GENERIC["cohere"]
-    tokens = tokens_of(config, rows=4)
-    paths = [tmp_path / "split.json", tmp_path / "recomputing.json"]
-    plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), config).save(paths[0])
-    plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), config, strategy="full").save(paths[1])
-    folder = gloo_ranks.spawn(2, gloo_ranks.gradients, paths, [tokens] * 2)
-    expected_loss, expected = gradients_of(plan_of(db.schedules["gpipe"](devices=1, micro_batches=4), config), tokens)
-
-    for loss, gradients, _ in (answer for rank in range(2) for answer in torch.load(folder / f"rank{rank}.pt")):
-        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert_gradients(gradients, {**expected, "lm_head.weight": expected["model.embed_tokens.weight"]})
 
 
 def test_a_stage_has_its_own_parameters_alone() -> None:

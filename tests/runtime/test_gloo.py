@@ -12,27 +12,14 @@ import debubble as db
 from debubble.ir import StageCosts
 from tests.support import gloo_ranks
 from tests.support.covering import one_per_schedule
-from tests.support.runtime_cases import assert_gradients, plan_of, reference_gradients, tokens_of
+from tests.support.runtime_cases import plan_of, tokens_of
 from tests.support.schedule_cases import explicit, offloading, on_one_link, schedule_of
 from tests.support.tiny_models import GPT2, LLAMA_TIED
 
 
 def check(plans: Any, folder: Any) -> None:
-    """Spawn the plans' ranks and compare with one process."""
-    ranks = plans[0].devices
-    paths = []
-    for index, plan in enumerate(plans):
-        paths.append(folder / f"plan{index}.json")
-        plan.save(paths[-1])
     batches = [tokens_of(plan.model, rows=plan.micro_batches, length=6) for plan in plans]
-    answers = gloo_ranks.spawn(ranks, gloo_ranks.gradients, paths, batches)
-    parts = [torch.load(answers / f"rank{rank}.pt") for rank in range(ranks)]
-    for index, (plan, tokens) in enumerate(zip(plans, batches, strict=True)):
-        expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
-        for loss, gradients, events in (part[index] for part in parts):
-            torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-            assert events == len(db.lower(plan.schedule, plan.costs).instructions)
-            assert_gradients(gradients, expected)
+    gloo_ranks.assert_gradients_over_gloo(plans, batches, folder)
 
 
 def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:

@@ -70,7 +70,6 @@ def test_steps_lose_like_pefts() -> None:
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), LLAMA, lora=3)
     batches = [tokens_of(LLAMA, rows=4)] * 8
     make = partial(torch.optim.AdamW, lr=1e-2)
-
     found = on_every_device(model, plan, lambda pipeline: train(pipeline, batches), optimizer=make)[0]
     optimizer = make([p for p in model.parameters() if p.requires_grad])
     expected = []
@@ -87,13 +86,13 @@ def test_adapters_that_the_pipeline_makes_open_in_peft_and_return(tmp_path: Path
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), config, dtype="fp32", lora=4)
     tokens = tokens_of(config, rows=2)
 
-    def train(pipeline: Any) -> Any:
+    def one(pipeline: Any) -> Any:
         first = pipeline.step(tokens)
         pipeline.optimizer_step()
         pipeline.save_pretrained(tmp_path / "adapters")
         return first, pipeline.step(tokens), {n: p.detach().clone() for n, p in pipeline.named_parameters()}
 
-    answers = run_threads(plan, train, optimizer=partial(torch.optim.SGD, lr=1.0))
+    answers = run_threads(plan, one, optimizer=partial(torch.optim.SGD, lr=1.0))
     assert answers[0][1] < answers[0][0]
     whole = {name: tensor for *_, part in answers for name, tensor in part.items()}
 

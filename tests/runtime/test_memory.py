@@ -13,7 +13,7 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import Keeping, Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support.runtime_cases import plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import peaks_of, plan_of, run_threads, tokens_of
 from tests.support.tiny_models import LLAMA
 
 HIDDEN, FFN, ROWS, LENGTH = LLAMA["hidden_size"], LLAMA["intermediate_size"], 2, 16
@@ -132,12 +132,8 @@ def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
     kept, left = zip(*profiled, strict=True)
     costs = StageCosts.of(stages=2 * chunks, activation=kept, activation_after_input=left)
 
-    def peak(pipeline: Any) -> Any:
-        pipeline.step(tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
-        return pipeline.measured.peak_activation
-
-    simulated = db.simulate(schedule, costs).peak_memory
-    assert run_threads(plan, peak) == pytest.approx(simulated, abs=X)
+    found = peaks_of(plan, tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
+    assert found == pytest.approx(db.simulate(schedule, costs).peak_memory, abs=X)
 
 
 def test_offload_lowers_the_peak_to_the_simulated_one() -> None:

@@ -335,7 +335,9 @@ CHUNKS: dict[str, Any] = {"interleaved": {"chunks": 2}}
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo's own
-@pytest.mark.parametrize(("name", "strategy"), [("zb-v", "none"), ("interleaved", "full")])
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("zb-v", "none"), pytest.param("interleaved", "full", marks=pytest.mark.slow)]
+)
 def test_compiled_modules_train_as_they_do_uncompiled(name: str, strategy: str) -> None:
     """Their weight gradients come with the input's, so W has nothing of them; what they save is counted."""
     model, graphs = compiled()
@@ -352,6 +354,7 @@ def test_compiled_modules_train_as_they_do_uncompiled(name: str, strategy: str) 
     assert peak > 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_masks_of_compiled_modules_follow_from_the_micro_batch() -> None:
     kept, (loss, gradients, _) = (

@@ -35,30 +35,38 @@ def divisions(devices: int, config: Any = LLAMA, *, schedule: Any = None, **opti
     return [plan_of(schedule, config, counts=counts, **options) for counts in COUNTS[devices]]
 
 
-def trained(plan: Any, *others: Any, state_of: Any = lambda pipeline: pipeline.state_dict(), **arguments: Any) -> Any:
+def state_dict(pipeline: Any) -> Any:
+    return {name: p.clone() for name, p in pipeline.state_dict().items()}
+
+
+def trained(plan: Any, *others: Any, steps: int = STEPS, state_of: Any = state_dict, **arguments: Any) -> Any:
     """Losses and parameters of a run that goes on with each of the other plans after a step."""
 
     def one(pipeline: Any) -> Any:
         losses = []
-        for step, other in zip(range(STEPS), [None, *others, *[None] * STEPS], strict=False):
-            if other is not None:
-                pipeline.switch_plan(other)
+        for step in range(max(steps, 1 + len(others))):
+            if 0 < step <= len(others):
+                pipeline.switch_plan(others[step - 1])
             tokens = tokens_of(plan.model, rows=4, seed=step + 10 * pipeline.ranks.replica)
             losses.append(pipeline.step(tokens).item())
             pipeline.optimizer_step(1.0)
         return losses, state_of(pipeline)
 
     answers = run_threads(plan, one, **{"optimizer": partial(AdamW, lr=0.01), **arguments})
-    return answers[0][0], {name: p.clone() for _, state in answers for name, p in state.items()}
+    return answers[0][0], {name: p for _, state in answers for name, p in state.items()}
+
+
+def assert_same_run(found: Any, expected: Any) -> None:
+    """Losses and parameters are the same to the bit."""
+    (losses, parameters), (expected_losses, others) = found, expected
+    assert losses == expected_losses
+    assert parameters.keys() == others.keys()
+    assert [name for name in parameters if not torch.equal(parameters[name], others[name])] == []
 
 
 def assert_goes_on_alike(before: Any, after: Any, **arguments: Any) -> None:
-    """A run that changes from one plan to the other and back is the run of the first, to the bit."""
-    losses, parameters = trained(before, after, before, **arguments)
-    expected_losses, expected = trained(before, **arguments)
-    assert losses == expected_losses
-    assert parameters.keys() == expected.keys()
-    assert [name for name in parameters if not torch.equal(parameters[name], expected[name])] == []
+    """A run that changes from one plan to the other and back is the run of the first."""
+    assert_same_run(trained(before, after, before, **arguments), trained(before, **arguments))
 
 
 @pytest.mark.parametrize(("devices", "dtype"), [(2, "bf16"), (4, "fp32")])
@@ -108,7 +116,7 @@ def test_modules_of_transformers_move() -> None:
 def test_averages_of_the_weights_move_with_them() -> None:
     def averages(pipeline: Any) -> Any:
         with pipeline.averaged():
-            return {name: p.clone() for name, p in pipeline.state_dict().items()}
+            return state_dict(pipeline)
 
     assert_goes_on_alike(*divisions(2, dtype="fp32"), state_of=averages, ema_decay=0.9)
 
@@ -240,10 +248,7 @@ def test_units_move_between_four_gloo_ranks(options: Any, tmp_path: Path) -> Non
     batches = [tokens_of(LLAMA, rows=4, seed=step) for step in range(STEPS)]
     told = gloo_ranks.spawn(4, gloo_ranks.moved, [[before, after, before], [before] * STEPS], batches)
     for rank in range(4):
-        (losses, parameters), (expected, alike) = torch.load(told / f"rank{rank}.pt")
-        assert losses == expected
-        assert parameters.keys() == alike.keys()
-        assert [name for name in alike if not torch.equal(parameters[name], alike[name])] == []
+        assert_same_run(*torch.load(told / f"rank{rank}.pt"))
 
 
 def test_a_device_without_room_for_its_new_units_says_so() -> None:

@@ -16,7 +16,7 @@ from debubble.ir import RunOptions
 from debubble.models import ModelConfig
 from debubble.plans import Plan
 from tests.support.model_cases import on_cpus
-from tests.support.runtime_cases import run_threads, slow_unless, tokens_of
+from tests.support.runtime_cases import peaks_of, run_threads, slow_unless, tokens_of
 from tests.support.schedule_cases import explicit, fused
 from tests.support.tiny_models import GEMMA2, GEMMA3, GPT2, LLAMA, MIXTRAL, QWEN3, QWEN3_MOE
 
@@ -72,12 +72,9 @@ def test_the_counted_peak_of_activations_is_the_predicted_one(family: str) -> No
     @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
     @given(plans(config))
     def check(plan: Plan) -> None:
-        def peak(pipeline: Any) -> Any:
-            pipeline.step(tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
-            return pipeline.measured.peak_activation
-
         predicted = [float(size) for size in plan.simulate().peak_memory]
-        assert run_threads(plan, peak) == pytest.approx(predicted, rel=0.01)
+        found = peaks_of(plan, tokens_of(config, rows=MICRO_BATCHES * ROWS, length=LENGTH))
+        assert found == pytest.approx(predicted, rel=0.01)
 
     check()
 
@@ -106,18 +103,15 @@ def test_slices_keep_at_most_what_is_predicted(family: str, strategy: str, slice
     """The gradients of keys and values are counted for a whole stage, and come layer by layer."""
     plan = divided(family, strategy, slices)
 
-    def peak(pipeline: Any) -> Any:
-        pipeline.step(tokens_of(plan.model, rows=MICRO_BATCHES * ROWS, length=LENGTH))
-        return pipeline.measured.peak_activation
-
+    found = peaks_of(plan, tokens_of(plan.model, rows=MICRO_BATCHES * ROWS, length=LENGTH))
     gradients = (slices - 1) * max(plan.costs.key_value_gradient)
-    for measured, predicted in zip(run_threads(plan, peak), plan.simulate().peak_memory, strict=True):
+    for measured, predicted in zip(found, plan.simulate().peak_memory, strict=True):
         assert 0.99 * (predicted - gradients) <= measured <= 1.01 * predicted
 
 
 @pytest.mark.parametrize(
     ("family", "strategy", "slices"),
-    [("llama", "core", 2), ("gpt2", "full", 1), ("gemma2", "none", 1), ("mixtral", "full", 2)],
+    [("llama", "core", 2), ("gpt2", "full", 1), ("gemma2", "none", 1), ("mixtral", "full", 2), ("qwen3", "core", 1)],
 )
 def test_an_arena_with_a_percent_more_is_large_enough(family: str, strategy: str, slices: int) -> None:
     plan = divided(family, strategy, slices, more=1.01)

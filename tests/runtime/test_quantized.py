@@ -1,6 +1,5 @@
 """Adapters beside frozen weights of 4 bits: they learn as beside the weights that these stand for."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from debubble.models.config import ModelConfig
 from debubble.models.quantization import NF4_BLOCK, quantized_bytes
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.runtime.models.nf4 import NUMBERS, dequantized, dynamic_numbers, quantized
+from tests.runtime.test_moving_units import assert_goes_on_alike
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import plan_of, run_threads, tokens_of
 from tests.support.tiny_models import FAMILIES, GPT2, LLAMA, MIXTRAL
@@ -66,32 +66,6 @@ def adapted(model: Any, state: Any, format: str = "nf4") -> dict[str, torch.nn.P
     return factors
 
 
-@pytest.mark.parametrize(
-    ("family", "schedule", "devices", "format"),
-    [("llama", "zb-h1", 2, "nf4-dq"), ("gemma2", "1f1b", 1, "nf4"), ("gpt2", "zb-h1", 4, "nf4")],
-)
-def test_adapters_learn_beside_the_weights_that_codes_stand_for(
-    family: str, schedule: str, devices: int, format: str
-) -> None:
-    config = FAMILIES[family]
-    model, tokens = hf_model(config), tokens_of(config, rows=4)
-    plan = plan_of(schedule_for(devices, schedule), model.config.to_dict(), lora=3, quantize=format)
-    state = with_adapters(model, plan)
-
-    def one(pipeline: Any) -> Any:
-        pipeline.load_state_dict(state)
-        return pipeline.step(tokens), {n: p.grad for n, p in pipeline.named_parameters() if p.grad is not None}
-
-    answers = run_threads(plan, one)
-    factors = adapted(model, state, format)
-    torch.testing.assert_close(answers[0][0], loss_of(model, tokens, micro_batches=4), rtol=1e-12, atol=0)
-    found = {n: g for _, part in answers for n, g in part.items()}
-    assert found.keys() == factors.keys()
-    for n, factor in factors.items():
-        assert factor.grad is not None
-        assert (found[n] - factor.grad).abs().max() <= 1e-12 * factor.grad.abs().max(), n
-
-
 WIDE: dict[str, Any] = {
     "llama": {**LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
     "gpt2": {**GPT2, "n_embd": 128, "n_head": 2, "n_layer": 2},
@@ -99,12 +73,24 @@ WIDE: dict[str, Any] = {
 """Models that two ranks can divide in whole blocks."""
 
 
-@pytest.mark.parametrize("family", WIDE)
-def test_ranks_that_divide_quantised_weights_learn_as_one(family: str) -> None:
-    model, tokens = hf_model(WIDE[family]), tokens_of(WIDE[family], rows=4)
-    config = model.config.to_dict()
-    alone, divided = (
-        plan_of(schedule_for(2, "zb-h1"), config, lora=3, quantize="nf4", tensor=tensor) for tensor in (1, 2)
+@pytest.mark.parametrize(
+    ("config", "schedule", "devices", "options"),
+    [
+        (LLAMA, "zb-h1", 2, {"quantize": "nf4-dq"}),
+        (FAMILIES["gemma2"], "1f1b", 1, {"quantize": "nf4"}),
+        (GPT2, "zb-h1", 4, {"quantize": "nf4"}),
+        (WIDE["llama"], "zb-h1", 2, {"quantize": "nf4", "tensor": 2}),
+        (WIDE["gpt2"], "zb-h1", 2, {"quantize": "nf4", "tensor": 2}),
+    ],
+    ids=["llama", "gemma2", "gpt2", "divided llama", "divided gpt2"],
+)
+def test_adapters_learn_beside_the_weights_that_codes_stand_for(
+    config: Any, schedule: str, devices: int, options: dict[str, Any]
+) -> None:
+    model, tokens = hf_model(config), tokens_of(config, rows=4)
+    alone, plan = (
+        plan_of(schedule_for(devices, schedule), model.config.to_dict(), lora=3, **{**options, **more})
+        for more in ({"tensor": 1}, {})
     )
     state = with_adapters(model, alone)
 
@@ -115,8 +101,8 @@ def test_ranks_that_divide_quantised_weights_learn_as_one(family: str) -> None:
         pipeline.optimizer.step()
         return loss, pipeline.state_dict()
 
-    answers = run_threads(divided, one)
-    factors = adapted(model, state)
+    answers = run_threads(plan, one)
+    factors = adapted(model, state, options["quantize"])
     torch.testing.assert_close(answers[0][0], loss_of(model, tokens, micro_batches=4), rtol=1e-12, atol=0)
     found = {n: t for _, part in answers for n, t in part.items()}
     for n, whole in state.items():
@@ -126,7 +112,7 @@ def test_ranks_that_divide_quantised_weights_learn_as_one(family: str) -> None:
             assert (whole - found[n] - gradient).abs().max() <= 1e-12 * gradient.abs().max(), n
         elif n in found:
             is_linear = n.removesuffix("weight") + "lora_A.weight" in factors
-            assert torch.equal(found[n], as_quantized(whole) if is_linear else whole), n
+            assert torch.equal(found[n], as_quantized(whole, options["quantize"]) if is_linear else whole), n
 
 
 def test_codes_are_of_the_nearest_numbers_times_a_blocks_largest() -> None:
@@ -215,22 +201,11 @@ def test_a_checkpoint_of_floats_is_quantised_as_it_is_read(tmp_path: Path) -> No
 
 
 def test_units_with_quantised_weights_move() -> None:
-    def losses(*plans: Any) -> Any:
-        def one(pipeline: Any) -> Any:
-            found = []
-            for step, plan in enumerate(plans):
-                pipeline.switch_plan(plan)
-                found.append(pipeline.step(tokens_of(LLAMA, rows=4, seed=step)).item())
-                pipeline.optimizer_step(1.0)
-            return found
-
-        return run_threads(plans[0], one, optimizer=partial(torch.optim.AdamW, lr=0.01))[0]
-
     before, after = (
         plan_of(schedule_for(2), LLAMA, counts=counts, dtype="bf16", lora=2, quantize="nf4-dq")
         for counts in ([4, 6], [7, 3])
     )
-    assert losses(before, after, before) == losses(after, after, after)
+    assert_goes_on_alike(before, after)
 
 
 def test_what_cannot_be_quantised_is_refused() -> None:

@@ -12,7 +12,7 @@ from debubble.ir import InputError, Schedule
 from debubble.plans import Plan
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import (
-    assert_as_one_process,
+    assert_as_alone,
     assert_gradients,
     plan_of,
     reference_gradients,
@@ -44,7 +44,7 @@ def batch_of(config: Any, *, rows: int = 2, packed: bool = False) -> dict[str, T
     return batch
 
 
-def assert_trains_as_whole_sequences(plan: Plan, config: Any, *, packed: bool = False) -> None:
+def assert_as_whole(plan: Plan, config: Any, *, packed: bool = False) -> None:
     batch = batch_of(config, packed=packed)
 
     def one(pipeline: Any) -> Any:
@@ -60,7 +60,7 @@ def assert_trains_as_whole_sequences(plan: Plan, config: Any, *, packed: bool = 
 
 @pytest.mark.parametrize(("name", "slices"), [("seq1f1b", 8), ("seq1f1b-zb", 3), ("seq1f1b-interleaved", 1)])
 def test_gradients_are_those_of_whole_sequences(name: str, slices: int) -> None:
-    assert_trains_as_whole_sequences(plan_for(sliced(name, slices=slices), LLAMA), LLAMA)
+    assert_as_whole(plan_for(sliced(name, slices=slices), LLAMA), LLAMA)
 
 
 def test_slices_may_differ_in_length() -> None:
@@ -68,7 +68,7 @@ def test_slices_may_differ_in_length() -> None:
     costs = plan.costs.replace(micro_batch_scale=tokens * 2, attention_scale=(1, 1, 1), slices=3)
     unequal = replace(plan, costs=costs)
     assert unequal.slice_tokens(66) == tuple(66 * each // sum(tokens) for each in tokens)
-    assert_trains_as_whole_sequences(unequal, LLAMA)
+    assert_as_whole(unequal, LLAMA)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_slices_may_differ_in_length() -> None:
 )
 def test_every_family_trains_in_slices(family: str, packed: bool) -> None:
     config = FAMILIES[family]
-    assert_trains_as_whole_sequences(plan_for(sliced(slices=3), config), config, packed=packed)
+    assert_as_whole(plan_for(sliced(slices=3), config), config, packed=packed)
 
 
 @pytest.mark.parametrize(
@@ -91,18 +91,18 @@ def test_every_family_trains_in_slices(family: str, packed: bool) -> None:
     ids=["projections", "split", "interleaved", "explicit"],
 )
 def test_what_recomputes_finds_the_keys_before_it(schedule: Schedule, strategy: str) -> None:
-    assert_trains_as_whole_sequences(plan_for(schedule, LLAMA, strategy=strategy), LLAMA)
+    assert_as_whole(plan_for(schedule, LLAMA, strategy=strategy), LLAMA)
 
 
 def test_slices_leave_for_the_host_without_their_keys() -> None:
     moved = replace(offloading(sliced(slices=3)), offload_fraction={0: 0.5, 1: 1.0})
-    assert_trains_as_whole_sequences(plan_for(moved, LLAMA), LLAMA)
+    assert_as_whole(plan_for(moved, LLAMA), LLAMA)
 
 
 @pytest.mark.parametrize(("options", "hosted"), [({"tensor": 2}, {0, 1}), ({"data": 2, "zero": 2}, set())], ids=str)
 def test_sliced_steps_change_parameters_as_whole_ones(options: dict[str, Any], hosted: set[int]) -> None:
     plan = plan_for(sliced(slices=3).with_host_steps(hosted), LLAMA, **options)
-    assert_as_one_process(plan, LLAMA, batch_of(LLAMA, rows=2 * plan.options.data))
+    assert_as_alone(plan, LLAMA, batch_of(LLAMA, rows=2 * plan.options.data))
 
 
 def test_bf16_slices_sum_the_gradients_of_keys_in_fp32() -> None:

@@ -4,11 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from torch.optim import AdamW
 
 import debubble as db
 from debubble.ir import InputError, OutOfMemoryError, StageCosts
+from tests.runtime.test_moving_units import assert_same_run, trained
 from tests.support import tiny_models
 from tests.support.generic_cases import GENERIC
 from tests.support.model_cases import on_cpus
@@ -17,23 +16,6 @@ from tests.support.schedule_cases import offloading
 from tests.support.tiny_models import with_layers
 
 LLAMA, LLAMA_TIED, GPT2 = (with_layers(tiny_models.FAMILIES[family], 2) for family in ("llama", "llama-tied", "gpt2"))
-STEPS = 4
-
-
-def trained(plan: Any, others: Any = ()) -> Any:
-    """Losses, and parameters, of a run that goes on with each of the other plans after a step."""
-
-    def one(pipeline: Any) -> Any:
-        losses = []
-        for step, other in zip(range(STEPS), [None, *others, *[None] * STEPS], strict=False):
-            if other is not None:
-                pipeline.switch_plan(other)
-            losses.append(pipeline.step(tokens_of(plan.model, rows=4, seed=step)).item())
-            pipeline.optimizer_step(1.0)
-        return losses, {name: p.detach() for name, p in pipeline.named_parameters()}
-
-    answers = run_threads(plan, one, optimizer=lambda parameters: AdamW(parameters, lr=0.01))
-    return answers[0][0], {name: p for _, parameters in answers for name, p in parameters.items()}
 
 
 @pytest.mark.parametrize(("config", "dtype"), [(LLAMA, "fp32"), (GPT2, "bf16")], ids=["llama", "gpt2"])
@@ -46,10 +28,7 @@ def test_orders_that_add_up_alike_change_no_bit(config: Any, dtype: str) -> None
         offloading(start.with_split_backwards()),
         db.schedules["1f1b"](devices=2, micro_batches=4),
     ]
-    losses, parameters = trained(plan)
-    switched = trained(plan, [replace(plan, schedule=order) for order in orders])
-    assert switched[0] == losses
-    assert [name for name in parameters if not torch.equal(switched[1][name], parameters[name])] == []
+    assert_same_run(trained(plan, *(replace(plan, schedule=order) for order in orders)), trained(plan, steps=4))
 
 
 def keeping(plan: Any, strategy: str, *, offload: Any = None) -> Any:
@@ -67,10 +46,7 @@ def keeping(plan: Any, strategy: str, *, offload: Any = None) -> Any:
 def test_another_recomputation_and_other_offloads_change_no_bit() -> None:
     plan = plan_of(offloading(db.schedules["1f1b"](devices=2, micro_batches=4)), LLAMA, dtype="fp32")
     others = [keeping(plan, "full"), keeping(plan, "norm+activation", offload=0.5), keeping(plan, "none", offload=0.25)]
-    losses, parameters = trained(plan)
-    switched = trained(plan, others)
-    assert switched[0] == losses
-    assert [name for name in parameters if not torch.equal(switched[1][name], parameters[name])] == []
+    assert_same_run(trained(plan, *others), trained(plan, steps=4))
 
 
 def test_a_switch_to_recomputation_frees_what_it_drops() -> None:

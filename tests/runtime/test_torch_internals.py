@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import torch
+from torch import nn
+
 import debubble.runtime
 from debubble.runtime import torch_internals
 
@@ -13,6 +16,8 @@ PRIVATE = re.compile(
 )
 LAZY = "torch._dynamo"
 """Named as a string alone: whether torch has loaded it."""
+OF_TENSORS = ("_version", "_is_view", "_post_accumulate_grad_hooks")
+OF_MODULES = ("_buffers", "_compiled_call_impl")
 
 
 def test_no_other_file_names_what_is_private() -> None:
@@ -30,3 +35,8 @@ def test_operators_are_those_of_this_torch() -> None:
     assert torch_internals.fused_rms_norm.default is not torch_internals.fused_rms_norm_backward.default
     assert torch_internals.flash_attention.default is not torch_internals.flash_attention_backward.default
     assert torch_internals.efficient_attention.default is not torch_internals.efficient_attention_backward.default
+
+
+def test_tensors_and_modules_have_their_private_attributes() -> None:
+    assert [name for name in OF_TENSORS if not hasattr(nn.Parameter(torch.ones(1)), name)] == []
+    assert [name for name in OF_MODULES if not hasattr(nn.Linear(1, 1), name)] == []

@@ -15,7 +15,7 @@ from debubble.runtime.models.build import build_stage
 from tests.runtime.test_modules import plan_for, sequential, tokens
 from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
 from tests.support.runtime_cases import (
-    assert_as_one_process,
+    assert_as_alone,
     assert_gradients,
     plan_of,
     rows_of,
@@ -64,7 +64,7 @@ def batch_of(pipeline: Any, config: Any, *, seed: int = 0) -> Any:
 )
 def test_losses_and_gradients_are_those_of_one_process(schedule: Any, config: Any, options: Any) -> None:
     plan = zero3(schedule, config, **options)
-    assert_as_one_process(plan, config, tokens_of(config, rows=8))
+    assert_as_alone(plan, config, tokens_of(config, rows=8))
 
 
 def test_modules_of_ones_own_are_divided_too() -> None:

@@ -114,6 +114,11 @@ def gradients_of(plan: Any, tokens: Any, **arguments: Any) -> Any:
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 
+def peaks_of(plan: Any, tokens: Any, **arguments: Any) -> list[int]:
+    """The most bytes of activations that each rank keeps in one step."""
+    return run_threads(plan, lambda p: (p.step(tokens), p.measured.peak_activation)[1], **arguments)  # type: ignore[no-any-return]
+
+
 def reference_gradients(
     config: Any, tokens: Any, *, micro_batches: Any, dtype: Any = torch.float64, device: Any = CPU
 ) -> Any:
@@ -139,7 +144,7 @@ def assert_same_gradients(plan: Any, config: Any, tokens: Any) -> None:
     assert_gradients(gradients, expected)
 
 
-def assert_as_one_process(plan: Plan, config: Any, batch: Any) -> None:
+def assert_as_alone(plan: Plan, config: Any, batch: Any) -> None:
     """Every rank has the loss and norm of one process, and a step of SGD at rate 1 changes parameters by its gradients.
 
     The batch is that of all replicas, whose micro-batches are together those of one process.
