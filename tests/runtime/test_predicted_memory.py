@@ -83,15 +83,15 @@ def divided(family: str, strategy: str, slices: int, *, more: float = 1.0) -> Pl
     """Half of the model on each of two devices, every unit of which recomputes by the strategy, if it knows that."""
     run = replace(RUN, slices=slices)
     units = activations_of(FAMILIES[family], run)
-    name, entries = ("seq1f1b", {"slices": slices}) if slices > 1 else ("1f1b", {})
-    schedule = fused(db.schedules[name](devices=2, micro_batches=MICRO_BATCHES, **entries))
+    entries: dict[str, Any] = {"slices": slices} if slices > 1 else {}
+    schedule = db.schedules["seq1f1b" if entries else "1f1b"](devices=2, micro_batches=MICRO_BATCHES, **entries)
     ways = [*enumerate(strategy if strategy in unit.strategies else "none" for unit in units.units)]
     partition = Partition([ways[: len(ways) // 2], ways[len(ways) // 2 :]])
     costs = units.stage_costs(partition, schedule.placement)
     names = "activation", "activation_recomputed", "recompute_workspace"
     larger = {name: [more * size for size in sizes] for name in names if (sizes := getattr(costs, name)) is not None}
     return Plan(
-        planner="test", schedule=schedule, costs=costs.replace(**larger), lower_bound=0,
+        planner="test", schedule=fused(schedule), costs=costs.replace(**larger), lower_bound=0,
         partition=units.planned(partition), model_on_cluster=on_cpus(FAMILIES[family]), options=run,
     )  # fmt: skip
 
