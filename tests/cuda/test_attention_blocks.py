@@ -18,7 +18,7 @@ from debubble.runtime.models.attention.blocks import (
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("block", ["whole", "causal", "window", "documents"])
-def test_the_fused_kernels_blocks_are_those_of_scores_that_are_written_out(block: str, gpu: Any) -> None:
+def test_the_fused_kernels_blocks_are_those_of_written_scores(block: str, gpu: Any) -> None:
     random = torch.Generator(gpu).manual_seed(0)
     q, k, v, gradient = (
         torch.randn(2, 60, 4, 32, generator=random, device=gpu).bfloat16().transpose(1, 2) for _ in range(4)

@@ -25,7 +25,7 @@ def test_a_buffer_holds_what_was_copied_to_it(device: Any) -> None:
     assert torch.equal(content, back)
 
 
-def test_a_buffer_that_was_given_back_is_not_written_before_it_has_been_read(device: Any) -> None:
+def test_a_buffer_that_came_back_is_read_before_it_is_written(device: Any) -> None:
     """The reload lags on its stream; the next offload takes the same buffer on another one."""
     lanes = lanes_of(device)
     first, second = (torch.full((SIZE,), value, dtype=torch.uint8, device=device) for value in (1, 2))

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from debubble.models import ModelConfig
-from debubble.runtime.memory.activations import Ledger
-from debubble.runtime.models.build import build_stage
-from debubble.runtime.models.stage import Keeping, Stage
+from debubble.runtime.models.stage import Keeping
 from debubble.runtime.models.units import MicroBatch
-from tests.support.runtime_cases import GPT2, LLAMA, MIXTRAL
+from tests.support.runtime_cases import inner_stage
+from tests.support.tiny_models import GPT2, LLAMA, MIXTRAL
 
 pytestmark = pytest.mark.cuda
 ROWS, LENGTH, HIDDEN = 2, 16, 32
@@ -28,19 +26,10 @@ def counted() -> Any:
     return [stats[f"{what}.all.current"] for what in ("requested_bytes", "allocated_bytes", "allocation")]
 
 
-def stage_of(config: Any, strategy: Any) -> Any:
-    units = [type(u)(u.type, u.layer, strategy) for u in ModelConfig.from_hf(config).units[1:-1]]
-    ledger = Ledger(torch.device("cuda"))
-    built = build_stage(config, units, dtype=torch.float32)
-    for unit in built:
-        unit.to("cuda").attach_ledger(ledger)
-    return Stage(built, units, ledger), ledger
-
-
 @pytest.mark.parametrize("strategy", ["none", "norm", "full"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL], ids=["llama", "gpt2", "mixtral"])
 def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, config: Any, strategy: str) -> None:
-    stage, ledger = stage_of(config, strategy)
+    stage, ledger = inner_stage(config, strategy, device=gpu, dtype=torch.float32)
 
     def forward() -> Any:
         x = torch.randn(ROWS, LENGTH, HIDDEN, device=gpu)
@@ -62,7 +51,7 @@ def test_what_a_forward_leaves_is_what_the_allocator_was_asked_for(gpu: Any, con
 
 @pytest.mark.parametrize("share", [1.0, 0.4])
 def test_offload_gives_back_its_bytes_and_reload_takes_them_again(gpu: Any, share: float) -> None:
-    stage, ledger = stage_of(LLAMA, "none")
+    stage, ledger = inner_stage(LLAMA, device=gpu, dtype=torch.float32)
     pinned: dict[Any, Any] = {}
 
     def take(size: Any) -> Any:

@@ -10,9 +10,10 @@ import torch
 
 import debubble as db
 from debubble.ir import DebubbleError, Kind, Op, StageCosts
-from tests.support.cuda_cases import assert_same, on_threads, step_of
-from tests.support.runtime_cases import GPT2, LLAMA, LLAMA_TIED, MIXTRAL, plan_of, reference_gradients, tokens_of
+from tests.support.cuda_cases import assert_same, on_gpu, on_threads, step_of
+from tests.support.runtime_cases import plan_of, reference_gradients, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
+from tests.support.tiny_models import GPT2, LLAMA, LLAMA_TIED, MIXTRAL
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "obscura", "pipeoffload", "bpipe", "chronos-recomp"]
 
@@ -23,8 +24,8 @@ def planned(name: Any, config: Any, *, devices: int = 2) -> Any:
     return plan_of(schedule, config, strategy=strategy, costs=StageCosts.of(stages=schedule.stages, offload=1))
 
 
-@pytest.mark.parametrize("lagging", [False, True], ids=["prompt", "late"])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("lagging", [False, on_gpu(True)], ids=["prompt", "late"])
+@pytest.mark.parametrize("name", [name if name in ("bpipe", "zb-v") else on_gpu(name) for name in SCHEDULES])
 def test_a_schedules_step_has_the_gradients_of_one_process(device: Any, name: Any, lagging: bool) -> None:
     plan = planned(name, LLAMA_TIED if name in ("1f1b", "zb-v") else LLAMA, devices=4 if name == "bpipe" else 2)
     tokens = tokens_of(plan.model, rows=2 * plan.micro_batches)
@@ -32,7 +33,7 @@ def test_a_schedules_step_has_the_gradients_of_one_process(device: Any, name: An
     assert_same(step_of(plan, tokens, device, lagging=lagging), expected)
 
 
-@pytest.mark.parametrize("config", [GPT2, MIXTRAL], ids=["gpt2", "mixtral"])
+@pytest.mark.parametrize("config", [on_gpu(GPT2), MIXTRAL], ids=["gpt2", "mixtral"])
 def test_other_families_too(device: Any, config: Any) -> None:
     plan = planned("zb-v", config)
     tokens = tokens_of(config, rows=plan.micro_batches)
@@ -42,11 +43,9 @@ def test_other_families_too(device: Any, config: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
-@pytest.mark.parametrize("form", [fused, explicit])
-def test_recomputation_and_offload_under_the_tightest_limit_change_no_gradient(
-    device: Any, form: Any, share: float
-) -> None:
+@pytest.mark.parametrize("share", [on_gpu(1.0), 0.5])
+@pytest.mark.parametrize("form", [on_gpu(fused), explicit])
+def test_the_tightest_limit_changes_no_gradient(device: Any, form: Any, share: float) -> None:
     schedule = offloading(form(schedule_of("1f1b", devices=2)))
     schedule = replace(schedule, offload_fraction=dict.fromkeys(range(schedule.stages), share))
     costs = StageCosts.of(stages=schedule.stages, activation=2, activation_recomputed=1, offload=1)
@@ -57,7 +56,7 @@ def test_recomputation_and_offload_under_the_tightest_limit_change_no_gradient(
     )
 
 
-@pytest.mark.parametrize("peers", [{}, {0: 1}], ids=["host", "peer"])
+@pytest.mark.parametrize("peers", [on_gpu({}), {0: 1}], ids=["host", "peer"])
 def test_an_offloading_run_waits_for_its_addresses(device: Any, peers: Any) -> None:
     schedule = replace(offloading(schedule_of("1f1b", devices=2)), peers=peers)
     costs = StageCosts.of(stages=schedule.stages, activation=2**20, offload=1)
@@ -69,44 +68,32 @@ def test_an_offloading_run_waits_for_its_addresses(device: Any, peers: Any) -> N
     )
 
 
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("zero", [on_gpu(0), 1])
 def test_replicas_on_one_device_sum_their_gradients(device: Any, zero: int) -> None:
     plan = plan_of(schedule_of("1f1b", devices=2), LLAMA, data=2, zero=zero)
     tokens = tokens_of(LLAMA, rows=8)
 
     def train(pipeline: Any) -> Any:
         optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.5)
-        pipeline.step(tokens.chunk(2)[pipeline.ranks.replica])
+        pipeline.step(tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica])
         optimizer.step()
         return pipeline.state_dict()
 
     undivided = replace(plan, options=replace(plan.options, data=1, zero=0))
-    alone = states(on_threads(undivided, _whole(tokens), device))
-    for name, parameter in states(on_threads(plan, train, device)).items():
+    alone, found = (
+        {name: tensor for state in on_threads(each, train, device) for name, tensor in state.items()}
+        for each in (undivided, plan)
+    )
+    for name, parameter in found.items():
         torch.testing.assert_close(parameter, alone[name], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.cuda
-def test_threads_whose_backwards_would_wait_for_one_another_on_a_gpu_are_refused(gpu: Any) -> None:
+def test_threads_whose_backwards_would_wait_on_a_gpu_are_refused(gpu: Any) -> None:
     plan = plan_of(schedule_of("1f1b", devices=2), LLAMA, data=2, zero=2)
     rows = tokens_of(LLAMA, rows=8).chunk(2)
     with pytest.raises(DebubbleError, match=r"(run them as processes|Rank . has stopped)"):
         on_threads(plan, lambda pipeline: pipeline.step(rows[pipeline.ranks.replica]), gpu)
-
-
-def states(answers: Any) -> Any:
-    """The parameters of all ranks together."""
-    return {name: tensor for state in answers for name, tensor in state.items()}
-
-
-def _whole(tokens: Any) -> Any:
-    def train(pipeline: Any) -> Any:
-        optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.5)
-        pipeline.step(tokens)
-        optimizer.step()
-        return pipeline.state_dict()
-
-    return train
 
 
 def stepping_inside(where: Any) -> Any:
@@ -121,7 +108,7 @@ def stepping_inside(where: Any) -> Any:
     return plan_of(replace(schedule, orders=tuple(map(tuple, orders))), LLAMA)
 
 
-@pytest.mark.parametrize("where", ["device", "host"])
+@pytest.mark.parametrize("where", [on_gpu("device"), "host"])
 def test_steps_inside_the_step_train_as_on_the_cpu(device: Any, where: str) -> None:
     plan = stepping_inside(where)
 

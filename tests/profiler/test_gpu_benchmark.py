@@ -34,6 +34,7 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder, result
 
 
+@pytest.mark.slow
 def test_every_section_says_how_it_ended_and_leaves_its_figures(dry: Any) -> None:
     folder, result = dry
     assert (result["dry_run"], result["commit"]) == (True, "abc")
@@ -42,7 +43,8 @@ def test_every_section_says_how_it_ended_and_leaves_its_figures(dry: Any) -> Non
     assert sorted(path.name for path in folder.iterdir()) == ["gpu.json", "gpu.log"]
 
 
-def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offloads(dry: Any) -> None:
+@pytest.mark.slow
+def test_a_model_that_does_not_fit_is_told_and_trains_otherwise(dry: Any) -> None:
     figures = dry[1]["sections"]["large"]["figures"]
     assert {way: figures[way]["fits"] for way in ("kept", "recomputed", "offloaded")} == {
         "kept": False, "recomputed": True, "offloaded": True,
@@ -53,6 +55,7 @@ def test_a_model_that_does_not_fit_is_told_and_trains_when_it_recomputes_or_offl
     assert figures["offloaded"]["offloaded"] > 0
 
 
+@pytest.mark.slow
 def test_every_rival_trains_the_same_layers(dry: Any) -> None:
     [ways] = dry[1]["sections"]["rivals"]["figures"].values()
     paces = {way: one["tokens_per_second"] for way, one in ways.items() if way != "model"}
@@ -61,6 +64,7 @@ def test_every_rival_trains_the_same_layers(dry: Any) -> None:
     assert all(one["losses"][-1] < one["losses"][0] for way, one in ways.items() if way != "model")
 
 
+@pytest.mark.slow
 def test_a_sequence_has_the_same_losses_in_slices(dry: Any) -> None:
     figures = dry[1]["sections"]["slices"]["figures"]
     assert figures["8 slices"]["losses"] == pytest.approx(figures["1 slices"]["losses"], rel=1e-5)
@@ -78,6 +82,7 @@ def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
     assert "There is no section magic: there are tests, machine" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_page_of_a_dry_run_says_that_it_is_one(dry: Any) -> None:
     page = report.page(dry[1])
     assert "they say nothing about a GPU" in page
@@ -102,7 +107,8 @@ def test_the_page_says_that_nothing_has_run_while_nothing_has() -> None:
     assert "**No CUDA path of debubble has run yet.**" in report.page({"sections": {}})
 
 
-def test_a_section_that_is_taken_over_keeps_when_and_at_which_commit_it_ran(dry: Any) -> None:
+@pytest.mark.slow
+def test_a_section_that_is_taken_over_keeps_its_time_and_commit(dry: Any) -> None:
     before = {"dry_run": True, "sections": {"large": {"commit": "old"}, "tests": {"commit": "old"}}}
     merged = gpu.with_sections(before, dry[1], ["machine", "large"], note="Why.")
     assert list(merged["sections"]) == ["tests", "machine", "large"]

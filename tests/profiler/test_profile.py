@@ -39,13 +39,18 @@ RUN = RunOptions(micro_batch_size=2, sequence_length=16, dtype="fp32")
 TOKENS = 2 * 16
 
 
+def profile_of(output: Path, *, config: Any = CONFIG, run: RunOptions = RUN, **options: Any) -> Units:
+    """What one process measures."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    profile(ProfileOptions(config=config, run=run, output=output, **{"repetitions": 1, **options}))
+    dist.destroy_process_group()
+    return load_profile(output)
+
+
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Units:
     output = tmp_path_factory.mktemp("profile") / "costs.json"
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    profile(ProfileOptions(config=CONFIG, run=RUN, output=output, repetitions=2))
-    dist.destroy_process_group()
-    return load_profile(output)
+    return profile_of(output, repetitions=2)
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +58,11 @@ def units(profiled: Units) -> Any:
     return profiled.units
 
 
-def test_the_step_on_the_host_is_measured(profiled: Units) -> None:
+def test_times_of_units_and_of_the_step_on_the_host_are_measured(profiled: Units, units: Any) -> None:
     assert profiled.host_step_bandwidth is not None
     assert profiled.host_step_bandwidth > 0
-
-
-def test_the_units_are_those_of_the_model_in_order(units: Any) -> None:
-    assert [u.type for u in units] == ["embedding", *["attention", "mlp"] * 3, "head"]
-    assert [u.layer for u in units] == [None, 0, 0, 1, 1, 2, 2, None]
+    assert all(unit.forward > 0 and unit.backward_input + unit.backward_weight > 0 for unit in units)
+    assert all(unit.backward_weight > 0 and unit.strategies["full"].recompute > 0 for unit in units[1:-1])
 
 
 def test_a_cpu_has_no_unplanned_bytes_to_measure() -> None:
@@ -73,7 +75,7 @@ def test_static_bytes_are_sixteen_per_parameter_in_fp32(units: Any) -> None:
     assert [u.static for u in units[:3]] == [16 * 256 * 32, 16 * attention, 16 * mlp]
 
 
-def test_an_mlp_keeps_its_input_the_norms_result_and_three_inner_tensors(units: Any) -> None:
+def test_an_mlp_keeps_its_input_and_four_inner_tensors(units: Any) -> None:
     # x, the norm's result and its scales; gate, up and the product.
     assert units[2].strategies["none"].activation == 4 * TOKENS * (2 * 32 + 1 + 3 * 48)
 
@@ -83,10 +85,7 @@ def test_full_recomputation_keeps_the_units_input_alone(units: Any) -> None:
         assert unit.strategies["full"].activation == 4 * TOKENS * 32
 
 
-@pytest.mark.parametrize(
-    ("strategy", "dropped"),
-    [("norm", 32), ("multiply", 48), ("norm+multiply", 32 + 48)],
-)
+@pytest.mark.parametrize(("strategy", "dropped"), [("norm", 32), ("multiply", 48), ("norm+multiply", 32 + 48)])
 def test_recomputing_operators_drops_their_results(units: Any, strategy: str, dropped: Any) -> None:
     kept = units[2].strategies
     saved = kept["none"].activation - kept[strategy].activation
@@ -94,27 +93,18 @@ def test_recomputing_operators_drops_their_results(units: Any, strategy: str, dr
     assert saved in (4 * TOKENS * dropped, 4 * TOKENS * dropped + scales)
 
 
-def test_every_measured_time_is_positive_where_there_is_work(units: Any) -> None:
-    for unit in units:
-        assert unit.forward > 0
-        assert unit.backward_input + unit.backward_weight > 0
-    for unit in units[1:-1]:
-        assert unit.backward_weight > 0
-        assert unit.strategies["full"].recompute > 0
-
-
 def test_names_that_planners_use_say_which_operators_they_mean(units: Any) -> None:
     named = {u.type: (u.strategies["cmb"].operators, u.strategies["selective"].operators) for u in units[1:3]}
     assert named == {"attention": ("norm", "norm"), "mlp": ("norm+multiply",) * 2}
 
 
-def test_every_set_of_operators_that_the_formulas_recompute_is_measured(units: Any) -> None:
+def test_what_the_formulas_recompute_is_measured(units: Any) -> None:
     formulas = model_units(ModelConfig.from_hf(CONFIG), db.Cluster.parse("1xCPU"), RUN)
     for measured, formula in zip(units[1:-1], formulas.units[1:-1], strict=True):
         assert set(formula.strategies) == set(measured.strategies)
 
 
-@pytest.mark.parametrize("strategy", ["none", "full", "norm"])
+@pytest.mark.parametrize("strategy", ["none", "norm"])
 def test_the_units_bytes_add_up_to_what_a_whole_stage_keeps(profiled: Units, strategy: str) -> None:
     model = ModelConfig.from_hf(CONFIG)
     planned = [
@@ -144,37 +134,15 @@ def test_two_layers_of_every_kind_are_measured(config: Any, layers: Any) -> None
 
 
 def test_layers_with_experts_have_costs_of_their_own(tmp_path: Path) -> None:
-    output = tmp_path / "costs.json"
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    profile(ProfileOptions(config=MIXED, run=RUN, output=output, repetitions=1))
-    dist.destroy_process_group()
+    config = {**MIXED, "num_hidden_layers": 3, "mlp_only_layers": [0]}
     dense, router, experts = 3 * 32 * 48 + 32, 4 * 32, 4 * 3 * 32 * 24
     by_layer = [16 * dense, 16 * (32 + router + experts)]
-    mlps = [u.static for u in load_profile(output).units if u.type == "mlp"]
-    assert mlps == [by_layer[layer in (1, 3, 4)] for layer in range(5)]
+    mlps = [u.static for u in profile_of(tmp_path / "costs.json", config=config).units if u.type == "mlp"]
+    assert mlps == [by_layer[layer > 0] for layer in range(3)]
 
 
-def test_whole_layers_of_another_family_are_measured(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", minversion="5")
-    output = tmp_path / "costs.json"
-    config = {**CONFIG, "model_type": "phi3", "pad_token_id": None, "sliding_window": None}
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    profile(ProfileOptions(config=config, run=RUN, output=output, repetitions=1))
-    dist.destroy_process_group()
-    units = load_profile(output).units
-    assert [(u.type, u.layer) for u in units[:3]] == [("embedding", None), ("layer", 0), ("layer", 1)]
-    assert units[1].static == 16 * (32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48 + 2 * 32)
-    assert {s: kept.activation for s, kept in units[1].strategies.items()}["full"] == 4 * TOKENS * 32
-
-
-@pytest.mark.parametrize(
-    "family",
-    [
-        "smollm3",
-        pytest.param("granite", marks=pytest.mark.slow),
-        pytest.param("starcoder2", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["smollm3", "granite", "starcoder2"])
 def test_whole_layers_keep_what_they_are_priced_to(family: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 1, "num_attention_heads": 8}
@@ -187,13 +155,18 @@ def test_whole_layers_keep_what_they_are_priced_to(family: str) -> None:
     assert measured[1, "full"].kept == priced.strategies["full"].activation
 
 
+def test_whole_layers_of_another_family_are_measured(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", minversion="5")
+    config = {**CONFIG, "model_type": "phi3", "num_hidden_layers": 2, "pad_token_id": None, "sliding_window": None}
+    units = profile_of(tmp_path / "costs.json", config=config).units
+    assert [(u.type, u.layer) for u in units[:3]] == [("embedding", None), ("layer", 0), ("layer", 1)]
+    assert units[1].static == 16 * (32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48 + 2 * 32)
+    assert units[1].strategies["full"].activation == 4 * TOKENS * 32
+
+
 def test_adapters_are_measured_beside_frozen_layers(tmp_path: Path) -> None:
-    output, rank = tmp_path / "costs.json", 4
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    profile(ProfileOptions(config=CONFIG, run=replace(RUN, lora=rank), output=output, repetitions=1))
-    dist.destroy_process_group()
-    units = load_profile(output).units
-    mlp, adapters = 3 * 32 * 48 + 32, rank * 3 * (32 + 48)
+    units = profile_of(tmp_path / "costs.json", run=replace(RUN, lora=4)).units
+    mlp, adapters = 3 * 32 * 48 + 32, 4 * 3 * (32 + 48)
     assert units[2].static == 4 * mlp + 16 * adapters
     assert units[0].static == 4 * 256 * 32
 
@@ -219,8 +192,9 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path, entries: Any, p
         measure(ProfileOptions(**options), processes=processes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_processes")
-def test_two_processes_measure_together_and_time_the_message_between_them(tmp_path: Path) -> None:
+def test_two_processes_measure_together_and_time_a_message(tmp_path: Path) -> None:
     options = ProfileOptions(config=CONFIG, run=RUN, output=tmp_path / "costs.json", repetitions=1)
     units = measure(options, processes=2)
     assert units == load_profile(tmp_path / "costs.json")
@@ -233,9 +207,7 @@ def test_two_processes_measure_together_and_time_the_message_between_them(tmp_pa
 @pytest.fixture(scope="module")
 def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("measured")
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    profile(ProfileOptions(config=CONFIG, run=RUN, output=folder / "p.json", repetitions=1, offload_to=folder))
-    dist.destroy_process_group()
+    profile_of(folder / "p.json", offload_to=folder)
     return folder / "p.json"
 
 

@@ -13,13 +13,12 @@ from debubble.ir import Kind, Lane, Placement
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.parameters.post_validation import StepResult
-from debubble.runtime.steps.batch import read_batch
 from debubble.training.checks import validates_after
 from debubble.training.trainer import post_validated_step, synchronous_step
-from tests.runtime.test_pipeline import ADAMW
+from tests.runtime.test_pipeline import ADAMW, reference_losses
 from tests.support import gloo_ranks
-from tests.support.reference_model import ReferenceModel
 from tests.support.run_cases import (
+    LENGTH,
     LLAMA8,
     batch_for,
     kinds_of,
@@ -96,17 +95,7 @@ def test_the_plan_combines_all_means(plan: Any) -> None:
 
 
 def test_the_plan_trains_with_the_losses_of_one_process(plan: Any, trained: Any) -> None:
-    model = ReferenceModel(LLAMA8)
-    optimizer = ADAMW(model.parameters())
-    expected = []
-    for step in range(STEPS):
-        batch = read_batch(batch_for(plan, seed=step), micro_batches=1, device=torch.device("cpu"))
-        [x], [micro_batch] = batch.micro_batches(scale=1 / batch.counted, seed=0)
-        loss = model(x, micro_batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        expected.append(float(loss.detach()))
+    expected = reference_losses(LLAMA8, micro_batches=plan.micro_batches, steps=STEPS, length=LENGTH)
     for losses, *_ in trained:
         assert losses == pytest.approx(expected, rel=1e-5)
 
@@ -130,34 +119,6 @@ def test_the_host_steps_bit_for_bit_as_the_device_does(plan: Any, trained: Any) 
     for (losses, _, parameters, _), (expected, _, on_host, _) in zip(train(on_device), trained, strict=True):
         assert losses == expected
         assert all(torch.equal(parameters[name], on_host[name]) for name in parameters)
-
-
-def test_host_steps_are_clipped_as_the_synchronous_optimizer_clips(plan: Any) -> None:
-    """The host steps deep chunks while other gradients are still to come, and takes that back where it was wrong."""
-    afterwards = stepped_afterwards(plan)
-
-    def synchronous(pipeline: Any) -> Any:
-        norms = []
-        for step in range(STEPS):
-            pipeline.step(batch_for(plan, seed=step))
-            norms.append(float(pipeline.optimizer_step(max_norm)))
-        return norms, pipeline.state_dict()
-
-    def ahead(pipeline: Any) -> Any:
-        settled = [pipeline.post_validated_step(batch_for(plan, seed=step), max_norm=max_norm) for step in range(STEPS)]
-        settled = [*settled[1:], pipeline.finish_update()]
-        assert any(s.rolled_back for s in settled)
-        return [s.norm for s in settled], pipeline.state_dict()
-
-    max_norm = 1e9
-    norms = sorted(run_threads(afterwards, synchronous, optimizer=ADAMW)[0][0])
-    max_norm = (norms[STEPS // 2 - 1] + norms[STEPS // 2]) / 2
-    for (found, state), (expected, parameters) in zip(
-        run_threads(plan, ahead, optimizer=ADAMW), run_threads(afterwards, synchronous, optimizer=ADAMW), strict=True
-    ):
-        assert found == expected
-        assert min(expected) < max_norm < max(expected)
-        assert all(torch.equal(state[name], parameters[name]) for name in state)
 
 
 TINY_LIMIT, TINY_LENGTH = 20 * 2**20, 64
@@ -195,36 +156,18 @@ def updated(plan: Any, *, clip: Any) -> Any:
     return run_threads(plan, one, optimizer=ADAMW)
 
 
-@pytest.mark.parametrize(("clip", "clips"), [(1000.0, False), (0.1, True)])
-def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any, clip: float, clips: bool) -> None:
+def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any) -> None:
+    clip = 0.1
     assert {Kind.P, Kind.D, Kind.S} <= kinds_of(tiny)
     expected = updated(stepped_afterwards(tiny), clip=clip)
     found = updated(tiny, clip=clip)
     for (results, peak, parameters), (synchronous, _, reference) in zip(found, expected, strict=True):
         assert [(r.loss, r.norm) for r in results] == [(r.loss, r.norm) for r in synchronous]
-        assert all((r.norm > clip) == clips for r in results)
+        assert all(r.norm > clip for r in results)
         # A host that was wrong once waits for the norm in the next step.
-        assert [r.rolled_back for r in results] == ([4, 0] if clips else [0, 0])
+        assert [r.rolled_back for r in results] == [4, 0]
         assert peak <= TINY_LIMIT
         assert all(torch.equal(parameters[name], reference[name]) for name in reference)
-
-
-def test_a_second_step_before_the_update_of_host_steps_is_refused(plan: Any) -> None:
-    def twice(pipeline: Any) -> None:
-        for step in range(2):
-            pipeline.step(batch_for(plan, seed=step))
-
-    with pytest.raises(db.InputError, match="call `optimizer_step` after each `step`"):
-        run_threads(plan, twice, optimizer=ADAMW)
-
-
-def test_the_norm_without_an_update_is_refused_where_stages_have_stepped(plan: Any) -> None:
-    def clip(pipeline: Any) -> None:
-        pipeline.step(batch_for(plan))
-        pipeline.clip_grad_norm(1.0)
-
-    with pytest.raises(db.InputError, match=r"clip with `optimizer_step\(max_norm\)`"):
-        run_threads(plan, clip, optimizer=ADAMW)
 
 
 def over_gloo(rank: Any, folder: Any, path: Any) -> None:

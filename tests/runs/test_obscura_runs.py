@@ -34,6 +34,11 @@ def plan(units: Any, limit: Any) -> Any:
     return plan_for("obscura", LLAMA8, units=units, limit=limit)
 
 
+@pytest.fixture(scope="module")
+def ran(plan: Any) -> Any:
+    return run(plan)
+
+
 def test_1f1b_breaks_the_limit(units: Any, limit: Any) -> None:
     with pytest.raises(db.InfeasibleError):
         plan_for("dapple", LLAMA8, units=units, limit=limit)
@@ -53,26 +58,26 @@ def test_the_plans_gradients_are_the_references(plan: Any) -> None:
     assert_reference_equal(plan)
 
 
-def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, limit: Any) -> None:
+def test_the_plans_counted_peaks_are_within_the_limit(plan: Any, ran: Any, limit: Any) -> None:
     swapping = {stage for stage, _ in plan.schedule.offloaded}
-    for stage, (peak, elsewhere, _) in enumerate(run(plan)):
+    for stage, (peak, elsewhere, _) in enumerate(ran):
         assert 0.9 * plan.costs.activation_recomputed[stage] < peak <= limit
         assert (elsewhere > 0) == (stage in swapping)
 
 
-def test_the_page_has_the_limit_and_the_counted_peaks(plan: Any, limit: Any, peak_of_1f1b: Any) -> None:
+def test_the_page_has_the_limit_and_the_counted_peaks(plan: Any, ran: Any, limit: Any, peak_of_1f1b: Any) -> None:
     assert f"1F1B keeps {peak_of_1f1b:,} bytes" in PAGE
     assert f"under half of that ({limit:,})" in PAGE
     written = PAGE.split("The counted peaks are ")[1].split(" bytes")[0]
     stated = [int(peak.replace(",", "")) for peak in re.findall(r"\d+,\d+", written)]
     swapping = {stage for stage, _ in plan.schedule.offloaded}
-    for stage, ((peak, _, _), least) in enumerate(zip(run(plan), stated, strict=True)):
+    for stage, ((peak, _, _), least) in enumerate(zip(ran, stated, strict=True)):
         # A copy to the host that ends late keeps its bytes for longer.
         assert least <= peak <= limit if stage in swapping else peak == least
 
 
-def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any) -> None:
-    _, _, trace = run(plan)[0]
+def test_swaps_are_beside_compute_and_compare_reads_the_trace(plan: Any, ran: Any) -> None:
+    _, _, trace = ran[0]
     assert overlapping(plan)
     assert overlapping(plan) <= on_lanes(trace)
     # No optimizer step is priced in fp64.

@@ -24,7 +24,7 @@ def limit(peak_of_1f1b: Any) -> Any:
     return peak_of_1f1b * 3 // 4  # three micro-batches on the first device
 
 
-@pytest.fixture(scope="module", params=["optpipe", "adaoffload"])
+@pytest.fixture(scope="module", params=["optpipe", pytest.param("adaoffload", marks=pytest.mark.slow)])
 def plan(request: pytest.FixtureRequest, units: Any, limit: Any) -> Any:
     return plan_for(request.param, LLAMA8, units=units, limit=limit, effort=0.2)
 

@@ -5,13 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.run_cases import (
-    LLAMA8,
-    assert_reference_equal,
-    assert_runs_over_gloo,
-    plan_for,
-    run,
-)
+from tests.support.run_cases import LLAMA8, assert_reference_equal, assert_runs_over_gloo, plan_for, run
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +13,7 @@ def limit(peak_of_1f1b: Any) -> Any:
     return peak_of_1f1b // 2
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["1f1b", "interleaved"])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2], ids=["1f1b", "interleaved"])
 def plan(request: pytest.FixtureRequest, units: Any, limit: Any) -> Any:
     return plan_for("scope", LLAMA8, units=units, limit=limit, chunks=request.param)
 

@@ -9,7 +9,8 @@ import pytest
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
-from tests.support.runtime_cases import LLAMA, MISTRAL, plan_of, run_threads
+from tests.support.runtime_cases import plan_of, run_threads
+from tests.support.tiny_models import LLAMA, MISTRAL
 
 pytest.importorskip("safetensors")
 
@@ -45,7 +46,7 @@ def test_saved_adapters_of_another_model_or_kind_are_refused(
         Pipeline(None, plan_for(config)).load_pretrained(tmp_path)
 
 
-def test_the_family_of_saved_adapters_is_read_from_the_folder_of_their_model(tmp_path: Path) -> None:
+def test_the_family_of_saved_adapters_is_read_from_their_model(tmp_path: Path) -> None:
     plan = saved_adapters(LLAMA, tmp_path)
     file, base = tmp_path / "adapter_config.json", tmp_path / "base"
     base.mkdir()

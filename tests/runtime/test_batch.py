@@ -10,16 +10,14 @@ from debubble.ir import InputError
 from debubble.runtime.steps.batch import BatchFormat, read_batch
 from tests.support.generic_cases import GENERIC
 from tests.support.runtime_cases import (
-    GEMMA2,
-    GPT2_UNTIED,
-    LLAMA,
-    MIXTRAL,
     assert_gradients,
     assert_same_gradients,
+    gradients_of,
     plan_of,
     run_threads,
     tokens_of,
 )
+from tests.support.tiny_models import GEMMA2, GPT2_UNTIED, LLAMA, MIXTRAL
 
 TOKENS = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
 ONES = torch.ones(2, 4, dtype=torch.long)
@@ -37,7 +35,7 @@ def step_batch(batch: Any, **arguments: Any) -> Any:
     return read_batch(batch, micro_batches=1, device=torch.device("cpu"), accepted=BatchFormat(**arguments))
 
 
-def test_labels_are_the_tokens_themselves_and_targets_what_they_predict() -> None:
+def test_labels_are_the_tokens_and_targets_what_they_predict() -> None:
     by_labels = read({"input_ids": TOKENS, "labels": TOKENS})
     by_targets = read({"input_ids": TOKENS, "targets": TOKENS})
     assert by_labels.targets.tolist() == [[6, 7, 8, -100], [2, 3, 4, -100]]
@@ -125,7 +123,7 @@ def test_what_has_no_meaning_is_refused(entries: Any, message: str) -> None:
         read({"input_ids": TOKENS, "labels": TOKENS, **entries}, has_positions=True, has_masks=True)
 
 
-def test_a_model_of_which_nothing_is_known_takes_neither_padding_nor_positions() -> None:
+def test_an_unknown_model_takes_neither_padding_nor_positions() -> None:
     labels = torch.where(ENDS == 1, TOKENS, -100)
     with pytest.raises(InputError, match="for this model: 'attention_mask' must be all ones"):
         read({"input_ids": TOKENS, "labels": labels, "attention_mask": ENDS})
@@ -164,14 +162,16 @@ def packed(rows: int = 4, length: int = 8) -> Any:
 
 
 @pytest.mark.parametrize(
-    "config", [LLAMA, {**GEMMA2, "tie_word_embeddings": False}, GPT2_UNTIED], ids=["llama", "gemma2", "gpt2"]
-)
-@pytest.mark.parametrize(
-    "batch",
-    [padded(), left_padded(), packed(), {**packed(), "attention_mask": torch.ones(4, 8, dtype=torch.long)}],
+    ("config", "batch"),
+    [
+        (LLAMA, padded()),
+        (GPT2_UNTIED, left_padded()),
+        ({**GEMMA2, "tie_word_embeddings": False}, packed()),
+        (LLAMA, {**packed(), "attention_mask": torch.ones(4, 8, dtype=torch.long)}),
+    ],
     ids=["right", "left", "packed", "masked"],
 )
-def test_padded_and_packed_rows_give_the_loss_and_gradients_that_transformers_gives(config: Any, batch: Any) -> None:
+def test_padded_and_packed_rows_give_transformers_gradients(config: Any, batch: Any) -> None:
     pytest.importorskip("transformers")
     from tests.support.hf_reference import exactly, hf_model
 
@@ -180,16 +180,12 @@ def test_padded_and_packed_rows_give_the_loss_and_gradients_that_transformers_gi
         expected = model(**batch, use_cache=False).loss  # with a cache it looks for no documents
         expected.backward()
 
-    def one(pipeline: Any) -> Any:
-        loss = pipeline.step(batch)
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
-
     reference = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), config, strategy="full")
-    for loss, gradients in run_threads(plan, one, model=model):
-        torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
-        assert_gradients(gradients, reference)
+    loss, gradients = gradients_of(plan, batch, model=model)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
+    assert_gradients(gradients, reference)
 
 
 def test_micro_batches_may_differ_in_rows_and_length() -> None:

@@ -16,7 +16,8 @@ from debubble.ir import InputError, RunOptions
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.data_parallel import check_before_steps
 from debubble.runtime.distributed.transport import Threads
-from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import plan_of, run_threads, tokens_of, train
+from tests.support.tiny_models import LLAMA
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4,
@@ -52,29 +53,23 @@ def plan(*, data: Any, zero: Any) -> Any:
 
 
 def losses(plan: Any, make: Any) -> Any:
-    """Of four steps, whose batches do not depend on the number of replicas."""
+    """Of three steps, whose batches do not depend on the number of replicas."""
+    batches = [tokens_of(LLAMA, rows=4, seed=step) for step in range(3)]
+    return run_threads(plan, lambda pipeline: train(pipeline, batches), optimizer=make)[0]
 
-    def one(transport: Any) -> Any:
-        pipeline = Pipeline(None, plan, transport=transport, optimizer=make)
-        found = []
-        for step in range(4):
-            own = tokens_of(LLAMA, rows=4, seed=step).chunk(plan.options.data)[pipeline.ranks.replica]
-            found.append(float(pipeline.step(own)))
-            pipeline.optimizer_step()
-        return found
 
-    return Threads.run(plan.ranks, one)[0]
+def test_optimizers_of_whole_parameters_are_right_without_zero() -> None:
+    # torch's Muon iterates in bf16, which makes much of the rounding of other sums.
+    assert losses(plan(data=2, zero=0), muon) == pytest.approx(losses(plan(data=1, zero=0), muon), rel=3e-4)
 
 
 @pytest.mark.parametrize("make", [muon, partial(Adafactor, lr=0.02)])
-def test_optimizers_of_whole_parameters_are_right_without_zero_and_refused_with_it(make: Any) -> None:
-    # torch's Muon iterates in bf16, which makes much of the rounding of other sums.
-    assert losses(plan(data=2, zero=0), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=3e-4)
+def test_optimizers_of_whole_parameters_are_refused_with_zero(make: Any) -> None:
     with pytest.raises(InputError, match=r"(Muon|Adafactor) needs whole parameters, .*: plan with --zero 0"):
         losses(plan(data=2, zero=1), make)
 
 
-def test_an_optimizer_that_the_user_makes_is_refused_before_its_first_step() -> None:
+def test_the_users_optimizer_is_refused_before_its_first_step() -> None:
     def one(transport: Any) -> None:
         pipeline = Pipeline(None, plan(data=2, zero=1), transport=transport)
         optimizer = muon(pipeline.parameters())
@@ -87,7 +82,7 @@ def test_an_optimizer_that_the_user_makes_is_refused_before_its_first_step() -> 
     Threads.run(4, one)
 
 
-@pytest.mark.parametrize("make", [partial(AdamW, lr=1e-2), partial(SGD, lr=1e-2), partial(Own, lr=1e-2)])
+@pytest.mark.parametrize("make", [partial(SGD, lr=1e-2), partial(Own, lr=1e-2)])
 def test_optimizers_of_single_elements_step_rows_as_they_step_wholes(make: Any) -> None:
     assert losses(plan(data=2, zero=1), make) == pytest.approx(losses(plan(data=1, zero=0), make), rel=1e-5)
 
@@ -120,27 +115,7 @@ def test_zero_2_sums_matrices_after_every_micro_batch(zero: int, times: int, mon
     assert sum(rows) == expected
 
 
-def test_losses_with_zero_2_are_those_of_zero_0_up_to_the_order_of_sums() -> None:
-    assert losses(plan(data=2, zero=2), AdamW) == pytest.approx(losses(plan(data=2, zero=0), AdamW), rel=1e-6)
-
-
-@pytest.mark.parametrize("zero", [0, 1, 2])
-def test_the_peak_has_whole_gradients_of_what_is_not_summed_by_every_backward(zero: int) -> None:
-    """Without an optimizer there are parameters and gradients alone: ZeRO-2 keeps matrices' rows, vectors whole."""
-
-    def one(transport: Any) -> None:
-        pipeline = Pipeline(None, plan(data=2, zero=zero), transport=transport)
-        pipeline.step(tokens_of(LLAMA, rows=2, seed=pipeline.ranks.replica))
-        whole = [p for stage in pipeline.stages.values() for unit in stage.units for p in unit.parameters()]
-        replicas = pipeline.ranks.over_replicas
-        gradients = [replicas.own(p) if zero == 2 and p.dim() > 1 else p for p in whole]
-        static = sum(tensor.nbytes for tensor in (*whole, *gradients))
-        assert pipeline.measured.peak_memory - pipeline.measured.peak_activation == static
-
-    Threads.run(4, one)
-
-
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("zero", [1, 2, 3])
 def test_the_counted_peak_is_the_predicted_one(zero: int) -> None:
     """It is within 0.5%, without the room for operators while they run."""
     degrees: dict[str, Any] = {"dtype": "fp32", "sequence_length": 64, "data": 2, "zero": zero}

@@ -19,7 +19,8 @@ from debubble.runtime.operators import Linear
 from tests.runtime.test_modules import VOCABULARY, plan_for, step, tokens
 from tests.support.generic_cases import GENERIC
 from tests.support.reference_model import ReferenceModel
-from tests.support.runtime_cases import GPT2_UNTIED, LLAMA, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import gradients_of, plan_of, run_threads, tokens_of
+from tests.support.tiny_models import GPT2_UNTIED, LLAMA
 
 installed = pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao")
 
@@ -84,15 +85,10 @@ def reference(config: Any, tokens: Any) -> Any:
 def test_gradients_are_those_of_torchaos_layers(config: Any, name: str, devices: int, strategy: str) -> None:
     tokens = tokens_of(config, rows=4, length=16)
     expected_loss, expected = reference(config, tokens)
-
-    def one(pipeline: Any) -> Any:
-        loss = pipeline.step(tokens)
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
-
     plan = plan_of(schedule(name, devices), config, dtype="fp32", strategy=strategy)
-    answers = run_threads(plan, one, fp8="emulated")
-    torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-6, atol=0)
-    for name, gradient in (item for _, found in answers for item in found.items()):
+    loss, gradients = gradients_of(plan, tokens, fp8="emulated")
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=0)
+    for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5 * float(expected[name].abs().max()))
 
 

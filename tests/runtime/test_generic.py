@@ -19,9 +19,8 @@ from debubble.runtime.models.hf.model import ModelParts, on_meta
 from debubble.runtime.models.hf.units import LayerContext
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support import gloo_ranks
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import assert_gradients, gradients_of, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import gradients_of, plan_of, run_threads, slow_unless, tokens_of
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -36,30 +35,17 @@ def check(config: Any, schedule: Any, *, strategy: str = "none", counts: Any = N
     assert_trains_as_alone(model, plan, tokens_of(config, rows=schedule.micro_batches), within=exactly, rounding=1e-15)
 
 
-@pytest.mark.parametrize("family", GENERIC)
+@pytest.mark.parametrize("family", slow_unless(GENERIC, "gpt_oss", "qwen2_moe", "bloom"))
 def test_split_backwards_give_transformers_gradients(family: Any) -> None:
     check(GENERIC[family], db.schedules["zb-h1"](devices=3, micro_batches=4))
 
 
-@pytest.mark.parametrize("strategy", ["none", "full"])
-@pytest.mark.parametrize(("name", "devices"), [("1f1b", 2), ("zb-v", 2), ("pipeoffload", 2)])
-@pytest.mark.parametrize("family", ["cohere", "falcon", "gpt_oss"])
-def test_every_way_to_run_gives_transformers_gradients(family: str, name: str, devices: int, strategy: str) -> None:
-    check(GENERIC[family], db.schedules[name](devices=devices, micro_batches=4), strategy=strategy)
-
-
-def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
-    config = GENERIC["cohere"]
-    tokens = tokens_of(config, rows=4)
-    paths = [tmp_path / "split.json", tmp_path / "recomputing.json"]
-    plan_of(db.schedules["zb-h1"](devices=2, micro_batches=4), config).save(paths[0])
-    plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), config, strategy="full").save(paths[1])
-    folder = gloo_ranks.spawn(2, gloo_ranks.gradients, paths, [tokens] * 2)
-    expected_loss, expected = gradients_of(plan_of(db.schedules["gpipe"](devices=1, micro_batches=4), config), tokens)
-
-    for loss, gradients, _ in (answer for rank in range(2) for answer in torch.load(folder / f"rank{rank}.pt")):
-        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert_gradients(gradients, {**expected, "lm_head.weight": expected["model.embed_tokens.weight"]})
+@pytest.mark.parametrize(
+    ("family", "name", "strategy"),
+    [("cohere", "zb-v", "none"), ("falcon", "pipeoffload", "full"), ("gpt_oss", "1f1b", "full")],
+)
+def test_every_way_to_run_gives_transformers_gradients(family: str, name: str, strategy: str) -> None:
+    check(GENERIC[family], db.schedules[name](devices=2, micro_batches=4), strategy=strategy)
 
 
 def test_a_stage_has_its_own_parameters_alone() -> None:
@@ -91,7 +77,7 @@ def test_a_model_starts_alike_whatever_the_partition() -> None:
         assert parameter.dim() == 1 or not torch.equal(parameter, other[name]), name
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "qwen2_moe", "apertus"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "apertus"])
 def test_a_model_starts_as_transformers_does(family: str) -> None:
     config = {**GENERIC["olmo2"], **GENERIC.get(family, {}), "model_type": family}
     found = started(config, [ModelConfig.from_hf(config).units], seed=0)
@@ -123,16 +109,10 @@ JITTER = {
     [(DROPOUT, GENERIC["phi"]), (JITTER, {**JITTER, "input_jitter_noise": 0.0})],
     ids=["phi", "phimoe"],
 )
-def test_random_numbers_do_not_depend_on_the_schedule_or_on_recomputation(config: Any, still: Any) -> None:
-
+def test_random_numbers_depend_on_neither_order_nor_recomputation(config: Any, still: Any) -> None:
     def step(name: Any, devices: Any, strategy: Any, config: Any = config) -> Any:
         plan = plan_of(db.schedules[name](devices=devices, micro_batches=4), config, strategy=strategy)
-
-        def one(pipeline: Any) -> Any:
-            return pipeline.step(tokens_of(config, rows=4)), {n: p.grad for n, p in pipeline.named_parameters()}
-
-        answers = run_threads(plan, one)
-        return answers[0][0], {n: g for _, part in answers for n, g in part.items()}
+        return gradients_of(plan, tokens_of(config, rows=4))
 
     alone = step("gpipe", 1, "none")
     for name, devices, strategy in (("zb-h1", 3, "none"), ("1f1b", 2, "full")):
@@ -143,7 +123,7 @@ def test_random_numbers_do_not_depend_on_the_schedule_or_on_recomputation(config
     assert alone[0] != step("gpipe", 1, "none", still)[0]
 
 
-@pytest.mark.parametrize("family", GENERIC)
+@pytest.mark.parametrize("family", slow_unless(GENERIC, "smollm3", "qwen2_moe"))
 def test_a_checkpoint_goes_in_and_out_unchanged(family: Any, tmp_path: Path) -> None:
     assert_checkpoint_returns(GENERIC[family], tmp_path)
 
@@ -201,7 +181,8 @@ def test_a_model_that_is_no_row_of_layers_is_refused() -> None:
         ModelParts(transformers.AutoConfig.for_model("hrm_text").to_dict())
 
 
-def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_does() -> None:
+@pytest.mark.slow
+def test_steps_ahead_with_divided_states_lose_as_synchronous_ones() -> None:
     config = GENERIC["qwen2_moe"]
     plan = plan_of(db.schedules["zb-h1"](devices=2, micro_batches=2), config, dtype="bf16", data=2, zero=2)
     tokens = tokens_of(config, rows=2)
@@ -224,7 +205,7 @@ def test_a_step_ahead_in_bf16_with_divided_states_loses_what_a_synchronous_one_d
 BIAS = "mlp.gate.e_score_correction_bias"
 
 
-@pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 1}, {"data": 2, "zero": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"data": 2, "zero": 3}], ids=str)
 def test_a_constant_is_fp32_in_a_bf16_run_and_never_stepped(options: dict[str, Any]) -> None:
     config = GENERIC["deepseek_v3"]
     plan = plan_of(
@@ -250,7 +231,7 @@ def test_a_constant_is_fp32_in_a_bf16_run_and_never_stepped(options: dict[str, A
 
 
 @pytest.mark.slow
-def test_ranks_that_are_threads_may_be_the_first_to_import_transformers() -> None:
+def test_threads_may_be_the_first_to_import_transformers() -> None:
     script = f"""
 from concurrent.futures import ThreadPoolExecutor
 from debubble.runtime.models.hf.model import on_meta

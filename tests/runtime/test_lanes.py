@@ -11,10 +11,11 @@ import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.execution.lanes import LaneThread
-from tests.support.runtime_cases import LLAMA, plan_of, tokens_of
+from tests.support.runtime_cases import plan_of, tokens_of
+from tests.support.tiny_models import LLAMA
 
 
-def test_work_is_done_in_order_by_one_thread_that_ends_when_nobody_has_it() -> None:
+def test_a_lanes_thread_works_in_order_and_ends_with_it() -> None:
     lane = LaneThread()
     seen: list[tuple[int, threading.Thread]] = []
 

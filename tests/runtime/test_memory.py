@@ -13,7 +13,8 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import Keeping, Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support.runtime_cases import LLAMA, plan_of, run_threads, tokens_of
+from tests.support.runtime_cases import peaks_of, plan_of, run_threads, tokens_of
+from tests.support.tiny_models import LLAMA
 
 HIDDEN, FFN, ROWS, LENGTH = LLAMA["hidden_size"], LLAMA["intermediate_size"], 2, 16
 TOKENS = ROWS * LENGTH
@@ -62,16 +63,6 @@ def test_attention_keeps_what_its_strategy_says(strategy: str, expected: Any) ->
     assert kept_by(PlannedUnit("attention", 0, strategy)) == expected
 
 
-def test_recomputation_brings_back_exactly_what_was_dropped() -> None:
-    ledger = Ledger()
-    stage = stage_of(*(replace(u, strategy="full") for u in ModelConfig.from_hf(LLAMA).units[1:-1]), ledger=ledger)
-    stage.forward(0, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=99))
-    stage.recompute(0)
-    restored = ledger.bytes
-    stage.forward(1, torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64), MicroBatch(), Keeping(recomputing=0))
-    assert ledger.bytes == 2 * restored
-
-
 def test_a_fused_recomputation_holds_one_layer_at_a_time() -> None:
     """A layer whose halves both recompute in full keeps one input."""
     ledger = Ledger()
@@ -92,7 +83,7 @@ def test_halves_that_are_not_of_one_layer_keep_an_input_each() -> None:
     assert ledger.bytes == 2 * X
 
 
-def test_a_micro_batch_that_recomputes_deeper_keeps_what_the_deeper_strategy_says() -> None:
+def test_a_deeper_micro_batch_keeps_what_its_strategy_says() -> None:
     ledger = Ledger()
     stage = stage_of(PlannedUnit("mlp", 0, "norm", "full"), ledger=ledger)
     kept = []
@@ -104,7 +95,7 @@ def test_a_micro_batch_that_recomputes_deeper_keeps_what_the_deeper_strategy_say
     assert kept == [kept_by(PlannedUnit("mlp", 0, name)) for name in ("norm", "full")]
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
+@pytest.mark.parametrize("share", [1.0, 0.3])
 def test_offload_frees_its_share_to_the_byte(share: float) -> None:
     ledger = Ledger()
     stage = stage_of(*ModelConfig.from_hf(LLAMA).units[1:-1], ledger=ledger)
@@ -116,20 +107,6 @@ def test_offload_frees_its_share_to_the_byte(share: float) -> None:
     assert ledger.bytes == kept - len(buffer)
     stage.reload(0, buffer)
     assert (ledger.bytes, ledger.elsewhere) == (kept, 0)
-
-
-def test_an_offloaded_micro_batch_has_the_same_gradients() -> None:
-    plain, moved = (stage_of(*ModelConfig.from_hf(LLAMA).units[1:-1], ledger=Ledger()) for _ in range(2))
-    x = torch.randn(ROWS, LENGTH, HIDDEN, dtype=torch.float64)
-    y = plain.forward(0, x, MicroBatch())
-    moved.forward(0, x, MicroBatch())
-    buffer = moved.offload(0, 0.7, lambda size: torch.empty(size, dtype=torch.uint8))
-    moved.release(0)
-    moved.reload(0, buffer)
-    assert torch.equal(plain.backward(0, y, split=False), moved.backward(0, y, split=False))
-    for one, other in zip(plain.units, moved.units, strict=True):
-        for p, q in zip(one.parameters(), other.parameters(), strict=True):
-            assert torch.equal(p.grad, q.grad)
 
 
 def activation_of(units: Any) -> Any:
@@ -145,7 +122,7 @@ def activation_of(units: Any) -> Any:
     return kept, ledger.bytes
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "interleaved", "zb-v"])
+@pytest.mark.parametrize("name", ["zb-h2", "interleaved"])
 def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
     """They are within one tensor that stages hand on: what a unit's backward for inputs has there before it frees."""
     chunks = db.schedules[name].default_chunks
@@ -155,12 +132,8 @@ def test_measured_peaks_are_the_simulated_ones(name: str) -> None:
     kept, left = zip(*profiled, strict=True)
     costs = StageCosts.of(stages=2 * chunks, activation=kept, activation_after_input=left)
 
-    def peak(pipeline: Any) -> Any:
-        pipeline.step(tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
-        return pipeline.measured.peak_activation
-
-    simulated = db.simulate(schedule, costs).peak_memory
-    assert run_threads(plan, peak) == pytest.approx(simulated, abs=X)
+    found = peaks_of(plan, tokens_of(LLAMA, rows=6 * ROWS, length=LENGTH))
+    assert found == pytest.approx(db.simulate(schedule, costs).peak_memory, abs=X)
 
 
 def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
@@ -182,7 +155,7 @@ def test_offload_lowers_the_peak_to_the_simulated_one() -> None:
     assert elsewhere == 2 * kept
 
 
-def test_a_steps_peak_has_its_gradients_also_when_they_have_been_cleared() -> None:
+def test_a_steps_peak_has_gradients_that_have_been_cleared() -> None:
     plan = plan_of(db.schedules["1f1b"](devices=2, micro_batches=4), LLAMA)
 
     def one(pipeline: Any) -> tuple[int, int, int]:
@@ -220,10 +193,7 @@ def test_forwards_are_timed_unit_by_unit() -> None:
     ("strategy", "backwards"),
     [
         ("none", {("B", 0, 0): 3, ("B", 1, 0): 7}),
-        (
-            "full",
-            {("B", 0, 0): 1, ("B", 0, 1): 2, ("B", 1, 0): 2, ("B", 1, 2): 2, ("B", 1, 4): 2, ("B", 1, 6): 1},
-        ),
+        ("full", {("B", 0, 0): 1, ("B", 0, 1): 2, ("B", 1, 0): 2, ("B", 1, 2): 2, ("B", 1, 4): 2, ("B", 1, 6): 1}),
     ],
 )
 def test_backwards_are_timed_by_what_recomputes(strategy: str, backwards: dict[tuple[str, int, int], int]) -> None:

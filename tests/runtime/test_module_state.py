@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Alone
-from tests.runtime.test_modules import plan_for
+from tests.runtime.test_modules import Checkpointed, plan_for
 
 WIDTH = 8
 
@@ -221,17 +220,7 @@ def test_a_saved_tensor_that_changes_in_place_is_refused() -> None:
         step(model)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, module: nn.Module, *, reentrant: bool) -> None:
-        super().__init__()
-        self.module, self.reentrant = module, reentrant
-
-    def forward(self, x: Any) -> Any:
-        return checkpoint(self.module, x, use_reentrant=self.reentrant)
-
-
-@pytest.mark.parametrize("strategy", ["none", "full"])
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(("reentrant", "strategy"), [(False, "none"), (True, "full")])
 def test_a_checkpointed_part_may_have_dropout(reentrant: bool, strategy: str) -> None:
     def inner() -> nn.Module:
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))

@@ -12,14 +12,15 @@ from torch.optim import AdamW
 import debubble as db
 from debubble.ir import InputError, StageCosts
 from debubble.runtime.launch.failures import MoveMemoryError
-from tests.support import gloo_ranks, runtime_cases
+from tests.support import gloo_ranks, tiny_models
 from tests.support.generic_cases import GENERIC
-from tests.support.runtime_cases import plan_of, run_threads, tokens_of, with_layers
+from tests.support.runtime_cases import plan_of, run_threads, tokens_of
+from tests.support.tiny_models import with_layers
 
 LLAMA, LLAMA_TIED, GPT2, MIXTRAL = (
-    with_layers(runtime_cases.FAMILIES[family], 2) for family in ("llama", "llama-tied", "gpt2", "mixtral")
+    with_layers(tiny_models.FAMILIES[family], 2) for family in ("llama", "llama-tied", "gpt2", "mixtral")
 )
-STEPS = 4
+STEPS = 3
 COUNTS = {2: ([2, 4], [5, 1]), 4: ([2, 2, 1, 1], [1, 1, 3, 1])}
 """Units per stage, before and after."""
 
@@ -34,34 +35,41 @@ def divisions(devices: int, config: Any = LLAMA, *, schedule: Any = None, **opti
     return [plan_of(schedule, config, counts=counts, **options) for counts in COUNTS[devices]]
 
 
-def trained(plan: Any, *others: Any, **arguments: Any) -> Any:
+def state_dict(pipeline: Any) -> Any:
+    return {name: p.clone() for name, p in pipeline.state_dict().items()}
+
+
+def trained(plan: Any, *others: Any, steps: int = STEPS, state_of: Any = state_dict, **arguments: Any) -> Any:
     """Losses and parameters of a run that goes on with each of the other plans after a step."""
 
     def one(pipeline: Any) -> Any:
         losses = []
-        for step, other in zip(range(STEPS), [None, *others, *[None] * STEPS], strict=False):
-            if other is not None:
-                pipeline.switch_plan(other)
+        for step in range(max(steps, 1 + len(others))):
+            if 0 < step <= len(others):
+                pipeline.switch_plan(others[step - 1])
             tokens = tokens_of(plan.model, rows=4, seed=step + 10 * pipeline.ranks.replica)
             losses.append(pipeline.step(tokens).item())
             pipeline.optimizer_step(1.0)
-        return losses, pipeline.state_dict()
+        return losses, state_of(pipeline)
 
     answers = run_threads(plan, one, **{"optimizer": partial(AdamW, lr=0.01), **arguments})
-    return answers[0][0], {name: p.clone() for _, state in answers for name, p in state.items()}
+    return answers[0][0], {name: p for _, state in answers for name, p in state.items()}
+
+
+def assert_same_run(found: Any, expected: Any) -> None:
+    """Losses and parameters are the same to the bit."""
+    (losses, parameters), (expected_losses, others) = found, expected
+    assert losses == expected_losses
+    assert parameters.keys() == others.keys()
+    assert [name for name in parameters if not torch.equal(parameters[name], others[name])] == []
 
 
 def assert_goes_on_alike(before: Any, after: Any, **arguments: Any) -> None:
-    """A run that changes from one plan to the other, back, and forth again is the run of the other, to the bit."""
-    losses, parameters = trained(before, after, before, after, **arguments)
-    expected_losses, expected = trained(after, **arguments)
-    assert losses == expected_losses
-    assert parameters.keys() == expected.keys()
-    assert [name for name in parameters if not torch.equal(parameters[name], expected[name])] == []
+    """A run that changes from one plan to the other and back is the run of the first."""
+    assert_same_run(trained(before, after, before, **arguments), trained(before, **arguments))
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize(("devices", "dtype"), [(2, "bf16"), (4, "fp32")])
 def test_a_run_goes_on_as_if_its_units_had_always_been_there(devices: int, dtype: str) -> None:
     assert_goes_on_alike(*divisions(devices, dtype=dtype))
 
@@ -69,18 +77,15 @@ def test_a_run_goes_on_as_if_its_units_had_always_been_there(devices: int, dtype
 @pytest.mark.parametrize(
     ("config", "options"),
     [
-        (LLAMA_TIED, {}),
         (GPT2, {}),
-        (MIXTRAL, {}),
         (MIXTRAL, {"data": 2, "expert": 1}),
         (LLAMA, {"lora": 4}),
-        (LLAMA, {"data": 2, "zero": 1}),
         (LLAMA, {"data": 2, "zero": 2}),
         (LLAMA, {"tensor": 2}),
-        (LLAMA, {"tensor": 2, "data": 2, "zero": 1}),
-        (LLAMA, {"context": 2}),
+        pytest.param(LLAMA, {"tensor": 2, "data": 2, "zero": 1}, marks=pytest.mark.slow),
+        pytest.param(LLAMA, {"context": 2}, marks=pytest.mark.slow),
     ],
-    ids=["tied", "gpt2", "moe", "moe-data", "lora", "zero-1", "zero-2", "tensor", "tensor-zero", "context"],
+    ids=["tied", "experts", "lora", "zero-2", "tensor", "tensor-zero", "context"],
 )
 def test_every_kind_of_run_goes_on_alike(config: Any, options: Any) -> None:
     assert_goes_on_alike(*divisions(2, config, dtype="fp32", **options))
@@ -101,31 +106,19 @@ def test_a_stage_that_the_host_steps_takes_and_gives_units() -> None:
     assert_goes_on_alike(*divisions(2, schedule=hosted, dtype="bf16"))
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("olmo2", "fp32"), ("deepseek_v3", "bf16")])
-def test_modules_of_transformers_move(family: str, dtype: str) -> None:
-    plans = [plan_of(schedule_for(2), GENERIC[family], counts=counts, dtype=dtype) for counts in ([2, 4], [4, 2])]
+def test_modules_of_transformers_move() -> None:
+    config = GENERIC["deepseek_v3"]
+    plans = [plan_of(schedule_for(2), config, counts=counts, dtype="bf16") for counts in ([2, 4], [4, 2])]
     assert sum(plans[0].lengths) == 6
     assert_goes_on_alike(*plans)
 
 
 def test_averages_of_the_weights_move_with_them() -> None:
-    before, after = divisions(2, dtype="fp32")
+    def averages(pipeline: Any) -> Any:
+        with pipeline.averaged():
+            return state_dict(pipeline)
 
-    def averages(plan: Any, *others: Any) -> Any:
-        def one(pipeline: Any) -> Any:
-            for step, other in zip(range(STEPS), [None, None, *others, None, None], strict=False):
-                if other is not None:
-                    pipeline.switch_plan(other)
-                pipeline.step(tokens_of(LLAMA, rows=4, seed=step))
-                pipeline.optimizer_step(1.0)
-            with pipeline.averaged():
-                return {name: p.clone() for name, p in pipeline.state_dict().items()}
-
-        held = run_threads(plan, one, optimizer=partial(AdamW, lr=0.01), ema_decay=0.9)
-        return {name: p for state in held for name, p in state.items()}
-
-    expected, moved = averages(after), averages(before, after)
-    assert [name for name in expected if not torch.equal(moved[name], expected[name])] == []
+    assert_goes_on_alike(*divisions(2, dtype="fp32"), state_of=averages, ema_decay=0.9)
 
 
 def test_an_update_that_is_not_validated_yet_is_finished_first() -> None:
@@ -245,6 +238,7 @@ def test_states_in_a_class_of_their_own_move() -> None:
     assert_goes_on_alike(*divisions(2, dtype="fp32"), optimizer=Signs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"tensor": 2}], ids=["pipeline", "dtensors"])
 def test_units_move_between_four_gloo_ranks(options: Any, tmp_path: Path) -> None:
     plans = divisions(4 // options.get("tensor", 1), dtype="fp32", **options)
@@ -252,12 +246,9 @@ def test_units_move_between_four_gloo_ranks(options: Any, tmp_path: Path) -> Non
     for plan, path in zip(plans, (before, after), strict=True):
         plan.save(path)
     batches = [tokens_of(LLAMA, rows=4, seed=step) for step in range(STEPS)]
-    told = gloo_ranks.spawn(4, gloo_ranks.moved, [[before, after, before, after], [after] * STEPS], batches)
+    told = gloo_ranks.spawn(4, gloo_ranks.moved, [[before, after, before], [before] * STEPS], batches)
     for rank in range(4):
-        (losses, parameters), (expected, alike) = torch.load(told / f"rank{rank}.pt")
-        assert losses == expected
-        assert parameters.keys() == alike.keys()
-        assert [name for name in alike if not torch.equal(parameters[name], alike[name])] == []
+        assert_same_run(*torch.load(told / f"rank{rank}.pt"))
 
 
 def test_a_device_without_room_for_its_new_units_says_so() -> None:
@@ -276,7 +267,7 @@ def test_a_device_without_room_for_its_new_units_says_so() -> None:
         run_threads(before, lambda pipeline: pipeline.switch_plan(after), optimizer=make)
 
 
-def test_units_stay_where_a_model_is_given_or_the_optimizer_is_the_users() -> None:
+def test_units_stay_where_models_or_optimizers_are_the_users() -> None:
     before, after = divisions(2, dtype="fp32")
     model = pytest.importorskip("tests.support.hf_reference").hf_model(LLAMA).float()
     for arguments in ({}, {"model": model, "optimizer": partial(AdamW, lr=0.01)}):

@@ -12,26 +12,22 @@ import torch
 
 import debubble as db
 from debubble.ir import InputError, Kind
-from debubble.runtime import Pipeline
 from debubble.runtime.distributed.gradient_norm import CHUNK, NormRelay, PartialSums, finish_order, sum_of_squares
-from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.execution.speculation import speculative_instructions
 from tests.runtime.test_pipeline import ADAMW, device_stepped, host_stepped, schedule_1f1b
-from tests.support import runtime_cases
-from tests.support.runtime_cases import plan_of, tokens_of, with_layers
+from tests.support import tiny_models
+from tests.support.runtime_cases import plan_of, rows_of, run_threads, tokens_of
+from tests.support.tiny_models import with_layers
 
-LLAMA, LLAMA_TIED, GPT2 = (with_layers(runtime_cases.FAMILIES[family], 2) for family in ("llama", "llama-tied", "gpt2"))
+LLAMA, LLAMA_TIED, GPT2 = (with_layers(tiny_models.FAMILIES[family], 2) for family in ("llama", "llama-tied", "gpt2"))
 STEPS = 4
 
 
 def test_the_sum_of_squares_has_every_number_once() -> None:
     gradients = [torch.full((3, CHUNK - 1), 0.5), torch.full((7,), 2.0, dtype=torch.bfloat16), torch.empty(0)]
     assert sum_of_squares(gradients) == 3 * (CHUNK - 1) / 4 + 7 * 4
-
-
-@pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_a_number_that_is_not_finite_shows_in_the_sum_of_squares(bad: float) -> None:
-    assert not PartialSums(sum_of_squares([torch.ones(CHUNK + 1), torch.tensor([1.0, bad])])).finite
+    for bad in (math.inf, math.nan):
+        assert not PartialSums(sum_of_squares([torch.ones(CHUNK + 1), torch.tensor([1.0, bad])])).finite
 
 
 class HeldBack:
@@ -60,9 +56,8 @@ def test_a_rank_that_knows_the_total_has_handed_it_on() -> None:
 
 
 def batch_of(pipeline: Any, step: Any) -> Any:
-    data = pipeline.plan.options.data
-    tokens = tokens_of(pipeline.plan.model, rows=pipeline.plan.micro_batches * data, seed=step)
-    return tokens.chunk(data)[pipeline.ranks.replica]
+    plan = pipeline.plan
+    return rows_of(pipeline, tokens_of(plan.model, rows=plan.micro_batches * plan.options.data, seed=step))
 
 
 def overflow(pipeline: Any, steps: Any) -> None:
@@ -94,10 +89,7 @@ def ahead(pipeline: Any, *, max_norm: Any, overflows: Any = ()) -> Any:
 
 
 def run(plan: Any, work: Any, **arguments: Any) -> Any:
-    return Threads.run(
-        plan.devices * plan.options.data,
-        lambda transport: partial(work, **arguments)(Pipeline(None, plan, transport=transport, optimizer=ADAMW)),
-    )
+    return run_threads(plan, partial(work, **arguments), optimizer=ADAMW)
 
 
 def middle_norm(plan: Any) -> Any:
@@ -116,31 +108,20 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def plans() -> Iterator[Any]:
-    def chunks(devices: Any) -> Any:
-        return db.schedules["interleaved"](devices=devices, micro_batches=4)
+    def made(name: str, config: Any = LLAMA, *, dtype: str = "fp32", devices: int = 2, **options: Any) -> Any:
+        return plan_of(db.schedules[name](devices=devices, micro_batches=2 * devices), config, dtype=dtype, **options)
 
-    yield "1f1b", plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
-    yield "zb-h2 on 4", plan_of(db.schedules["zb-h2"](devices=4, micro_batches=8), LLAMA, dtype="fp32")
-    yield "interleaved, bf16", plan_of(chunks(2), LLAMA, dtype="bf16")
-    yield "tied over devices", plan_of(schedule_1f1b(), LLAMA_TIED, dtype="fp32")
-    yield "zb-v, tied on a device", plan_of(db.schedules["zb-v"](devices=2, micro_batches=4), GPT2, dtype="fp32")
-    yield "two replicas", plan_of(schedule_1f1b(), LLAMA, dtype="fp32", data=2)
-    yield "ZeRO-1", plan_of(schedule_1f1b(), LLAMA, dtype="bf16", data=2, zero=1)
-    yield "ZeRO-2 in groups", plan_of(db.schedules["chronos-zero2"](devices=2, micro_batches=4), LLAMA_TIED,
-                                      dtype="fp32", data=2, zero=2)  # fmt: skip
-    yield "one device", plan_of(schedule_1f1b(devices=1), LLAMA, dtype="fp32")
+    slow = pytest.mark.slow
+    yield pytest.param(made("zb-h2", devices=4), id="zb-h2 on 4")
+    yield pytest.param(made("1f1b", LLAMA_TIED), id="tied over devices")
+    yield pytest.param(made("interleaved", dtype="bf16"), id="interleaved, bf16", marks=slow)
+    yield pytest.param(made("zb-v", GPT2), id="zb-v, tied on a device", marks=slow)
+    yield pytest.param(made("1f1b", dtype="bf16", data=2, zero=1), id="ZeRO-1", marks=slow)
+    yield pytest.param(made("chronos-zero2", LLAMA_TIED, data=2, zero=2), id="ZeRO-2 in groups", marks=slow)
+    yield pytest.param(made("bpipe", devices=4), id="offload to peers", marks=slow)
 
 
-FAST = ("1f1b", "zb-h2 on 4", "tied over devices", "ZeRO-2 in groups")
-
-
-def slow_unless(fast: Any) -> Any:
-    return () if fast else pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "plan", [pytest.param(plan, id=name, marks=slow_unless(name in FAST)) for name, plan in plans()]
-)
+@pytest.mark.parametrize("plan", [*plans()])
 def test_steps_ahead_end_where_synchronous_ones_do(plan: Any) -> None:
     max_norm = middle_norm(plan)
     found, expected = (run(plan, work, max_norm=max_norm) for work in (ahead, synchronous))
@@ -152,17 +133,11 @@ def test_steps_ahead_end_where_synchronous_ones_do(plan: Any) -> None:
 @pytest.mark.parametrize(
     ("stepped", "dtype", "options"),
     [
-        pytest.param(
-            stepped,
-            dtype,
-            options,
-            marks=slow_unless((dtype == "bf16") == bool(options)),
-            id=f"{stepped.__name__}, {dtype}{', ZeRO-2' if options else ''}",
-        )
-        for stepped in (host_stepped, device_stepped)
-        for dtype in ("fp32", "bf16")
-        for options in ({}, {"data": 2, "zero": 2})
+        (host_stepped, "bf16", {"data": 2, "zero": 2}),
+        (device_stepped, "fp32", {}),
+        pytest.param(device_stepped, "bf16", {"data": 2, "zero": 2}, marks=pytest.mark.slow),
     ],
+    ids=["host, ZeRO-2", "device", "device, ZeRO-2"],
 )
 def test_stages_stepped_inside_the_step_are_clipped_as_after_it(stepped: Any, options: Any, dtype: Any) -> None:
     inside, after = (plan_of(s, LLAMA, dtype=dtype, **options) for s in (stepped(schedule_1f1b()), schedule_1f1b()))
@@ -172,7 +147,7 @@ def test_stages_stepped_inside_the_step_are_clipped_as_after_it(stepped: Any, op
     assert any(s.rolled_back for s in found[0][3])
 
 
-@pytest.mark.parametrize("stepped", [host_stepped, device_stepped, lambda schedule: schedule])
+@pytest.mark.parametrize("stepped", [host_stepped, lambda schedule: schedule])
 def test_a_step_with_an_inf_or_nan_gradient_changes_nothing(stepped: Any) -> None:
     inside, after = (plan_of(s, LLAMA, dtype="fp32") for s in (stepped(schedule_1f1b()), schedule_1f1b()))
     arguments = {"max_norm": 1e9, "overflows": (1, 3)}
@@ -202,13 +177,7 @@ def test_devices_that_stepped_without_knowing_all_take_it_back() -> None:
         assert (settled.norm, settled.rolled_back) == (whole.norm, 0)
 
 
-def test_a_step_that_stands_is_not_taken_back() -> None:
-    plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
-    for *_, settled in run(plan, ahead, max_norm=1e9):
-        assert [s.rolled_back for s in settled] == [0] * STEPS
-
-
-def test_the_learning_rate_of_a_step_is_its_own_also_when_it_is_taken_again() -> None:
+def test_a_step_that_is_taken_again_has_its_own_learning_rate() -> None:
     plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
 
     def with_rates(step_of: Any) -> Any:
@@ -219,7 +188,7 @@ def test_the_learning_rate_of_a_step_is_its_own_also_when_it_is_taken_again() ->
                 step_of(pipeline, batch_of(pipeline, step))
             return pipeline.state_dict()
 
-        return Threads.run(2, lambda t: work(Pipeline(None, plan, transport=t, optimizer=ADAMW)))
+        return run(plan, work)
 
     def both(pipeline: Any, batch: Any) -> None:
         pipeline.step(batch)
@@ -256,8 +225,7 @@ def test_a_step_that_is_taken_back_is_not_counted_in_groups() -> None:
         pipeline.finish_update()
         return [group["k"] for optimizer in pipeline.optimizers for group in optimizer.param_groups]
 
-    counts = Threads.run(2, lambda t: work(Pipeline(None, plan, transport=t, optimizer=Counting)))
-    assert counts == [[2], [2]]
+    assert run_threads(plan, work, optimizer=Counting) == [[2], [2]]
 
 
 def test_copies_that_take_a_step_back_are_counted_where_they_are() -> None:
@@ -298,9 +266,6 @@ def test_offloads_to_a_peer_do_not_run_ahead() -> None:
     program = db.lower(schedule, db.StageCosts.of(stages=4, offload=1, memory_limit=4))
     assert schedule.peers
     assert not {Kind.O, Kind.L} & {program.instructions[i].op.kind for i in speculative_instructions(program)}
-    plan = plan_of(schedule, LLAMA, dtype="fp32")
-    max_norm = middle_norm(plan)
-    assert_same(*(run(plan, work, max_norm=max_norm) for work in (ahead, synchronous)))
 
 
 def test_batches_of_another_shape_need_to_be_settled_first() -> None:
@@ -317,20 +282,25 @@ def test_batches_of_another_shape_need_to_be_settled_first() -> None:
     assert run(plan, work) == [1, 1]
 
 
-def test_clipping_after_stages_have_stepped_is_refused() -> None:
-    plan = plan_of(device_stepped(schedule_1f1b()), LLAMA)
+@pytest.mark.parametrize(
+    ("stepped", "then", "message"),
+    [
+        (device_stepped, lambda p: p.optimizer_step(1.0), "clip them with `post_validated_step`"),
+        (host_stepped, lambda p: p.clip_grad_norm(1.0), r"clip with `optimizer_step\(max_norm\)`"),
+        (host_stepped, lambda p: p.step(tokens_of(LLAMA, rows=4)), "call `optimizer_step` after each `step`"),
+    ],
+    ids=["clipping", "the norm", "a second step"],
+)
+def test_what_comes_too_late_for_stages_that_have_stepped_is_refused(stepped: Any, then: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run(plan_of(stepped(schedule_1f1b()), LLAMA), lambda p: (p.step(tokens_of(LLAMA, rows=4)), then(p)))
 
-    def work(pipeline: Any) -> None:
-        pipeline.step(tokens_of(LLAMA, rows=4))
-        pipeline.optimizer_step(1.0)
 
-    with pytest.raises(InputError, match="clip them with `post_validated_step`"):
-        run(plan, work)
-
-
-@pytest.mark.parametrize("max_norm", [1.0, None])
-def test_a_synchronous_update_with_an_inf_gradient_is_skipped(max_norm: Any) -> None:
-    plan = plan_of(schedule_1f1b(), LLAMA, dtype="fp32")
+@pytest.mark.parametrize(
+    ("stepped", "max_norm"), [(None, 1.0), (None, None), (device_stepped, None)], ids=["clipped", "not", "inside"]
+)
+def test_a_synchronous_update_with_an_inf_gradient_is_skipped(stepped: Any, max_norm: Any) -> None:
+    schedule = schedule_1f1b() if stepped is None else stepped(schedule_1f1b())
 
     def work(pipeline: Any) -> Any:
         overflow(pipeline, [0])
@@ -338,23 +308,10 @@ def test_a_synchronous_update_with_an_inf_gradient_is_skipped(max_norm: Any) -> 
         pipeline.step(batch_of(pipeline, 0))
         return pipeline.optimizer_step(max_norm), before, pipeline.state_dict()
 
-    for norm, before, after in run(plan, work):
-        assert norm.isinf()
+    # A stage that its device steps knows of its own gradients alone.
+    for norm, before, after in run(plan_of(schedule, LLAMA, dtype="fp32"), work)[: 2 if stepped is None else 1]:
+        assert stepped is not None or norm.isinf()
         assert all(torch.equal(after[name], before[name]) for name in after)
-
-
-def test_a_stage_that_its_device_steps_skips_a_nan_of_its_own() -> None:
-    plan = plan_of(device_stepped(schedule_1f1b()), LLAMA, dtype="fp32")
-
-    def work(pipeline: Any) -> Any:
-        overflow(pipeline, [0])
-        before = {name: p.clone() for name, p in pipeline.state_dict().items()}
-        pipeline.step(batch_of(pipeline, 0))
-        pipeline.optimizer_step()
-        return before, pipeline.state_dict()
-
-    (before, after), _ = run(plan, work)
-    assert all(torch.equal(after[name], before[name]) for name in after)
 
 
 def test_a_device_begins_the_next_step_while_another_ends_this_one() -> None:
@@ -403,21 +360,15 @@ def test_a_trace_of_overlapping_steps_is_on_one_clock() -> None:
         assert at[f"{stage + 1}I0"].end <= at[f"{stage}I0"].start
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
-def test_frozen_parameters_have_no_part_in_the_norm(name: str) -> None:
+def test_frozen_parameters_have_no_part_in_the_norm() -> None:
     transformers = pytest.importorskip("transformers")
-    schedule = db.schedules[name](devices=2, micro_batches=4)
+    schedule = db.schedules["zb-h1"](devices=2, micro_batches=4)
     trained = {"model.layers.2.self_attn.v_proj.weight", "model.layers.0.input_layernorm.weight"}
 
     def work(model: Any, step: Any) -> Any:
         for parameter_name, parameter in model.named_parameters():
             parameter.requires_grad_(parameter_name in trained)
-        return Threads.run(
-            2,
-            lambda transport: step(
-                Pipeline(model, plan_of(schedule, LLAMA, dtype="fp32"), transport=transport, optimizer=ADAMW)
-            ),
-        )
+        return run_threads(plan_of(schedule, LLAMA, dtype="fp32"), step, model=model, optimizer=ADAMW)
 
     def models() -> Any:
         torch.manual_seed(0)
@@ -436,7 +387,7 @@ def own_norm(model: Any, trained: Any) -> Any:
     return math.hypot(*(float(p.grad.norm()) for name, p in model.named_parameters() if name in trained))
 
 
-def test_different_batches_of_steps_that_overlap_are_found_when_they_are_settled() -> None:
+def test_other_batches_of_steps_that_overlap_are_found_in_the_end() -> None:
     def work(pipeline: Any) -> None:
         pipeline.post_validated_step(tokens_of(LLAMA, rows=4))
         pipeline.post_validated_step(tokens_of(LLAMA, rows=4, seed=pipeline.device))

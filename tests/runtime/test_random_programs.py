@@ -12,14 +12,8 @@ from msgspec import UNSET
 
 from debubble.runtime.memory.arena import Arena
 from tests.strategies import random_schedules, stage_costs
-from tests.support.runtime_cases import (
-    LLAMA_TIED,
-    assert_gradients,
-    plan_of,
-    reference_gradients,
-    run_threads,
-    tokens_of,
-)
+from tests.support.runtime_cases import assert_gradients, plan_of, reference_gradients, run_threads, tokens_of
+from tests.support.tiny_models import LLAMA_TIED
 
 CONFIG = {**LLAMA_TIED, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
 WORDS = st.sampled_from(["none", "full", "core", "norm+multiply", "mlp"])
@@ -59,7 +53,7 @@ def check(plan: Any, **arguments: Any) -> None:
         assert_gradients(found, gradients)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plans())
 def test_random_programs_equal_the_reference(plan: Any) -> None:
     check(plan)
@@ -71,7 +65,7 @@ def in_bytes(costs: Any) -> Any:
     return costs.replace(**{name: [4096 * number for number in getattr(costs, name)] for name in names})
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plans())
 def test_random_programs_find_their_addresses_free(plan: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import pytest
 import torch
@@ -58,21 +57,13 @@ def assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor], within: fl
         assert (mine - other).abs().max() <= within * other.abs().max()
 
 
-@pytest.mark.parametrize("kv_heads", [HEADS, 2, 1])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("size", "kv_heads"), [(2, HEADS), (3, 1), (4, 2)])
 def test_a_ring_attends_as_one_rank_does(size: int, kv_heads: int) -> None:
     wholes = whole_sequences(kv_heads=kv_heads)
     assert_equal(by_ranks(size, wholes, attention), by_one(wholes), 1e-14)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_ring_attends_as_ranks_do_that_gather_keys_and_values(size: int) -> None:
-    wholes = whole_sequences(kv_heads=2)
-    gathered = partial(attention, documents=torch.zeros(2, LENGTH, dtype=torch.int64))
-    assert_equal(by_ranks(size, wholes, attention), by_ranks(size, wholes, gathered), 1e-14)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_ring_rounds_as_its_dtype_does(dtype: torch.dtype) -> None:
     exact, rounded = (by_ranks(3, whole_sequences(dtype=d), attention) for d in (torch.float64, dtype))
     assert {t.dtype for t in rounded} == {dtype}
@@ -93,7 +84,7 @@ class RingAlone(Threads):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_keys_and_values_go_around_once_forward_and_with_their_gradients_backward(size: int) -> None:
+def test_keys_go_around_once_and_with_their_gradients_again(size: int) -> None:
     wholes = whole_sequences(kv_heads=2)
 
     def one(transport: Threads) -> tuple[int, int]:
@@ -110,7 +101,7 @@ def test_keys_and_values_go_around_once_forward_and_with_their_gradients_backwar
     assert Threads.run(size, one) == [((size - 1) * share, 2 * (size - 1) * share)] * size
 
 
-def test_a_ring_keeps_its_inputs_its_result_and_a_number_for_every_query() -> None:
+def test_a_ring_keeps_inputs_result_and_a_number_for_every_query() -> None:
     wholes = whole_sequences()
 
     def one(transport: Threads) -> int:

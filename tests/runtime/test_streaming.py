@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from debubble.runtime.memory.activations import Ledger
 from debubble.runtime.models.build import build_stage
 from debubble.runtime.models.stage import Stage
 from debubble.runtime.models.units import MicroBatch
-from tests.support.runtime_cases import LLAMA, assert_same_gradients, plan_of, tokens_of
+from tests.support.runtime_cases import assert_same_gradients, plan_of, tokens_of
 from tests.support.schedule_cases import explicit, fused, offloading
+from tests.support.tiny_models import LLAMA
 
 UNITS = ModelConfig.from_hf(LLAMA).units[1:-1]
 X = (2, 16, LLAMA["hidden_size"])
@@ -46,27 +48,32 @@ class Waits:
         return lambda: self.waited.append(number)
 
 
+def offloaded_stage() -> tuple[Stage, torch.Tensor, torch.Tensor]:
+    """A stage whose activations have left, their buffer, and the forward's result."""
+    stage = new_stage()
+    y = stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
+    buffer = stage.offload(0, 1.0, in_memory)
+    stage.release(0)
+    return stage, buffer, y
+
+
 def parameters_of(stage: Stage) -> list[Any]:
     return [parameter for unit in stage.units for parameter in unit.parameters()]
 
 
-def test_an_offload_waits_for_every_unit_before_its_copies_and_for_none_that_stays() -> None:
-    stage, waits, waited = new_stage(), Waits(), []
+def test_an_offload_waits_for_the_units_that_leave_alone() -> None:
+    stage, waits = new_stage(), Waits()
     stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=waits)
     assert waits.marked == len(UNITS)
     stage.offload(0, 0.25, in_memory)
     stage.release(0)
-    waited += waits.waited
-    assert waited == [*range(len(waited))]
-    assert 0 < len(waited) < len(UNITS)
+    assert waits.waited == [*range(len(waits.waited))]
+    assert 0 < len(waits.waited) < len(UNITS)
 
 
 def test_a_reload_holds_no_unit_that_a_backward_has_freed() -> None:
-    stage, left = new_stage(), list[int]()
+    (stage, buffer, _), left = offloaded_stage(), list[int]()
     ledger = stage._ledger
-    stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
-    buffer = stage.offload(0, 1.0, in_memory)
-    stage.release(0)
 
     def unit_done() -> Callable[[], None]:
         stage.forget()
@@ -77,40 +84,22 @@ def test_a_reload_holds_no_unit_that_a_backward_has_freed() -> None:
     assert left == [0] * len(UNITS)
 
 
-def test_a_reload_brings_the_last_units_back_first() -> None:
-    stage, forwards, brought = new_stage(), Waits(), []
-    stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=forwards)
-    buffer = stage.offload(0, 1.0, in_memory)
-    stage.release(0)
-    moved = [[saved for saved, _ in unit] for unit in stage._states[0].moved.values()]
+@pytest.mark.parametrize("to_recompute", [False, True])
+def test_a_reload_brings_back_first_what_is_needed_first(to_recompute: bool) -> None:
+    stage, buffer, _ = offloaded_stage()
+    moved, brought = [[saved for saved, _ in unit] for unit in stage._states[0].moved.values()], []
     assert not any(saved.on_device for unit in moved for saved in unit)
 
     def unit_done() -> Callable[[], None]:
         brought.append([all(saved.on_device for saved in unit) for unit in moved])
         return lambda: None
 
-    stage.reload(0, buffer, unit_done=unit_done)
-    count = len(moved)
-    assert brought == [[False] * (count - n) + [True] * n for n in range(1, count + 1)]
+    stage.reload(0, buffer, to_recompute=to_recompute, unit_done=unit_done)
+    count, order = len(moved), 1 if to_recompute else -1
+    assert brought == [([True] * n + [False] * (count - n))[::order] for n in range(1, count + 1)]
 
 
-def test_a_reload_for_a_recomputation_brings_the_first_units_back_first() -> None:
-    stage, brought = new_stage(), []
-    stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
-    buffer = stage.offload(0, 1.0, in_memory)
-    stage.release(0)
-    moved = [[saved for saved, _ in unit] for unit in stage._states[0].moved.values()]
-
-    def unit_done() -> Callable[[], None]:
-        brought.append([all(saved.on_device for saved in unit) for unit in moved])
-        return lambda: None
-
-    stage.reload(0, buffer, to_recompute=True, unit_done=unit_done)
-    count = len(moved)
-    assert brought == [[True] * n + [False] * (count - n) for n in range(1, count + 1)]
-
-
-def test_a_backward_runs_beside_its_reload_and_waits_for_one_unit_at_a_time() -> None:
+def test_a_backward_waits_for_one_unit_of_its_reload_at_a_time() -> None:
     plain, moved = new_stage(), new_stage()
     x = torch.randn(X, dtype=torch.float64)
     y = plain.forward(0, x, MicroBatch())
@@ -142,10 +131,7 @@ def test_a_backward_runs_beside_its_reload_and_waits_for_one_unit_at_a_time() ->
 
 
 def test_a_backward_learns_that_its_reload_has_failed() -> None:
-    stage = new_stage()
-    y = stage.forward(0, torch.randn(X, dtype=torch.float64), MicroBatch(), unit_done=Waits())
-    buffer = stage.offload(0, 1.0, in_memory)
-    stage.release(0)
+    stage, buffer, y = offloaded_stage()
 
     def unit_done() -> Callable[[], None]:
         raise RuntimeError("the link is gone")
@@ -168,12 +154,10 @@ def test_an_offload_learns_that_its_forward_has_failed() -> None:
         stage.offload(0, 1.0, in_memory)
 
 
-@pytest.mark.parametrize("share", [None, 0.3])
 @pytest.mark.parametrize("recompute", [lambda schedule: schedule, fused, explicit])
-def test_a_program_that_streams_has_the_same_gradients(recompute: Any, share: float | None) -> None:
+def test_a_program_that_streams_has_the_same_gradients(recompute: Any) -> None:
     schedule = recompute(offloading(db.schedules["zb-h1"](devices=2, micro_batches=4)))
-    if share is not None:
-        schedule = db.Schedule(**{**vars(schedule), "offload_fraction": {0: share, 1: share}})
+    schedule = replace(schedule, offload_fraction={0: 0.3})
     costs = StageCosts.of(stages=2, offload=1, offload_overlap=0.5, reload_overlap=0.5, recompute_overlap=0.5)
     moments = {w.moment for i in db.lower(schedule, costs).instructions for w in i.waits}
     assert Moment.STREAM in moments

@@ -8,25 +8,21 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.ir import InputError, lower
-from debubble.ir.ops import RESHARDS, UNSHARDS
+from debubble.ir import InputError
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
 from debubble.runtime.models.build import build_stage
 from tests.runtime.test_modules import plan_for, sequential, tokens
-from tests.runtime.test_pipeline import ADAMW, host_stepped, reference_losses, schedule_1f1b
+from tests.runtime.test_pipeline import ADAMW, host_stepped, schedule_1f1b
 from tests.support.runtime_cases import (
-    GPT2,
-    LLAMA,
-    LLAMA_TIED,
-    MIXTRAL,
+    assert_as_alone,
     assert_gradients,
     plan_of,
-    reference_gradients,
+    rows_of,
     run_threads,
     tokens_of,
-    with_layers,
 )
+from tests.support.tiny_models import LLAMA, LLAMA_TIED, MIXTRAL, with_layers
 
 EVEN = {**LLAMA, "vocab_size": 64}
 """Two and four replicas divide the rows of all its parameters evenly."""
@@ -52,38 +48,23 @@ def interleaved(chunks: int = 2) -> Any:
 
 def batch_of(pipeline: Any, config: Any, *, seed: int = 0) -> Any:
     """This replica's part of a batch that does not depend on the number of replicas."""
-    tokens = tokens_of(config, rows=8, seed=seed)
-    return tokens.chunk(pipeline.plan.options.data)[pipeline.ranks.replica]
+    return rows_of(pipeline, tokens_of(config, rows=8, seed=seed))
 
 
 @pytest.mark.parametrize(
     ("schedule", "config", "options"),
     [
-        (schedule_1f1b(), LLAMA, {"data": 2}),
-        (db.schedules["1f1b"](devices=1, micro_batches=2), GPT2, {"data": 4}),
-        (interleaved(4), LLAMA, {"data": 2}),
         (db.schedules["zb-v"](devices=2, micro_batches=4), LLAMA_TIED, {"data": 2}),
         (replace(interleaved(), fused_recompute=frozenset(range(4))), MIXTRAL, {"data": 2, "strategy": "full"}),
         (schedule_1f1b(), LLAMA, {"data": 2, "tensor": 2}),
         (schedule_1f1b(), LLAMA, {"context": 2}),
         (db.schedules["1f1b"](devices=1, micro_batches=2), EXPERTS, {"data": 4, "expert": 2}),
     ],
-    ids=["1f1b", "data 4", "4 chunks", "tied", "recomputing experts", "tensor", "context", "divided experts"],
+    ids=["tied", "recomputing experts", "tensor", "context", "divided experts"],
 )
 def test_losses_and_gradients_are_those_of_one_process(schedule: Any, config: Any, options: Any) -> None:
     plan = zero3(schedule, config, **options)
-
-    def one(pipeline: Any) -> Any:
-        loss = pipeline.step(batch_of(pipeline, config))
-        # The gradients' rows, by the step that they make.
-        before = pipeline.state_dict()
-        torch.optim.SGD(pipeline.parameters(), lr=1.0).step()
-        return loss, {name: before[name] - after for name, after in pipeline.state_dict().items()}
-
-    expected_loss, expected = reference_gradients(config, tokens_of(config, rows=8), micro_batches=plan.micro_batches)
-    for loss, gradients in run_threads(plan, one):
-        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert_gradients(gradients, expected)
+    assert_as_alone(plan, config, tokens_of(config, rows=8))
 
 
 def test_modules_of_ones_own_are_divided_too() -> None:
@@ -109,11 +90,11 @@ def test_modules_of_ones_own_are_divided_too() -> None:
 
 
 def trained(plan: Any, *, max_norm: float | None = None) -> Any:
-    """Losses of three steps, evaluation in between, and the parameters in the end, by rank."""
+    """Losses of two steps, evaluation in between, and the parameters in the end, by rank."""
 
     def one(pipeline: Any) -> Any:
         losses = []
-        for step in range(3):
+        for step in range(2):
             losses.append(float(pipeline.step(batch_of(pipeline, plan.model, seed=step))))
             pipeline.optimizer_step(max_norm)
             losses.append(float(pipeline.evaluate([batch_of(pipeline, plan.model, seed=9)])))
@@ -126,12 +107,10 @@ def trained(plan: Any, *, max_norm: float | None = None) -> Any:
     ("schedule", "options"),
     [
         (interleaved(), {"dtype": "fp32"}),
-        (interleaved(), {"dtype": "bf16"}),
-        (host_stepped(schedule_1f1b()), {"dtype": "fp32"}),
         (host_stepped(schedule_1f1b()), {"dtype": "bf16"}),
         (schedule_1f1b(), {"dtype": "bf16", "lora": 4}),
     ],
-    ids=["fp32", "bf16", "host steps", "host steps in bf16", "LoRA"],
+    ids=["fp32", "host steps in bf16", "LoRA"],
 )
 def test_dividing_parameters_changes_no_bit(schedule: Any, options: Any) -> None:
     divided = zero3(schedule, with_layers(LLAMA, 2), data=2, **options)
@@ -141,33 +120,19 @@ def test_dividing_parameters_changes_no_bit(schedule: Any, options: Any) -> None
         assert all(torch.equal(tensor, parameters[name]) for name, tensor in state.items())
 
 
-def test_losses_over_steps_are_those_of_one_process() -> None:
-    expected = reference_losses(EVEN, micro_batches=8, steps=4)
-
-    def one(pipeline: Any) -> Any:
-        losses = []
-        for step in range(4):
-            losses.append(float(pipeline.step(batch_of(pipeline, EVEN, seed=step))))
-            pipeline.optimizer_step()
-        return losses
-
-    for losses in run_threads(zero3(interleaved(), EVEN, dtype="fp32", data=2), one, optimizer=ADAMW):
-        assert losses == pytest.approx(expected, rel=1e-5)
-
-
 def test_a_post_validated_step_that_is_taken_back_gathers_again() -> None:
     plan = zero3(schedule_1f1b(), LLAMA, dtype="fp32", data=2)
 
     def ahead(pipeline: Any) -> Any:
-        for step in range(4):
-            pipeline.post_validated_step(batch_of(pipeline, LLAMA, seed=step), max_norm=0.5 if step % 2 else 1e9)
+        for step in range(3):
+            pipeline.post_validated_step(batch_of(pipeline, LLAMA, seed=step), max_norm=0.5 if step == 1 else 1e9)
         pipeline.finish_update()
         return pipeline.state_dict()
 
     def synchronous(pipeline: Any) -> Any:
-        for step in range(4):
+        for step in range(3):
             pipeline.step(batch_of(pipeline, LLAMA, seed=step))
-            pipeline.optimizer_step(0.5 if step % 2 else 1e9)
+            pipeline.optimizer_step(0.5 if step == 1 else 1e9)
         return pipeline.state_dict()
 
     states = run_threads(plan, ahead, optimizer=ADAMW), run_threads(plan, synchronous, optimizer=ADAMW)
@@ -175,8 +140,7 @@ def test_a_post_validated_step_that_is_taken_back_gathers_again() -> None:
         assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize(("chunks", "dtype"), [(1, "fp32"), (4, "bf16")])
 def test_counted_memory_is_the_predicted(chunks: int, dtype: str) -> None:
     schedule = schedule_1f1b() if chunks == 1 else interleaved(chunks)
     plan = zero3(schedule, EVEN, dtype=dtype, data=2)
@@ -209,33 +173,6 @@ def names_of(plan: Any, device: int) -> list[str]:
     stages = plan.schedule.placement.stages_of[device]
     units = [unit for s in stages for unit in build_stage(plan.model.config, plan.partition[s], seed=0)]
     return [name for unit in units for name in unit.hf_parameters()]
-
-
-def test_of_four_chunks_a_device_has_the_parameters_of_two_at_most() -> None:
-    plan = zero3(interleaved(4), EVEN, dtype="fp32", data=2)
-
-    def one(pipeline: Any) -> Any:
-        pipeline.step(batch_of(pipeline, EVEN))
-        return pipeline.device, pipeline.measured.peak_gathered
-
-    for device, gathered in run_threads(plan, one):
-        sizes = sorted(plan.costs.gathered[s] for s in plan.schedule.placement.stages_of[device])
-        assert sizes[-1] <= gathered <= sizes[-1] + sizes[-2] < sum(sizes)
-
-
-def test_gathers_are_traced_under_the_programs_names() -> None:
-    plan = zero3(interleaved(4), LLAMA, data=2)
-
-    def one(pipeline: Any) -> Any:
-        pipeline.step(batch_of(pipeline, LLAMA))
-        return pipeline.measured.gather_trace()
-
-    trace = run_threads(plan, one)[0]
-    names = {event.name for event in trace.steps[0].events}
-    program = lower(plan.schedule, plan.costs)
-    gathers = {i.op.name for i in program.instructions if i.op.kind in (*UNSHARDS, *RESHARDS)}
-    assert gathers
-    assert gathers <= names
 
 
 def test_tokens_are_generated_as_without() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import debubble as db
 from debubble.ir import StageCosts
-from tests.support.runtime_cases import FAMILIES, plan_of
+from tests.support.runtime_cases import plan_of
 from tests.support.schedule_cases import explicit, fused, offloading, schedule_of, tightest
+from tests.support.tiny_models import FAMILIES
 
 RECOMPUTATIONS = ["none", "selective", "full", "explicit"]
 """`none`: no more than the schedule itself recomputes."""

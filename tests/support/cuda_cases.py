@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from debubble.runtime import Pipeline
@@ -12,6 +13,11 @@ from tests.support.runtime_cases import assert_gradients
 
 CYCLES = 20_000_000
 """About ten milliseconds of a GPU."""
+
+
+def on_gpu(value: Any) -> Any:
+    """A parameter of tests that the CPU, where nothing waits, shows nothing more by."""
+    return pytest.param(value, marks=pytest.mark.cuda)
 
 
 def lag(device: Any, cycles: Any = CYCLES) -> None:

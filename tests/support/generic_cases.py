@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.support.runtime_cases import LLAMA
+from tests.support.tiny_models import LLAMA
 
 BASE = {**LLAMA, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 del BASE["rms_norm_eps"]

@@ -11,9 +11,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
+from debubble.ir import lower
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from tests.support.forked import START_METHOD
+from tests.support.runtime_cases import assert_gradients, reference_gradients
 
 
 def spawn(ranks: Any, work: Any, *arguments: Any) -> Any:
@@ -21,6 +23,34 @@ def spawn(ranks: Any, work: Any, *arguments: Any) -> Any:
     folder = Path(tempfile.mkdtemp())
     mp.start_processes(_one, args=(ranks, work, folder, arguments), nprocs=ranks, start_method=START_METHOD)
     return folder
+
+
+def assert_gradients_over_gloo(plans: Any, batches: Any, folder: Path) -> None:
+    """Ranks in processes have loss and gradients of one process for each plan, and trace all its instructions."""
+    paths = [folder / f"plan{index}.json" for index in range(len(plans))]
+    for plan, path in zip(plans, paths, strict=True):
+        plan.save(path)
+    answers = spawn(plans[0].ranks, gradients, paths, batches)
+    parts = [torch.load(answers / f"rank{rank}.pt") for rank in range(plans[0].ranks)]
+    for plan, tokens, told in zip(plans, batches, zip(*parts, strict=True), strict=True):
+        expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
+        assert expected.keys() - {name for _, found, _ in told for name in found} <= {"lm_head.weight"}
+        for loss, found, events in told:
+            torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+            assert plan.ranks > plan.devices or events == len(lower(plan.schedule, plan.costs).instructions)
+            assert_gradients(found, expected)
+
+
+def assert_norm_over_gloo(plan: Any, tokens: Any, folder: Path) -> None:
+    """Ranks in processes, whose replicas have the same rows, have loss and norm of one process."""
+    plan.save(folder / "plan.json")
+    answers = spawn(plan.ranks, loss_and_norm, folder / "plan.json", tokens)
+    loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
+    distinct = {id(gradient): gradient for gradient in expected.values()}.values()
+    norm = torch.stack([gradient.square().sum() for gradient in distinct]).sum().sqrt()
+    for rank in range(plan.ranks):
+        told = torch.load(answers / f"rank{rank}.pt")
+        torch.testing.assert_close(torch.stack(told), torch.stack([loss, norm]), rtol=1e-12, atol=0)
 
 
 def _one(rank: Any, ranks: Any, work: Any, folder: Any, arguments: Any) -> None:
@@ -110,8 +140,3 @@ def moved(rank: Any, folder: Any, plans: Any, batches: Any) -> None:
             pipeline.optimizer_step(0.5)
         answers.append((losses, {name: p.clone() for name, p in pipeline.state_dict().items()}))
     torch.save(answers, folder / f"rank{rank}.pt")
-
-
-def evaluated(rank: Any, folder: Any, plan: Any, batches: Any) -> None:
-    """The loss of some batches, saved by rank."""
-    torch.save(Pipeline(None, Plan.load(plan)).evaluate(batches), folder / f"rank{rank}.pt")

@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 import debubble as db
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
-from tests.support.runtime_cases import assert_gradients, plan_of, run_threads, tokens_of
+from debubble.runtime.models.lora import plain_name
+from tests.support.runtime_cases import assert_gradients, plan_of, rows_of, run_threads, tokens_of
 
 
 class _Wide(TorchFunctionMode):
@@ -87,25 +88,38 @@ def assert_trains_as_alone(
     *,
     within: Callable[[], AbstractContextManager[None]] = nullcontext,
     rounding: float = 0.0,
+    only: bool = False,
 ) -> None:
-    """Loss and gradients of a plan's step on the model's own parameters are those of the model alone.
+    """Loss, gradients and norm of a plan's step on the model's own parameters are those of the model alone.
 
-    A gradient that is zero may differ by so much `rounding`.
+    A gradient that is zero may differ by so much `rounding`.  With `only`, no other parameter has a gradient.
     """
-    expected_loss = loss_of(model, tokens, micro_batches=plan.micro_batches)
-    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    micro_batches = plan.micro_batches * plan.options.data
+    expected_loss = loss_of(model, tokens, micro_batches=micro_batches)
+    expected = {plain_name(n): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    norm = torch.stack([gradient.square().sum() for gradient in expected.values()]).sum().sqrt()
     model.zero_grad()
 
-    def one(pipeline: Any) -> Any:
+    def one(transport: Any) -> Any:
+        pipeline = Pipeline(copy.deepcopy(model), plan, transport=transport)
         with within():
-            loss = pipeline.step(tokens)
-        return loss, {name: p.grad for name, p in pipeline.named_parameters()}
+            loss = pipeline.step(rows_of(pipeline, tokens))
+        reached = {name for name, p in pipeline.named_parameters() if p.grad is not None}
+        told = pipeline.clip_grad_norm(float("inf"))
+        with torch.no_grad():
+            for parameter in pipeline.parameters():
+                if parameter.grad is not None:
+                    parameter.copy_(parameter.grad)
+        return loss, told, reached, pipeline.state_dict()  # which joins what ranks divide
 
-    answers = Threads.run(plan.ranks, lambda transport: one(Pipeline(copy.deepcopy(model), plan, transport=transport)))
-    torch.testing.assert_close(answers[0][0], expected_loss, rtol=1e-12, atol=0)
-    found = {name: gradient for _, part in answers for name, gradient in part.items()}
-    assert expected.keys() <= found.keys()
-    assert_gradients({name: found[name] for name in expected}, expected, absolute=rounding)
+    answers = Threads.run(plan.ranks, one)
+    for loss, told, _, _ in answers:
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        torch.testing.assert_close(told, norm, rtol=1e-12, atol=0)
+    have = {name for _, _, reached, _ in answers for name in reached}
+    assert expected.keys() == have if only else expected.keys() <= have
+    for *_, state in answers:
+        assert_gradients({name: state[name] for name in expected.keys() & state.keys()}, expected, absolute=rounding)
 
 
 def assert_checkpoint_returns(config: Any, folder: Path, **options: Any) -> None:

@@ -10,7 +10,8 @@ from debubble.plans import Plan
 from debubble.training.online.controller import Controller, Policy
 from debubble.training.online.journal import Journal
 from debubble.training.online.scheduler import BetterOrder, better_orders
-from tests.support.runtime_cases import LLAMA, plan_of
+from tests.support.runtime_cases import plan_of
+from tests.support.tiny_models import LLAMA
 
 QUICK = Policy(settling=1, window=3)
 UNIT = StageCosts.of(stages=2, communication=0, activation=2, memory_limit=20)

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-import debubble as db
 from debubble.costs.unit import HostStates, Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import Kind, Lane, Op, RunOptions
@@ -207,16 +206,4 @@ def kinds_of(plan: Any) -> Any:
 
 def assert_runs_over_gloo(plan: Any, folder: Any) -> None:
     """Four processes give the reference's loss and gradients."""
-    path = folder / "plan.json"
-    plan.save(path)
-    tokens = batch_for(plan)
-    answers = gloo_ranks.spawn(plan.devices, gloo_ranks.gradients, [path], [tokens])
-    expected_loss, expected = reference_gradients(plan.model, tokens, micro_batches=plan.micro_batches)
-    seen = set()
-    for rank in range(plan.devices):
-        [(loss, gradients, events)] = torch.load(answers / f"rank{rank}.pt")
-        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert events == len(db.lower(plan.schedule, plan.costs).instructions)
-        seen |= gradients.keys()
-        assert_gradients(gradients, expected)
-    assert seen == expected.keys()
+    gloo_ranks.assert_gradients_over_gloo([plan], [batch_for(plan)], folder)

@@ -1,10 +1,12 @@
 """Small models, and the comparison of a plan's step with one process, that the runtime's tests share."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
 from debubble.ir import RunOptions, StageCosts
@@ -12,72 +14,25 @@ from debubble.models import ModelConfig
 from debubble.plans import Plan
 from debubble.runtime import Pipeline
 from debubble.runtime.distributed.transport import Threads
+from debubble.runtime.memory.activations import Ledger
+from debubble.runtime.models.build import build_stage
+from debubble.runtime.models.stage import Stage
 from debubble.runtime.steps.batch import BatchFormat, read_batch
 from tests.support.model_cases import entries_of, on_cpus
 from tests.support.reference_model import ReferenceModel
 from tests.support.schedule_cases import recomputing
+from tests.support.tiny_models import GPT2 as GPT2
+from tests.support.tiny_models import LLAMA as LLAMA
+from tests.support.tiny_models import LLAMA_TIED as LLAMA_TIED
+from tests.support.tiny_models import MIXTRAL as MIXTRAL
+from tests.support.tiny_models import with_layers as with_layers
 
 CPU = torch.device("cpu")
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 61, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 64, "tie_word_embeddings": False, "hidden_act": "silu", "initializer_range": 0.3,
-}  # fmt: skip
-LLAMA_TIED = {**LLAMA, "tie_word_embeddings": True}
-LLAMA3_ROPE = {
-    **LLAMA,
-    "attention_bias": True,
-    "mlp_bias": True,
-    "rope_scaling": {
-        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-}  # fmt: skip
-MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 8, "head_dim": 8}
-QWEN2 = {**LLAMA, "model_type": "qwen2", "use_sliding_window": False}
-QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 16, "use_sliding_window": False}
-QWEN2_WINDOWED = {**QWEN2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
-GEMMA = {
-    **LLAMA, "model_type": "gemma", "head_dim": 16, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
-    "pad_token_id": 0,
-}  # fmt: skip
-GEMMA2 = {
-    **GEMMA, "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 5,
-    "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
-}  # fmt: skip
-GEMMA3 = {
-    **GEMMA2, "model_type": "gemma3_text", "attn_logit_softcapping": None, "final_logit_softcapping": None,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-    "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    },
-}  # fmt: skip
-MIXTRAL = {
-    **LLAMA, "model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None,
-}  # fmt: skip
-QWEN3_MOE = {
-    **QWEN3, "model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
-    "norm_topk_prob": False, "mlp_only_layers": [1],
-}  # fmt: skip
-GPT2: dict[str, Any] = {
-    "model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": 61,
-    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.3, "tie_word_embeddings": True,
-}  # fmt: skip
-GPT2_UNTIED = {**GPT2, "tie_word_embeddings": False}
 
-FAMILIES = {
-    "llama": LLAMA, "llama-tied": LLAMA_TIED, "llama3-rope": LLAMA3_ROPE, "mistral": MISTRAL, "qwen2": QWEN2,
-    "qwen2-windowed": QWEN2_WINDOWED, "qwen3": QWEN3, "gemma": GEMMA, "gemma2": GEMMA2, "gemma3": GEMMA3, "gpt2": GPT2,
-    "mixtral": MIXTRAL, "qwen3-moe": QWEN3_MOE,
-}  # fmt: skip
-"""One small model of every family, and of what families have in variants."""
-
-
-def with_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
-    """The model with another number of layers."""
-    return {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": layers}
+def slow_unless(names: Iterable[str], *fast: str) -> list[Any]:
+    """Parameters of a test, all but a few of which are run by `make test-slow` alone."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def plan_of(
@@ -117,6 +72,17 @@ def plan_of(
     )
 
 
+def inner_stage(
+    config: Any, strategy: str = "none", *, device: torch.device = CPU, dtype: torch.dtype = torch.float64
+) -> tuple[Stage, Ledger]:
+    """A stage of all units but the first and the last, and the ledger of what it keeps."""
+    units = [replace(unit, strategy=strategy) for unit in ModelConfig.from_hf(config).units[1:-1]]
+    built, ledger = build_stage(config, units, dtype=dtype), Ledger(device)
+    for unit in built:
+        unit.to(device).attach_ledger(ledger)
+    return Stage(built, units, ledger), ledger
+
+
 def tokens_of(config: Any, *, rows: Any, length: int = 12, seed: int = 0) -> Any:
     return torch.randint(
         0, entries_of(config)["vocab_size"], (rows, length + 1), generator=torch.Generator().manual_seed(seed)
@@ -148,6 +114,11 @@ def gradients_of(plan: Any, tokens: Any, **arguments: Any) -> Any:
     return answers[0][0], {name: g for _, gradients in answers for name, g in gradients.items()}
 
 
+def peaks_of(plan: Any, tokens: Any, **arguments: Any) -> list[int]:
+    """The most bytes of activations that each rank keeps in one step."""
+    return run_threads(plan, lambda p: (p.step(tokens), p.measured.peak_activation)[1], **arguments)  # type: ignore[no-any-return]
+
+
 def reference_gradients(
     config: Any, tokens: Any, *, micro_batches: Any, dtype: Any = torch.float64, device: Any = CPU
 ) -> Any:
@@ -171,6 +142,46 @@ def assert_same_gradients(plan: Any, config: Any, tokens: Any) -> None:
     torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
     assert expected.keys() - gradients.keys() <= {"lm_head.weight"}
     assert_gradients(gradients, expected)
+
+
+def assert_as_alone(plan: Plan, config: Any, batch: Any) -> None:
+    """Every rank has the loss and norm of one process, and a step of SGD at rate 1 changes parameters by its gradients.
+
+    The batch is that of all replicas, whose micro-batches are together those of one process.
+    """
+
+    def one(pipeline: Any) -> Any:
+        before = {name: value.clone() for name, value in pipeline.state_dict().items()}
+        loss, norm = pipeline.step(rows_of(pipeline, batch)), pipeline.optimizer_step(float("inf"))
+        return loss, norm, {name: before[name] - value for name, value in pipeline.state_dict().items()}
+
+    expected_loss, expected = reference_gradients(config, batch, micro_batches=plan.micro_batches * plan.options.data)
+    distinct = {id(gradient): gradient for gradient in expected.values()}.values()
+    squares = sum(float(gradient.square().sum()) for gradient in distinct)
+    for loss, norm, changes in run_threads(plan, one, optimizer=partial(torch.optim.SGD, lr=1.0)):
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        assert norm is None or float(norm) == pytest.approx(squares**0.5, rel=1e-10)
+        for name, change in changes.items():
+            # The difference of parameters before and after the step has their rounding.
+            largest = max(1.0, float(expected[name].abs().max()))
+            assert (change - expected[name]).abs().max() <= 1e-11 * largest, name
+
+
+def rows_of(pipeline: Any, batch: Any) -> Any:
+    """What the pipeline's replica has of a batch of all replicas."""
+    data, replica = pipeline.plan.options.data, pipeline.ranks.replica
+    if isinstance(batch, dict):
+        return {name: entry.chunk(data)[replica] for name, entry in batch.items()}
+    return batch.chunk(data)[replica]
+
+
+def train(pipeline: Any, batches: Iterable[Any], *, max_norm: float | None = None) -> list[float]:
+    """The losses of a step with each batch, of which a replica has its rows."""
+    losses = []
+    for batch in batches:
+        losses.append(float(pipeline.step(rows_of(pipeline, batch))))
+        pipeline.optimizer_step(max_norm)
+    return losses
 
 
 def assert_gradients(
