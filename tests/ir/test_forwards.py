@@ -20,7 +20,7 @@ def test_a_program_of_forwards_has_every_forward_once(name: str, model: Communic
     assert len(run(program).operations) == len(kinds)
 
 
-def test_forwards_go_through_a_pipeline_without_bubbles_but_at_its_ends() -> None:
+def test_forwards_leave_bubbles_at_the_ends_alone() -> None:
     schedule = db.schedules["1f1b"](devices=4, micro_batches=8)
     assert run(lower_forwards(schedule, db.StageCosts.of(stages=4))).makespan == 4 - 1 + 8
 

@@ -101,7 +101,7 @@ def test_stages_between_which_a_device_alternates_are_gathered_once() -> None:
     assert gathers_of(Schedule.of("two", Placement.of([0, 0]), 2, orders)) == ["0UNSHARD_F0", "1UNSHARD_F0"]
 
 
-def test_of_three_stages_in_turn_the_next_is_gathered_while_one_computes() -> None:
+def test_of_three_stages_the_next_is_gathered_while_one_computes() -> None:
     orders = [["0F0", "1F0", "2F0", "2B0", "1B0", "0B0"]]
     schedule = Schedule.of("three", Placement.of([0, 0, 0]), 1, orders)
     costs = StageCosts.of(stages=3, forward=4, gathered=5, parameter_gather=3, static=10)

@@ -66,7 +66,7 @@ def test_an_operation_on_another_device_than_its_stage_is_refused() -> None:
         ({"link_orders": ((Op(Kind.O, 0, 0),),)}, "'link_orders' names 0O0, which is no transfer of the schedule"),
     ],
 )
-def test_an_entry_about_a_stage_or_device_that_is_not_there_is_refused(entries: dict[str, Any], message: str) -> None:
+def test_an_entry_about_a_missing_stage_or_device_is_refused(entries: dict[str, Any], message: str) -> None:
     schedule = Schedule.of("test", Placement.linear(2), 1, [["0F0", "0B0"], ["1F0", "1B0"]])
     with pytest.raises(ScheduleError, match=message):
         check(replace(schedule, **entries))

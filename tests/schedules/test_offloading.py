@@ -142,7 +142,7 @@ def test_the_span_chooses_where_it_is_the_objective(name: str) -> None:
     assert db.simulate(built["span"], costs).span <= db.simulate(built["makespan"], costs).span
 
 
-def test_the_papers_pipeoffload_moves_whole_backwards_and_refuses_half() -> None:
+def test_the_papers_pipeoffload_moves_whole_backwards() -> None:
     costs = grid_costs(4, 5, 3)
     schedule = db.schedules["pipeoffload"](devices=4, micro_batches=4, costs=costs, chunks=1, variant="paper")
     assert not schedule.split_backward

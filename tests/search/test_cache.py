@@ -61,7 +61,7 @@ def test_fitting_a_schedule_to_another_number_is_counted() -> None:
     assert (same.spent, other.spent) == (0, PLACES * SIMULATION * 3 * 20)
 
 
-def test_a_better_entry_replaces_a_worse_one_and_not_the_other_way_round() -> None:
+def test_a_better_entry_replaces_a_worse_one_only() -> None:
     problem = problem_of()
     worse, better = next(search(problem, steps=1)), searched(problem, steps=5000)
     assert better.value < worse.value

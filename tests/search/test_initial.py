@@ -30,7 +30,7 @@ def test_a_start_is_two_round_trips_of_a_message_from_the_bound(p: int, m: int, 
     assert best_of(problem) == bound + 4
 
 
-def test_on_a_half_duplex_link_a_reload_goes_before_the_offload_that_would_delay_it() -> None:
+def test_on_a_half_duplex_link_a_reload_goes_before_an_offload() -> None:
     problem = uniform(8, 32, offload=10, limit=12, host_link="half-duplex")
     assert best_of(problem) == lower_bound(problem) == 1037
 
@@ -59,7 +59,7 @@ def test_operations_that_take_no_time_have_starts_too() -> None:
 
 @given(data=st.data())
 @settings(max_examples=15)
-def test_every_start_that_fits_is_complete_and_no_better_than_the_bound(data: st.DataObject) -> None:
+def test_every_start_is_complete_and_no_better_than_the_bound(data: st.DataObject) -> None:
     problem = data.draw(offload_problems(micro_batches=6))
     bound = lower_bound(problem)
     for schedule in initial_schedules(problem):

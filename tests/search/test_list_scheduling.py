@@ -77,7 +77,7 @@ def assert_simulated_alike(schedule: ListSchedule, costs: StageCosts, capacity: 
 
 @settings(max_examples=60)
 @given(step=steps(), rule=RULES, split=st.booleans())
-def test_a_rule_takes_the_time_and_memory_that_the_simulator_says(
+def test_a_rule_takes_what_the_simulator_says(
     step: tuple[Placement, int, StageCosts, list[Number | None]], rule: Greedy | GapFilling, split: bool
 ) -> None:
     placement, m, costs, capacity = step
@@ -88,7 +88,7 @@ def test_a_rule_takes_the_time_and_memory_that_the_simulator_says(
 
 @settings(max_examples=50)
 @given(step=steps(), data=st.data())
-def test_a_followed_order_takes_the_time_and_memory_that_the_simulator_says(
+def test_a_followed_order_takes_what_the_simulator_says(
     step: tuple[Placement, int, StageCosts, list[Number | None]], data: st.DataObject
 ) -> None:
     placement, m, costs, capacity = step

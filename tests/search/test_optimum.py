@@ -156,7 +156,7 @@ def test_the_milp_proves_the_same_with_and_without_each_reduction(reductions: Re
     assert answer.bound == pytest.approx(float(answer.incumbent.value), rel=1e-5)
 
 
-def test_the_milp_begins_with_a_given_schedule_and_ends_at_the_optimum() -> None:
+def test_the_milp_begins_as_given_and_ends_at_the_optimum() -> None:
     problem = instance(3, 3, ONE, 0, 1, 2)
     start = schedules["adaoffload"](devices=3, micro_batches=3, costs=problem.costs)
     first, *_, last = milp_incumbents(MilpModel(problem), effort=Effort(60), start=start)
@@ -270,7 +270,7 @@ def test_streams_take_less_time_than_transfers_that_wait() -> None:
     assert times == [150, 120]
 
 
-def test_a_backward_that_may_be_whole_counts_with_the_lead_of_the_longer_one() -> None:
+def test_a_backward_that_may_be_whole_has_the_longer_lead() -> None:
     costs = StageCosts.of(stages=1, offload=8, backward_input=1, backward_weight=3, reload_overlap=Fraction(1, 2))
     problem = OrderProblem(placement=Placement.linear(1), micro_batches=1, costs=costs, offload=True)
     backward = Op(Kind.I, 0, 0)

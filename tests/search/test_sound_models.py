@@ -61,7 +61,7 @@ def test_the_model_holds_every_planners_plan(name: str) -> None:
     assert holds(problem, plan)
 
 
-def test_a_whole_backward_that_its_halves_are_no_match_for_stays_whole() -> None:
+def test_a_whole_backward_that_beats_its_halves_stays_whole() -> None:
     # An I would have to keep 3 where only 2 fit.
     costs = StageCosts.of(stages=2, activation=1, activation_after_input=3, memory_limit=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=40, costs=costs)
@@ -72,7 +72,7 @@ def test_a_whole_backward_that_its_halves_are_no_match_for_stays_whole() -> None
     assert best.value <= problem.value(schedule)
 
 
-def test_halves_alone_prove_nothing_where_a_whole_backward_may_need_less() -> None:
+def test_halves_prove_nothing_where_a_whole_backward_needs_less() -> None:
     costs = StageCosts.of(stages=2, activation=1, activation_after_input=3, memory_limit=4)
     problem = OrderProblem(placement=Placement.linear(2), micro_batches=4, costs=costs)
     *_, start = search(problem, steps=0)
@@ -96,7 +96,7 @@ def test_sizes_that_are_no_whole_numbers_refute_nothing_that_fits() -> None:
     assert bounds[0] <= values[1]
 
 
-def test_a_model_that_misses_a_known_schedule_is_an_error_and_no_proof() -> None:
+def test_a_model_that_misses_a_known_schedule_is_an_error() -> None:
     problem = uniform(3, 4, limit=4)
     *_, best = search(problem, steps=0)
     impossible = replace(best, value=10, bound=0)

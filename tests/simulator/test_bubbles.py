@@ -86,7 +86,7 @@ def test_waiting_for_an_offload_or_reload_is_transfer_time() -> None:
     assert [b.awaited.lane for b in bubbles(timeline)[0] if b.awaited] == [Lane.D2H, Lane.H2D]
 
 
-def test_an_order_that_waits_although_work_is_even_waits_for_dependencies() -> None:
+def test_an_even_order_that_waits_waits_for_dependencies() -> None:
     """One micro-batch after the other."""
     orders = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
     schedule = Schedule.of("in-turn", db.Placement.linear(2), 2, orders)

@@ -60,7 +60,7 @@ def test_another_choice_of_recomputing_stages_needs_no_new_lowering(recomputed: 
     assert price.peak_memory == timeline.peak_memory
 
 
-def test_lanes_that_are_shared_by_arrival_are_priced_by_full_simulation() -> None:
+def test_lanes_shared_by_arrival_are_priced_by_full_simulation() -> None:
     blocking = StageCosts.of(stages=2, communication=1, communication_model="blocking")
     plain = db.schedules["1f1b"](devices=2, micro_batches=4)
     assert agrees(Repricer(plain).price(blocking), db.simulate(plain, blocking))

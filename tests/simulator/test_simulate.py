@@ -131,7 +131,7 @@ def test_a_split_backward_frees_its_parts_at_their_ends() -> None:
     assert timeline.memory[0] == ((0, 0), (0, 8), (2, 3), (3, 0))
 
 
-def test_the_input_backward_may_allocate_what_the_weight_backward_needs() -> None:
+def test_the_input_backward_may_allocate_what_w_needs() -> None:
     costs = StageCosts.of(stages=1, activation=8, activation_after_input=12)
     timeline = timeline_of("0F0 0I0 0W0", costs=costs, micro_batches=1)
     assert timeline.memory[0] == ((0, 0), (0, 8), (1, 12), (3, 0))

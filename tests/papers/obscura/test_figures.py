@@ -38,7 +38,7 @@ def test_figure_5s_messages_bring_figure_12_into_its_range(size: str, m: int, ou
     assert speed_up(problem("Llama-2", size, m, messages=True), as_printed) == ours
 
 
-def test_gpt_3_is_shown_with_the_fitted_and_the_computed_recompute_time() -> None:
+def test_gpt_3_is_shown_with_fitted_and_computed_recompute_times() -> None:
     table = report.gpt_3()
     assert [(row[1], row[3], row[5]) for row in table.rows] == [(0.2, 1.305, 1.25), (0.305, 1.263, 1.21)]
     assert "by recompute time: fitted to 1.30: Obscura is; our cost model: neither is." in table.note

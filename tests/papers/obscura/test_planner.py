@@ -232,7 +232,7 @@ def test_bpipe_recomputes_mlps_only_where_it_must() -> None:
     assert min(peaks[:4]) == pytest.approx(106, abs=0.01)
 
 
-def test_algorithm_1_finds_the_balance_that_the_printed_one_throws_away() -> None:
+def test_algorithm_1_finds_the_balance_that_the_printed_one_loses() -> None:
     def times(counts: tuple[int, ...]) -> list[float]:
         return [3.39 * n if s < 3 else 3.0 * n for s, n in enumerate(counts)]
 

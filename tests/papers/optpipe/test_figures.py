@@ -121,7 +121,7 @@ def test_the_papers_own_table_contradicts_its_text() -> None:
     assert sum(loss > 2 for loss in losses_in_print(rich_and_limited(rows)[0])) == 16
 
 
-def test_a_plan_that_needs_more_than_the_device_has_says_so_in_its_row() -> None:
+def test_a_plan_that_needs_more_than_the_device_says_so() -> None:
     costs = StageCosts.of(stages=1, activation=183 * 2**30)
     timeline = simulate(schedules["1f1b"](devices=1, micro_batches=1), costs)
     table = advantage((Row(SMALL[0], {}, {"OptPipe": timeline, "PipeOffload": timeline}),))

@@ -190,7 +190,7 @@ def one_run(strategies: Sequence[str] | None) -> LayerRun:
     return run
 
 
-def test_a_layer_has_every_efficient_combination_of_its_units_strategies() -> None:
+def test_a_layer_has_every_efficient_combination_of_strategies() -> None:
     found = {option.strategies: (option.time, option.activation) for option in one_run(None).options}
     assert found == {
         ("none", "none"): (18.0, 20.0),
