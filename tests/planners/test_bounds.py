@@ -381,3 +381,51 @@ def test_two_chunks_in_a_v_with_little_memory_are_bounded(capacity: int, best: i
     problem = Problem(workload=FixedStages(costs), devices=3, chunks=2, micro_batches=6)
     assert bound < best
     assert float(proven_bound(problem).time) == pytest.approx(bound)
+
+
+@st.composite
+def hosted_pieces_in_little_room(draw: st.DrawFn) -> Pieces:
+    """Pieces as above whose states fit on the hosts, and mostly not on the devices."""
+    a = draw(hosted_pieces())
+    more = draw(st.lists(st.integers(4, 9), min_size=len(a.pieces), max_size=len(a.pieces)))
+    kinds = {
+        piece: replace(piece, static=piece.hosted + 2 * m, host_step=m) for piece, m in zip(a.pieces, more, strict=True)
+    }
+    held = [piece.hosted for piece in a.pieces]
+    transient = sum(max(getattr(piece, name) for piece in a.pieces) for name in ("workspace", "activation"))
+    room = -(-sum(held) // len(a.rooms)) + max(held) + transient
+    rooms = tuple(room + draw(st.integers(0, 3)) for _ in a.rooms)
+    return replace(a, pieces=tuple(kinds[piece] for piece in a.pieces), rooms=rooms)
+
+
+def least_number_of_all_ways(a: Pieces, like: Piece, longest: float) -> float:
+    """The least number of such pieces that a device offloads, where no device's host steps longer than that."""
+    least = inf
+    for held in dealt_pieces(a):
+        ways = [
+            [hosted for hosted in ways_to_offload(own, size) if seconds_of(hosted) <= longest]
+            for own, size in zip(held, a.rooms, strict=True)
+        ]
+        if all(ways):
+            least = min(least, *(hosted.count(like) for each in ways for hosted in each))
+    return least
+
+
+@given(hosted_pieces_in_little_room(), st.integers(0, 8))
+@settings(max_examples=60)
+def test_every_device_offloads_some_units_in_all_ways(a: Pieces, more: int) -> None:
+    assume(0 < least_host_steps(a) < inf)
+    longest = round(least_host_steps(a)) + more
+    found = {finished.places: finished.time for finished in finished_units(a, longest=longest, least=0)}
+    for piece in {piece for piece in a.pieces if piece.host_step and a.pieces.count(piece) >= len(a.rooms)}:
+        number = least_number_of_all_ways(a, piece, longest)
+        places = tuple(n for n, other in enumerate(a.pieces) if other == piece)
+        assert found.get(places, 0.0) == pytest.approx(number * piece.host_step, rel=1e-8)
+
+
+def test_what_returns_after_the_last_forward_has_left_before() -> None:
+    a = replace(two_large_units_each(host_step=40, strategies=((2, 0),)), micro_batches=16)
+    slow, fast, small = (
+        ramps_bound(each, host_steps=40) for each in (replace(a, bytes_per_second=0.5), a, replace(a, host_memory=10.0))
+    )
+    assert fast < min(slow, small)

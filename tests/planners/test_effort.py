@@ -16,7 +16,7 @@ from debubble.planners import FixedStages, Problem, planners
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_model import solve
 from debubble.plans import Plan
-from debubble.search.effort import price_of_move
+from debubble.search.effort import Effort, price_of_move
 from debubble.views.plan_table import render
 from debubble.views.scene import Scene
 
@@ -124,3 +124,12 @@ def test_a_move_has_the_published_price(pairs: int, microseconds: float) -> None
     assert price_of_move(pairs) * 1e6 == pytest.approx(microseconds, rel=0.01)
     # Half where devices have several stages and nothing leaves memory.
     assert 2 * price_of_move(pairs, of_chunks=True) == price_of_move(pairs)
+
+
+def test_what_is_spent_in_a_part_is_spent_in_the_whole() -> None:
+    whole = Effort(10)
+    part = whole.part(4)
+    part.spend(3)
+    assert (part.left, whole.left) == (1, 7)
+    assert whole.part(20).left == 7
+    assert not whole.cut_off

@@ -13,9 +13,11 @@ from debubble.planners import planners
 from debubble.planners.joint.annealing_kernel import QUARTERS, UNLIMITED
 from debubble.planners.joint.chain import PointChain
 from debubble.planners.joint.levers import Levers, Point, policy_choices
-from debubble.planners.joint.list_scheduling.scheduler import schedule
+from debubble.planners.joint.list_scheduling.scheduler import makespan, place, schedule
+from debubble.planners.joint.list_scheduling.stage_table import AHEAD
+from debubble.planners.joint.refinement import refine
 from debubble.planners.model_problem import problem_of as problem_of_model
-from debubble.planners.problem import FixedStages, ModelUnits, Problem
+from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.search.effort import Effort
 
 STRATEGIES = {"none": Strategy(8), "cheap": Strategy(5, 0.25), "dear": Strategy(4, 2), "full": Strategy(1, 1)}
@@ -239,3 +241,55 @@ def test_a_list_takes_the_time_that_the_scheduler_says_and_fits(whole: bool, dat
     timeline = db.simulate(solution.schedule, solution.costs)
     assert made.makespan == pytest.approx(float(timeline.makespan), rel=1e-9)
     assert units.memory_limit is None or max(timeline.peak_memory) <= units.memory_limit[0] * (1 + 1e-12)
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Placement:
+    make = draw(st.sampled_from([Placement.looped, Placement.v_shape]))
+    return make(3, draw(st.integers(1, 4)))
+
+
+def test_a_device_that_waits_for_a_gradient_recomputes_before() -> None:
+    problem = problem_of(bandwidth=None, micro_batches=1)
+    levers = levers_of(problem, Placement.linear(3))
+    point = replace(drawn(levers, 0).best, levels=(levers.levels - 1,) * 3)
+    table, _ = levers.table(point)
+    policy, most = np.array(point.policy), np.array(point.most)
+    times = []
+    for ahead in (0, 1):
+        policy[AHEAD] = ahead
+        times.append(makespan(table, levers.scales, policy, most)[0])
+    # The last stage has its gradient at once; the other two recompute their four units of 1 while they wait.
+    assert times[0] - times[1] == 8
+
+
+@settings(max_examples=30)
+@given(placements(), st.integers(0, 10**6), st.integers(60, 200), st.floats(0.5, 2))
+def test_a_list_schedule_is_given_up_only_where_it_takes_too_long(
+    placement: Placement, seed: int, limit: int, part: float
+) -> None:
+    levers = levers_of(problem_of(limit=limit), placement)
+    point = drawn(levers, seed).best
+    table, _ = levers.table(point)
+    policy, most = np.array(point.policy), np.array(point.most)
+    time, missing = makespan(table, levers.scales, policy, most)
+    if missing:
+        return
+    nothing = np.empty((0, 3), dtype=np.int64), np.empty(0)
+    _, found, _ = place(*table, levers.scales, policy, most, part * time, np.inf, *nothing)
+    assert found in (time, np.inf)
+    assert found == time or part < 1
+
+
+def test_units_stop_recomputing_where_that_is_faster_and_fits() -> None:
+    problem = problem_of(bandwidth=None)
+    levers = levers_of(problem, Placement.linear(3))
+    point = drawn(levers, 0).best
+    slow, fast = (levers.solution(replace(point, levels=(level,) * 3)) for level in (levers.levels - 1, 0))
+
+    def time_of(solution: Solution) -> float:
+        return float(db.simulate(solution.schedule, solution.costs).makespan)
+
+    assert time_of(refine(levers.units, time_of, slow, Effort(10))) < time_of(slow)
+    assert refine(levers.units, time_of, fast, Effort(10)) is fast
+    assert refine(levers.units, time_of, slow, Effort(0)) is slow

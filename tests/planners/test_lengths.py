@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs import model_units
-from debubble.costs.lengths import MicroBatchSize
+from debubble.costs.lengths import MicroBatchSize, orders_of
 from debubble.costs.partition import Partition
 from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
@@ -116,3 +116,12 @@ def test_packed_short_sequences_take_less_time_than_one_long_one() -> None:
 def test_lengths_are_refused_where_they_cannot_be_kept(given_: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         db.plan(db.models["llama3-8b"], db.Cluster.parse("4xA100-80GB"), lengths={512: 1}, **given_)
+
+
+@given(scales=st.lists(st.sampled_from(SCALES), min_size=8, max_size=8))
+@settings(max_examples=4)
+def test_the_order_of_many_is_no_slower_than_any_simple_one(scales: list[float]) -> None:
+    order = lengths_of(with_lengths(replace(PROBLEM, micro_batches=8), sizes_of(scales)))
+    assert sorted(order) == sorted(scales)
+    simple = [tuple(size.tokens for size in sizes) for sizes in orders_of(sizes_of(scales))]
+    assert one_f_one_b(order) <= min(map(one_f_one_b, simple)) + 1e-9

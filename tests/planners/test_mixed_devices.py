@@ -6,6 +6,7 @@ from debubble.costs.partition import Partition
 from debubble.ir import Placement, RunOptions
 from debubble.planners.bounds import lower_bound
 from debubble.planners.degrees import Job, configurations, search_degrees
+from debubble.planners.degrees.estimate import quick_bound, quick_step
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import Problem
 
@@ -71,3 +72,11 @@ def test_the_search_of_degrees_takes_them() -> None:
 def test_what_plans_for_one_type_says_so() -> None:
     with pytest.raises(db.InputError, match="without a profile and without --for"):
         db.plan(LLAMA, MIXED, micro_batches=8, planner="dapple", target="megatron")
+
+
+def test_bounds_hold_for_every_quick_plan() -> None:
+    for asked in (problem(), problem(micro_batches=32), problem(pipeline=2, data=2)):
+        step, plan = quick_step(asked)
+        assert quick_bound(asked) <= step
+        assert float(lower_bound(asked)) <= step
+        assert plan.partition is not None

@@ -66,3 +66,29 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     assert len(begins) > 10
     # With shared links nothing is taken over from where the devices are in the state that they were in.
     assert len(meetings) == 1 if a.by_arrival else len(meetings) > 10
+
+
+def test_lists_that_stay_late_are_given_up_and_were_mostly_worse() -> None:
+    start = next(iter(search(SMALL, steps=0)))
+    chain = OrderChain(SMALL, start, seed=0)
+    a, x, n, _ = chain.arrays
+    _, fresh_x, fresh_n, _ = arrays_of(SMALL)
+    orders, lengths = encode(SMALL, start.schedule)
+    random, path = np.array([5], dtype=np.int64), np.zeros(1, dtype=np.int64)
+    value = evaluate(a, x, n, orders, lengths, INFINITY)
+    keep(a, x, n, START)
+    given_up = []
+    for _ in range(4 * MOVES):
+        tried, tried_lengths = orders.copy(), lengths.copy()
+        move(a, n, tried, tried_lengths, path, 0, True, False, FROM_SCRATCH, random)
+        at = common_mark(a, n, orders, lengths, tried, tried_lengths)
+        if at < 0:
+            continue
+        found, _ = measure(a, x, n, orders, lengths, tried, tried_lengths, at, INFINITY, 1.0)
+        exact = evaluate(a, fresh_x, fresh_n, tried, tried_lengths, INFINITY)
+        undo(a, x, n, orders, lengths, 0, 0)
+        assert found in (exact, INFINITY)
+        if found != exact:
+            given_up.append(exact)
+    assert len(given_up) > 40
+    assert sum(exact < value for exact in given_up) <= len(given_up) / 50

@@ -160,3 +160,24 @@ def test_room_is_counted_exactly() -> None:
     schedule = scheduler.follow([numbers(scheduler, "0F0 0F1 0F2 0I0 0I1 0I2")], OrderFollowing(0, PATIENT))
     assert schedule is not None
     assert [op.kind for op in schedule.orders[0][:3]] == [Kind.F] * 3
+
+
+def two_devices(rule: OrderFollowing, *, capacity: int) -> list[str]:
+    """Device 0 wants F0, I0, F1; the message is slow, so F1 could go first."""
+    costs = StageCosts.of(stages=2, communication=5, activation=1, activation_after_input=1)
+    scheduler = ListScheduler(Placement.linear(2), 2, OpCosts(costs=costs), [capacity, 2])
+    schedule = scheduler.follow([numbers(scheduler, f"{s}F0 {s}I0 {s}F1 {s}I1") for s in range(2)], rule)
+    assert schedule is not None
+    return [op.name for op in schedule.orders[0]]
+
+
+def test_what_has_arrived_overtakes_into_a_gap() -> None:
+    assert two_devices(OrderFollowing(0, 0), capacity=2) == ["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "capacity"),
+    [(OrderFollowing(0, PATIENT), 2), (OrderFollowing(0, 0), 1), (OrderFollowing(0, 0, late=True), 2)],
+)
+def test_nothing_overtakes_if_patient_short_of_memory_or_early(rule: OrderFollowing, capacity: int) -> None:
+    assert two_devices(rule, capacity=capacity)[:2] == ["0F0", "0I0"]

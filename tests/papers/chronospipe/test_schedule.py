@@ -390,3 +390,29 @@ def test_partly_blocking_messages_never_deadlock_nor_beat_free_ones(p: Any, v: A
     assert run.makespan >= v * (f + b) * (m + p - 1)
     # Every device computes all of its operations, and takes part in its adjacent messages one by one.
     assert run.busy == (m * v * (f + b),) * p
+
+
+@pytest.mark.parametrize("p", [3, 16, 27, 48])
+def test_last_chunk_starts_k_rounds_of_equation_8_late(p: int) -> None:
+    _, f2, _, _ = recomp_table(p)
+    sigma = 3 if p % 2 == 0 else 4
+    assert f2[0] == sigma + 7 * (math.ceil((p - 3) / 6) + delay_rounds(p))
+
+
+@settings(max_examples=25)
+@given(
+    p=st.integers(2, 8), v=st.integers(1, 4), m=st.integers(1, 20), group=st.sampled_from([1, 2, 3]),
+    rho=st.sampled_from([Fraction(1, 4), Fraction(1, 2), Fraction(1)]), data=st.data(),
+)  # fmt: skip
+def test_any_recomputed_chunks_and_groups_are_correct_near_their_work(
+    p: Any, v: Any, m: Any, rho: Any, group: Any, data: Any
+) -> None:
+    chosen = data.draw(st.frozensets(st.integers(0, v - 1)))
+    costs = unit_costs(p, v)
+    made = db.schedules["chronos-zero2"](
+        devices=p, micro_batches=m, chunks=v, costs=costs, group=group, rho=rho, recomputed_chunks=chosen
+    )
+    run = db.simulate(made, costs)
+    work = 3 * v + rho * len(chosen)
+    assert run.busy == (m * work,) * p
+    assert run.makespan <= (m + group - 1) * work + v * (p - 1) * (4 + rho) + group * work
