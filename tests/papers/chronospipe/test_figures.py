@@ -9,7 +9,7 @@ from debubble.papers.chronospipe.figures import evaluation
 from debubble.papers.chronospipe.figures.memory_model import ALL, CHRONOS, HALF, INTERLEAVED, PLAIN, RECOMP
 from debubble.papers.chronospipe.figures.messages import message_models
 from debubble.papers.chronospipe.figures.scaling import hosted_chunks
-from debubble.papers.registry import papers, reproduced
+from debubble.papers.registry import Table, papers, reproduced
 
 
 def ours(table: Any) -> Any:
@@ -69,3 +69,19 @@ def test_the_page_has_the_throughputs_by_model_of_messages() -> None:
     computed = [tuple(map(str, row)) for row in rows]
     assert set(shown) <= set(computed)
     assert len(shown) == 6
+
+
+def table_of(place: str) -> Table:
+    """The first table of an entry."""
+    return reproduced(papers["chronospipe"].entry(place), draw=False).tables[0]
+
+
+def test_figure_11_savings_at_pp4() -> None:
+    assert ours(table_of("Figure 11")) == ["12.5%", "25%", "137.5%", "5.709%"]
+
+
+def test_figure_15_with_four_chunks_and_25_percent_keeps_43_75() -> None:
+    kept = {row[:2]: row[2] for row in table_of("Figure 15").rows}
+    assert kept[4, "25%"] == "43.75%"
+    assert kept[2, "50%"] == "25%"
+    assert kept[3, "33.33%"] == "41.67%"
