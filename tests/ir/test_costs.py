@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -10,17 +8,13 @@ from debubble.planners import FixedStages, Problem
 from debubble.schedules import schedules
 
 
-def test_numbers_hold_for_every_stage_and_defaults_follow_the_costs_file() -> None:
+def test_numbers_hold_for_every_stage() -> None:
     costs = StageCosts.of(stages=2, forward=3, activation=[4, 5], offload=2)
     assert costs.forward == (3, 3)
     assert costs.recompute == (3, 3)
     assert costs.activation_after_input == (2, 2.5)
     assert costs.reload == (2, 2)
     assert costs.limit_of(1) is None
-
-
-def test_lists_fix_the_number_of_stages() -> None:
-    assert StageCosts.of(forward=[1, 2, 3]).stages == 3
 
 
 def test_costs_survive_a_round_trip_through_a_dict() -> None:
@@ -50,7 +44,7 @@ def test_a_link_group_without_devices_is_left_out() -> None:
     ],
     ids=["to build a schedule", "to plan", "to lower"],
 )
-def test_entries_for_another_number_of_devices_or_micro_batches_are_refused_wherever_they_are_used(
+def test_entries_for_another_number_of_devices_are_refused(
     use: Callable[[StageCosts], object], entries: dict[str, Any], message: str
 ) -> None:
     costs = StageCosts.of(stages=4, **entries)
@@ -65,7 +59,6 @@ def test_entries_for_another_number_of_devices_or_micro_batches_are_refused_wher
         ({"forward": -1}, "must not be negative"),
         ({"forward": "fast"}, "must be a number or a list of numbers"),
         ({"forward": []}, "not an empty list"),
-        ({"forward": True}, "must be a number or a list of numbers"),
         ({"speed": 1}, "no entry 'speed'"),
         ({"stages": 0}, "must be a whole number, 1 or more, not 0"),
         ({"communication_model": "magic"}, "latency, exclusive, receiver or blocking"),
@@ -74,7 +67,6 @@ def test_entries_for_another_number_of_devices_or_micro_batches_are_refused_wher
         ({"forward": 10**400}, "'forward' must not be more than 1e\\+18"),
         ({"forward": None}, "'forward' must be a number or a list of numbers, not None"),
         ({"link_groups": 3}, "'link_groups' must be a list of lists of devices"),
-        ({"link_groups": [3]}, "'link_groups' must be a list of lists of devices"),
         ({"link_groups": [["0"]]}, "'link_groups' must be a list of lists of devices"),
         ({"link_groups": [[-1]]}, "'link_groups' must be a list of lists of devices"),
         ({"link_groups": [[0, 1], [1]]}, "'link_groups' names device 1 twice"),

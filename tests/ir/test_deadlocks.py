@@ -1,7 +1,3 @@
-"""A deadlock is reported as the cycle that causes it: each operation of it waits for the next."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -63,7 +59,7 @@ def goes_before(schedule: Schedule, costs: StageCosts, earlier: Op, later: Op) -
 
 
 @pytest.mark.parametrize("model", ["latency", "exclusive", "receiver", "blocking"])
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_each_operation_of_a_reported_cycle_waits_for_the_next(model: str, data: st.DataObject) -> None:
     schedule = data.draw(random_schedules(deadlocks=True))
@@ -74,16 +70,14 @@ def test_each_operation_of_a_reported_cycle_waits_for_the_next(model: str, data:
         cycle = [Op.parse(name) for name in error.cycle]
     else:
         assume(False)
-
     assert len(set(cycle)) == len(cycle) >= 2
     for later, earlier in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         assert waits(schedule, costs, later, earlier), f"{later.name} does not wait for {earlier.name}"
 
 
-def test_blocking_messages_that_deadlock_name_the_devices_that_do_and_no_other() -> None:
+def test_blocking_messages_that_deadlock_name_their_devices() -> None:
     orders = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"], ["2F0", "2F1", "2B0", "2B1"]]
     schedule = Schedule.of("test", Placement.linear(3), 2, orders)
     with pytest.raises(db.DeadlockError) as caught:
         db.simulate(schedule, StageCosts.of(stages=3, communication=1, communication_model="blocking"))
-
     assert caught.value.cycle == ("0B0", "1B0", "1F1", "0F1")

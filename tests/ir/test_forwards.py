@@ -1,5 +1,3 @@
-"""The program of a schedule's forwards alone."""
-
 import pytest
 
 import debubble as db
@@ -8,13 +6,8 @@ from debubble.ir.stage_costs import CommunicationModel
 from debubble.simulator import run
 
 
-@pytest.mark.parametrize(
-    "name", ["gpipe", "1f1b", "interleaved", "zb-v", "dualpipe-v", "hanayo", "pipeoffload", "chronos"]
-)
-@pytest.mark.parametrize("model", ["latency", "exclusive", "blocking"])
-def test_a_program_of_forwards_has_every_forward_once_with_its_messages_and_ends(
-    name: str, model: CommunicationModel
-) -> None:
+@pytest.mark.parametrize(("name", "model"), [("1f1b", "latency"), ("zb-v", "blocking"), ("pipeoffload", "exclusive")])
+def test_a_program_of_forwards_has_every_forward_once(name: str, model: CommunicationModel) -> None:
     schedule = db.schedules[name](devices=4, micro_batches=8)
     costs = db.StageCosts.of(stages=schedule.stages, communication=1, communication_model=model, offload=1)
     program = lower_forwards(schedule, costs)
@@ -27,7 +20,7 @@ def test_a_program_of_forwards_has_every_forward_once_with_its_messages_and_ends
     assert len(run(program).operations) == len(kinds)
 
 
-def test_forwards_go_through_a_pipeline_without_bubbles_but_at_its_ends() -> None:
+def test_forwards_leave_bubbles_at_the_ends_alone() -> None:
     schedule = db.schedules["1f1b"](devices=4, micro_batches=8)
     assert run(lower_forwards(schedule, db.StageCosts.of(stages=4))).makespan == 4 - 1 + 8
 

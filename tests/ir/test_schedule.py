@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +28,6 @@ def test_a_malformed_name_is_refused(name: str) -> None:
         (["0F0"], "backward of stage 0, micro-batch 0 is missing"),
         (["0B0", "0F0"], "0B0 comes before 0F0"),
         (["0F0", "0I0"], "0W0 is missing"),
-        (["0F0", "0W0"], "backward of stage 0"),
         (["0F0", "0W0", "0I0"], "0W0 comes before 0I0"),
         (["0F0", "0B0", "0I0", "0W0"], "both a full and a split backward"),
         (["0F0", "0F0", "0B0"], "0F0 appears twice"),
@@ -38,7 +35,6 @@ def test_a_malformed_name_is_refused(name: str) -> None:
         (["0F0", "0L0", "0O0", "0B0"], "0L0 comes before 0O0"),
         (["0F0", "0B0", "0R0"], "0B0 comes before 0R0"),
         (["0F0", "0B0", "1F0"], "outside the 1 stages"),
-        (["0F0", "0B0", "0F1"], "outside the 1 stages and 1 micro-batches"),
         (["0F0", "0SEND_F0", "0B0"], "is a message"),
         (["0F0", "0S0", "0B0"], "comes before the stage's last backward"),
         (["0F0", "0B0", "0S0", "0D0"], "comes before the stage's last backward"),
@@ -60,23 +56,17 @@ def test_an_operation_on_another_device_than_its_stage_is_refused() -> None:
     [
         ({"fused_recompute": frozenset({55})}, "'fused_recompute' names stage 55, but the schedule has 2 stages"),
         ({"recompute_fraction": {2: 0.5}}, "'recompute_fraction' names stage 2, but the schedule has 2 stages"),
-        ({"recompute_fraction": {0: 7}}, "'recompute_fraction' of stage 0 must be between 0 and 1, not 7"),
         ({"offload_fraction": {-1: 0.5}}, "'offload_fraction' names stage -1, but the schedule has 2 stages"),
         ({"offload_fraction": {1: float("nan")}}, "'offload_fraction' of stage 1 must be between 0 and 1, not nan"),
         ({"recompute_fraction": {0: (1, 0.5)}}, "'recompute_fraction' of stage 0 has 2 shares for 1 micro-batches"),
-        ({"offload_fraction": {1: (2,)}}, "'offload_fraction' of stage 1 must be between 0 and 1, not 2"),
-        (
-            {"deeper": frozenset({(1, 1)})},
-            "'deeper' names micro-batch 1 of stage 1, but the schedule has 2 stages",
-        ),
+        ({"deeper": frozenset({(1, 1)})}, "'deeper' names micro-batch 1 of stage 1, but the schedule has 2 stages"),
         ({"peers": {0: 9}}, "'peers' names device 9, but the schedule has 2 devices"),
         ({"peers": {1: 1}}, "'peers' lets device 1 offload to itself"),
         ({"asynchronous": frozenset({1})}, "'asynchronous' names the boundary after stage 1"),
-        ({"link_orders": ((Op(Kind.F, 0, 0),),)}, "'link_orders' names 0F0, which is no transfer of the schedule"),
         ({"link_orders": ((Op(Kind.O, 0, 0),),)}, "'link_orders' names 0O0, which is no transfer of the schedule"),
     ],
 )
-def test_an_entry_about_a_stage_or_device_that_is_not_there_is_refused(entries: dict[str, Any], message: str) -> None:
+def test_an_entry_about_a_missing_stage_or_device_is_refused(entries: dict[str, Any], message: str) -> None:
     schedule = Schedule.of("test", Placement.linear(2), 1, [["0F0", "0B0"], ["1F0", "1B0"]])
     with pytest.raises(ScheduleError, match=message):
         check(replace(schedule, **entries))
@@ -115,9 +105,3 @@ def test_placements_number_their_stages() -> None:
 def test_a_placement_with_an_empty_device_is_refused() -> None:
     with pytest.raises(InputError, match="Every device from 0 up must hold a stage"):
         Placement.of([0, 2])
-
-
-def test_one_share_in_a_list_is_not_one_for_all_micro_batches() -> None:
-    schedule = Schedule.of("test", Placement.linear(1), 2, [["0F0", "0B0", "0F1", "0B1"]])
-    with pytest.raises(ScheduleError, match="'recompute_fraction' of stage 0 has 1 shares for 2 micro-batches"):
-        check(replace(schedule, recompute_fraction={0: (0.5,)}))

@@ -22,20 +22,17 @@ def step(number: int, *, at: float = 0.0, length: float = 1.0) -> TraceStep:
 def test_a_saved_trace_is_loaded_as_it_was(tmp_path: Path) -> None:
     trace = Trace(devices=1, steps=(step(3), step(4, length=2.0)))
     trace.save(tmp_path / "trace.json")
-
     assert Trace.load(tmp_path / "trace.json") == trace
 
 
 def test_the_typical_step_has_the_median_makespan() -> None:
     trace = Trace(devices=1, steps=(step(0, length=9), step(1, length=2), step(2, length=3)))
-
     assert trace.typical.step == 2
 
 
 def test_step_0_is_typical_only_if_it_is_the_only_one() -> None:
     """Of steps of 2, 1 and 3 the first would be the median."""
     steps = step(0, length=2), step(1, length=1), step(2, length=3)
-
     assert Trace(devices=1, steps=steps).typical.step == 2
     assert [s.step for s in Trace(devices=1, steps=steps).warm] == [1, 2]
     assert Trace(devices=1, steps=steps[:1]).typical.step == 0
@@ -49,9 +46,7 @@ def test_parts_of_two_devices_are_joined_step_by_step_from_time_zero() -> None:
     first = Trace(devices=2, steps=(step(7, at=10.0),))
     event = TraceEvent("1F0", 1, Lane.COMPUTE, 11.0, 12.0)
     second = Trace(devices=2, steps=(TraceStep(step=7, events=(event,)),))
-
     joined = Trace.join([first, second])
-
     events = (*step(7).events, event._replace(start=1.0, end=2.0))
     assert joined.steps == (replace(step(7), events=events),)
 
@@ -80,10 +75,8 @@ def test_parts_of_two_devices_are_joined_step_by_step_from_time_zero() -> None:
 def test_a_bad_trace_file_is_refused_with_a_sentence(tmp_path: Path, content: str, sentence: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(content)
-
     with pytest.raises(InputError) as caught:
         Trace.load(path)
-
     assert sentence in str(caught.value)
 
 

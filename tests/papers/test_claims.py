@@ -1,22 +1,10 @@
-"""A claim is the same where our figures are what the paper prints, to its digits; else it says why not."""
-
-from __future__ import annotations
-
 import pytest
 
 from debubble.papers.claims import NEAR, Verdict, compared, stated, unavailable
 
 
 @pytest.mark.parametrize(
-    ("paper", "ours"),
-    [
-        ("1.30", 1.304),
-        ("19", 18.6),
-        ("1.22 to 1.27", 1.274),
-        ("more than 30", 31.0),
-        ("at least 3", 3.0),
-        ("at most 3", 0.3),
-    ],
+    ("paper", "ours"), [("1.30", 1.304), ("1.22 to 1.27", 1.274), ("more than 30", 31.0), ("at least 3", 3.0)]
 )
 def test_a_figure_that_rounds_to_what_is_printed_is_the_same(paper: str, ours: float) -> None:
     assert compared("speed-up", paper=(paper,), ours=[ours]).verdict == Verdict(("same",))

@@ -4,8 +4,6 @@ The model is solved for every cut on every placement of up to two stages per dev
 activation may be recomputed by an R or moved to the host; a unit has one strategy in all micro-batches.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import accumulate, combinations, pairwise, product

@@ -1,5 +1,3 @@
-"""AdaPipe's two programs are exact, and Megatron-Kwai takes the cheapest operators that fit."""
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -77,7 +75,7 @@ def least_time(stage: Any, limit: Any, alive: Any, workspace: Any) -> Any:
 sizes = st.integers(1, 4), st.integers(4, 9), st.integers(1, 3)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(
     few=st.lists(st.builds(lambda *size: (unit(*size),), *sizes) | st.builds(layer, *sizes), min_size=1, max_size=2),
     count=st.integers(3, 4),
@@ -125,7 +123,7 @@ def test_layers_that_recompute_in_full_fit_with_one_input_each(name: str) -> Non
     assert max(planners[name](limited).timeline.peak_memory) == peak
 
 
-def test_adapipe_recomputes_most_where_most_is_alive_and_gives_those_stages_less() -> None:
+def test_adapipe_recomputes_most_where_most_is_alive() -> None:
     units = Units(units=(unit(4, 9, 2, static=0),) * 24, memory_limit=(150,))
     result = planners["adapipe"](Problem(devices=4, micro_batches=32, workload=ModelUnits(units)))
     recomputed = [sum(name != "none" for _, name in stage) for stage in partition_of(result)]

@@ -1,14 +1,8 @@
-"""Units assigned freely: devices with unlike numbers of stages."""
-
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import debubble as db
 from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError
@@ -16,7 +10,6 @@ from debubble.planners import planners
 from debubble.planners.bounds import bound_of_equal_counts, proven_bound
 from debubble.planners.joint import planner as joint_planner
 from debubble.planners.joint.assignment import assign
-from debubble.planners.plan_model import solve
 from debubble.planners.problem import ModelUnits, Problem
 from debubble.simulator import simulate
 
@@ -42,19 +35,15 @@ def least_of_equal_counts(problem: Problem) -> float:
 
 def test_units_dealt_freely_take_less_than_any_equal_counts_can() -> None:
     problem = problem_of()
-    found = assign(problem, problem.units)
-    time = simulate(found.schedule, found.costs).makespan
-    assert len(set(map(len, found.schedule.placement.stages_of))) > 1
-    assert proven_bound(problem).time <= time < least_of_equal_counts(problem)
+    result = planners["joint"](problem)
+    assert len(set(map(len, result.solution.schedule.placement.stages_of))) > 1
+    assert proven_bound(problem).time <= result.time < least_of_equal_counts(problem)
+    assert result.lower_bound <= result.time
 
 
-def test_joint_deals_where_equal_counts_are_uneven_and_is_not_reported_below_its_bound() -> None:
-    result = planners["joint"](problem_of())
-    assert result.lower_bound <= result.time < least_of_equal_counts(problem_of())
-
-
-@pytest.mark.parametrize(("works", "devices"), [(WORKS, 5), ((1, 9, 2, 8, 3, 7, 4, 6, 30), 3), ((4, 4, 4), 3)])
-@pytest.mark.parametrize("micro_batches", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("works", "devices", "micro_batches"), [(WORKS, 5, 2), ((1, 9, 2, 8, 3, 7, 4, 6, 30), 3, 9), ((4, 4, 4), 3, 1)]
+)
 def test_every_unit_is_dealt_once_and_every_device_holds_some(
     works: tuple[int, ...], devices: int, micro_batches: int
 ) -> None:
@@ -69,14 +58,6 @@ def test_every_unit_is_dealt_once_and_every_device_holds_some(
 def test_a_deal_is_the_same_with_the_same_seed() -> None:
     problem = problem_of()
     assert assign(problem, problem.units) == assign(problem, problem.units)
-
-
-def test_a_plan_of_unlike_counts_comes_back_from_its_file(tmp_path: Path) -> None:
-    plan = solve(problem_of(), planner="joint")
-    plan.save(tmp_path / "plan.json")
-    again = db.Plan.load(tmp_path / "plan.json")
-    assert again.schedule == plan.schedule
-    assert again.simulate().makespan == plan.simulate().makespan
 
 
 def test_states_that_fit_no_deal_are_refused() -> None:

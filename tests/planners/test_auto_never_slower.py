@@ -1,7 +1,3 @@
-"""`auto` goes on from the fastest answers, and is slower than no planner that it asks, and than no schedule."""
-
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -82,8 +78,9 @@ def time_of_schedule(problem: Problem, name: str, chunks: int, *, recomputing: b
     return float(problem.step_time(simulate(replace(schedule, fused_recompute=fused), costs)))
 
 
-def check(seed: int) -> None:
-    """No planner and no schedule is faster than `auto`; where it finds nothing, nothing fits."""
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, *range(2, 300)))])
+def test_no_planner_and_no_schedule_is_faster_than_auto(seed: int) -> None:
+    """Where it finds nothing, nothing fits."""
     problem = random_problem(seed)
     try:
         best = planners["auto"](problem)
@@ -104,17 +101,6 @@ def check(seed: int) -> None:
     assert not [found for found in times_of_schedules(problem) if found[-1] < best.time]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_no_planner_and_no_schedule_is_faster_than_auto(seed: int) -> None:
-    check(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 500))
-def test_no_planner_and_no_schedule_is_faster_than_auto_on_many_problems(seed: int) -> None:
-    check(seed)
-
-
 def test_the_order_of_any_planners_answer_is_searched_further() -> None:
     costs = db.StageCosts.of(stages=4, forward=2, backward_input=2, backward_weight=2, communication=1)
     problem = Problem(workload=FixedStages(costs), devices=4, micro_batches=8, effort=5)
@@ -124,7 +110,7 @@ def test_the_order_of_any_planners_answer_is_searched_further() -> None:
     assert begun.time > db.simulate(further.schedule, further.costs).makespan >= 57
 
 
-def test_a_stage_without_room_for_whole_recomputation_leaves_that_to_others() -> None:
+def test_a_stage_without_room_for_recomputation_leaves_it_to_others() -> None:
     # A backward brings back 1 at a time, an R all 3, for which the second device has no room.
     costs = db.StageCosts.of(
         stages=2, recompute=1, activation=4, activation_recomputed=1, activation_after_input=2, recompute_workspace=1,

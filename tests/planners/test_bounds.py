@@ -1,7 +1,3 @@
-"""No plan beats the bounds: held against everything that small problems can be."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, product
@@ -14,7 +10,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.costs import StepTail, Strategy, Unit, Units
 from debubble.costs.unit import HostStates, StateBytes
-from debubble.ir import DebubbleError, InfeasibleError, Placement, RunOptions
+from debubble.ir import DebubbleError, InfeasibleError, RunOptions
 from debubble.planners import planners
 from debubble.planners.bounds import CONTIGUOUS, GRANULAR, RAMPS, WORK, lower_bound, proven_bound, proven_step_bound
 from debubble.planners.bounds.host_steps import finished_units, least_host_steps
@@ -51,13 +47,11 @@ def best_way_to_deal(a: Pieces, waits: Sequence[float]) -> float:
     return best
 
 
-@given(pieces())
-def test_the_granular_bound_is_the_best_of_all_ways_to_deal_units(a: Pieces) -> None:
-    assert granular_bound(a) == pytest.approx(best_way_to_deal(a, [0] * len(a.rooms)), rel=1e-8)
-
-
 @given(pieces(), st.integers(0, 3))
-def test_the_granular_bound_lets_devices_wait_for_their_first_forward(a: Pieces, communication: int) -> None:
+@settings(max_examples=50)
+def test_the_granular_bound_is_the_best_of_all_ways_to_deal_units(a: Pieces, communication: int) -> None:
+    assert granular_bound(a) == pytest.approx(best_way_to_deal(a, [0] * len(a.rooms)), rel=1e-8)
+    # Devices wait for their first forward.
     a = replace(a, rooms=(a.rooms[0],) * len(a.rooms), communication=communication)
     waits = [k * communication + sum(piece.forward for piece in a.pieces[:k]) for k in range(len(a.rooms))]
     assert granular_bound(a, arrivals=True) == pytest.approx(best_way_to_deal(a, waits), rel=1e-8)
@@ -82,21 +76,6 @@ def hosted_pieces(draw: st.DrawFn) -> Pieces:
         communication=0,
         bytes_per_second=0,
     )  # fmt: skip
-
-
-@st.composite
-def hosted_pieces_in_little_room(draw: st.DrawFn) -> Pieces:
-    """Pieces as above whose states fit on the hosts, and mostly not on the devices."""
-    a = draw(hosted_pieces())
-    more = draw(st.lists(st.integers(4, 9), min_size=len(a.pieces), max_size=len(a.pieces)))
-    kinds = {
-        piece: replace(piece, static=piece.hosted + 2 * m, host_step=m) for piece, m in zip(a.pieces, more, strict=True)
-    }
-    held = [piece.hosted for piece in a.pieces]
-    transient = sum(max(getattr(piece, name) for piece in a.pieces) for name in ("workspace", "activation"))
-    room = -(-sum(held) // len(a.rooms)) + max(held) + transient
-    rooms = tuple(room + draw(st.integers(0, 3)) for _ in a.rooms)
-    return replace(a, pieces=tuple(kinds[piece] for piece in a.pieces), rooms=rooms)
 
 
 def ways_to_offload(own: Sequence[Piece], capacity: float) -> Iterator[list[Piece]]:
@@ -129,36 +108,11 @@ def least_steps_of_all_ways(a: Pieces) -> float:
     )
 
 
-def least_number_of_all_ways(a: Pieces, like: Piece, longest: float) -> float:
-    """The least number of such pieces that a device offloads, where no device's host steps longer than that."""
-    least = inf
-    for held in dealt_pieces(a):
-        ways = [
-            [hosted for hosted in ways_to_offload(own, size) if seconds_of(hosted) <= longest]
-            for own, size in zip(held, a.rooms, strict=True)
-        ]
-        if all(ways):
-            least = min(least, *(hosted.count(like) for each in ways for hosted in each))
-    return least
-
-
 @given(hosted_pieces())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60)
 def test_host_steps_are_the_least_of_all_ways_to_deal_units(a: Pieces) -> None:
     assume(any(piece.host_step for piece in a.pieces))
     assert least_host_steps(a) == pytest.approx(least_steps_of_all_ways(a), rel=1e-8)
-
-
-@given(hosted_pieces_in_little_room(), st.integers(0, 8))
-@settings(max_examples=300, deadline=None)
-def test_every_device_offloads_some_units_in_all_ways(a: Pieces, more: int) -> None:
-    assume(0 < least_host_steps(a) < inf)
-    longest = round(least_host_steps(a)) + more
-    found = {finished.places: finished.time for finished in finished_units(a, longest=longest, least=0)}
-    for piece in {piece for piece in a.pieces if piece.host_step and a.pieces.count(piece) >= len(a.rooms)}:
-        number = least_number_of_all_ways(a, piece, longest)
-        places = tuple(n for n, other in enumerate(a.pieces) if other == piece)
-        assert found.get(places, 0.0) == pytest.approx(number * piece.host_step, rel=1e-8)
 
 
 def best_partition(a: Pieces, chunks: int) -> float:
@@ -185,8 +139,8 @@ def best_partition(a: Pieces, chunks: int) -> float:
 
 
 @given(pieces(), st.integers(1, 2), st.sampled_from([0, 1, 100]))
-@settings(max_examples=300, deadline=None)
-def test_no_partition_into_as_many_stages_on_every_device_beats_the_contiguous_bound(
+@settings(max_examples=80)
+def test_no_partition_into_as_many_stages_beats_the_contiguous_bound(
     a: Pieces, chunks: int, communication: int
 ) -> None:
     a = replace(a, rooms=(a.rooms[0],) * len(a.rooms), communication=communication)
@@ -195,12 +149,6 @@ def test_no_partition_into_as_many_stages_on_every_device_beats_the_contiguous_b
     least = granular_bound(a, arrivals=True)
     bound = contiguous_bound(a, chunks=(chunks,), least=least, arrivals=True)
     assert least * (1 - 1e-8) <= bound <= best_partition(a, chunks) * (1 + 1e-8)
-
-
-def test_a_known_bound_stands_where_one_device_has_all_units() -> None:
-    three = tuple(Piece(2, 0, 0, 1, 1, 0, 0, ((1, 0),)) for _ in range(3))
-    alone = Pieces(pieces=three, rooms=(16,), micro_batches=2, communication=0, bytes_per_second=0)
-    assert contiguous_bound(alone, chunks=(1,), least=13.0) == pytest.approx(13.0)
 
 
 def halves_and_head(layers: int) -> tuple[Unit, ...]:
@@ -225,24 +173,12 @@ def test_a_device_of_three_stages_cannot_hold_four_attentions_alone() -> None:
     assert float(proven_bound(three).time) == pytest.approx(10 * min(5 + 5 + 7 + 4, 5 + 5 + 5 + 7))
 
 
-def test_stages_that_are_asked_for_are_the_runs_of_a_device() -> None:
-    problem = Problem(workload=ModelUnits(Units(units=halves_and_head(3))), devices=2, micro_batches=1)
-    assert float(proven_bound(problem).time) == pytest.approx(21)
-    assert float(proven_bound(replace(problem, chunks=1)).time) == pytest.approx(23)
-
-
 def uniform(**changes: object) -> Piece:
     piece = Piece(1, 1, 1, 0, 0, 0, 1, ((2, 0), (1, 1)))
     return replace(piece, **changes)  # type: ignore[arg-type]
 
 
-def test_with_room_for_everything_the_ramps_cost_no_more_than_the_arrival_of_the_first_forward() -> None:
-    a = Pieces((uniform(),) * 4, (100, 100), micro_batches=8, communication=0, bytes_per_second=0)
-    # Device 1 begins a unit's forward later, at least.
-    assert ramps_bound(a) == pytest.approx(4 * 8 * 3 / 2 + 0.5)
-
-
-def test_memory_that_lets_few_forwards_in_is_idle_time_or_recomputation() -> None:
+def test_little_memory_is_idle_time_or_recomputation() -> None:
     a = Pieces((uniform(strategies=((2, 0),)),) * 4, (4, 4), micro_batches=8, communication=0, bytes_per_second=0)
     # Only four activations are there at a time: four of the 8 forwards, and 4 x 2 of the 2 x 5 operations that fit into
     # the last stretch.
@@ -250,9 +186,11 @@ def test_memory_that_lets_few_forwards_in_is_idle_time_or_recomputation() -> Non
     assert ramps_bound(replace(a, bytes_per_second=10.0)) < ramps_bound(a)
 
 
-def test_an_optimizer_that_no_host_steps_takes_its_time_inside_the_pipeline_or_behind_it() -> None:
+def test_an_optimizer_takes_its_time_inside_the_pipeline_or_behind_it() -> None:
     units = (uniform(optimizer=2.0),) * 4
     a = Pieces(units, (100, 100), micro_batches=8, communication=0, bytes_per_second=0)
+    # Device 1 begins a unit's forward later, at least.
+    assert ramps_bound(a) == pytest.approx(4 * 8 * 3 / 2 + 0.5)
     assert ramps_bound(a, after=4) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 4)
     assert ramps_bound(a, after=1) == pytest.approx(4 * 8 * 3 / 2 + 0.5 + 1)
     assert ramps_bound(a, least=60, after=4) == pytest.approx(60)
@@ -278,14 +216,6 @@ def test_cpu_steps_follow_all_forwards_and_the_last_units_backwards() -> None:
     assert ramps_bound(a, host_steps=50) == pytest.approx(4 + 1 + 2 + 50)
     drained = replace(a, pieces=tuple(replace(piece, gradient_offload=2.0) for piece in a.pieces))
     assert ramps_bound(drained, host_steps=50) == pytest.approx(4 + 1 + 2 + 2 + 50)
-
-
-def test_what_returns_after_the_last_forward_has_left_before() -> None:
-    a = replace(two_large_units_each(host_step=40, strategies=((2, 0),)), micro_batches=16)
-    slow, fast, small = (
-        ramps_bound(each, host_steps=40) for each in (replace(a, bytes_per_second=0.5), a, replace(a, host_memory=10.0))
-    )
-    assert fast < min(slow, small)
 
 
 def test_workspace_leaves_less_room_for_activations() -> None:
@@ -324,7 +254,7 @@ def random_stages(data: st.DataObject, stages: int) -> db.StageCosts:
 
 
 @given(st.data())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4)
 def test_no_schedule_of_given_stages_beats_the_bound(data: st.DataObject) -> None:
     check_stages(data)
 
@@ -382,7 +312,7 @@ def units_of(data: st.DataObject) -> Units:
 
 
 @given(st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=3)
 def test_no_plan_of_a_model_beats_the_bound(data: st.DataObject) -> None:
     check_units(data)
 
@@ -442,82 +372,60 @@ def test_the_bound_says_what_it_counts() -> None:
     assert proven_bound(tight).time > lower_bound(tight)
 
 
-def test_the_ramps_do_not_see_the_order_between_them() -> None:
+@pytest.mark.parametrize(("capacity", "best", "bound"), [(3, 52, 40), (4, 41, 38)])
+def test_two_chunks_in_a_v_with_little_memory_are_bounded(capacity: int, best: int, bound: int) -> None:
+    """The best times are those of all orders, gone through moment by moment outside of this program."""
     costs = db.StageCosts.of(
-        stages=2, forward=2, backward_input=2, backward_weight=2, recompute=9, activation=1, memory_limit=1
+        stages=6, activation=1, activation_after_input=1, activation_recomputed=1, memory_limit=capacity
     )
-    problem = Problem(workload=FixedStages(costs), devices=2, micro_batches=4, effort=1)
-    best = planners["optpipe"](problem)
-    assert (best.time, best.lower_bound) == (40, 40)
-    assert float(proven_bound(problem).time) == pytest.approx(27.1, abs=0.05)
-
-
-def can_end_by(end: int, placement: Placement, *, micro_batches: int, capacity: int) -> bool:
-    """Tell whether a step of operations that all take 1 can end by then, by going through all orders moment by moment.
-
-    A stage keeps 1 per micro-batch from the start of its F to the end of its W; messages take no time.  A state has
-    for each stage its numbers of F, I and W that are done.  Devices only wait where nothing but an F could start: other
-    operations take no memory.
-    """
-    states: set[tuple[tuple[int, ...], ...]] = {((0, 0, 0),) * placement.stages}
-    for now in range(1, end + 1):
-        following = set()
-        for state in states:
-            choices = [_startable(state, held, micro_batches, capacity) for held in placement.stages_of]
-            for chosen in product(*choices):
-                after = list(map(list, state))
-                for operation in filter(None, chosen):
-                    stage, kind = operation
-                    after[stage][kind] += 1
-                if _time_left(after, placement, micro_batches) <= end - now:
-                    following.add(tuple(map(tuple, after)))
-        states = following
-    return ((micro_batches,) * 3,) * placement.stages in states
-
-
-def _startable(
-    state: Sequence[Sequence[int]], held: Sequence[int], micro_batches: int, capacity: int
-) -> list[tuple[int, int] | None]:
-    """The operations that a device can start, as (stage, kind), and None where it may have to wait."""
-    kept = sum(state[s][0] - state[s][2] for s in held)
-    found: list[tuple[int, int] | None] = []
-    for s in held:
-        forwards, inputs, weights = state[s]
-        if inputs < (state[s + 1][1] if s + 1 < len(state) else forwards):
-            found.append((s, 1))
-        if weights < inputs:
-            found.append((s, 2))
-    started = [
-        (s, 0) for s in held if kept < capacity and state[s][0] < (state[s - 1][0] if s else micro_batches)
-    ]  # fmt: skip
-    return [*found, *started] if found else [*started, None]
-
-
-def _time_left(state: Sequence[Sequence[int]], placement: Placement, micro_batches: int) -> int:
-    """Time that the busiest device and the way of the last micro-batch take at least."""
-    works = (sum(3 * micro_batches - sum(state[s]) for s in held) for held in placement.stages_of)
-    way = sum((forwards < micro_batches) + (inputs < micro_batches) for forwards, inputs, _ in state)
-    return max(*works, way + (state[0][2] < micro_batches))
-
-
-@pytest.mark.parametrize(
-    ("devices", "micro_batches", "capacity", "best", "bound"),
-    [
-        (3, 6, 3, 52, 40),
-        (3, 6, 4, 41, 38),
-        pytest.param(4, 8, 3, 86, 56, marks=pytest.mark.slow),
-        pytest.param(4, 8, 4, 59, 53, marks=pytest.mark.slow),
-        pytest.param(4, 8, 5, 56, 51, marks=pytest.mark.slow),
-    ],
-)
-def test_the_best_order_of_two_chunks_in_v_with_little_memory_is_well_above_the_ramps(
-    devices: int, micro_batches: int, capacity: int, best: int, bound: int
-) -> None:
-    placement = Placement.v_shape(devices, 2)
-    assert can_end_by(best, placement, micro_batches=micro_batches, capacity=capacity)
-    assert not can_end_by(best - 1, placement, micro_batches=micro_batches, capacity=capacity)
-    costs = db.StageCosts.of(
-        stages=placement.stages, activation=1, activation_after_input=1, activation_recomputed=1, memory_limit=capacity
-    )
-    problem = Problem(workload=FixedStages(costs), devices=devices, chunks=2, micro_batches=micro_batches)
+    problem = Problem(workload=FixedStages(costs), devices=3, chunks=2, micro_batches=6)
+    assert bound < best
     assert float(proven_bound(problem).time) == pytest.approx(bound)
+
+
+@st.composite
+def hosted_pieces_in_little_room(draw: st.DrawFn) -> Pieces:
+    """Pieces as above whose states fit on the hosts, and mostly not on the devices."""
+    a = draw(hosted_pieces())
+    more = draw(st.lists(st.integers(4, 9), min_size=len(a.pieces), max_size=len(a.pieces)))
+    kinds = {
+        piece: replace(piece, static=piece.hosted + 2 * m, host_step=m) for piece, m in zip(a.pieces, more, strict=True)
+    }
+    held = [piece.hosted for piece in a.pieces]
+    transient = sum(max(getattr(piece, name) for piece in a.pieces) for name in ("workspace", "activation"))
+    room = -(-sum(held) // len(a.rooms)) + max(held) + transient
+    rooms = tuple(room + draw(st.integers(0, 3)) for _ in a.rooms)
+    return replace(a, pieces=tuple(kinds[piece] for piece in a.pieces), rooms=rooms)
+
+
+def least_number_of_all_ways(a: Pieces, like: Piece, longest: float) -> float:
+    """The least number of such pieces that a device offloads, where no device's host steps longer than that."""
+    least = inf
+    for held in dealt_pieces(a):
+        ways = [
+            [hosted for hosted in ways_to_offload(own, size) if seconds_of(hosted) <= longest]
+            for own, size in zip(held, a.rooms, strict=True)
+        ]
+        if all(ways):
+            least = min(least, *(hosted.count(like) for each in ways for hosted in each))
+    return least
+
+
+@given(hosted_pieces_in_little_room(), st.integers(0, 8))
+@settings(max_examples=60)
+def test_every_device_offloads_some_units_in_all_ways(a: Pieces, more: int) -> None:
+    assume(0 < least_host_steps(a) < inf)
+    longest = round(least_host_steps(a)) + more
+    found = {finished.places: finished.time for finished in finished_units(a, longest=longest, least=0)}
+    for piece in {piece for piece in a.pieces if piece.host_step and a.pieces.count(piece) >= len(a.rooms)}:
+        number = least_number_of_all_ways(a, piece, longest)
+        places = tuple(n for n, other in enumerate(a.pieces) if other == piece)
+        assert found.get(places, 0.0) == pytest.approx(number * piece.host_step, rel=1e-8)
+
+
+def test_what_returns_after_the_last_forward_has_left_before() -> None:
+    a = replace(two_large_units_each(host_step=40, strategies=((2, 0),)), micro_batches=16)
+    slow, fast, small = (
+        ramps_bound(each, host_steps=40) for each in (replace(a, bytes_per_second=0.5), a, replace(a, host_memory=10.0))
+    )
+    assert fast < min(slow, small)

@@ -1,7 +1,3 @@
-"""Micro-batches of different lengths: their order, and the plans that keep to it."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -31,12 +27,10 @@ LAYER = Unit(
     strategies={"none": Strategy(8), "cmb": Strategy(6, 1), "mlp": Strategy(4, 3), "full": Strategy(1, 4, attention=1)},
 )  # fmt: skip
 UNITS = Units(units=(LAYER,) * 8, communication=1, offload_bandwidth=4, memory_limit=(200,))
-PROBLEM = Problem(workload=ModelUnits(UNITS), devices=4, micro_batches=5, effort=0.2, deadline=1e6)
+PROBLEM = Problem(workload=ModelUnits(UNITS), devices=4, micro_batches=5, effort=0.05, deadline=1e6)
 
 
-REFUSALS = {
-    "milp": "The MILP has micro-batches of one length; 'optpipe' orders those of several.",
-}
+REFUSALS = {"milp": "The MILP has micro-batches of one length; 'optpipe' orders those of several."}
 """The planners that cannot, and their sentences."""
 
 
@@ -60,21 +54,12 @@ def one_f_one_b(order: tuple[float, ...]) -> float:
 
 
 @given(scales=st.lists(st.sampled_from(SCALES), min_size=5, max_size=5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=6)
 def test_the_order_of_a_few_is_the_best_of_all(scales: list[float]) -> None:
     order = lengths_of(with_lengths(PROBLEM, sizes_of(scales)))
     assert sorted(order) == sorted(scales)
     best = min(one_f_one_b(other) for other in set(permutations(scales)))
     assert one_f_one_b(order) == pytest.approx(best)
-
-
-@given(scales=st.lists(st.sampled_from(SCALES), min_size=8, max_size=8))
-@settings(max_examples=10, deadline=None)
-def test_the_order_of_many_is_no_slower_than_any_simple_one(scales: list[float]) -> None:
-    order = lengths_of(with_lengths(replace(PROBLEM, micro_batches=8), sizes_of(scales)))
-    assert sorted(order) == sorted(scales)
-    simple = [tuple(size.tokens for size in sizes) for sizes in orders_of(sizes_of(scales))]
-    assert one_f_one_b(order) <= min(map(one_f_one_b, simple)) + 1e-9
 
 
 def test_the_bound_counts_micro_batches_by_their_tokens() -> None:
@@ -108,7 +93,7 @@ def test_a_plan_for_lengths_says_what_is_approximate() -> None:
     assert any("attention within a window" in remark for remark in Scene.predicted(short).remarks)
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v2-lite", "mistral-7b"])
+@pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v2-lite"])
 def test_short_sequences_cost_what_a_job_of_that_length_does(model: str) -> None:
     """But for pace: products of fewer tokens are slower."""
     cluster = db.Cluster.parse("1xH100-80GB")
@@ -131,3 +116,12 @@ def test_packed_short_sequences_take_less_time_than_one_long_one() -> None:
 def test_lengths_are_refused_where_they_cannot_be_kept(given_: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         db.plan(db.models["llama3-8b"], db.Cluster.parse("4xA100-80GB"), lengths={512: 1}, **given_)
+
+
+@given(scales=st.lists(st.sampled_from(SCALES), min_size=8, max_size=8))
+@settings(max_examples=4)
+def test_the_order_of_many_is_no_slower_than_any_simple_one(scales: list[float]) -> None:
+    order = lengths_of(with_lengths(replace(PROBLEM, micro_batches=8), sizes_of(scales)))
+    assert sorted(order) == sorted(scales)
+    simple = [tuple(size.tokens for size in sizes) for sizes in orders_of(sizes_of(scales))]
+    assert one_f_one_b(order) <= min(map(one_f_one_b, simple)) + 1e-9

@@ -1,6 +1,4 @@
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -13,7 +11,6 @@ from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import Placement
 from debubble.planners.partitioning.balance import (
-    SHARPNESS,
     balanced_by_device,
     balanced_counts,
     balanced_within,
@@ -23,7 +20,7 @@ from tests.strategies import model_units
 
 
 @given(units=model_units(), stages=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 def test_the_balanced_split_is_optimal(units: Units, stages: int) -> None:
     work = [float(u.work) for u in units.units]
     if len(work) < stages:
@@ -37,28 +34,6 @@ def test_the_balanced_split_is_optimal(units: Units, stages: int) -> None:
     assert sum(counts) == len(work)
     assert min(counts) >= 1
     assert max(sum(work[a:b]) for a, b in pairwise(bounds)) == pytest.approx(best)
-
-
-@given(
-    work=st.lists(st.integers(1, 9), min_size=8, max_size=24),
-    devices=st.integers(2, 4),
-    chunks=st.integers(2, 3),
-    make=st.sampled_from([Placement.looped, Placement.v_shape]),
-)
-@settings(max_examples=60, deadline=None)
-def test_balancing_by_device_leaves_no_device_more_than_the_busiest_has_with_balanced_stages(
-    work: list[int], devices: int, chunks: int, make: Callable[[int, int], Placement]
-) -> None:
-    placement = make(devices, chunks)
-    if len(work) < placement.stages:
-        return
-    units = units_of(work)
-    balanced, by_device = balanced_counts(units, placement.stages), balanced_by_device(units, placement)
-    assert sum(by_device) == len(work)
-    assert min(by_device) >= 1
-    # The norm that is made small is within a factor of the largest device.
-    slack = devices ** (1 / SHARPNESS)
-    assert busiest(work, by_device, placement) <= slack * busiest(work, balanced, placement)
 
 
 def test_a_heavy_head_gets_a_light_stage_beside_it() -> None:
@@ -75,10 +50,6 @@ def test_states_move_units_away_only_where_they_do_not_fit(limit: int, counts: l
     large = replace(units, units=tuple(replace(u, static=4 if i == 0 else 1) for i, u in enumerate(units.units)))
     light = replace(large, units=tuple(replace(u, strategies={"none": Strategy(0)}) for u in large.units))
     assert balanced_within(light, Placement.linear(2), [limit] * 2, micro_batches=4) == counts
-
-
-def test_units_without_states_are_divided_by_work_alone() -> None:
-    assert balanced_within(units_of([1] * 6), Placement.linear(2), [1, 1], micro_batches=4) is None
 
 
 def busiest(work: list[int], counts: Sequence[int], placement: Placement) -> int:

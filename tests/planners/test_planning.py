@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import itertools
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from debubble.costs.units import Units
 from debubble.ir import Placement, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem
 from debubble.planners.bounds import lower_bound
-from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.partitioning.recomputation import cheapest_stages, cheapest_strategies
 from debubble.simulator import Repricer
 from tests.strategies import model_units
@@ -31,25 +27,10 @@ CHUNKS = st.one_of(st.none(), st.integers(1, 5))
 """Stages per device; None: open."""
 
 
-@pytest.mark.parametrize("name", [name for name, entry in db.planners.items() if not entry.searches])
+@pytest.mark.parametrize("name", [name for name in db.planners if name != "auto"])
 @given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 6), chunks=CHUNKS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=4)
 def test_a_plan_keeps_the_limit_and_the_bound(
-    name: str, units: Units, devices: int, micro_batches: int, chunks: int | None
-) -> None:
-    keeps_the_limit_and_the_bound(name, units, devices, micro_batches, chunks)
-
-
-@pytest.mark.parametrize("name", [name for name, entry in db.planners.items() if entry.searches and name != "auto"])
-@given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 6), chunks=CHUNKS)
-@settings(max_examples=4, deadline=None)
-def test_a_searched_plan_keeps_the_limit_and_the_bound(
-    name: str, units: Units, devices: int, micro_batches: int, chunks: int | None
-) -> None:
-    keeps_the_limit_and_the_bound(name, units, devices, micro_batches, chunks)
-
-
-def keeps_the_limit_and_the_bound(
     name: str, units: Units, devices: int, micro_batches: int, chunks: int | None
 ) -> None:
     try:
@@ -65,7 +46,7 @@ def keeps_the_limit_and_the_bound(
 
 
 @given(units=model_units(max_layers=2, limit=True), micro_batches=st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8)
 def test_the_chosen_recomputation_is_close_to_the_cheapest_of_all(units: Units, micro_batches: int) -> None:
     """Per device the greedy choice is at most one unit's recomputation away from the exact knapsack."""
     counts = [len(units.units) // 2, len(units.units) - len(units.units) // 2]
@@ -83,22 +64,6 @@ def test_the_chosen_recomputation_is_close_to_the_cheapest_of_all(units: Units, 
     assert _fits(units, repricer, chosen)
     largest = max(float(s.recompute) for u in units.units for s in u.strategies.values())
     assert _recompute_time(units, chosen) <= min(feasible) + 2 * largest
-
-
-@given(units=model_units(max_layers=3, limit=True), micro_batches=st.integers(1, 4), devices=st.integers(2, 3))
-@settings(max_examples=40, deadline=None)
-def test_devices_choose_together_what_each_would_alone(units: Units, micro_batches: int, devices: int) -> None:
-    counts = balanced_counts(units, devices)
-    repricer = Repricer(db.schedules["1f1b"](devices=devices, micro_batches=micro_batches))
-    chosen: list[Partition | str] = []
-    for together in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Repricer, "lists_decide", together)
-            try:
-                chosen.append(cheapest_strategies(repricer, units, counts))
-            except db.InfeasibleError as error:
-                chosen.append(str(error))
-    assert chosen[0] == chosen[1]
 
 
 def _all_partitions(units: Units, counts: list[int]) -> list[Partition]:
@@ -150,9 +115,7 @@ def test_model_and_cluster_are_named_as_on_the_command_line(tmp_path: Path) -> N
     config.write_text(json.dumps(dict(db.models["llama-tiny"].config)))
     (tmp_path / "cluster.yaml").write_text("devices: 2xL40S-48GB")
     asked: dict[str, Any] = {"planner": "adapipe", "micro_batches": 4, "sequence_length": 128}
-
     by_objects = db.plan(db.models["llama-tiny"], db.Cluster.parse("2xL40S-48GB"), **asked)
-
     for model, cluster in (("llama-tiny", "2xL40S-48GB"), (config, tmp_path / "cluster.yaml")):
         assert db.plan(model, cluster, **asked).simulate().makespan == by_objects.simulate().makespan
 
@@ -175,7 +138,6 @@ def test_what_is_no_model_or_cluster_is_answered_in_a_sentence(model: Any, clust
     [
         ({"micro_batches": "8"}, "micro_batches must be a whole number, not '8'."),
         ({"pipeline": 1.5}, "pipeline must be a whole number, not 1.5."),
-        ({"sequence_length": "128"}, "sequence_length must be a whole number, not '128'."),
         ({"image_patches": "784"}, "image_patches must be a whole number, not '784'."),
         ({"sequence_lenght": 128}, "There is no option of a run 'sequence_lenght'; did you mean 'sequence_length'"),
         ({"planner": 3}, "There is no planner '3'; there are:"),
@@ -191,58 +153,27 @@ def test_an_argument_that_is_none_is_answered_in_a_sentence(options: dict[str, A
         db.plan("llama-tiny", "2xL40S-48GB", **{"planner": "dapple", **options})
 
 
-def test_a_plan_survives_its_file(tmp_path: Path) -> None:
-    strategies = {"none": {"activation": 9}}
-    mlp = {"type": "mlp", "count": 8, "forward": 1, "backward_input": 1, "backward_weight": 1, "strategies": strategies}
-    plan = db.plan(
-        db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), micro_batches=8, planner="merak", sequence_length=128,
-        profile={"units": [mlp]},
-    )  # fmt: skip
-    plan.save(tmp_path / "plan.json")
-    again = db.Plan.load(tmp_path / "plan.json")
-    assert replace(again, costs=plan.costs) == plan
-    assert again.profile == {"units": [mlp]}
-    assert again.simulate().makespan == pytest.approx(plan.simulate().makespan)
+MLP = {
+    "type": "mlp", "forward": 1, "backward_input": 1, "backward_weight": 1, "strategies": {"none": {"activation": 9}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("measured", "reserve"),
-    [({"unplanned_bytes": 3 * 2**30}, 80 * 2**30 - int(77 * 2**30 / 1.06)), ({}, 8 * 2**30)],
+    ("measured", "reserve"), [({"unplanned_bytes": 3 * 2**30}, 80 * 2**30 - int(77 * 2**30 / 1.06)), ({}, 8 * 2**30)]
 )
 def test_a_profile_says_what_a_plan_leaves(tmp_path: Path, measured: dict[str, int], reserve: int) -> None:
     model = db.models["llama-tiny"]
-    mlp = {
-        "type": "mlp",
-        "forward": 1,
-        "backward_input": 1,
-        "backward_weight": 1,
-        "strategies": {"none": {"activation": 9}},
-    }
     source = {
         "model": model.config, "dtype": "bf16", "sequence_length": 128, "micro_batch_size": 1, "lora": 0,
         "device": "A100", **measured,
     }  # fmt: skip
     plan = db.plan(
         model, "4xA100-80GB", micro_batches=8, planner="merak", sequence_length=128,
-        profile={"measured": source, "units": [mlp]},
+        profile={"measured": source, "units": [MLP]},
     )  # fmt: skip
     plan.save(tmp_path / "plan.json")
     for each in (plan, db.Plan.load(tmp_path / "plan.json")):
+        assert each.profile == plan.profile
         assert each.cluster is not None
         assert each.cluster.reserve == reserve
         assert each.costs.limit_of(0) == 80 * 2**30 - reserve
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"debubble_plan": 1, "planner": "x"', "is not a whole plan file"),
-        ('{"debubble_plan": 99}', "has plan version 99"),
-        ("{}", "no entry 'debubble_plan'"),
-        ('{"debubble_plan": 1, "planner": "x"}', "is not a whole plan file"),
-    ],
-)
-def test_a_broken_plan_file_is_answered_in_a_sentence(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "plan.json").write_text(content)
-    with pytest.raises(db.InputError, match=message):
-        db.Plan.load(tmp_path / "plan.json")

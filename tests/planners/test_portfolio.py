@@ -1,24 +1,18 @@
-"""The portfolio misses no schedule of the library, keeps its effort, and plans long steps by short ones."""
-
-from __future__ import annotations
-
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import debubble as db
 from debubble.costs.partition import Partition
 from debubble.costs.unit import HostStates, Strategy, Unit
 from debubble.costs.units import Units
-from debubble.ir import DebubbleError, InfeasibleError, Placement, RunOptions, StageCosts
+from debubble.ir import DebubbleError, RunOptions, StageCosts
 from debubble.planners import FixedStages, ModelUnits, Problem, planners
 from debubble.planners.model_problem import problem_of
 from debubble.planners.partitioning.balance import even_counts
 from debubble.schedules import schedules
-from debubble.search.constructive.zero_bubble import list_order
-from debubble.simulator import Repricer, simulate
+from debubble.simulator import simulate
 
 
 def llama_like(layers: int, *, offload: bool = False) -> Units:
@@ -31,33 +25,24 @@ def llama_like(layers: int, *, offload: bool = False) -> Units:
     return Units(units=(*(layer,) * layers, head), communication=1, offload_bandwidth=bandwidth, memory_limit=(400,))
 
 
-@pytest.mark.parametrize("name", sorted(schedules))
-def test_no_schedule_of_the_library_is_faster(name: str) -> None:
+def test_no_schedule_of_the_library_is_faster() -> None:
     units = llama_like(11)
-    problem = Problem(workload=ModelUnits(units), devices=4, micro_batches=8, effort=20, deadline=1e6)
-    entry = schedules[name]
-    placement = entry(devices=4, micro_batches=8).placement
-    costs = units.stage_costs(Partition.cut(units, even_counts(units, placement.stages)), placement)
-    schedule = entry(devices=4, micro_batches=8, costs=costs.with_limit(None))
-    try:
-        time = simulate(schedule, costs).makespan
-    except DebubbleError:
-        return
-    assert portfolio_time(problem) <= time
-
-
-times: dict[Problem, float] = {}
-
-
-def portfolio_time(problem: Problem) -> float:
-    key = replace(problem, workload=FixedStages(StageCosts.of(stages=4)))
-    if key not in times:
-        times[key] = float(planners["portfolio"](problem).time)
-    return times[key]
+    found = planners["portfolio"](
+        Problem(workload=ModelUnits(units), devices=4, micro_batches=8, effort=5, deadline=1e6)
+    )
+    slower = 0
+    for entry in schedules.values():
+        placement = entry(devices=4, micro_batches=8).placement
+        costs = units.stage_costs(Partition.cut(units, even_counts(units, placement.stages)), placement)
+        schedule = entry(devices=4, micro_batches=8, costs=costs.with_limit(None))
+        with suppress(DebubbleError):
+            assert found.time <= simulate(schedule, costs).makespan
+            slower += 1
+    assert slower > 10
 
 
 def test_a_long_step_is_planned_by_a_short_one_and_simulated_in_full() -> None:
-    problem = Problem(workload=ModelUnits(llama_like(11)), devices=4, micro_batches=66, effort=3, deadline=1e6)
+    problem = Problem(workload=ModelUnits(llama_like(11)), devices=4, micro_batches=66, effort=1, deadline=1e6)
     result = planners["portfolio"](problem)
     assert result.solution.schedule.micro_batches == 66
     assert result.time == simulate(result.solution.schedule, result.solution.costs).makespan
@@ -71,24 +56,16 @@ def test_a_long_step_that_fits_only_as_a_short_one_is_not_the_answer() -> None:
     assert max(result.timeline.peak_memory) <= 8
 
 
-def test_prices_that_need_a_simulation_are_counted() -> None:
-    costs = StageCosts.of(stages=2, offload=1, link_groups=[[0, 1]])
-    repricer = Repricer(schedules["pipeoffload"](devices=2, micro_batches=4, chunks=1, costs=costs))
-    repricer.price(costs)
-    repricer.price(costs)
-    assert repricer.simulations == 2
-
-
-def test_what_keeps_the_limit_by_its_own_order_is_no_slower_than_the_answer() -> None:
+def test_what_keeps_the_limit_by_its_own_order_is_no_faster() -> None:
     costs = StageCosts.of(
         stages=8, forward=10, backward_input=10, backward_weight=10, communication=1, activation=1, memory_limit=5
     )
-    problem = Problem(workload=FixedStages(costs), devices=4, chunks=2, micro_batches=8, effort=3)
+    problem = Problem(workload=FixedStages(costs), devices=4, chunks=2, micro_batches=8, effort=1)
     own = simulate(schedules["zb-v"](devices=4, micro_batches=8, costs=costs), costs).makespan
     assert planners["portfolio"](problem).time <= own == 588
 
 
-def test_a_small_step_is_as_fast_as_a_schedule_that_waits_for_its_transfers_without_any_effort() -> None:
+def test_without_effort_a_small_step_is_as_fast_as_pipeoffload() -> None:
     costs = StageCosts.of(
         stages=3, forward=5, backward_input=4, backward_weight=4, recompute=5, communication=2, activation=4,
         offload=9, memory_limit=9,
@@ -98,20 +75,8 @@ def test_a_small_step_is_as_fast_as_a_schedule_that_waits_for_its_transfers_with
     assert result.time <= own == 146
 
 
-@given(limit=st.integers(1, 6), v=st.booleans())
-@settings(max_examples=20, deadline=None)
-def test_list_orders_keep_to_the_limit(limit: int, v: bool) -> None:
-    placement = (Placement.v_shape if v else Placement.looped)(3, 2)
-    costs = StageCosts.of(stages=6, forward=3, backward_input=4, backward_weight=2, memory_limit=limit)
-    try:
-        order = list_order("list", placement, 5, costs)
-    except InfeasibleError:
-        assert limit < 2
-        return
-    assert max(simulate(order, costs).peak_memory) <= limit
-
-
-def test_the_plan_of_a_quarter_of_gpt3_on_16_stages_is_near_what_its_half_layers_allow() -> None:
+@pytest.mark.slow
+def test_the_plan_of_a_quarter_of_gpt3_is_near_its_half_layers_best() -> None:
     """They are three for each device; one device has two of attention, one of MLP and the head, or another has four."""
     gpt3 = db.models["gpt3-175b"]
     quarter, options = replace(gpt3, per_layer=gpt3.per_layer[:24]), RunOptions(tensor=8, sequence_length=2048)
@@ -133,7 +98,7 @@ def with_hosts(*, limit: int, step: float = 1) -> Problem:
         on_host=HostStates(static=40, gradients=1, parameters=1, step=step),
     )  # fmt: skip
     units = Units(units=(layer,) * 8, communication=1, offload_bandwidth=2, memory_limit=(limit,))
-    return Problem(workload=ModelUnits(units), devices=2, micro_batches=6, effort=5, deadline=1e6)
+    return Problem(workload=ModelUnits(units), devices=2, micro_batches=6, effort=1, deadline=1e6)
 
 
 def test_states_that_do_not_fit_are_the_hosts() -> None:
@@ -142,6 +107,7 @@ def test_states_that_do_not_fit_are_the_hosts() -> None:
     assert max(result.timeline.peak_memory) <= 300
 
 
+@pytest.mark.slow
 def test_hosts_step_where_that_saves_more_recomputation_than_it_takes() -> None:
     limited = with_hosts(limit=415)
     result = planners["portfolio"](limited)

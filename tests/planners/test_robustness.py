@@ -1,15 +1,9 @@
-"""Plans under disturbances: the draws are the same for all plans, and what they do to a plan is what they should."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import debubble as db
-from debubble.ir import InputError, Robustness, StageCosts, lower
+from debubble.ir import Robustness, StageCosts, lower
 from debubble.planners import FixedStages, Problem, planners
 from debubble.planners.robustness import STRAGGLER, robustness
 from debubble.schedules import schedules
@@ -22,15 +16,9 @@ def judged(name: str, costs: StageCosts, p: int = 4, m: int = 8, seed: int = 0) 
     return robustness(lower(schedule, costs), objective="makespan", seed=seed)
 
 
-@given(costs=stage_costs(stages=4), seed=st.integers(0, 3))
-@settings(max_examples=15, deadline=None)
-def test_the_same_seed_gives_the_same_judgement(costs: StageCosts, seed: int) -> None:
-    assert judged("1f1b", costs, seed=seed) == judged("1f1b", costs, seed=seed)
-
-
 @given(costs=stage_costs(stages=4))
 @settings(max_examples=15, deadline=None)
-def test_a_slow_device_costs_at_most_its_share_and_nothing_is_faster_for_it(costs: StageCosts) -> None:
+def test_a_slow_device_costs_at_most_its_share(costs: StageCosts) -> None:
     time = float(simulate(schedules["1f1b"](devices=4, micro_batches=8), costs).makespan)
     judgement = judged("1f1b", costs)
     assert time - 1e-9 <= judgement.straggler <= time * (1 + STRAGGLER) + 1e-9
@@ -53,7 +41,7 @@ def test_the_noise_of_operations_that_follow_each_other_evens_out() -> None:
     assert judgement.jitter == pytest.approx(1200, rel=0.005)
 
 
-def test_a_plan_with_slack_is_preferred_to_one_that_is_faster_only_on_paper() -> None:
+def test_a_plan_with_slack_is_preferred_to_a_faster_one() -> None:
     """Blocking messages: with slow links more chunks pay more of them."""
     costs = StageCosts.of(
         stages=4, forward=10, backward_input=10, backward_weight=10, communication=2, activation=1, memory_limit=4
@@ -67,8 +55,3 @@ def test_a_plan_with_slack_is_preferred_to_one_that_is_faster_only_on_paper() ->
     assert result.robustness.expected == min(expected)
     again = robustness(lower(result.solution.schedule, costs), objective="makespan")
     assert again == result.robustness
-
-
-def test_robust_plans_of_open_degrees_are_refused() -> None:
-    with pytest.raises(InputError, match="leave out the global batch"):
-        db.plan(db.models["llama2-13b"], db.Cluster.parse("8xA100-80GB"), global_batch=32, robust=True)

@@ -1,19 +1,14 @@
-"""Planners that yield better and better plans: what is kept of them, whatever ends the search."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
 
 import debubble as db
-from debubble.ir import InfeasibleError
 from debubble.planners import FixedStages, Problem
 from debubble.planners.analysis.explanation import plan_remarks
 from debubble.planners.auto import fastest_of
 from debubble.planners.problem import Solution
 from debubble.planners.progress import Improvement, Progress, progress_listener
-from debubble.planners.registry import PlannerEntry, planners
+from debubble.planners.registry import PlannerEntry
 
 COSTS = db.StageCosts.of(stages=2, communication=1)
 PROBLEM = Problem(workload=FixedStages(COSTS), devices=2, micro_batches=4)
@@ -94,17 +89,3 @@ def solution_plan(solution: Solution) -> db.Plan:
         planner="auto", schedule=solution.schedule, costs=solution.costs, lower_bound=0, partition=((), ()),
         candidates=solution.candidates,
     )  # fmt: skip
-
-
-def test_a_planner_without_a_plan_that_fits_says_why() -> None:
-    def refusing(_: Problem) -> Iterator[Solution]:
-        raise InfeasibleError("Nothing fits.")
-        yield answer("gpipe")
-
-    with pytest.raises(InfeasibleError, match="Nothing fits"):
-        entry("refusing", refusing)(PROBLEM)
-
-
-def test_a_planner_that_needs_peers_refuses_before_it_searches() -> None:
-    with pytest.raises(db.InputError, match="cannot swap to peers"):
-        planners["joint"].find(Problem(workload=FixedStages(COSTS), devices=2, micro_batches=4, peers=True))

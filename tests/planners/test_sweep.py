@@ -1,7 +1,3 @@
-"""Sweeps: a job planned for several values of one argument."""
-
-from __future__ import annotations
-
 import pytest
 
 import debubble as db
@@ -11,7 +7,6 @@ CLUSTER = "2xA100-80GB"
 
 def test_a_sweep_has_the_plan_of_every_value() -> None:
     found = db.sweep("llama-tiny", CLUSTER, micro_batches=[2, 4], planner="dapple")
-
     alone = db.plan("llama-tiny", CLUSTER, micro_batches=4, planner="dapple")
     assert found.over == "micro_batches"
     assert found.points[1].plan is not None
@@ -20,14 +15,12 @@ def test_a_sweep_has_the_plan_of_every_value() -> None:
 
 def test_a_value_for_which_nothing_fits_has_the_reason() -> None:
     found = db.sweep("llama-tiny", CLUSTER, micro_batches=4, memory_limit=["10MiB", "1GiB"], planner="dapple")
-
     assert [point.plan is None for point in found.points] == [True, False]
     assert found.points[0].reason != "" == found.points[1].reason
 
 
 def test_clusters_can_be_swept() -> None:
     found = db.sweep("llama-tiny", [CLUSTER, "4xA100-80GB"], micro_batches=4, planner="dapple")
-
     assert [point.plan.devices for point in found.points if point.plan is not None] == [2, 4]
 
 
@@ -46,14 +39,6 @@ def test_other_than_one_list_is_refused(arguments: dict[str, object], said: str)
 
 def test_the_page_has_a_slider_over_the_values() -> None:
     found = db.sweep("llama-tiny", CLUSTER, micro_batches=[2, 4, 8], planner="dapple")
-
     page = found.show().content.decode()
-
     assert '<input id="slider" type="range" min="0" max="2" value="0"' in page
     assert page.count("data-point=") == page.count("<svg") - 1 == 3
-
-
-def test_models_can_be_swept() -> None:
-    found = db.sweep(["llama-tiny", "llama3.2-1b"], CLUSTER, micro_batches=4, planner="dapple")
-
-    assert [len(point.plan.partition) for point in found.points if point.plan is not None] == [2, 2]

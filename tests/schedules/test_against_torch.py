@@ -1,5 +1,3 @@
-"""torch's own schedules, read from its CSV and simulated, beside ours."""
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,31 +39,31 @@ def torchs(tmp_path: Path) -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("m", [1, 4, 9])
+@pytest.mark.parametrize("m", [1, 9])
 def test_gpipe_is_torchs_order(torchs: Any, m: int) -> None:
     assert torchs("ScheduleGPipe", [0], m).orders == db.schedules["gpipe"](devices=4, micro_batches=m).orders
 
 
-@pytest.mark.parametrize("m", [4, 8, 12])
+@pytest.mark.parametrize("m", [4, 12])
 def test_interleaved_is_torchs_order(torchs: Any, m: int) -> None:
     theirs = torchs("ScheduleInterleaved1F1B", [0, 4], m)
     assert theirs.orders == db.schedules["interleaved"](devices=4, micro_batches=m, chunks=2).orders
 
 
-@pytest.mark.parametrize("m", [4, 8, 12])
-def test_breadth_first_is_torchs_order_of_forwards_and_takes_its_time(torchs: Any, m: int) -> None:
+@pytest.mark.parametrize("m", [4, 12])
+def test_breadth_first_takes_no_longer_than_torchs(torchs: Any, m: int) -> None:
     theirs = torchs("ScheduleLoopedBFS", [0, 4], m)
     ours = db.schedules["breadth-first"](devices=4, micro_batches=m, chunks=2)
     assert db.simulate(ours, COSTS[2]).makespan <= db.simulate(theirs, COSTS[2]).makespan
 
 
-@pytest.mark.parametrize("m", [8, 9, 16])
+@pytest.mark.parametrize("m", [8, 9])
 def test_dualpipe_v_is_torchs_order(torchs: Any, m: int) -> None:
     theirs = torchs("ScheduleDualPipeV", [0, 7], m)
     assert theirs.orders == db.schedules["dualpipe-v"](devices=4, micro_batches=m).orders
 
 
-@pytest.mark.parametrize("m", [8, 16])
+@pytest.mark.parametrize("m", [8])
 def test_zb_v_takes_no_longer_than_torchs_in_no_more_memory(torchs: Any, m: int) -> None:
     theirs = db.simulate(torchs("ScheduleZBVZeroBubble", [0, 7], m), COSTS[2])
     ours = db.simulate(db.schedules["zb-v"](devices=4, micro_batches=m, costs=COSTS[2], objective="span"), COSTS[2])
@@ -73,7 +71,7 @@ def test_zb_v_takes_no_longer_than_torchs_in_no_more_memory(torchs: Any, m: int)
     assert max(ours.peak_memory) <= max(theirs.peak_memory)
 
 
-@pytest.mark.parametrize("m", [8, 16])
+@pytest.mark.parametrize("m", [16])
 def test_group_interleaved_is_torchs_interleaved_zero_bubble(torchs: Any, m: int) -> None:
     theirs = torchs("ScheduleInterleavedZeroBubble", [0, 4], m)
     assert theirs.orders == db.schedules["group-interleaved"](devices=4, micro_batches=m, chunks=2).orders

@@ -1,5 +1,3 @@
-"""At default options, no schedule has more bubble or holds more than the zero-bubble authors' own, cell by cell."""
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,9 @@ from schedules import DEVICES, ROWS, cells, measure
 @pytest.mark.parametrize(
     "cell",
     [
-        pytest.param(cell, marks=[] if cell[1] == 4 else pytest.mark.slow, id=" ".join(map(str, cell)))
+        pytest.param(
+            cell, marks=[] if cell[1] == 4 and cell[3] == "makespan" else pytest.mark.slow, id=" ".join(map(str, cell))
+        )
         for cell in cells()
     ],
 )

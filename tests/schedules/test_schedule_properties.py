@@ -1,5 +1,3 @@
-"""What holds for every schedule of the library, for any size and any costs."""
-
 from typing import Any
 
 import pytest
@@ -24,13 +22,9 @@ def cases(draw: Any, name: Any) -> Any:
     activation = draw(st.lists(st.integers(2, 9), min_size=stages, max_size=stages))
     after = [draw(st.integers(0, a)) for a in activation]
     costs = db.StageCosts.of(
-        stages=stages,
-        **times,
-        activation=activation,
-        activation_after_input=after,
-        communication=draw(st.integers(0, 5)),
-        offload=draw(st.integers(0, 10)),
-    )
+        stages=stages, **times, activation=activation, activation_after_input=after,
+        communication=draw(st.integers(0, 5)), offload=draw(st.integers(0, 10)),
+    )  # fmt: skip
     return p, m, v, costs
 
 
@@ -56,17 +50,15 @@ def passes(costs: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", list(db.schedules))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5)
 @given(data=st.data())
-def test_every_schedule_is_complete_acyclic_bounded_and_deterministic(name: Any, data: Any) -> None:
+def test_every_schedule_is_complete_bounded_and_deterministic(name: Any, data: Any) -> None:
     p, m, v, costs = data.draw(cases(name))
     entry = db.schedules[name]
     options = {k: x for k, x in {"chunks": v, "tries": 4}.items() if k in entry.options}
-
     schedule = entry(devices=p, micro_batches=m, costs=costs, **options)
     check(schedule)
     run = db.simulate(schedule, costs)
-
     assert run.makespan >= max(busiest(schedule, costs), passes(costs))
     assert entry(devices=p, micro_batches=m, costs=costs, **options) == schedule
     if entry.peak is not None and not schedule.peers:
@@ -83,10 +75,9 @@ def test_a_limit_below_one_activation_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(db.schedules))
-@pytest.mark.parametrize("stages", [1, 3, 16])
-def test_costs_for_another_number_of_stages_are_refused(name: str, stages: int) -> None:
-    with pytest.raises(db.InputError, match=f"The costs are for {stages} stages"):
-        db.schedules[name](devices=4, micro_batches=6, costs=db.StageCosts.of(stages=stages))
+def test_costs_for_another_number_of_stages_are_refused(name: str) -> None:
+    with pytest.raises(db.InputError, match="The costs are for 3 stages"):
+        db.schedules[name](devices=4, micro_batches=6, costs=db.StageCosts.of(stages=3))
 
 
 def run_in_groups(name: str, p: int, v: int, group: int) -> None:
@@ -97,8 +88,7 @@ def run_in_groups(name: str, p: int, v: int, group: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["group-interleaved", "pipeoffload"])
-@pytest.mark.parametrize(("p", "v"), [(5, 2), (8, 3)])
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(("p", "v", "group"), [(5, 2, 1), (5, 2, 2), (8, 3, 3), (8, 3, 7)])
 def test_groups_run_or_are_refused_with_a_size_that_runs(name: str, p: int, v: int, group: int) -> None:
     if 2 * group >= p - 1:
         run_in_groups(name, p, v, group)

@@ -1,7 +1,5 @@
 """The problems that the solver's tests order: all stages alike, on a device each, or of random costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

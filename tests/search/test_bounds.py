@@ -1,7 +1,3 @@
-"""The analytic bounds under a memory limit: no exact optimum is below them, and orders of several chunks meet them."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -48,7 +44,7 @@ def optimum(problem: OrderProblem) -> Number | None:
 
 
 @given(problem=tight_problems())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 def test_no_optimum_is_below_the_bound(problem: OrderProblem) -> None:
     best = optimum(problem)
     assert best is None or lower_bound(problem) <= best
@@ -63,7 +59,7 @@ def two_chunks(limit: int, *, remains: int = 1) -> OrderProblem:
     return OrderProblem(placement=Placement.v_shape(8), micro_batches=32, costs=costs)
 
 
-@pytest.mark.parametrize(("limit", "least"), [(4, 2150), (5, 2090), (6, 2030), (7, 2010), (8, 1990)])
+@pytest.mark.parametrize(("limit", "least"), [(4, 2150), (6, 2030), (8, 1990)])
 def test_little_memory_leaves_devices_idle_in_both_ramps(limit: int, least: int) -> None:
     assert lower_bound(two_chunks(limit)) == least
 
@@ -79,7 +75,7 @@ def test_a_v_with_half_of_1f1bs_memory_meets_the_bound(name: str) -> None:
     assert problem.value(schedule) == lower_bound(problem) == 2150
 
 
-def test_activations_that_may_leave_memory_force_no_idle_time_behind_the_last_forward() -> None:
+def test_activations_that_may_leave_memory_force_less_idle_time() -> None:
     problem = two_chunks(4)
     recomputed = replace(problem, recompute=True)
     moved = replace(problem, costs=problem.costs.replace(offload=1, reload=1), offload=True)

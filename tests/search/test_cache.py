@@ -1,17 +1,17 @@
-"""The schedule cache: found again by similar costs, whole whatever happens, and never trusted unchecked."""
-
-from __future__ import annotations
-
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tools.build_cache import shipped_problems
 
+from debubble.ir import Placement, StageCosts
 from debubble.schedules import schedules
 from debubble.search import cache
 from debubble.search.annealing.search import search
+from debubble.search.bounds import lower_bound
 from debubble.search.effort import SIMULATION, Effort
-from debubble.search.micro_batch_count import PLACES
+from debubble.search.micro_batch_count import PLACES, resized
 from debubble.search.problem import Incumbent, OrderProblem
 from tests.search.orders import uniform
 
@@ -29,10 +29,6 @@ def problem_of(forward: float = 10, micro_batches: int = 5) -> OrderProblem:
 def searched(problem: OrderProblem, steps: int = 500) -> Incumbent:
     *_, best = search(problem, steps=steps)
     return best
-
-
-def test_the_folder_honours_the_environment(own_folder: Path) -> None:
-    assert cache.folder() == own_folder
 
 
 def test_a_similar_problem_finds_the_schedule_and_others_do_not() -> None:
@@ -65,7 +61,7 @@ def test_fitting_a_schedule_to_another_number_is_counted() -> None:
     assert (same.spent, other.spent) == (0, PLACES * SIMULATION * 3 * 20)
 
 
-def test_a_better_entry_replaces_a_worse_one_and_not_the_other_way_round() -> None:
+def test_a_better_entry_replaces_a_worse_one_only() -> None:
     problem = problem_of()
     worse, better = next(search(problem, steps=1)), searched(problem, steps=5000)
     assert better.value < worse.value
@@ -92,10 +88,10 @@ def test_an_unwritable_folder_does_not_fail_the_search(tmp_path: Path, monkeypat
 
 
 def keep_repeatedly(steps: int) -> None:
-    problem = problem_of()
-    place = cache.folder() / "shared" / "entry.json"
+    problem, place = problem_of(), cache.folder() / "shared" / "entry.json"
+    found = searched(problem, steps=steps)
     for _ in range(30):
-        cache.write(place, problem, searched(problem, steps=steps))
+        cache.write(place, problem, found)
 
 
 def test_processes_that_write_at_once_leave_a_whole_entry(own_folder: Path) -> None:
@@ -108,3 +104,23 @@ def test_processes_that_write_at_once_leave_a_whole_entry(own_folder: Path) -> N
         assert writer.exitcode == 0
     assert cache._read(own_folder / "shared" / "entry.json") is not None
     assert not list((own_folder / "shared").glob(".entry*"))
+
+
+@pytest.mark.parametrize("micro_batches", [8, 11, 20])
+def test_1f1b_of_12_micro_batches_becomes_1f1b_of_any_number(micro_batches: int) -> None:
+    costs = StageCosts.of(stages=4)
+    twelve = schedules["1f1b"](devices=4, micro_batches=12, costs=costs)
+    problem = OrderProblem(placement=Placement.linear(4), micro_batches=micro_batches, costs=costs)
+    found = resized(twelve, problem)
+    assert found is not None
+    assert found.orders == schedules["1f1b"](devices=4, micro_batches=micro_batches, costs=costs).orders
+
+
+def test_a_shipped_schedule_that_is_periodic_stays_optimal() -> None:
+    shipped = next(p for p in shipped_problems() if (p.devices, p.micro_batches, p.costs.memory_limit) == (4, 16, (8,)))
+    schedule = cache.nearest(shipped, cache.SHIPPED)
+    assert schedule is not None
+    problem = replace(shipped, micro_batches=32)
+    found = resized(schedule, problem)
+    assert found is not None
+    assert problem.value(found) == lower_bound(problem)

@@ -1,7 +1,3 @@
-"""The compiled evaluator says exactly what `simulate` says."""
-
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -34,7 +30,7 @@ def simulated(schedule: Schedule, costs: StageCosts, objective: Objective) -> Nu
 
 
 @given(data=st.data(), objective=st.sampled_from(["makespan", "span"]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50)
 def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, objective: Objective) -> None:
     schedule = data.draw(random_schedules(shares=True, deeper=True))
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True, deeper=True))
@@ -53,8 +49,8 @@ def test_evaluator_equals_simulation_on_any_schedule(data: st.DataObject, object
 
 
 @given(data=st.data(), schedule=random_schedules())
-@settings(max_examples=200, deadline=None)
-def test_of_transfers_that_are_ready_at_once_the_first_device_has_the_first_turn_on_a_shared_link(
+@settings(max_examples=60)
+def test_of_transfers_ready_at_once_the_first_device_has_the_first_turn(
     data: st.DataObject, schedule: Schedule
 ) -> None:
     # Stages that take equal times are often ready at once.
@@ -69,8 +65,8 @@ def test_of_transfers_that_are_ready_at_once_the_first_device_has_the_first_turn
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_evaluator_keeps_what_meets_the_threshold_and_refuses_what_does_not(data: st.DataObject) -> None:
+@settings(max_examples=25)
+def test_evaluator_refuses_what_does_not_meet_the_threshold(data: st.DataObject) -> None:
     schedule = data.draw(random_schedules())
     costs = data.draw(stage_costs(stages=schedule.stages, offload=True))
     makespan = float(simulate(schedule, costs).makespan)
@@ -80,10 +76,8 @@ def test_evaluator_keeps_what_meets_the_threshold_and_refuses_what_does_not(data
 
 
 @given(data=st.data(), objective=st.sampled_from(["makespan", "span"]))
-@settings(max_examples=80, deadline=None)
-def test_lists_without_transfers_take_what_simulation_says_whatever_their_order(
-    data: st.DataObject, objective: Objective
-) -> None:
+@settings(max_examples=30)
+def test_lists_without_transfers_take_what_simulation_says(data: st.DataObject, objective: Objective) -> None:
     p, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 5))
     costs = data.draw(stage_costs(stages=p)).with_limit(data.draw(st.none() | st.integers(19, 60)))
     problem = OrderProblem(placement=Placement.linear(p), micro_batches=m, costs=costs, objective=objective)
@@ -98,8 +92,8 @@ def test_lists_without_transfers_take_what_simulation_says_whatever_their_order(
 
 
 @given(data=st.data())
-@settings(max_examples=120, deadline=None)
-def test_evaluator_knows_steps_on_hosts_and_their_turns_on_shared_links(data: st.DataObject) -> None:
+@settings(max_examples=50)
+def test_evaluator_knows_steps_on_hosts_and_their_turns_on_links(data: st.DataObject) -> None:
     p, chunks, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
     placement = data.draw(st.sampled_from([Placement.looped(p, chunks), Placement.v_shape(p, chunks)]))
     stages = placement.stages
@@ -113,11 +107,3 @@ def test_evaluator_knows_steps_on_hosts_and_their_turns_on_shared_links(data: st
     problem = OrderProblem(placement=placement, micro_batches=m, costs=costs, host_steps=hosted)
     schedule = one_at_a_time(problem)
     assert evaluated(problem, schedule) == pytest.approx(float(problem.value(schedule)), rel=1e-12)
-
-
-@given(schedule=random_schedules(deeper=True))
-@settings(max_examples=30, deadline=None)
-def test_encoding_and_decoding_return_the_schedule(schedule: Schedule) -> None:
-    problem = OrderProblem.of(schedule, StageCosts.of(stages=schedule.stages, offload=1))
-    decoded = decode(problem, *encode(problem, schedule), name=schedule.name)
-    assert (decoded.orders, decoded.deeper) == (schedule.orders, schedule.deeper)

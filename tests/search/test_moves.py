@@ -1,7 +1,3 @@
-"""The moves of the local search, on lists of one device."""
-
-from __future__ import annotations
-
 import pytest
 
 from debubble.ir import Op, Placement, StageCosts

@@ -1,7 +1,3 @@
-"""Orders under tight memory: the staircase is exact, the skeleton's bound holds, coarse times are proven optimal."""
-
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -18,11 +14,9 @@ from debubble.search.constructive.zero_bubble import place_weights
 from debubble.search.effort import Effort
 from debubble.search.exact.cp_memory import staircase
 from debubble.search.exact.tight_memory import (
-    has_coarse_times,
     improve_tight,
     skeleton_bound,
     with_late_release,
-    with_rounded_times,
 )
 from debubble.search.problem import Incumbent, OrderProblem
 from tests.strategies import stage_costs
@@ -69,7 +63,7 @@ def test_the_corners_are_exactly_the_least_that_fits(
 
 
 @given(data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8)
 def test_no_order_that_is_found_beats_the_skeleton(data: st.DataObject) -> None:
     p, m = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5))
     costs = data.draw(stage_costs(stages=p)).with_limit(data.draw(st.integers(19, 60)))
@@ -80,12 +74,7 @@ def test_no_order_that_is_found_beats_the_skeleton(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "sizes", "optimum"),
-    [
-        (2, {"activation": 1, "activation_after_input": 1}, 41),
-        (3, {"activation": 1, "activation_after_input": 1}, 31),
-        (4, {"activation": 2, "activation_after_input": 1}, 41),
-        (6, {"activation": 2, "activation_after_input": 1}, 31),
-    ],
+    [(2, {"activation": 1, "activation_after_input": 1}, 41), (6, {"activation": 2, "activation_after_input": 1}, 31)],
 )
 def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[str, Any], optimum: Number) -> None:
     problem = problem_of(4, 8, limit, **sizes)
@@ -97,18 +86,6 @@ def test_what_was_proven_by_other_means_is_proven_again(limit: int, sizes: dict[
 def test_the_skeleton_sees_that_micro_batches_must_pass_each_other() -> None:
     problem = problem_of(4, 8, 2, activation=1, activation_after_input=1)
     assert lower_bound(problem) < skeleton_bound(problem, horizon=60, effort=Effort(60)) == 41
-
-
-@given(capacity=st.integers(2, 20), j=st.integers(0, 4), a=st.integers(0, 5), b=st.integers(0, 5))
-def test_what_fits_where_w_frees_all_fits_where_it_frees_a_part(capacity: int, j: int, a: int, b: int) -> None:
-    problem = problem_of(2, 5, capacity, activation=4, activation_after_input=1)
-    late = with_late_release(problem).costs
-    assert (late.activation, late.activation_after_input) == (problem.costs.activation, problem.costs.activation)
-    held, held_late = (
-        4 * (j + 1) - (4 - c.activation_after_input[0]) * a - c.activation_after_input[0] * min(a, b)
-        for c in (problem.costs, late)
-    )
-    assert held <= held_late
 
 
 def test_nothing_is_freed_late_where_w_frees_all_or_nothing() -> None:
@@ -136,25 +113,10 @@ def test_the_order_of_the_skeleton_is_near_its_bound(limit: int, remains: int) -
     assert best.value <= 1.03 * {6: 1122, 7: 1102}[limit]
 
 
-@pytest.mark.parametrize(("times", "coarse"), [((10, 10, 10, 0), True), ((1, 2, 1, 0), True), ((10, 11, 9, 1), False)])
-def test_times_are_coarse_where_they_have_a_large_common_divisor(
-    times: tuple[int, int, int, int], coarse: bool
-) -> None:
-    assert has_coarse_times(problem_of(4, 8, 2, times=times)) == coarse
-
-
 def test_the_same_seed_gives_the_same_schedule() -> None:
     problem = problem_of(4, 8, 2, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
     first, second = ([i.schedule for i in improve_tight(problem, start(problem), steps=2000)] for _ in range(2))
     assert first[-1] == second[-1]
-
-
-def test_rounding_makes_times_whole_multiples_of_one_and_keeps_the_memory() -> None:
-    problem = problem_of(4, 8, 2, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
-    costs = with_rounded_times(problem).costs
-    assert (costs.forward[0], costs.backward_input[0], costs.backward_weight[0]) == (1, 1, 1)
-    assert with_rounded_times(problem).costs.communication[0] == 0
-    assert (costs.activation, costs.memory_limit) == (problem.costs.activation, problem.costs.memory_limit)
 
 
 def test_fine_times_start_from_the_best_order_of_rounded_ones() -> None:

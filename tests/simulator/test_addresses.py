@@ -1,7 +1,3 @@
-"""Address plans: the tensors of a program, and where they lie in one arena per device."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fractions import Fraction
 from random import Random
@@ -69,22 +65,15 @@ def timelines(draw: st.DrawFn) -> Timeline:
 
 
 @given(timelines())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 def test_an_arena_of_the_planned_size_never_fails(timeline: Timeline) -> None:
-    for plan in plan_addresses(timeline):
-        run(plan, plan.arena)
-
-
-@given(timelines())
-@settings(max_examples=60, deadline=None)
-def test_the_peak_is_the_simulated_one_and_below_the_arena(timeline: Timeline) -> None:
     for plan, peak in zip(plan_addresses(timeline), timeline.peak_memory, strict=True):
-        assert plan.static + plan.peak == peak
-        assert plan.arena >= plan.peak
+        run(plan, plan.arena)
+        assert plan.arena >= plan.peak == peak - plan.static
 
 
 @given(timelines(), st.floats(0.01, 1e9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15)
 def test_sizes_that_are_floats_do_not_overlap_either(timeline: Timeline, unit: float) -> None:
     costs = timeline.program.costs
     scaled = [float(a) * unit for a in costs.activation]
@@ -93,12 +82,6 @@ def test_sizes_that_are_floats_do_not_overlap_either(timeline: Timeline, unit: f
     for plan, peak in zip(plan_addresses(simulated), simulated.peak_memory, strict=True):
         run(plan, plan.arena)
         assert float(plan.peak) == pytest.approx(float(peak))
-
-
-def test_the_allocator_refuses_more_than_its_capacity() -> None:
-    [plan] = plan_addresses(timeline_of("0F0 0F1 0B0 0B1", costs=StageCosts.of(stages=1, activation=4)))
-    with pytest.raises(AssertionError):
-        run(plan, plan.arena - 1)
 
 
 def test_the_halves_of_a_backward_free_tensors_of_their_own() -> None:
@@ -110,23 +93,6 @@ def test_an_offload_of_a_part_moves_a_tensor_of_its_own() -> None:
     costs = StageCosts.of(stages=1, activation=8, offload=1)
     timeline = timeline_of("0F0 0O0 0L0 0B0", costs=costs, offload_fraction={0: Fraction(1, 4)})
     assert sorted(described(plan_addresses(timeline)[0])) == [("0F0", "0B0", 6), ("0F0", "0O0", 2), ("0L0", "0B0", 2)]
-
-
-def test_a_recomputation_brings_back_a_tensor_of_its_own() -> None:
-    costs = StageCosts.of(stages=1, activation=8, activation_recomputed=3)
-    timeline = timeline_of("0F0 0R0 0B0", costs=costs)
-    assert described(plan_addresses(timeline)[0]) == [("0F0", "0B0", 3), ("0R0", "0B0", 5)]
-
-
-def test_the_input_backward_may_allocate_a_tensor_for_w() -> None:
-    timeline = timeline_of("0F0 0I0 0W0", costs=StageCosts.of(stages=1, activation=6, activation_after_input=9))
-    assert described(plan_addresses(timeline)[0]) == [("0F0", "0W0", 6), ("0I0", "0W0", 3)]
-
-
-def test_a_peer_holds_what_is_offloaded_to_it() -> None:
-    costs = StageCosts.of(stages=2, offload=1)
-    timeline = timeline_of("0F0 0O0 0L0 0B0", "1F0 1B0", costs=costs, peers={0: 1})
-    assert described(plan_addresses(timeline)[1]) == [("0O0", "0L0", 1), ("1F0", "1B0", 1)]
 
 
 def test_gradients_of_keys_live_from_the_last_backward() -> None:
@@ -159,7 +125,7 @@ def test_the_gap_is_a_share_of_the_whole_peak() -> None:
 
 def small_instances() -> Iterator[tuple[list[int], list[int], list[int]]]:
     random = Random(0)
-    for _ in range(60):
+    for _ in range(25):
         starts = sorted(random.randrange(8) for _ in range(random.randrange(1, 10)))
         yield starts, [start + random.randrange(1, 6) for start in starts], [random.randrange(1, 9) for _ in starts]
 
@@ -187,7 +153,7 @@ def test_small_arenas_are_the_least_that_cp_sat_finds() -> None:
         assert packing.arena == least_arena(start, end, size)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "hanayo", "dualpipe-v"])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v"])
 def test_arenas_of_published_schedules_are_the_peak(name: str) -> None:
     schedule = db.schedules[name](devices=4, micro_batches=12)
     costs = StageCosts.of(stages=schedule.stages, activation=12, activation_after_input=4)
@@ -203,11 +169,14 @@ def test_the_same_program_has_the_same_addresses() -> None:
 
 
 @given(timelines())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 def test_operations_wait_for_all_that_had_their_addresses(timeline: Timeline) -> None:
     """Directly, or because an operation that they wait for does."""
+    times = {operation.op: operation for operation in timeline.operations}
     for plan in plan_addresses(timeline):
         waits = plan.waits()
+        for op, awaited in waits.items():
+            assert all(times[freed_by].end <= times[op].start for freed_by in awaited)
         ended: dict[Op, set[Op]] = {}
         for tensor in plan.tensors:
             before = ended.setdefault(tensor.allocated_by, set())
@@ -222,15 +191,6 @@ def test_operations_wait_for_all_that_had_their_addresses(timeline: Timeline) ->
 
 def meet(one: PlacedTensor, other: PlacedTensor) -> bool:
     return one.offset < other.offset + other.size and other.offset < one.offset + one.size
-
-
-@given(timelines())
-@settings(max_examples=60, deadline=None)
-def test_what_operations_wait_for_has_ended_before(timeline: Timeline) -> None:
-    times = {operation.op: operation for operation in timeline.operations}
-    for plan in plan_addresses(timeline):
-        for op, awaited in plan.waits().items():
-            assert all(times[freed_by].end <= times[op].start for freed_by in awaited)
 
 
 def test_sizes_and_offsets_are_multiples_of_the_alignment() -> None:

@@ -2,7 +2,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
@@ -17,22 +17,20 @@ def program(name: str, devices: int, micro_batches: int, **costs: Any) -> db.Pro
 whole = st.integers(1, 9)
 
 
-@given(st.integers(1, 4), st.integers(1, 6), whole, whole, whole, st.integers(0, 5), st.sampled_from(["1f1b", "gpipe"]))
+@settings(max_examples=30)
+@given(st.integers(1, 4), st.integers(1, 6), whole, whole, st.integers(0, 5), st.sampled_from(["1f1b", "gpipe"]))
 def test_a_core_for_every_device_is_the_plain_simulation(
-    devices: Any, m: Any, forward: Any, backward: Any, weight: Any, communication: Any, name: Any
+    devices: Any, m: Any, forward: Any, backward: Any, communication: Any, name: Any
 ) -> None:
-    lowered = program(
-        name, devices, m, forward=forward, backward_input=backward, backward_weight=weight, communication=communication
-    )
+    lowered = program(name, devices, m, forward=forward, backward_input=backward, communication=communication)
     shared, plain = run_shared(lowered, cores=devices), db.simulate(lowered)
     assert shared.starts == plain.starts
     assert shared.ends == plain.ends
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 4), st.integers(1, 6), whole, whole)
-def test_one_core_does_all_work_one_after_the_other_and_is_never_idle(
-    devices: Any, m: Any, forward: Any, backward: Any
-) -> None:
+def test_one_core_is_never_idle(devices: Any, m: Any, forward: Any, backward: Any) -> None:
     lowered = program("1f1b", devices, m, forward=forward, backward_input=backward, backward_weight=0)
     assert run_shared(lowered, cores=Fraction(1)).makespan == devices * m * (forward + backward)
 

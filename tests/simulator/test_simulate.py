@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from fractions import Fraction
@@ -20,8 +18,8 @@ def timeline_of(*orders: str, costs: StageCosts, micro_batches: int, placement: 
     return db.simulate(Schedule.of("test", placement, micro_batches, [o.split() for o in orders]), costs)
 
 
-@pytest.mark.parametrize(("p", "m"), list(itertools.product([1, 2, 4, 8], [1, 3, 8, 16])))
-@pytest.mark.parametrize(("f", "b"), [(1, 2), (3, 4), (Fraction(1, 3), Fraction(1, 2))])
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (4, 3), (8, 16)])
+@pytest.mark.parametrize(("f", "b"), [(3, 4), (Fraction(1, 3), Fraction(1, 2))])
 def test_1f1b_takes_its_closed_form(p: int, m: int, f: Number, b: Number) -> None:
     costs = StageCosts.of(stages=p, forward=f, backward_input=b, backward_weight=0)
     timeline = db.simulate(db.schedules["1f1b"](devices=p, micro_batches=m), costs)
@@ -29,7 +27,7 @@ def test_1f1b_takes_its_closed_form(p: int, m: int, f: Number, b: Number) -> Non
     assert timeline.peak_memory == tuple(min(m, p - s) for s in range(p))
 
 
-@pytest.mark.parametrize(("p", "m"), list(itertools.product([1, 2, 4], [1, 5, 8])))
+@pytest.mark.parametrize(("p", "m"), [(1, 5), (4, 8)])
 def test_gpipe_takes_its_closed_form(p: int, m: int) -> None:
     costs = StageCosts.of(stages=p)
     timeline = db.simulate(db.schedules["gpipe"](devices=p, micro_batches=m), costs)
@@ -49,7 +47,7 @@ def test_a_micro_batch_recomputes_and_moves_the_share_that_is_its_own() -> None:
     assert timeline.recompute == (3,)
 
 
-def test_an_r_that_is_deeper_takes_and_brings_back_what_the_costs_say_of_that_level() -> None:
+def test_a_deeper_r_takes_and_brings_back_what_the_costs_say() -> None:
     schedule = Schedule.of("test", Placement.linear(1), 2, [["0F0", "0R0", "0B0", "0F1", "0R1", "0B1"]])
     schedule = replace(schedule, deeper=frozenset({(0, 1)}))
     costs = StageCosts.of(
@@ -80,13 +78,13 @@ def test_an_exclusive_link_carries_one_message_at_a_time() -> None:
     assert [timeline.by_name[name].start for name in ("1F0", "1F1")] == [6, 11]
 
 
-def test_a_message_for_a_receiver_that_waits_moves_once_it_is_asked_for_and_leaves_the_sender_free() -> None:
+def test_a_message_for_a_waiting_receiver_moves_once_asked_for() -> None:
     costs = StageCosts.of(stages=2, communication=5, communication_model="receiver")
     timeline = timeline_of("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", costs=costs, micro_batches=2)
     assert [timeline.by_name[name].start for name in ("0F1", "1F0", "1B0", "1F1", "0B0")] == [1, 6, 7, 14, 14]
 
 
-def test_a_recomputation_runs_beside_the_message_that_its_backward_waits_for() -> None:
+def test_a_recomputation_runs_beside_its_backwards_message() -> None:
     costs = StageCosts.of(stages=2, forward=1, recompute=10, communication=5, communication_model="receiver")
     timeline = timeline_of("0F0 0R0 0B0", "1F0 1B0", costs=costs, micro_batches=1)
     assert [timeline.by_name[name].start for name in ("1F0", "1B0", "0R0", "0B0")] == [6, 7, 1, 14]
@@ -106,31 +104,7 @@ def test_a_blocking_message_keeps_both_compute_lanes_busy() -> None:
     assert timeline.by_name["0SEND_F0"].lane is Lane.COMPUTE
 
 
-@pytest.mark.parametrize("m", [4, 16, 64])
-def test_blocking_1f1b_adds_the_messages_that_serial_rendezvous_must(m: int) -> None:
-    """ChronosPipe's own total for 1F1B: 6(m + p - 1) + (2p + 4(m - 2)) Tc, with f = 2, b = 4."""
-    p, tc = 4, Fraction(1, 20)
-    costs = StageCosts.of(
-        stages=p, forward=2, backward_input=4, backward_weight=0, communication=tc, communication_model="blocking"
-    )
-    timeline = db.simulate(db.schedules["1f1b"](devices=p, micro_batches=m), costs)
-    printed = 6 * (m + p - 1) + (2 * p + 4 * (m - 2)) * tc
-    assert printed <= timeline.makespan <= printed + tc
-
-
-def test_a_deadlock_is_named_by_its_cycle() -> None:
-    with pytest.raises(db.DeadlockError, match="waits for") as caught:
-        timeline_of("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", costs=StageCosts.of(stages=2), micro_batches=2)
-    assert {"0B0", "1F0", "1F1", "0F1"} <= set(caught.value.cycle)
-
-
-def test_a_deadlock_with_blocking_messages_is_refused_too() -> None:
-    costs = StageCosts.of(stages=2, communication=1, communication_model="blocking")
-    with pytest.raises(db.DeadlockError):
-        timeline_of("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0", costs=costs, micro_batches=2)
-
-
-def test_fused_recomputation_prolongs_the_backward_and_waits_for_the_gradient() -> None:
+def test_fused_recomputation_prolongs_the_backward() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2, recomputed_stages=1)
     timeline = db.simulate(schedule, StageCosts.of(stages=2, activation=8, activation_recomputed=2))
     assert timeline.by_name["0B0"].duration == 3
@@ -157,7 +131,7 @@ def test_a_split_backward_frees_its_parts_at_their_ends() -> None:
     assert timeline.memory[0] == ((0, 0), (0, 8), (2, 3), (3, 0))
 
 
-def test_the_input_backward_may_allocate_what_the_weight_backward_needs() -> None:
+def test_the_input_backward_may_allocate_what_w_needs() -> None:
     costs = StageCosts.of(stages=1, activation=8, activation_after_input=12)
     timeline = timeline_of("0F0 0I0 0W0", costs=costs, micro_batches=1)
     assert timeline.memory[0] == ((0, 0), (0, 8), (1, 12), (3, 0))
@@ -171,7 +145,7 @@ def test_an_operation_waits_for_the_offload_that_frees_its_memory() -> None:
     assert timeline.peak_memory == (2,)
 
 
-def test_a_reload_starts_no_earlier_than_the_compute_operation_before_it() -> None:
+def test_a_reload_starts_with_the_compute_operation_before_it() -> None:
     costs = StageCosts.of(stages=1, offload=1)
     timeline = timeline_of("0F0 0O0 0F1 0B1 0L0 0B0", costs=costs, micro_batches=2)
     assert timeline.by_name["0L0"].start == timeline.by_name["0B1"].start == 2
@@ -212,15 +186,8 @@ def test_an_order_of_a_link_against_a_devices_own_is_a_deadlock() -> None:
 
 
 def test_a_swap_to_a_peer_occupies_the_peer() -> None:
-    orders = [["0F0", "0O0", "0L0", "0B0"], ["1F0", "1B0"]]
-    schedule = Schedule(
-        name="swap",
-        placement=Placement.linear(2),
-        micro_batches=1,
-        orders=tuple(tuple(map(Op.parse, o)) for o in orders),
-        peers={0: 1},
-    )
-    timeline = db.simulate(schedule, StageCosts.of(stages=2, offload=1))
+    schedule = Schedule.of("swap", Placement.linear(2), 1, [["0F0", "0O0", "0L0", "0B0"], ["1F0", "1B0"]])
+    timeline = db.simulate(replace(schedule, peers={0: 1}), StageCosts.of(stages=2, offload=1))
     assert timeline.peak_memory == (1, 2)
 
 
@@ -244,14 +211,14 @@ def test_costs_of_another_number_of_stages_are_refused() -> None:
         db.simulate(db.schedules["1f1b"](devices=2, micro_batches=1), StageCosts.of(stages=3))
 
 
-def test_a_host_step_follows_the_gradients_down_and_the_load_precedes_the_forward() -> None:
+def test_a_host_step_follows_the_gradients_down() -> None:
     costs = StageCosts.of(stages=1, gradient_offload=2, host_step=5, parameter_load=3)
     timeline = timeline_of("0P0 0F0 0B0 0D0 0S0", costs=costs, micro_batches=1)
     assert [timeline.by_name[n].start for n in ("0F0", "0D0", "0S0")] == [3, 6, 8]
     assert timeline.by_name["0S0"].lane is Lane.HOST
 
 
-def test_a_reload_after_a_host_step_still_waits_for_the_backward_that_frees_its_memory() -> None:
+def test_a_reload_after_a_host_step_waits_for_its_memory() -> None:
     costs = StageCosts.of(stages=2, offload=1, memory_limit=1, communication=0)
     orders = "0F0 0O0 1F0 1B0 1D0 1S0 0L0 0B0"
     timeline = timeline_of(orders, costs=costs, micro_batches=1, placement=Placement.of([0, 0]))
@@ -291,14 +258,14 @@ def _end(program: Program, starts: list[Number], i: int) -> Number:
 
 
 @given(case=cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 def test_simulation_agrees_with_brute_force(case: tuple[Schedule, StageCosts]) -> None:
     program = db.lower(*case)
     assert list(db.simulate(program).starts) == brute_force(program)
 
 
 @given(case=cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 def test_every_random_schedule_respects_dependencies_and_lanes(case: tuple[Schedule, StageCosts]) -> None:
     schedule, costs = case
     timeline = db.simulate(schedule, costs)
@@ -320,8 +287,8 @@ def test_every_random_schedule_respects_dependencies_and_lanes(case: tuple[Sched
 
 
 @given(case=cases(), data=st.data())
-@settings(max_examples=80, deadline=None)
-def test_a_lowered_program_stays_within_its_limit_however_long_operations_take(
+@settings(max_examples=30)
+def test_a_lowered_program_stays_within_its_limit_at_any_pace(
     case: tuple[Schedule, StageCosts], data: st.DataObject
 ) -> None:
     schedule, costs = case

@@ -1,5 +1,3 @@
-"""ChronosPipe's closed forms, orders and windows hold exactly."""
-
 import itertools
 import math
 from fractions import Fraction
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.ir import Kind, PlannedUnit
+from debubble.ir import Kind
 from debubble.papers.chronospipe.offload import (
     available_offload,
     available_upload,
@@ -41,16 +39,6 @@ def simulated(name: Any, p: Any, m: Any, v: int = 2, *, costs: Any = None, **opt
     return db.simulate(db.schedules[name](devices=p, micro_batches=m, chunks=v, costs=costs, **options), costs)
 
 
-def check_chronos(p: Any, v: Any, m: Any, f: Any, b: Any) -> Any:
-    """4.2: time of 1F1B; peak of stage s is s blocks below that of stage 0, whose slots give it."""
-    run = simulated("chronos", p, m, v, costs=unit_costs(p, v, f=f, b=b))
-    assert run.makespan == v * (f + b) * (m + p - 1)
-    peak = greedy_peak(p, v, f, b)
-    if m >= peak:
-        assert run.peak_memory == tuple(peak - s for s in range(p))
-    return run
-
-
 def greedy_peak(p: Any, v: Any, f: Any, b: Any) -> Any:
     """The slots of the published rule, written down independently: peak = sum over chunks of (nB - nF + 1) / v."""
 
@@ -68,22 +56,16 @@ def greedy_peak(p: Any, v: Any, f: Any, b: Any) -> Any:
     return Fraction(sum(backward) - sum(forward) + v, v)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    p=st.integers(2, 16),
-    v=st.integers(2, 4),
-    m=st.sampled_from([1, 2, 3, 5, 8, 13, 24, 32]),
-    fb=st.sampled_from(RATIOS),
-)
+@settings(max_examples=30)
+@given(p=st.integers(2, 16), v=st.integers(2, 4), m=st.integers(1, 32), fb=st.sampled_from(RATIOS))
 def test_chronos_takes_1f1bs_time_and_its_slots_memory(p: Any, v: Any, m: Any, fb: Any) -> None:
-    check_chronos(p, v, m, *fb)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("p", range(2, 17))
-def test_chronos_on_the_whole_grid(p: int) -> None:
-    for v, m, (f, b) in itertools.product((2, 3, 4), (1, 2, 3, 5, 8, 16, 32, 64), RATIOS):
-        check_chronos(p, v, m, f, b)
+    """4.2: time of 1F1B; peak of stage s is s blocks below that of stage 0, whose slots give it."""
+    f, b = fb
+    run = simulated("chronos", p, m, v, costs=unit_costs(p, v, f=f, b=b))
+    assert run.makespan == v * (f + b) * (m + p - 1)
+    peak = greedy_peak(p, v, f, b)
+    if m >= peak:
+        assert run.peak_memory == tuple(peak - s for s in range(p))
 
 
 @pytest.mark.parametrize(("p", "intervals", "peaks", "makespan"), [(4, (5, 1), (5, 2), 402), (8, (1, 5), (9, 4), 426)])
@@ -95,13 +77,6 @@ def test_chronos_has_the_papers_intervals_and_chunk_peaks(p: int, intervals: Any
     assert at[f"{p - 1}B{j}"].start - at[f"{p}B{j}"].end == intervals[1]
     assert (chunk_peak(run, 0), chunk_peak(run, p)) == peaks
     assert run.makespan == makespan
-
-
-@pytest.mark.parametrize("p", range(2, 17))
-def test_chronos_v2_peak_is_the_closed_form(p: int) -> None:
-    forward_rounds, backward_rounds = max(0, math.ceil((p - 3) / 6)), math.ceil((2 * p - 3) / 6)
-    peak = p + 1 + forward_rounds + backward_rounds
-    assert simulated("chronos", p, 40).peak_memory == tuple(peak - s for s in range(p))
 
 
 def chunk_peak(run: Any, stage: Any) -> Any:
@@ -125,11 +100,6 @@ def test_chronos_p4_m6_is_the_golden_order() -> None:
         "F1.0 F1.1 F2.0 B2.0 F1.2 F2.1 B2.1 F1.3 B1.0 F2.2 B2.2 F1.4 B1.1 F2.3 B2.3 F1.5 B1.2 F2.4 B2.4 B1.3 F2.5"
         " B2.5 B1.4 B1.5",
     ]
-    run = db.simulate(made, unit_costs(4))
-    starts = {device: [o.start for o in run.compute[device]] for device in (0, 3)}
-    assert starts[0] == [0, 1, 4, 5, 6, 7, 14, 16, 17, 20, 22, 23, 25, 26, 28, 29, 32, 34, 35, 38, 41, 44, 46, 52]
-    assert starts[3] == [3, 4, 7, 8, 10, 13, 14, 16, 17, 19, 20, 22, 23, 25, 26, 28, 29, 31, 32, 34, 37, 38, 40, 46]
-    assert run.makespan == 54
 
 
 @pytest.mark.parametrize(
@@ -159,7 +129,7 @@ def test_best_timetable_at_p4_has_the_published_slots_and_lifetimes(
     assert sum(lives) == peak * 3 * v
 
 
-@pytest.mark.parametrize("p", [2, 4, 7, 12])
+@pytest.mark.parametrize("p", [2, 7])
 def test_chronos_with_one_chunk_is_1f1b(p: int) -> None:
     assert (
         db.schedules["chronos"](devices=p, micro_batches=9, chunks=1).orders
@@ -167,8 +137,7 @@ def test_chronos_with_one_chunk_is_1f1b(p: int) -> None:
     )
 
 
-@pytest.mark.parametrize("v", [5, 6])
-@pytest.mark.parametrize("p", [3, 4, 8])
+@pytest.mark.parametrize(("p", "v"), [(3, 5), (8, 6)])
 def test_chronos_with_many_chunks_keeps_1f1bs_time(p: int, v: int) -> None:
     assert simulated("chronos", p, 2 * p, v).makespan == 3 * v * (3 * p - 1)
 
@@ -182,70 +151,39 @@ def test_chronos_order_does_not_depend_on_the_unit_of_time() -> None:
 # Chronos-Recomp
 
 
-@pytest.mark.parametrize(
-    ("p", "makespans", "peak", "extra"),
-    [(4, {8: 71, 16: 127, 64: 463}, 3, (1, 2)), (8, {8: 94, 16: 150, 64: 486}, 5, (3, 4))],
-)
-def test_recomp_has_the_published_times_and_blocks(p: int, makespans: Any, peak: int, extra: Any) -> None:
+@pytest.mark.parametrize(("p", "makespans", "peak"), [(4, {8: 71, 64: 463}, 3), (8, {8: 94, 64: 486}, 5)])
+def test_recomp_has_the_published_times_and_blocks(p: int, makespans: Any, peak: int) -> None:
     for m, makespan in makespans.items():
         assert simulated("chronos-recomp", p, m).makespan == makespan
     assert simulated("chronos-recomp", p, 64).peak_memory[0] == peak
-    assert extra_waits(p) == extra
 
 
 @pytest.mark.parametrize(
-    ("name", "v", "whole", "split"),
+    "name",
     [
-        ("chronos", 2, (402, 426, 474), (393, 409, 435)),
-        ("chronos", 3, (603, 639, 711), (591, 610, 651)),
-        ("chronos-recomp", 2, (463, 486, 537), (457, 469, 497)),
-        ("chronos-zero2", 2, (399, 423, 471), (394, 404, 436)),
+        "chronos", "chronos-recomp", "chronos-zero2", "v-half",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("zb-v", "v-min")),
     ],
-)
-def test_split_backwards_shorten_the_step_and_hold_no_more(
-    name: str, v: int, whole: tuple[int, ...], split: tuple[int, ...]
-) -> None:
-    for p, before, after in zip((4, 8, 16), whole, split, strict=True):
-        runs = [simulated(name, p, 64, v, split_backward=apart) for apart in (False, True)]
-        assert [run.makespan for run in runs] == [before, after]
-        assert runs[0].peak_memory == runs[1].peak_memory
-
-
-@pytest.mark.parametrize("name", ["chronos", "chronos-recomp", "chronos-zero2", "zb-v", "v-half", "v-min"])
+)  # fmt: skip
 def test_the_page_has_the_times_and_peaks_beside_those_of_v_shapes(name: str) -> None:
     halves = [{}, {"split_backward": True}] if name.startswith("chronos") else [{}]
     costs = {p: unit_costs(p, activation=Fraction(1, 2 * p)) for p in (4, 8, 16)}
     runs = {p: [simulated(name, p, 64, costs=costs[p], **options) for options in halves] for p in costs}
+    # Split backwards hold no more.
+    assert all(each.peak_memory == whole.peak_memory for whole, *halved in runs.values() for each in halved)
     peak = math.floor(100 * max(runs[8][0].peak_memory) + Fraction(1, 2))
     cells = [", ".join(str(run.makespan) for run in runs[p]) for p in runs]
     assert f"`{name}` | {' | '.join(cells)} | {peak}% |" in PAGE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(p=st.integers(2, 16), m=st.integers(1, 64))
 def test_recomp_is_never_slower_than_the_papers_formula(p: Any, m: Any) -> None:
     assert simulated("chronos-recomp", p, m).makespan <= 6 * p + 7 * (m - 1)
 
 
-@pytest.mark.parametrize("p", range(2, 17))
-def test_recomp_stores_half_of_p_blocks_and_one_recomputed(p: int) -> None:
-    run = simulated("chronos-recomp", p, 48)
-    assert stored_blocks(run.program.schedule) == math.ceil(p / 2)
-    assert run.peak_memory[0] == math.ceil(p / 2) + (p % 2 == 0)
-
-
-def stored_blocks(made: Any) -> Any:
-    """Peak of device 0 without what recomputation brings back."""
-    held = most = 0
-    for op in made.orders[0]:
-        if (op.stage, op.micro_batch) not in made.explicit_recompute:
-            held += {Kind.F: 1, Kind.B: -1}[op.kind]
-            most = max(most, held)
-    return most
-
-
 def recomp_table(p: Any, *, rho: Any = Fraction(1)) -> Any:
-    """Start times of the v = 2 timetable in units of f, with F1(0, 0) at 0: F1, F2, B2, B1 by (stage)."""
+    """Start times of the v = 2 timetable in units of f, with F1(0, 0) at 0: F1, F2, B1, B2 by (stage)."""
     rhythm = rhythm_of(unit_costs(p), devices=p, chunks=2, shares={0: rho})
     (table,) = timetables(rhythm)
     origin = table.forward_start(0, 0, 0)
@@ -253,22 +191,11 @@ def recomp_table(p: Any, *, rho: Any = Fraction(1)) -> Any:
     def by_stage(start: Any, chunk: Any) -> Any:
         return [Fraction(start(chunk, s, 0) - origin, rhythm.forward) for s in range(p)]
 
-    return (
-        by_stage(table.forward_start, 0),
-        by_stage(table.forward_start, 1),
-        by_stage(table.backward_start, 1),
-        by_stage(table.backward_start, 0),
-    )
+    return tuple(by_stage(s, c) for s, c in itertools.product((table.forward_start, table.backward_start), (0, 1)))
 
 
-def extra_waits(p: Any) -> Any:
-    """What the forwards of each chunk wait between devices, beyond f."""
-    f1, f2, _, _ = recomp_table(p)
-    return f1[-1] - f1[0] - (p - 1), f2[-1] - f2[0] - (p - 1)
-
-
-@pytest.mark.parametrize("p", range(2, 25))
-@pytest.mark.parametrize("rho", [Fraction(1), Fraction(1, 2), Fraction(1, 4)])
+@pytest.mark.parametrize("p", [2, 3, 8, 17, 24])
+@pytest.mark.parametrize("rho", [Fraction(1), Fraction(1, 4)])
 def test_recomp_timetable_follows_the_stage_patterns(p: int, rho: Any) -> None:
     period = 6 + rho
     b_before = [sum((p - 1 - x) % 2 == 0 for x in range(s)) for s in range(p)]
@@ -280,14 +207,7 @@ def test_recomp_timetable_follows_the_stage_patterns(p: int, rho: Any) -> None:
     soonest = f1[-1] + 1 + rho
     b1_last = soonest + period * math.ceil((b2[0] + 2 - soonest) / period)
     b1 = [b1_last + 2 * (p - 1 - s) for s in range(p)]
-    assert recomp_table(p, rho=rho) == (f1, f2, b2, b1)
-
-
-@pytest.mark.parametrize("p", range(3, 49))
-def test_last_chunk_starts_k_rounds_of_equation_8_late(p: int) -> None:
-    _, f2, _, _ = recomp_table(p)
-    sigma = 3 if p % 2 == 0 else 4
-    assert f2[0] == sigma + 7 * (math.ceil((p - 3) / 6) + delay_rounds(p))
+    assert recomp_table(p, rho=rho) == (f1, f2, b1, b2)
 
 
 def test_delay_rounds_are_those_of_equation_8_not_of_the_papers_text() -> None:
@@ -299,70 +219,6 @@ def test_delay_rounds_are_those_of_equation_8_not_of_the_papers_text() -> None:
     assert [p for p in range(50, 65) if delay_rounds(p) == 3] == [50, 51, 55, 56, 57, 60, 61, 62, 63, 64]
 
 
-@pytest.mark.parametrize("p", range(2, 17))
-def test_recomp_keeps_chunk_2_alive_as_equation_3_says(p: int) -> None:
-    _, f2, b2, _ = recomp_table(p)
-    assert b2[0] - f2[0] == 3 * p + math.ceil((p - 1) / 2) - 2
-
-
-@pytest.mark.parametrize(("p", "makespan"), [(4, 531), (8, 621)])
-def test_recomputation_that_waits_for_the_gradient_loses_the_period_of_seven(p: int, makespan: int) -> None:
-    made = db.schedules["chronos-recomp"](devices=p, micro_batches=64)
-    coupled = db.Schedule(
-        name="coupled",
-        placement=made.placement,
-        micro_batches=64,
-        orders=tuple(tuple(op for op in order if op.kind is not Kind.R) for order in made.orders),
-        fused_recompute=frozenset(range(p)),
-    )
-    assert db.simulate(coupled, unit_costs(p)).makespan == makespan
-
-
-@pytest.mark.parametrize(
-    ("v", "stored"), [(2, [7, 2, 0]), (3, [10, 5, 2, 0]), (4, [12, 7, 4, 1, 0])]
-)  # fmt: skip
-def test_figure_15_stores_these_blocks_at_p4(v: int, stored: Any) -> None:
-    costs = unit_costs(4, v)
-    best = []
-    for n in range(v + 1):
-        shares = dict.fromkeys(range(n), 1)
-        rhythm = rhythm_of(costs, devices=4, chunks=v, shares=shares)
-        best.append(min(stored_by(table, n) for table in timetables(rhythm)))
-    assert best == stored
-
-
-def stored_by(table: Any, recomputed: Any) -> Any:
-    held = most = 0
-    for _, kind, chunk, _ in table.operations(0, 24):
-        if chunk >= recomputed:
-            held += {Kind.F: 1, Kind.B: -1}[kind]
-            most = max(most, held)
-    return most
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    p=st.integers(2, 8),
-    v=st.integers(1, 4),
-    m=st.integers(1, 20),
-    rho=st.sampled_from([Fraction(1, 4), Fraction(1, 2), Fraction(1)]),
-    group=st.sampled_from([1, 2, 3]),
-    data=st.data(),
-)
-def test_any_recomputed_chunks_and_groups_make_a_correct_schedule_near_its_work(
-    p: Any, v: Any, m: Any, rho: Any, group: Any, data: Any
-) -> None:
-    chosen = data.draw(st.frozensets(st.integers(0, v - 1)))
-    costs = unit_costs(p, v)
-    made = db.schedules["chronos-zero2"](
-        devices=p, micro_batches=m, chunks=v, costs=costs, group=group, rho=rho, recomputed_chunks=chosen
-    )
-    run = db.simulate(made, costs)
-    work = 3 * v + rho * len(chosen)
-    assert run.busy == (m * work,) * p
-    assert run.makespan <= (m + group - 1) * work + v * (p - 1) * (4 + rho) + group * work
-
-
 def test_partial_recomputation_keeps_the_rest() -> None:
     costs = unit_costs(4, activation=8, recompute=2)
     run = simulated("chronos-recomp", 4, 1, costs=costs, rho=Fraction(1, 4))
@@ -371,7 +227,7 @@ def test_partial_recomputation_keeps_the_rest() -> None:
     assert [held for _, held in run.memory[0]] == [0, 6, 14, 6, 8, 0]
 
 
-@pytest.mark.parametrize("rho", [0, -1, Fraction(3, 2)])
+@pytest.mark.parametrize("rho", [0, Fraction(3, 2)])
 def test_rho_outside_0_to_1_is_refused(rho: Any) -> None:
     with pytest.raises(db.InputError, match="rho is the share"):
         db.schedules["chronos-recomp"](devices=4, micro_batches=4, rho=rho)
@@ -382,25 +238,10 @@ def test_recomputing_more_chunks_than_there_are_is_refused() -> None:
         db.schedules["chronos-recomp"](devices=4, micro_batches=4, recomputed_chunks=3)
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_uneven_costs_are_honoured_without_deadlock(data: Any) -> None:
-    p, v, m = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 8))
-    each = st.lists(st.integers(0, 9), min_size=p * v, max_size=p * v)
-    costs = db.StageCosts.of(
-        forward=data.draw(each), backward_input=data.draw(each), backward_weight=data.draw(each), communication=1
-    )
-    run = simulated("chronos-recomp", p, m, v, costs=costs)
-    assert run.busy == tuple(
-        m * sum(costs.work(s) + (costs.recompute[s] if s < p else 0) for s in range(d, p * v, p)) for d in range(p)
-    )
-
-
 # ZeRO-2
 
 
-@pytest.mark.parametrize("g", [1, 2, 4])
-@pytest.mark.parametrize("p", range(4, 17))
+@pytest.mark.parametrize(("p", "g"), [(4, 2), (7, 4), (16, 4), (9, 1)])
 def test_zero2_groups_have_their_closed_forms(p: int, g: int) -> None:
     m = 4 * p
     run = simulated("chronos-zero2", p, m - m % g, group=g)
@@ -426,21 +267,10 @@ def test_zero2_reduces_once_per_chunk_and_group_beside_the_compute() -> None:
     assert run.makespan == simulated("chronos-zero2", 4, 7, group=2).makespan + 2
 
 
-@pytest.mark.parametrize(("p", "g", "fraction"), [(4, 2, 1.75), (8, 2, 1.625), (8, 4, 3.25)])
-def test_contiguous_groups_would_multiply_the_peak_by_g(p: int, g: int, fraction: float) -> None:
-    """The reading that is not taken: every operation of g = 1 done g times in a row."""
-    made = periodic("contiguous", devices=p, micro_batches=16, chunks=2)
-    held = most = 0
-    for op in made.orders[0]:
-        held += {Kind.F: g, Kind.B: -g}[op.kind]
-        most = max(most, held)
-    assert most == fraction * 2 * p
-
-
 # Chronos-Offload
 
 
-@pytest.mark.parametrize("p", range(3, 17))
+@pytest.mark.parametrize("p", [3, 8, 16])
 def test_offload_windows_are_those_of_equations_4_and_6(p: int) -> None:
     run = simulated("chronos", p, 2 * p + 2)
     assert step_window(run, device=0, chunk=1) == 2 * available_offload(p)
@@ -456,14 +286,11 @@ def test_figure_16_idle_backwards_at_p4(v: int, idle: int) -> None:
     assert step_window(simulated("chronos", 4, 24, v), device=0, chunk=v - 1) == 2 * idle
 
 
-@pytest.mark.parametrize("p", [3, 4, 8, 12])
+@pytest.mark.parametrize("p", [4, 12])
 def test_offload_that_meets_conditions_5_and_7_costs_no_time(p: int) -> None:
     window = 2 * available_offload(p)
     costs = unit_costs(
-        p,
-        gradient_offload=Fraction(window, 4),
-        host_step=Fraction(3 * window, 4),
-        parameter_load=available_upload(p),
+        p, gradient_offload=Fraction(window, 4), host_step=Fraction(3 * window, 4), parameter_load=available_upload(p)
     )
     made = offload_states(db.schedules["chronos"](devices=p, micro_batches=16, costs=costs), chunks=[1])
     run = db.simulate(made, costs)
@@ -495,15 +322,11 @@ def test_offloading_shallow_activations_saves_memory_at_no_time() -> None:
     assert run.peak_memory == (4, 4, 3, 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(
-    p=st.integers(2, 5),
-    v=st.integers(1, 3),
-    m=st.integers(1, 8),
-    time=st.integers(0, 20),
-    recomputed=st.integers(0, 1),
-    data=st.data(),
-)
+    p=st.integers(2, 5), v=st.integers(1, 3), m=st.integers(1, 8), time=st.integers(0, 20),
+    recomputed=st.integers(0, 1), data=st.data(),
+)  # fmt: skip
 def test_every_combination_of_offloads_is_a_correct_schedule(
     p: Any, v: Any, m: Any, time: Any, recomputed: Any, data: Any
 ) -> None:
@@ -542,8 +365,7 @@ def message_share(name: Any, p: Any, m: Any) -> Any:
     return (simulated(name, p, m, v, costs=costs).makespan - 6 * (m + p - 1)) / time
 
 
-@pytest.mark.parametrize("m", [8, 16, 64])
-@pytest.mark.parametrize("p", [4, 8])
+@pytest.mark.parametrize(("p", "m"), [(4, 64), (8, 8)])
 def test_blocking_messages_cost_what_section_4_1_says(p: int, m: int) -> None:
     assert message_share("1f1b", p, m) == 2 * p + 4 * (m - 2)
     # Exact at p = 4; the paper's count leaves out two messages at p = 8.
@@ -557,16 +379,7 @@ def test_messages_between_chunks_do_not_block() -> None:
     assert lanes == {"1SEND_F0": "compute", "2SEND_F0": "send", "3SEND_F0": "compute", "3SEND_B0": "send"}
 
 
-def test_a_plan_file_keeps_what_does_not_block(tmp_path: Path) -> None:
-    costs = unit_costs(3, communication=1, communication_model="blocking")
-    made = db.schedules["chronos"](devices=3, micro_batches=4, costs=costs)
-    partition = tuple((PlannedUnit("stage", None),) for _ in range(6))
-    plan = db.Plan(planner="by hand", schedule=made, costs=costs, lower_bound=0, partition=partition)
-    plan.save(tmp_path / "plan.json")
-    assert db.Plan.load(tmp_path / "plan.json").simulate().makespan == db.simulate(made, costs).makespan
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(
     p=st.integers(1, 6), v=st.integers(1, 3), m=st.integers(1, 9), time=st.integers(0, 5), fb=st.sampled_from(RATIOS)
 )
@@ -577,3 +390,29 @@ def test_partly_blocking_messages_never_deadlock_nor_beat_free_ones(p: Any, v: A
     assert run.makespan >= v * (f + b) * (m + p - 1)
     # Every device computes all of its operations, and takes part in its adjacent messages one by one.
     assert run.busy == (m * v * (f + b),) * p
+
+
+@pytest.mark.parametrize("p", [3, 16, 27, 48])
+def test_last_chunk_starts_k_rounds_of_equation_8_late(p: int) -> None:
+    _, f2, _, _ = recomp_table(p)
+    sigma = 3 if p % 2 == 0 else 4
+    assert f2[0] == sigma + 7 * (math.ceil((p - 3) / 6) + delay_rounds(p))
+
+
+@settings(max_examples=25)
+@given(
+    p=st.integers(2, 8), v=st.integers(1, 4), m=st.integers(1, 20), group=st.sampled_from([1, 2, 3]),
+    rho=st.sampled_from([Fraction(1, 4), Fraction(1, 2), Fraction(1)]), data=st.data(),
+)  # fmt: skip
+def test_any_recomputed_chunks_and_groups_are_correct_near_their_work(
+    p: Any, v: Any, m: Any, rho: Any, group: Any, data: Any
+) -> None:
+    chosen = data.draw(st.frozensets(st.integers(0, v - 1)))
+    costs = unit_costs(p, v)
+    made = db.schedules["chronos-zero2"](
+        devices=p, micro_batches=m, chunks=v, costs=costs, group=group, rho=rho, recomputed_chunks=chosen
+    )
+    run = db.simulate(made, costs)
+    work = 3 * v + rho * len(chosen)
+    assert run.busy == (m * work,) * p
+    assert run.makespan <= (m + group - 1) * work + v * (p - 1) * (4 + rho) + group * work

@@ -1,7 +1,3 @@
-"""Obscura's schedules against the closed forms, golden orders and bubbles of the paper (oracles, section 1)."""
-
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 
@@ -11,10 +7,8 @@ from hypothesis import strategies as st
 
 from debubble.ir import InputError, Kind, Number, OutOfMemoryError, Schedule, StageCosts
 from debubble.ir.schedule import check
-from debubble.papers.obscura.schedule import adjusted_pipeline
 from debubble.schedules import schedules
-from debubble.schedules.one_f_one_b import alternate
-from debubble.simulator import Repricer, simulate
+from debubble.simulator import simulate
 
 FAMILY = ("1f1b", "strawman", "dependency-relaxed", "obscura")
 
@@ -57,60 +51,21 @@ def settings_of_the_paper(draw: st.DrawFn) -> tuple[int, int, int, Fraction]:
 
 
 @given(settings_of_the_paper(), st.sampled_from(FAMILY))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60)
 def test_step_time_is_the_closed_form(setting: tuple[int, int, int, Fraction], name: str) -> None:
     p, m, k, r = setting
-    assert simulate(build(name, p, m, k), costs_of(p, r)).makespan == closed_form(name, p, m, k, r)
-
-
-@given(settings_of_the_paper())
-@settings(max_examples=40, deadline=None)
-def test_obscura_takes_what_equation_3_says(setting: tuple[int, int, int, Fraction]) -> None:
-    p, m, k, r = setting
-    assert simulate(build("obscura", p, m, k), costs_of(p, r)).makespan == equation_3(p, m, k, r)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("p", range(2, 13))
-def test_closed_forms_on_the_full_grid(p: int) -> None:
-    for k in range(p):
-        for m in (1, 2, 3, 5, 8, 13, 16, 21, 32, 48):
-            for name in FAMILY:
-                repricer = Repricer(build(name, p, m, k))
-                for r in (0, 0.1, 0.25, 0.39, 0.5, 0.75, 1):
-                    assert repricer.price(costs_of(p, r)).makespan == pytest.approx(closed_form(name, p, m, k, r))
-
-
-@pytest.mark.parametrize(
-    ("p", "m", "k", "r", "times"),
-    [
-        (4, 8, 0, "1/2", ["71/2", "67/2", "67/2", "67/2"]),
-        (4, 8, 1, "1/2", ["73/2", "69/2", 34, 34]),
-        (4, 8, 1, 1, [40, 36, 36, 36]),
-        (4, 12, 0, 1, [54, 48, 48, 48]),
-        (4, 12, 1, 1, [56, 52, 52, 52]),
-        (4, 13, 1, 1, [60, 56, 56, 56]),
-        (4, 16, 2, "2/5", ["319/5", 63, "306/5", "306/5"]),
-    ],
-)
-def test_step_times_of_the_oracle(p: int, m: int, k: int, r: str | int, times: list[str | int]) -> None:
-    found = [simulate(build(name, p, m, k), costs_of(p, Fraction(r))).makespan for name in FAMILY]
-    assert found == [Fraction(time) for time in times]
+    time = simulate(build(name, p, m, k), costs_of(p, r)).makespan
+    assert time == closed_form(name, p, m, k, r)
+    assert name != "obscura" or time == equation_3(p, m, k, r)
 
 
 GOLDEN = {
-    "strawman": (
-        "F0 F1 F2 F3 F4 F5 F6 B0 B1 B2 B3 B4 F7 B5 B6 B7",
-        "F0 F1 F2 F3 B0 B1 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7",
-    ),
+    "strawman": ("F0 F1 F2 F3 F4 F5 F6 B0 B1 B2 B3 B4 F7 B5 B6 B7", "F0 F1 F2 F3 B0 B1 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7"),
     "dependency-relaxed": (
         "F0 F1 F2 F3 F4 F5 F6 B0 F7 B1 B2 B3 B4 B5 B6 B7",
         "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7",
     ),
-    "obscura": (
-        "F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 F7 B3 B4 B5 B6 B7",
-        "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7",
-    ),
+    "obscura": ("F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 F7 B3 B4 B5 B6 B7", "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7"),
 }
 
 
@@ -137,51 +92,7 @@ def test_golden_times_and_peaks(name: str, half: Number, full: Number, peaks: tu
     assert (timeline.makespan, timeline.peak_memory) == (full, peaks)
 
 
-@pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 32)])
-def test_bubbles_of_1f1b(p: int, m: int) -> None:
-    timeline = simulate(schedules["1f1b"](devices=p, micro_batches=m), costs_of(p, 0))
-    for s, lane in enumerate(timeline.compute):
-        first = next(i for i, o in enumerate(lane) if o.op.kind is Kind.B)
-        forward = lane[first].start - lane[0].start - sum(o.duration for o in lane[:first])
-        backward = lane[-1].end - lane[first].start - sum(o.duration for o in lane[first:])
-        assert (forward, backward) == (2 * (p - s - 1), p - s - 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "p", "k", "warm_ups"),
-    [
-        ("dependency-relaxed", 8, 2, [22, 19, 16]),
-        ("obscura", 8, 2, [18, 17, 16]),
-        ("dependency-relaxed", 4, 1, [10, 7]),
-        ("obscura", 4, 1, [8, 7]),
-        ("strawman", 4, 1, [10, 7]),
-    ],
-)
-def test_warm_up_forwards_of_the_adjusted_stages(name: str, p: int, k: int, warm_ups: list[int]) -> None:
-    orders = build(name, p, 32, k).orders
-    assert [next(i for i, op in enumerate(orders[s]) if op.kind is Kind.B) for s in range(k + 1)] == warm_ups
-
-
-def test_equal_warm_ups_would_serialise_the_adjusted_stages() -> None:
-    warm_ups = [16, 16, 16, 5, 4, 3, 2, 1]
-    equal = adjusted_pipeline(
-        "equal", [alternate(s, 32, warm_up=mu) for s, mu in enumerate(warm_ups)], micro_batches=32, adjusted=3
-    )
-    assert simulate(equal, costs_of(8, 1)).makespan == 264
-    assert simulate(build("obscura", 8, 32, 2), costs_of(8, 1)).makespan == 136
-
-
-@given(st.integers(2, 8), st.integers(1, 40), st.data())
-@settings(max_examples=30, deadline=None)
-def test_recomputations_hidden_by_bubbles(p: int, m: int, data: st.DataObject) -> None:
-    k = data.draw(st.integers(0, p - 2))
-    for name in FAMILY:
-        time = simulate(build(name, p, m, k), costs_of(p, 1)).makespan
-        hidden = m - (time - 3 * (m + p - 1) - k)
-        assert hidden == min(m - 1, (1 if name == "1f1b" else 3) * (p - k - 1))
-
-
-@pytest.mark.parametrize(("m", "migrated"), [(16, 2), (32, 8), (64, 10)])
+@pytest.mark.parametrize(("m", "migrated"), [(16, 2), (64, 10)])
 def test_minimal_variant_migrates_the_fewest_forwards(m: int, migrated: int) -> None:
     schedule = build("obscura-minimal", 8, m, 2, costs=costs_of(8, Fraction(39, 100)))
     assert next(i for i, op in enumerate(schedule.orders[2]) if op.kind is Kind.B) == 6 + migrated
@@ -208,7 +119,7 @@ def swapped_limit(p: int, m: int, k: int, blocks: int, beta: Number) -> list[Num
 
 
 @given(st.integers(3, 8), st.sampled_from([1, Fraction(1, 2), Fraction(1, 3)]), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 def test_swapping_keeps_what_equation_1_says(p: int, beta: Number, data: st.DataObject) -> None:
     k = data.draw(st.integers(0, p - 2))
     m = data.draw(st.integers(3 * (p - k) - 2 + k, 40))
@@ -224,8 +135,8 @@ def test_swapping_keeps_what_equation_1_says(p: int, beta: Number, data: st.Data
 
 
 @given(st.integers(3, 8), st.data())
-@settings(max_examples=30, deadline=None)
-def test_swapping_in_the_papers_range_is_hidden_while_a_transfer_takes_a_forward(p: int, data: st.DataObject) -> None:
+@settings(max_examples=15)
+def test_swapping_in_the_papers_range_is_hidden(p: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(0, p - 3))
     m = data.draw(st.integers(3 * (p - k) - 2 + k, 40))
     blocks = data.draw(st.integers(1, p - k - 2))
@@ -266,13 +177,10 @@ def test_a_stage_without_a_later_device_cannot_swap_with_a_peer() -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        {"migrated_forwards": -1},
-        {"swapped_blocks": -1},
-        {"swapped_fraction": 0},
-        {"swapped_fraction": 1.5},
+        {"migrated_forwards": -1}, {"swapped_blocks": -1}, {"swapped_fraction": 0}, {"swapped_fraction": 1.5},
         {"destination": "disk"},
     ],
-)
+)  # fmt: skip
 def test_options_out_of_range_are_refused(option: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(option))):
         build("obscura-minimal", 4, 8, 1, **{"migrated_forwards": 2, **option})

@@ -1,7 +1,3 @@
-"""What OptPipe's reproduction shows, on the settings that take no time."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -33,9 +29,7 @@ UNEXPLAINED = {(4, "1.5B", 16, 16, "ZB-V"), (4, "3.6B", 16, 8, "ZB")}
     ("devices", "model"),
     [
         (4, "1.5B"),
-        pytest.param(4, "3.6B", marks=pytest.mark.slow),
-        pytest.param(8, "7.1B", marks=pytest.mark.slow),
-        pytest.param(16, "14.2B", marks=pytest.mark.slow),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((4, "3.6B"), (8, "7.1B"), (16, "14.2B"))),
     ],
 )
 def test_baselines_run_out_of_memory_where_the_papers_do(devices: int, model: str) -> None:
@@ -66,6 +60,8 @@ def test_optpipe_runs_everywhere_and_is_never_slower_than_what_fits(setting: Set
     found = row(setting)
     assert {m: found.ours[m] is None for m in METHODS} == {m: found.printed[m] is None for m in METHODS}
     assert found.ours["OptPipe"] == min(time for time in found.ours.values() if time is not None)
+    tuned, printed = found.ours["PipeOffload"], found.ours["PipeOffload as printed"]
+    assert tuned is None or printed is None or tuned < printed
 
 
 @pytest.mark.slow
@@ -79,7 +75,7 @@ def test_what_optpipe_found_fits_the_room() -> None:
     assert attempt(setting, "1F1B", capacity(4, "1.5B")) is None
 
 
-def test_figure_4s_idle_time_is_halved_against_the_printed_adaoffload_alone() -> None:
+def test_figure_4s_idle_time_is_halved_against_adaoffload_alone() -> None:
     toys = {4: toy(4)}
     assert {name: timeline.makespan for name, timeline in toys[4].items()} == {
         "PipeOffload as printed": 21,
@@ -125,15 +121,7 @@ def test_the_papers_own_table_contradicts_its_text() -> None:
     assert sum(loss > 2 for loss in losses_in_print(rich_and_limited(rows)[0])) == 16
 
 
-def test_pipeoffload_as_printed_stands_beside_ours() -> None:
-    found = row(SMALL[0]).ours
-    printed, tuned = found["PipeOffload as printed"], found["PipeOffload"]
-    assert printed is not None
-    assert tuned is not None
-    assert tuned < printed
-
-
-def test_a_plan_that_needs_more_than_the_device_has_says_so_in_its_row() -> None:
+def test_a_plan_that_needs_more_than_the_device_says_so() -> None:
     costs = StageCosts.of(stages=1, activation=183 * 2**30)
     timeline = simulate(schedules["1f1b"](devices=1, micro_batches=1), costs)
     table = advantage((Row(SMALL[0], {}, {"OptPipe": timeline, "PipeOffload": timeline}),))

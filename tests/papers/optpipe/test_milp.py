@@ -1,7 +1,3 @@
-"""The MILP as a planner: it begins with a published schedule, proves small problems, and says what it cannot hold."""
-
-from __future__ import annotations
-
 import pytest
 
 from debubble.costs.unit import Strategy, Unit
@@ -33,12 +29,7 @@ def test_a_small_problem_is_proven_optimal() -> None:
     )
 
 
-def test_it_is_never_slower_than_the_schedule_that_it_begins_with() -> None:
-    asked = problem(3, 4, 1)
-    assert planners["milp"](asked).makespan <= planners["adaoffload"](asked).makespan
-
-
-def test_where_recomputation_is_a_choice_its_bound_is_of_its_own_orders_alone() -> None:
+def test_where_recomputation_is_a_choice_nothing_is_proven() -> None:
     result = planners["milp"](problem(2, 2, 10, activation_recomputed=0))
     assert result.solution.lower_bound == 0
 
@@ -69,6 +60,7 @@ def test_what_fits_no_device_is_infeasible() -> None:
         planners["milp"](problem(2, 2, 10, memory_limit=1))
 
 
+@pytest.mark.slow
 def test_keeping_micro_batches_in_order_loses_with_offload() -> None:
     costs = StageCosts.of(
         stages=3, forward=[1, 2, 1], backward_input=[1, 3, 2], backward_weight=[3, 2, 1], activation=[2, 5, 2],

@@ -1,12 +1,5 @@
-"""The planners of offload: verified answers, in the order that the paper claims, with honest bounds."""
-
-from __future__ import annotations
-
 import contextlib
-import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -45,29 +38,29 @@ def units() -> Units:
     return Units(units=(ends, *[inner] * 8, ends), communication=0.1, offload_bandwidth=2, memory_limit=(24,))
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(("chunks", "given"), [(1, True), (5, True), (2, False)])
 def test_optpipe_answers_for_any_number_of_chunks(chunks: int, given: bool) -> None:
     fixed = FixedStages(StageCosts.of(stages=2 * chunks, memory_limit=5 * chunks))
     problem = Problem(
         devices=2, micro_batches=4, workload=fixed if given else ModelUnits(units()), chunks=chunks, effort=0.05
     )
-    assert planners["optpipe"](problem).solution.schedule.stages == 2 * chunks
+    result = planners["optpipe"](problem)
+    assert result.solution.schedule.stages == 2 * chunks
+    assert result.lower_bound <= result.makespan
 
 
-@pytest.mark.parametrize(("p", "m", "to", "limit"), [(4, 8, 10, 3), (4, 8, 10, 4)])
-def test_optpipe_is_proven_optimal_and_the_rules_follow(p: int, m: int, to: int, limit: int) -> None:
-    problem = Problem(devices=p, micro_batches=m, workload=FixedStages(costs(p, to, limit)), effort=20)
+def test_optpipe_is_proven_optimal_and_the_rules_follow() -> None:
+    problem = Problem(devices=4, micro_batches=8, workload=FixedStages(costs(4, 10, 3)), effort=20)
     results = {name: planners[name](problem) for name in ("optpipe", "adaoffload", "pipeoffload")}
     assert results["optpipe"].gap == 0
     assert results["optpipe"].makespan == 273
     assert 273 <= results["adaoffload"].makespan <= results["pipeoffload"].makespan
     for result in results.values():
-        assert all(peak <= 2 * limit for peak in result.timeline.peak_memory)
+        assert all(peak <= 6 for peak in result.timeline.peak_memory)
 
 
 def test_units_are_partitioned_and_ordered_within_memory() -> None:
-    problem = Problem(devices=2, micro_batches=4, workload=ModelUnits(units()), effort=2)
+    problem = Problem(devices=2, micro_batches=4, workload=ModelUnits(units()), effort=0.3)
     for name in ("optpipe", "adaoffload", "pipeoffload"):
         result = planners[name](problem)
         assert result.solution.partition is not None
@@ -75,19 +68,12 @@ def test_units_are_partitioned_and_ordered_within_memory() -> None:
         assert all(peak <= 24 for peak in result.timeline.peak_memory)
 
 
-def test_optpipe_searches_several_chunks() -> None:
-    problem = Problem(devices=2, micro_batches=4, workload=FixedStages(costs(4, 5, 3)), chunks=2, effort=2)
-    result = planners["optpipe"](problem)
-    assert result.solution.schedule.placement in (Placement.looped(2, 2), Placement.v_shape(2, 2))
-    assert result.lower_bound <= result.makespan
-
-
 BASELINES = ("adaoffload", "pipeoffload", "zb")
 
 
 @given(limit=st.integers(2, 8), to=st.sampled_from([1, 5, 10, 20, 40]), m=st.integers(1, 6))
-@settings(max_examples=15, deadline=None)
-def test_optpipe_without_time_to_search_is_as_fast_as_the_best_baseline(limit: int, to: int, m: int) -> None:
+@settings(max_examples=6)
+def test_optpipe_without_effort_is_as_fast_as_the_best_baseline(limit: int, to: int, m: int) -> None:
     costs_ = costs(3, to, limit)
     times = []
     for name in BASELINES:
@@ -108,30 +94,9 @@ def test_zb_as_searched_is_a_start_where_nothing_need_be_moved() -> None:
     assert [problem.value(initial(problem, Effort(effort))[0]) for effort in (10, 1)] == [326, 330]
 
 
-def test_several_chunks_start_from_pipeoffload_in_their_placement() -> None:
-    stages = costs(8, 10, 2)
-    problem = OrderProblem(placement=Placement.looped(4, 2), micro_batches=8, costs=stages, offload=True)
-    assert [schedule.name for schedule in initial(problem, Effort(10))] == ["pipeoffload"]
-
-
-@pytest.mark.parametrize("limit", [4, 10, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (6, 8))])
-def test_no_schedule_of_two_chunks_is_faster(limit: int) -> None:
-    stages = costs(8, None, limit)
-    problem = Problem(devices=4, micro_batches=8, chunks=2, workload=FixedStages(stages), effort=0)
-    found = planners["optpipe"](problem)
-    for name, entry in schedules.items():
-        if entry.default_chunks == 2 and name != "pipeoffload":
-            schedule = entry(devices=4, micro_batches=8, costs=stages)
-            try:
-                assert found.makespan <= simulate(schedule, stages).makespan, name
-            except InfeasibleError:
-                continue
-    assert found.lower_bound <= found.makespan
-
-
 @given(data=st.data(), limit=st.integers(2, 9), moved=st.booleans())
-@settings(max_examples=5, deadline=None)
-def test_no_schedule_of_two_chunks_without_recompute_is_faster(data: st.DataObject, limit: int, moved: bool) -> None:
+@settings(max_examples=2)
+def test_no_schedule_of_two_chunks_is_faster(data: st.DataObject, limit: int, moved: bool) -> None:
     stages = data.draw(stage_costs(stages=4, offload=moved))
     stages = stages.with_limit(limit * max(stages.activation))
     problem = Problem(devices=2, micro_batches=4, chunks=2, workload=FixedStages(stages), effort=0)
@@ -148,7 +113,7 @@ def test_no_schedule_of_two_chunks_without_recompute_is_faster(data: st.DataObje
         assert planners["optpipe"](problem).makespan <= min(times.values()), min(times, key=lambda name: times[name])
 
 
-@pytest.mark.parametrize("limit", [7, 6])
+@pytest.mark.parametrize("limit", [6, pytest.param(7, marks=pytest.mark.slow)])
 def test_two_chunks_below_1f1bs_memory_start_near_the_bound(limit: int) -> None:
     """Eight devices, where 1F1B holds eight micro-batches: without offload, and the gap that is left by the starts."""
     stages = StageCosts.of(
@@ -168,7 +133,7 @@ def test_what_recomputes_by_itself_has_no_published_start() -> None:
 
 
 @given(offload_problems(micro_batches=5))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5)
 def test_the_rules_plan_what_their_schedules_simulate(problem: OrderProblem) -> None:
     p, m, stages = problem.devices, problem.micro_batches, problem.costs
     for name, options in (("adaoffload", {}), ("pipeoffload", {"chunks": 1})):
@@ -182,18 +147,10 @@ def test_the_rules_plan_what_their_schedules_simulate(problem: OrderProblem) -> 
         assert planned.makespan == simulate(schedule, stages).makespan
 
 
-def test_plan_and_simulate_say_the_same_of_adaoffload(run: Any, tmp_path: Path) -> None:
-    place = tmp_path / "costs.json"
-    place.write_text(json.dumps(costs(8, 20, 4).to_dict()))
-    shared = ["--costs", str(place), "--devices", "8", "--micro-batches", "32", "--json"]
-    calls = (["plan", "--planner", "adaoffload"], ["simulate", "--schedule", "adaoffload"])
-    assert [json.loads(run(*call, *shared)[1])["makespan"] for call in calls] == [1114, 1114]
-
-
 @pytest.mark.parametrize(("kept", "optimum"), [(0, 11), (1, 12)])
-def test_the_papers_problem_is_the_one_in_which_recomputation_frees_nothing(kept: int, optimum: int) -> None:
+def test_the_papers_problem_has_recomputation_that_frees_nothing(kept: int, optimum: int) -> None:
     stages = StageCosts.of(stages=3, activation=1, activation_recomputed=kept, offload=1, memory_limit=2)
-    result = planners["optpipe"](Problem(devices=3, micro_batches=3, workload=FixedStages(stages), effort=20))
+    result = planners["optpipe"](Problem(devices=3, micro_batches=3, workload=FixedStages(stages), effort=5))
     assert (result.makespan, result.gap) == (optimum, 0)
 
 
@@ -202,8 +159,3 @@ def test_the_rules_need_a_link_to_the_host() -> None:
     for name in ("adaoffload", "pipeoffload"):
         with pytest.raises(InfeasibleError, match="no link"):
             planners[name](problem)
-
-
-def test_what_fits_nowhere_is_infeasible() -> None:
-    with pytest.raises(InfeasibleError):
-        planners["optpipe"](Problem(devices=2, micro_batches=4, workload=FixedStages(costs(2, 5, 0)), effort=2))

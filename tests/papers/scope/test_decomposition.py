@@ -1,11 +1,6 @@
-"""SCOPE's decomposition and relaxation against enumeration, and at scale."""
-
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +9,7 @@ from hypothesis import strategies as st
 from debubble.costs.unit import Strategy, Unit
 from debubble.costs.units import Units
 from debubble.ir import Kind, Schedule
-from debubble.papers.scope.decomposition import decompose, fastest
+from debubble.papers.scope.decomposition import decompose
 from debubble.papers.scope.instance import DeviceInstance, Instance, LayerRun, alive, instance, layer_runs
 from debubble.papers.scope.relaxation import relaxed
 from debubble.schedules import schedules
@@ -39,62 +34,10 @@ def asked(units: Units, *, devices: int, chunks: int, micro_batches: int, limit:
     return instance(layer_runs(units), schedule, limits=[limit] * devices, static=0.0)
 
 
-def small(limit: float = 30, chunks: int = 2) -> Instance:
-    units = Units(units=(layer("embedding", 1), *[layer("dense", 3)] * 5, *[layer("moe", 5, kept=6)] * 3))
-    return asked(units, devices=2, chunks=chunks, micro_batches=4, limit=limit)
-
-
-def assignments(
-    inst: Instance, device: DeviceInstance, held: Sequence[int], opened: Sequence[Sequence[int]]
-) -> Iterator[tuple[int, set[int]]]:
-    """(time, chunks filled) of every way to hold these layers that fits, by enumeration."""
-    keys = [[(c, o) for c, here in enumerate(opened) if r in here for o in range(len(inst.times[r]))] for r in range(3)]
-    ways = [itertools.combinations_with_replacement(keys[r], n) for r, n in enumerate(held)]
-    for choice in itertools.product(*ways):
-        chosen = [(c, r, o) for r, layers in enumerate(choice) for c, o in layers]
-        restored = max((device.restored[r][o] for _, r, o in chosen), default=0)
-        if all(
-            sum(row[r][o][c] + device.static[r] for c, r, o in chosen) + restored <= device.capacity
-            for row in device.kept
-        ):
-            yield sum(inst.times[r][o] for _, r, o in chosen), {c for c, _, _ in chosen}
-
-
-OPEN = ((0, 1), (1, 2))
-LOADS = [(0, 1, 1), (1, 1, 0), (1, 1, 1), (0, 3, 0), (1, 2, 1), (0, 2, 2), (1, 3, 1)]
-
-
-@cache
-def shortest(limit: float) -> dict[tuple[int, ...], int]:
-    """By layers held that fit on device 0: the least time there is."""
-    inst = small(limit)
-    found: dict[tuple[int, ...], int] = {}
-    for held in LOADS:
-        ways = assignments(inst, inst.devices[0], held, OPEN)
-        times = [time for time, filled in ways if filled == {0, 1}]
-        if times:
-            found[held] = min(times)
-    return found
-
-
-@pytest.mark.parametrize("limit", [20, 30, 60])
-def test_a_device_is_as_fast_as_enumeration_says(limit: float) -> None:
-    inst = small(limit)
-    known = shortest(limit)
-    for load in LOADS:
-        answer = fastest(inst, inst.devices[0], load, OPEN, Effort(math.inf))
-        assert (answer is None) == (load not in known)
-        if answer is not None:
-            assert answer.time == pytest.approx(known[load], rel=1e-4)
-
-
-@pytest.mark.parametrize(("devices", "chunks", "micro_batches"), [(4, 2, 16), (4, 4, 16), (8, 3, 24)])
 @given(weights=st.lists(st.integers(0, 9), min_size=4, max_size=4))
-@settings(max_examples=20, deadline=None)
-def test_extreme_combinations_need_as_much_memory_as_all(
-    devices: int, chunks: int, micro_batches: int, weights: list[int]
-) -> None:
-    schedule = interleaved(devices, chunks, micro_batches)
+@settings(max_examples=20)
+def test_extreme_combinations_need_as_much_memory_as_all(weights: list[int]) -> None:
+    schedule = interleaved(4, 4, 16)
     for device, kept in enumerate(alive(schedule)):
         most, most_kept = (
             max(sum(n * w for n, w in zip(row, weights, strict=False)) for row in rows)
@@ -169,23 +112,17 @@ def two_long_runs(limit: float) -> Instance:
 
 
 SMALL = [
-    *(few_layers(limit, chunks, count) for limit in (24, 30, 80) for chunks, count in ((1, 3), (1, 4), (2, 4))),
-    *(two_long_runs(limit) for limit in (24, 30, 45, 80)),
+    *(few_layers(limit, chunks, count) for limit, chunks, count in ((24, 1, 3), (30, 2, 4), (80, 1, 4))),
+    *(two_long_runs(limit) for limit in (24, 45)),
 ]
 
 
 @pytest.mark.parametrize("inst", SMALL, ids=range(len(SMALL)))
-def test_bound_and_assignment_enclose_the_optimum(inst: Instance) -> None:
-    found, best = decompose(inst, Effort(math.inf)), optimum(inst)
+def test_bounds_and_assignment_enclose_the_optimum(inst: Instance) -> None:
+    found, below, best = decompose(inst, Effort(math.inf)), relaxed(inst, Effort(math.inf)), optimum(inst)
+    assert best == math.inf if below is None else below.bound <= best
     assert found.bound <= best <= found.value
     assert (found.layers is None) == math.isinf(found.value)
-
-
-@pytest.mark.parametrize("inst", SMALL, ids=range(len(SMALL)))
-def test_the_relaxation_bounds_the_optimum(inst: Instance) -> None:
-    found, best = relaxed(inst, Effort(math.inf)), optimum(inst)
-    assert found is None or found.bound <= best
-    assert found is not None or best == math.inf
 
 
 def test_too_little_memory_has_no_assignment() -> None:
@@ -253,7 +190,7 @@ def one_run(strategies: Sequence[str] | None) -> LayerRun:
     return run
 
 
-def test_a_layer_has_every_efficient_combination_of_its_units_strategies() -> None:
+def test_a_layer_has_every_efficient_combination_of_strategies() -> None:
     found = {option.strategies: (option.time, option.activation) for option in one_run(None).options}
     assert found == {
         ("none", "none"): (18.0, 20.0),

@@ -1,7 +1,3 @@
-"""SCOPE's report: fair problems, and every row of the poster."""
-
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -35,7 +31,7 @@ def test_every_speed_up_of_the_poster_has_its_row() -> None:
     ]  # fmt: skip
 
 
-def test_speed_ups_are_over_the_planner_and_schedule_that_the_row_names() -> None:
+def test_speed_ups_are_over_what_the_row_names() -> None:
     table = report.end_to_end(answers(megatron_even=120.0, scope_selective_full=80.0))
     tri = [row for row in table.rows if row[0] == "SCOPE tri"]
     assert [(row[2], row[3], row[6]) for row in tri] == [
@@ -45,7 +41,7 @@ def test_speed_ups_are_over_the_planner_and_schedule_that_the_row_names() -> Non
     ]
 
 
-def test_speed_ups_are_over_a_base_that_recomputes_every_layer_first() -> None:
+def test_speed_ups_are_over_a_base_that_recomputes_everything_first() -> None:
     table = report.end_to_end(answers(megatron_even_every_layer=136.0, megatron_even=118.0))
     tri = next(row for row in table.rows if row[0] == "SCOPE tri")
     assert tri[5:] == (1.36, 1.18)
@@ -56,7 +52,7 @@ def test_what_does_not_fit_is_left_empty() -> None:
     assert all(row[-1] is None for table in tables for row in table.rows)
 
 
-@pytest.mark.parametrize("devices", [1024, 8192, 16384])
+@pytest.mark.parametrize("devices", [1024, 16384])
 def test_a_step_has_the_same_sequences_on_any_number_of_devices(devices: int) -> None:
     problem = report.problem_of(Case("LLaMA-175B", devices=devices, sequences=8192))
     assert problem.tail is not None

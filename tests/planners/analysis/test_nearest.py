@@ -1,7 +1,3 @@
-"""The nearest plans of the frameworks that do not run a plan."""
-
-from __future__ import annotations
-
 from io import StringIO
 
 import pytest
@@ -9,11 +5,9 @@ from rich.console import Console
 
 import debubble as db
 from debubble.planners.analysis.nearest_plans import plan_runs_in, quick_nearest
-from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import targets
 from debubble.views import Scene
 from debubble.views.plan_table import render
-from tests.support.target_steps import step_in
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +17,6 @@ def planned() -> db.Plan:
 
 def test_quick_plans_are_of_the_targets_that_do_not_run_the_plan(planned: db.Plan) -> None:
     ratios = quick_nearest(planned)
-
     assert set(ratios) == {*targets} - {*plan_runs_in(planned)}
     assert min(ratios.values()) >= 1
 
@@ -34,18 +27,10 @@ def test_abstract_costs_run_in_no_framework() -> None:
         planner="hand", schedule=db.schedules["1f1b"](devices=2, micro_batches=2), costs=costs, lower_bound=0,
         partition=(),
     )  # fmt: skip
-
     assert quick_nearest(plan) == {}
 
 
 def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
     console = Console(width=200, file=StringIO(), record=True)
     console.print(render(planned, Scene.predicted(planned), elsewhere={"megatron": 1.25, "torch": 1.0}))
-
     assert "nearest quick plans: torch +0% · megatron +25%" in console.export_text()
-
-
-def test_a_target_without_memory_of_its_own_takes_the_step_of_the_plan(planned: db.Plan) -> None:
-    predicted = seconds_per_step(planned)
-
-    assert step_in(planned, "debubble") == predicted

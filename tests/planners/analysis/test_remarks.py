@@ -1,7 +1,3 @@
-"""What is said beside a plan's figures: how they were made, what the runtime cannot run, what is amiss."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""What would help is planned: more memory is never slower, and a lever is one that the plan has."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +21,7 @@ def planned(planner: str = "adapipe", **options: Any) -> tuple[Plan, float]:
 
 
 @pytest.mark.slow
-def test_every_change_is_planned_and_none_that_keeps_the_plan_is_slower() -> None:
+def test_every_change_is_planned_and_none_is_slower_for_nothing() -> None:
     plan, step = planned(memory_limit="17GiB")
     changes = {change.change: change for change in what_ifs(plan, step, effort=0.5)}
     assert changes["no recomputation"].lever
@@ -59,7 +55,6 @@ def test_the_plan_itself_is_faster_on_faster_links(
     plan = db.plan(db.models[model], db.Cluster.parse(cluster), **options)
     step = seconds_per_step(plan)
     changes = {change.change: change.step_time for change in what_ifs(plan, step, effort=1e-6)}
-
     assert any(unit.strategies[0] != unit.strategies[1] for stage in plan.partition for unit in stage) is deeper
     faster = changes["links twice as fast"]
     assert faster is not None
@@ -70,14 +65,14 @@ def test_one_more_node_has_more_replicas_and_takes_less_per_sequence() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xA100-80GB", "devices_per_node": 2})
     plan = db.plan(db.models["llama3.2-1b"], cluster, planner="dapple", micro_batches=4, pipeline=2, data=2, zero=1)
     step = seconds_per_step(plan)
-    changes = {change.change: change for change in what_ifs(plan, step, effort=0.5)}
+    changes = {change.change: change for change in what_ifs(plan, step, effort=0.05)}
     node = changes["one more node (6 devices, a batch of 12)"]
     assert node.step_time is not None
     assert node.seconds_per_sequence == node.step_time / (3 * 4)
     assert node.seconds_per_sequence < step / (2 * 4)
 
 
-def test_where_one_more_node_does_not_divide_the_experts_ranks_the_devices_are_doubled() -> None:
+def test_devices_are_doubled_where_a_node_divides_no_experts_ranks() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xH100-80GB", "devices_per_node": 2})
     plan = db.plan(
         db.models["qwen3-30b-a3b"], cluster, planner="dapple", micro_batches=1, pipeline=1, data=4, expert=4, zero=2,
@@ -85,12 +80,6 @@ def test_where_one_more_node_does_not_divide_the_experts_ranks_the_devices_are_d
     )  # fmt: skip
     words = [change.change for change in quick_what_ifs(plan) if change.more_devices]
     assert words == ["twice the devices (8 devices, a batch of 8)"]
-
-
-def test_less_than_a_node_is_told_twice_the_devices() -> None:
-    plan, _ = planned("dapple", pipeline=2)
-    words = [change.change for change in quick_what_ifs(plan)]
-    assert "twice the devices (4 devices, a batch of 8)" in words
 
 
 def test_quick_plans_are_compared_with_a_quick_plan() -> None:
@@ -103,12 +92,14 @@ def test_quick_plans_are_compared_with_a_quick_plan() -> None:
     assert f"{100 * (1 - best / first.seconds_per_sequence):.1f}% faster" in line
 
 
-def test_where_no_quick_plan_fits_none_says_what_would_help() -> None:
+def test_abstract_costs_have_no_advice() -> None:
     costs = db.StageCosts.of(stages=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
     plan = Plan(planner="none", schedule=schedule, costs=costs, lower_bound=0, partition=((), ()))
     assert quick_what_ifs(plan) == ()
     assert what_if_lines(plan, 1.0) == []
+    with pytest.raises(db.InputError, match="for a MODEL on a --cluster"):
+        what_ifs(plan, 1.0, effort=1.0)
 
 
 def test_changes_are_told_per_sequence() -> None:
@@ -123,15 +114,7 @@ def test_changes_are_told_per_sequence() -> None:
     assert lines[1].startswith("What would help (planned): twice the micro-batches: ")
 
 
-def test_abstract_costs_have_no_advice() -> None:
-    costs = db.StageCosts.of(stages=2)
-    schedule = db.schedules["1f1b"](devices=2, micro_batches=2)
-    plan = Plan(planner="none", schedule=schedule, costs=costs, lower_bound=0, partition=((), ()))
-    with pytest.raises(db.InputError, match="for a MODEL on a --cluster"):
-        what_ifs(plan, 1.0, effort=1.0)
-
-
-def test_more_devices_are_told_last_and_what_hardly_helps_not_at_all() -> None:
+def test_more_devices_are_told_last_and_what_hardly_helps_not() -> None:
     plan, _ = planned("dapple")
     seconds = {"the same job again": 10.0, "twice the devices": 5.0, "10% more memory": 9.0, "faster links": 9.9}
     changes = tuple(
@@ -145,7 +128,7 @@ def test_more_devices_are_told_last_and_what_hardly_helps_not_at_all() -> None:
     assert line.endswith(": 10% more memory: 10.0% faster; twice the devices: 50.0% faster.")
 
 
-def test_quick_advice_promises_no_more_than_the_bounds_of_the_changes_allow() -> None:
+def test_quick_advice_promises_no_more_than_bounds_allow() -> None:
     plan = db.plan("llama3-8b", "4xL40S-48GB", micro_batches=16, sequence_length=2048, planner="adapipe")
     step = seconds_per_step(plan)
     told = {gain.what_if.change: gain.share for gain in gains(plan, step, quick_what_ifs(plan))}
@@ -162,11 +145,3 @@ def test_slices_are_advised_where_sequences_are_few_and_long() -> None:
     (advised,) = [change for change in quick_what_ifs(plan) if change.change == "--slices 4"]
     assert advised.step_time is not None
     assert advised.step_time < plan.simulate().makespan
-
-
-def test_a_faster_plan_of_the_same_job_is_said_to_be_faster() -> None:
-    plan, _ = planned("dapple")
-    batch = plan.degrees.global_batch
-    again = WhatIf(change="the same job again", lever=False, step_time=8.0, seconds_per_sequence=8.0 / batch)
-    [line] = what_if_lines(replace(plan, what_ifs=(again,)), 10.0)
-    assert line == "What would help (planned): the same job again: 8 s, 20.0% faster per sequence."

@@ -1,7 +1,3 @@
-"""The search of degrees with real costs: bounds and memory rules hold, and the best is the exhaustive one."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -56,15 +52,7 @@ def test_the_first_configuration_is_the_plan() -> None:
     assert first.tokens_per_second_per_device == pytest.approx(8 * 128 / first.step_time / 4)
 
 
-def test_what_is_fixed_is_kept_and_the_planner_too() -> None:
-    plan = db.plan(
-        TINY, db.Cluster.parse("4xA100-80GB"), global_batch=8, sequence_length=128, pipeline=2, zero=1,
-        planner="dapple",
-    )  # fmt: skip
-    assert (plan.degrees.pipeline, plan.degrees.zero, plan.planner) == (2, 1, "dapple")
-
-
-def test_choices_that_fit_and_that_the_planner_refuses_are_counted_once() -> None:
+def test_choices_that_fit_and_the_planner_refuses_count_once() -> None:
     told: list[Progress] = []
     with pytest.raises(DebubbleError, match="'adaoffload' has no plan for the choices of degrees that fit"):
         search_degrees(replace(job(), fixed={"chunks": 2}), planner="adaoffload", progress=told.append)
@@ -73,8 +61,8 @@ def test_choices_that_fit_and_that_the_planner_refuses_are_counted_once() -> Non
 
 def test_the_bounds_are_below_the_step_of_every_quick_plan() -> None:
     asked = job("llama3-8b", "16xH100-80GB", batch=32, sequence_length=8192, dtype="bf16")
-    some = list(steps(asked, every=12).items())
-    assert len(some) > 8
+    some = list(steps(asked, every=36).items())
+    assert len(some) > 2
     for degrees, step in some:
         problem = asked.problem(degrees)
         assert step_bound(problem) <= step * (1 + 1e-12)
@@ -90,12 +78,6 @@ def test_memory_rules_out_nothing_that_a_planner_fits() -> None:
         for name in ("adapipe", "pipeoffload", "chronos", "merak"):
             with pytest.raises(DebubbleError):
                 planners[name](problem)
-
-
-def test_the_same_call_finds_the_same_plan() -> None:
-    first, second = (search_degrees(job(), planner="pipedream") for _ in range(2))
-    assert (first.degrees, first.result.time) == (second.degrees, second.result.time)
-    assert first.search == second.search
 
 
 def test_ctrl_c_keeps_the_best_so_far() -> None:
@@ -124,7 +106,6 @@ def test_ctrl_c_before_anything_fits_goes_through() -> None:
 
 def test_the_first_quick_plan_is_the_answer_after_the_deadline() -> None:
     best = search_degrees(replace(job(), deadline=1e-9))
-
     assert best.result.planner == "quick plan"
     assert (best.search.planned, len(best.search.configurations)) == (1, 1)
 
@@ -152,7 +133,7 @@ def slow(*arguments: Any, **options: Any) -> Any:
     "asked",
     [
         partial(job, batch=4),
-        partial(job, cluster="2xH100-80GB+2xA100-80GB", batch=4),
+        slow(cluster="2xH100-80GB+2xA100-80GB", batch=4),
         slow("llama3-8b", "16xH100-80GB", batch=64, sequence_length=8192),
         slow("llama2-13b", "8xA100-40GB", batch=32, sequence_length=4096),
         slow("mixtral-8x7b", "16xH100-80GB", batch=32, sequence_length=4096),
@@ -166,15 +147,14 @@ def test_no_choice_that_was_pruned_is_better(asked: Any) -> None:
     assert [found.step_time for found in best.configurations] == pytest.approx(exhaustive)
 
 
-def test_a_choice_that_no_quick_plan_fits_is_planned_where_it_promises_much_more() -> None:
+@pytest.mark.slow
+def test_a_choice_without_a_quick_plan_is_planned_if_it_promises_much() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xL4-24GB", "memory_limit": "8.5GiB"})
     tight = Job(
         model=db.models["llama3.2-1b"], cluster=cluster, global_batch=8, options=RunOptions(sequence_length=2048),
         fixed={"tensor": 1, "context": 1, "micro_batch_size": 1}, effort=0.1,
     )  # fmt: skip
-
     best = search_degrees(tight)
-
     assert str(best.degrees) == "pipeline 4, 8 micro-batches of 1"
     with pytest.raises(DebubbleError):
         quick_step(tight.problem(best.degrees))
@@ -198,17 +178,7 @@ def test_where_optimizers_must_be_on_hosts_no_fixed_choice_is_faster() -> None:
         assert float(best.result.time) <= 1.02 * float(fixed.time)
 
 
-def test_a_planner_that_plans_none_of_the_choices_says_so() -> None:
-    # 1F1B keeps everything; the quick plan recomputes.
-    tight = replace(
-        job("llama2-13b", batch=64, sequence_length=4096),
-        fixed={"pipeline": 4, "data": 1, "tensor": 1, "zero": 0, "micro_batch_size": 4},
-    )
-    with pytest.raises(db.InfeasibleError, match="'dapple' has no plan for the choices of degrees that fit; it says:"):
-        search_degrees(tight, planner="dapple")
-
-
-def test_choices_that_the_planners_do_not_answer_keep_their_quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_that_planners_do_not_answer_keep_their_quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_answer(problem: Problem) -> Solution:
         raise db.InfeasibleError("It did not answer in time.")
 
@@ -217,7 +187,7 @@ def test_choices_that_the_planners_do_not_answer_keep_their_quick_plans(monkeypa
     assert search_degrees(asked).search.configurations == quickest(asked).search.configurations
 
 
-def test_a_quick_plan_that_gathers_parameters_fits_as_its_operations_are_admitted() -> None:
+def test_a_quick_plan_that_gathers_parameters_fits() -> None:
     cluster = db.Cluster.from_dict({"devices": "8xH100-80GB", "memory_limit": "90GiB"})
     asked = replace(job("llama3.1-8b", batch=16, sequence_length=8192), cluster=cluster)
     problem = asked.problem(Degrees(data=8, zero=3, micro_batch_size=2))

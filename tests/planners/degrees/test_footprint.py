@@ -1,7 +1,3 @@
-"""Memory by part without planning: the formulas of the states, and what simulation of 1F1B holds."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +7,7 @@ import debubble as db
 from debubble.ir import RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees import Footprint, Job, footprints
+from debubble.planners.fixed_plan import fixed_plan
 
 LLAMA = db.models["llama3-8b"]
 
@@ -38,46 +35,47 @@ def test_states_are_those_of_the_zero_level(zero: int, weights: float, gradients
     )
 
 
-@pytest.mark.parametrize(("recompute", "kept"), [("none", True), ("full", False)])
-def test_the_total_is_the_peak_that_simulating_1f1b_finds(recompute: str, kept: bool) -> None:
-    from debubble.planners.fixed_plan import fixed_plan
-
-    degrees = Degrees(pipeline=4, tensor=2, micro_batches=8)
+@pytest.mark.parametrize(
+    ("schedule", "recompute", "micro_batches"),
+    [("1f1b", "full", 8), ("interleaved", "full", 8), ("interleaved", "none", 13)],
+)
+def test_the_total_is_the_peak_that_simulation_finds(schedule: str, recompute: str, micro_batches: int) -> None:
+    chunks = 2 if schedule == "interleaved" else 1
     plan = fixed_plan(
-        LLAMA, db.Cluster.parse("8xH100-80GB"), schedule="1f1b", micro_batches=8, pipeline=4, recompute=recompute,
-        tensor=2, sequence_length=4096,
+        LLAMA, db.Cluster.parse("8xH100-80GB"), schedule=schedule, micro_batches=micro_batches, pipeline=4,
+        chunks=chunks, recompute=recompute, tensor=2, sequence_length=4096,
     )  # fmt: skip
-    parts = of(degrees).kept if kept else of(degrees).recomputed
-    assert parts.total == pytest.approx(
-        max(map(float, db.simulate(plan.schedule, plan.costs.with_limit(None)).peak_memory))
-    )
+    asked = job(global_batch=micro_batches, chunks=chunks, pipeline=4, tensor=2, micro_batch_size=1)
+    [found] = [f for f in footprints(asked) if f.degrees.zero == 0]
+    parts = found.kept if recompute == "none" else found.recomputed
+    peaks = db.simulate(plan.schedule, plan.costs.with_limit(None)).peak_memory
+    assert parts.total == pytest.approx(max(map(float, peaks)))
 
 
 @pytest.mark.parametrize(
-    ("recompute", "kept", "micro_batches"), [("none", True, 8), ("full", False, 8), ("none", True, 13)]
+    ("asked", "said"),
+    [
+        (("--chunks", "2"), "with interleaved 1F1B of 2 chunks on even stages"),
+        (("--data", "8"), "(with ZeRO-3 up to 16 chunks, two of them gathered)"),
+    ],
 )
-def test_with_chunks_it_is_the_peak_of_interleaved_1f1b(recompute: str, kept: bool, micro_batches: int) -> None:
-    from debubble.planners.fixed_plan import fixed_plan
-
-    plan = fixed_plan(
-        LLAMA, db.Cluster.parse("8xH100-80GB"), schedule="interleaved", micro_batches=micro_batches, pipeline=4,
-        chunks=2, recompute=recompute, tensor=2, sequence_length=4096,
-    )  # fmt: skip
-    [found] = [
-        f
-        for f in footprints(job(global_batch=micro_batches, chunks=2, pipeline=4, tensor=2, micro_batch_size=1))
-        if f.degrees.zero == 0
-    ]
-    parts = found.kept if kept else found.recomputed
-    assert parts.total == pytest.approx(
-        max(map(float, db.simulate(plan.schedule, plan.costs.with_limit(None)).peak_memory))
-    )
-
-
-def test_the_command_says_what_order_of_the_chunks_fits(run: Any) -> None:
-    code, out, _ = run("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--chunks", "2")
+def test_the_command_says_what_order_of_the_chunks_fits(run: Any, asked: tuple[str, ...], said: str) -> None:
+    code, out, _ = run("fits", "llama3-8b", "--cluster", "8xH100-80GB", *asked)
     assert code == 0
-    assert "with interleaved 1F1B of 2 chunks on even stages" in " ".join(out.split())
+    assert said in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--tensor", "3"), "No choice of degrees with --tensor 3 divides a global batch of 8"),
+        (("--micro-batches", "0"), "debubble: --micro-batches must be at least 1, not 0.\n"),
+    ],
+)
+def test_the_command_refuses_what_is_not_legal(run: Any, asked: tuple[str, ...], said: str) -> None:
+    code, _, err = run("fits", "llama3-8b", "--cluster", "8xH100-80GB", *asked)
+    assert code == 2
+    assert said in err
 
 
 def test_a_device_with_zero_3_gathers_a_part_of_its_units_at_a_time() -> None:
@@ -88,12 +86,6 @@ def test_a_device_with_zero_3_gathers_a_part_of_its_units_at_a_time() -> None:
     [found], [whole] = footprints(sharded), footprints(replace(sharded, fixed={**sharded.fixed, "chunks": 1}))
     assert (found.degrees.chunks, found.fits, whole.fits) == (16, "with recomputation", "no")
     assert found.kept.workspace < whole.kept.workspace / 5
-
-
-def test_the_command_says_how_many_chunks_zero_3_gathers(run: Any) -> None:
-    code, out, _ = run("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--data", "8")
-    assert code == 0
-    assert "(with ZeRO-3 up to 16 chunks, two of them gathered)" in " ".join(out.split())
 
 
 def test_every_choice_has_every_level_once() -> None:
@@ -114,7 +106,6 @@ def test_the_command_prints_all_choices_as_json(json_of: Any) -> None:
 def test_what_may_take_more_than_there_is_fits_likely() -> None:
     kept = footprints(job())[0]
     capacity = replace(kept, limit=kept.kept.total, memory=1.1 * kept.kept.total)
-
     assert replace(capacity, most=1.1).fits == "yes"
     assert replace(capacity, most=1.2).fits == "likely"
 
@@ -128,12 +119,6 @@ def test_the_table_says_what_fits_and_what_is_in_json_alone(run: Any) -> None:
     assert "choices with context or expert ranks, or tensor ranks over several nodes, are in --json." in words
 
 
-def test_nothing_legal_is_refused(run: Any) -> None:
-    code, _, err = run("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--tensor", "3")
-    assert code == 2
-    assert "No choice of degrees with --tensor 3 divides a global batch of 8" in err
-
-
 def test_micro_batches_are_those_of_every_choice(json_of: Any) -> None:
     given = ("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--micro-batches", "3")
     open_batch, one_batch = (
@@ -144,13 +129,7 @@ def test_micro_batches_are_those_of_every_choice(json_of: Any) -> None:
     assert {(d["data"], d["micro_batch_size"]) for d in one_batch} == {(1, 4), (2, 2), (4, 1)}
 
 
-def test_no_micro_batches_are_refused(run: Any) -> None:
-    code, _, err = run("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--micro-batches", "0")
-    assert code == 2
-    assert err == "debubble: --micro-batches must be at least 1, not 0.\n"
-
-
-def test_the_command_remarks_on_mixed_devices_and_on_limits_beyond_their_memory(json_of: Any) -> None:
+def test_the_command_remarks_on_mixed_devices_and_large_limits(json_of: Any) -> None:
     answer = json_of("fits", "llama3-8b", "--cluster", "4xA100-40GB+4xA100-80GB", "--memory-limit", "48GiB")
     assert answer["reserve"] == 0
     mixed, beyond = answer["remarks"]

@@ -1,7 +1,3 @@
-"""The Pareto front of time and memory: no point is both slower and larger than another."""
-
-from __future__ import annotations
-
 from itertools import pairwise
 
 import debubble as db
@@ -32,7 +28,7 @@ def test_points_get_slower_and_smaller_and_the_first_is_the_plan() -> None:
         assert smaller.peak_memory <= 0.8 * faster.peak_memory
 
 
-def test_what_is_fixed_stays_and_where_less_memory_fits_nothing_the_front_ends() -> None:
+def test_the_front_keeps_what_is_fixed_and_ends() -> None:
     asked = job(pipeline=4, tensor=1, data=1, context=1)
     front = pareto_front(asked, fastest(asked))
     assert {point.degrees.pipeline for point in front} == {4}

@@ -1,7 +1,3 @@
-"""The simplest plan within a tolerance of the fastest, and the usual choices."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +46,6 @@ def test_chunks_on_one_device_are_a_lever_unless_they_are_gathered() -> None:
 @pytest.mark.parametrize(("zero", "levers"), [(1, ("pipeline 2",)), (3, ("pipeline 2", "ZeRO-3 with a pipeline"))])
 def test_divided_gradients_next_to_a_pipeline_are_a_lever(zero: int, levers: tuple[str, ...]) -> None:
     degrees = Degrees(pipeline=2, data=2, zero=zero, micro_batches=4, chunks=1)
-
     assert planned(degrees, 1.0).levers == levers
 
 
@@ -79,6 +74,7 @@ def test_usual_choices_have_no_model_parallelism() -> None:
     assert [d.micro_batch_size for d in usual["FSDP (ZeRO-3)"]] == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_recommended_plan_is_the_first_configuration() -> None:
     best = search_degrees(job(tolerance=0.5)).search
     assert best.configurations[0].degrees.data == 4
@@ -88,16 +84,10 @@ def test_the_recommended_plan_is_the_first_configuration() -> None:
 
 
 def test_without_a_tolerance_the_fastest_plan_is_the_answer() -> None:
-    best = search_degrees(job())
+    best = search_degrees(job(), planner="pipedream")
     assert best.search.fastest is None
     steps = [each.step_time for each in best.search.configurations]
     assert steps == sorted(steps)
-
-
-@pytest.mark.slow
-def test_the_same_call_recommends_the_same_plan() -> None:
-    first, second = (search_degrees(job(tolerance=0.02)) for _ in range(2))
-    assert (first.degrees, first.result.time) == (second.degrees, second.result.time)
 
 
 @pytest.mark.slow
@@ -116,7 +106,7 @@ def test_usual_choices_are_shown_with_steps_or_with_reasons() -> None:
 
 
 @pytest.mark.slow
-def test_plain_fsdp_is_planned_with_offload_where_its_quick_plan_recomputes() -> None:
+def test_plain_fsdp_offloads_where_its_quick_plan_recomputes() -> None:
     lora = Job(
         model=db.models["qwen2.5-14b"], cluster=db.Cluster.parse("4xRTX4090-24GB"), global_batch=32, effort=1.0,
         options=RunOptions(lora=16),
