@@ -77,7 +77,7 @@ class TestMegatron:
             "--use-distributed-optimizer",
             "--optimizer", "adam",
             "--bf16",
-            "--attention-backend", "flash",
+            "--attention-backend", "auto",
             "--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1",
         ]  # fmt: skip
 

@@ -95,7 +95,7 @@ def _expert_overlap(plan: Plan) -> Decision:
 
 def _dtype(plan: Plan) -> Decision:
     """The costs count on an attention that keeps no scores, or on one that does."""
-    attention = {"--attention-backend": "flash" if plan.options.flash_attention else "unfused"}
+    attention = {"--attention-backend": "auto" if plan.options.flash_attention else "unfused"}
     match plan.options.dtype:
         case "fp8":
             return {"--bf16": _ON, "--fp8-format": "hybrid", **attention}
