@@ -70,7 +70,7 @@ class Framework:
 
 
 MEGATRON = Framework()
-DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2)
+DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2, gathers_units=True)
 EAGER = Framework(fused_activation=False, whole_layers=False)
 FSDP = Framework(gathers_units=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ class Importer:
         required: What the framework asks for next to the job's and the changed settings.
         notes: Sentences on what changed settings bring about.
         switches: Settings that may help a job.
+        marks: Patterns of names that its files have and those of others have not, in one text.
     """
 
     name: str
@@ -132,6 +134,7 @@ class Importer:
     required: Required = lambda job, changed: {}
     notes: Notes = lambda job, changed: ()
     switches: Switches = lambda job, options: ()
+    marks: str = ""
 
     def read(self, path: Path, arguments: str | None) -> Settings:
         """A file's settings, with the command line that starts the job; None: nobody said it."""
@@ -142,6 +145,7 @@ class Importer:
 
     def job(self, settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
         """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
+        self._check_marks(settings, path)
         read = self.read_job(SettingsReader(settings, path, self.defaults, self.harmless), given)
         given.check_followed(read, path)
         if not read.model.known:
@@ -150,6 +154,17 @@ class Importer:
                 " another's: plan it with its units (--units)."
             )
         return read.with_given(given.options).recomputing(given.recompute).with_whole_layers()
+
+    def _check_marks(self, settings: Settings, path: Path) -> None:
+        """Refuse a file that has another framework's marks, and none of this one's."""
+        if not self.marks or self._marked(settings):
+            return
+        other = next((each.name for each in imports.values() if each._marked(settings)), None)
+        if other is not None:
+            raise InputError(f"{path} is no configuration of {self.name}: `debubble import {other} {path}` reads it.")
+
+    def _marked(self, settings: Settings) -> bool:
+        return any(fnmatch(name, mark) for mark in self.marks.split() for name in settings)
 
 
 imports: Registry[Importer] = Registry(
@@ -171,6 +186,7 @@ def importer(
     required: Required = lambda job, changed: {},
     notes: Notes = lambda job, changed: (),
     switches: Switches = lambda job, options: (),
+    marks: str = "",
 ) -> Callable[[ReadJob], ReadJob]:
     """Register an importer under the name of its target.
 
@@ -187,12 +203,13 @@ def importer(
         required: Names what the framework asks for next to the job's and the changed settings.
         notes: Says in sentences what changed settings bring about.
         switches: Settings that may help a job, as they are when they are on.
+        marks: Patterns of names that its files have and those of others have not, in one text.
     """
 
     def register(job: ReadJob) -> ReadJob:
         made = Importer(
             name, settings, job, file, conflicts, environment, defaults, harmless, with_arguments, turned_off,
-            required, notes, switches,
+            required, notes, switches, marks,
         )  # fmt: skip
         imports.add(name, made)
         return job

@@ -41,7 +41,14 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
-@importer("automodel", settings=read_settings, file="plan.yaml", defaults=DEFAULTS, harmless=HARMLESS)
+@importer(
+    "automodel",
+    settings=read_settings,
+    file="plan.yaml",
+    defaults=DEFAULTS,
+    harmless=HARMLESS,
+    marks="step_scheduler.* distributed.* model.pretrained_model_name_or_path",
+)
 def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
     model = given.model or _model(read)

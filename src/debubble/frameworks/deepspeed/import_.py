@@ -68,7 +68,13 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 
 
 @importer(
-    "deepspeed", settings=read_config, file="ds_config.json", defaults=DEFAULTS, harmless=HARMLESS, conflicts=conflicts
+    "deepspeed",
+    settings=read_config,
+    file="ds_config.json",
+    defaults=DEFAULTS,
+    harmless=HARMLESS,
+    conflicts=conflicts,
+    marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
 )
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""

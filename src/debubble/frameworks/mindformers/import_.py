@@ -36,7 +36,14 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
-@importer("mindformers", settings=read_settings, file="plan.yaml", defaults=DEFAULTS, harmless=HARMLESS)
+@importer(
+    "mindformers",
+    settings=read_settings,
+    file="plan.yaml",
+    defaults=DEFAULTS,
+    harmless=HARMLESS,
+    marks="parallel_config.* runner_config.* recompute_config.*",
+)
 def mindformers(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a MindFormers configuration, and the model if it describes it."""
     model = given.model or _model(read)

@@ -126,7 +126,15 @@ def compiling(job: Settings, options: RunOptions) -> Iterator[Settings]:
         yield {f"{COMPILE}.enable": True}
 
 
-@importer("torchtitan", settings=read_recipe, file="plan.py", defaults=DEFAULTS, harmless=HARMLESS, switches=compiling)
+@importer(
+    "torchtitan",
+    settings=read_recipe,
+    file="plan.py",
+    defaults=DEFAULTS,
+    harmless=HARMLESS,
+    switches=compiling,
+    marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
+)
 def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of a torchtitan configuration."""
     model = given.model or _model(read)

@@ -446,12 +446,18 @@ class _DegreesSearch:
                 for degrees, solution in self.quick.items()
                 if self.job.tolerance and degrees in self.ranking.steps and self.ranking.steps[degrees] <= near
             ]
-        plan = simplest(plans, tolerance=self.job.tolerance) if self.job.tolerance else fastest
-        if plan.degrees in self.simpler and self.simpler[plan.degrees].solution is plan.solution:
-            self.results[plan.degrees] = self.simpler[plan.degrees]
-        elif plan.degrees not in self.results or self.results[plan.degrees].solution is not plan.solution:
-            self.results[plan.degrees] = verify(QUICK_PLAN, self.problems[plan.degrees], plan.solution, 0.0)
-        return plan, fastest.levers
+        known = [*self.results.values(), *self.simpler.values()]
+        while True:
+            plan = simplest(plans, tolerance=self.job.tolerance) if self.job.tolerance else fastest
+            result = next((result for result in known if result.solution is plan.solution), None)
+            if result is not None:
+                self.results[plan.degrees] = result
+                return plan, fastest.levers
+            # A quick plan's target may offload, which is a lever more.
+            result = verify(QUICK_PLAN, self.problems[plan.degrees], plan.solution, 0.0)
+            known.append(result)
+            plans.remove(plan)
+            plans.append(replace(plan, solution=result.solution, step=float(result.time)))
 
     def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
         if isinstance(choice, str):
