@@ -30,7 +30,7 @@ def test_a_closed_standard_output_is_not_written_to() -> None:
     assert command_that("sys.stdout.write('answer')", redirected=">&-") == (0, b"", "")
 
 
-@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("size", [10, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_a_full_disk_is_named_in_one_sentence(size: int) -> None:
     """Also where the answer is still in Python's buffer at the end."""
     code, _, err = command_that(f"sys.stdout.write('a' * {size})", redirected="> /dev/full")

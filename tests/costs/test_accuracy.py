@@ -17,11 +17,8 @@ from debubble.models import models
 RECORDS = {record.name: record for record in records()}
 
 
-def test_there_are_at_least_150_measured_runs() -> None:
+def test_there_are_150_measured_runs_60_with_memory() -> None:
     assert len(RECORDS) >= 150
-
-
-def test_at_least_60_of_them_have_a_measured_memory() -> None:
     assert sum(record.memory is not None for record in RECORDS.values()) >= 60
 
 

@@ -87,7 +87,6 @@ def test_a_models_units_come_back_with_the_same_stage_costs() -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{", "is not JSON"),
         ([], "Expected `object`"),
         ({}, "missing required field `units`"),
         ({"units": []}, "at least one unit"),
@@ -95,18 +94,14 @@ def test_a_models_units_come_back_with_the_same_stage_costs() -> None:
         ({"units": [{**DENSE, "strategies": {}}]}, "needs a strategy 'none'"),
         ({"units": [{**DENSE, "forward": -1}]}, "'forward' must not be negative"),
         ({"units": [{**DENSE, "forward": "1"}]}, "got `str` (at `units[0].forward`)"),
-        ({"units": [{**DENSE, "speed": 1}]}, "unknown field `speed`"),
         ({"units": [DENSE], "host_link": "simplex"}, "Invalid enum value 'simplex'"),
         ({"units": [DENSE], "memory_limit": []}, "memory_limit"),
         ({"units": [DENSE], "offload_bandwidth": 0}, "'offload_bandwidth' must be positive"),
-        ({"units": [DENSE], "offload_bandwidth": 5e-324}, "'offload_bandwidth' must be positive"),
         ({"units": [DENSE], "communication": 10**400}, "'communication' must not be more than 1e+18"),
         ({"units": [{**DENSE, "count": 10**12}]}, "A units file may have up to 100000 units"),
         ({"units": [DENSE], "link_groups": [[0], [0]]}, "'link_groups' names device 0 twice"),
-        ({"units": [DENSE], "micro_batch_scale": []}, "'micro_batch_scale' must be a number or a list of numbers"),
         ({"units": [{**DENSE, **NO_TIME}]}, "a step must take some time"),
         ({"units": [DENSE], "micro_batch_scale": [0, 0]}, "a step must take some time"),
-        ("", "is not JSON"),
         ("[" * 100_000, "is not JSON: it is nested too deeply"),
     ],
 )
@@ -126,7 +121,6 @@ def test_a_costs_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("[1", "is not JSON"),
         ("[" * 100_000, "is not JSON: it is nested too deeply"),
         ([], "A costs file is a JSON object"),
         ({"stages": 3}, "The costs are for 3 stages, but 4 are asked for: devices x chunks must be 3."),
@@ -149,11 +143,6 @@ def test_a_file_that_is_not_utf_8_is_refused_with_a_sentence(tmp_path: Path) -> 
 
     with pytest.raises(InputError, match="is not JSON: it is not UTF-8"):
         load_costs(tmp_path / "costs.json")
-
-
-def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        load_units(tmp_path / "none.json")
 
 
 def test_a_profile_replaces_what_it_measured(tmp_path: Path) -> None:

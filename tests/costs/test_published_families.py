@@ -78,7 +78,7 @@ def test_a_module_for_a_further_token_is_a_layer_and_the_heads_products() -> Non
     assert layer.forward + head.forward < further.forward < 1.2 * (layer.forward + head.forward)
 
 
-def test_a_config_without_modules_for_further_tokens_has_no_unit_for_them() -> None:
+def test_a_config_without_further_tokens_has_no_unit_for_them() -> None:
     config = {**models["deepseek-v3"].config, "num_nextn_predict_layers": 0}
 
     assert [unit.type for unit in ModelConfig.from_hf(config).units[-2:]] == ["layer", "head"]
@@ -95,7 +95,7 @@ def test_the_vision_tower_is_a_run_of_units_before_the_embedding() -> None:
     assert vision[0].forward > vision[1].forward
 
 
-def test_operations_of_a_vision_language_model_are_those_of_its_tokens_and_of_an_image() -> None:
+def test_operations_are_those_of_the_tokens_and_of_an_image() -> None:
     m = models["gemma3-4b"]
     assert m.vision is not None
     text = ModelConfig.from_hf({**m.config["text_config"], "vocab_size": m.vocab, "num_attention_heads": 8,
@@ -104,7 +104,7 @@ def test_operations_of_a_vision_language_model_are_those_of_its_tokens_and_of_an
     assert flops_per_token(m, S) == pytest.approx(flops_per_token(text, S) + 3 * m.vision.flops / S, rel=1e-12)
 
 
-def test_beside_adapters_the_vision_tower_is_frozen_and_computes_forward_alone() -> None:
+def test_beside_adapters_the_vision_tower_computes_forward_alone() -> None:
     tower = models["qwen2.5-vl-7b"].vision
     assert tower is not None
     trained, frozen = ([u for u in units_of("qwen2.5-vl-7b", lora=r).units if u.type == "vision"] for r in (0, 16))
@@ -141,7 +141,7 @@ def test_a_sequence_of_several_images_is_as_many_of_one() -> None:
     assert flops_per_token(each, S) - flops_per_token(m, S) == pytest.approx(3 * m.vision.flops / S, rel=1e-9)
 
 
-def test_adapters_of_a_vision_language_model_are_those_of_its_language_model() -> None:
+def test_adapters_are_those_of_the_language_model() -> None:
     m = models["qwen2.5-vl-7b"]
     text = ModelConfig.from_hf({**m.config["text_config"], "model_type": "qwen2"})
     units = model_units(text, H100S, RunOptions(sequence_length=S, lora=16)).units
@@ -158,7 +158,7 @@ def test_the_operations_of_a_frozen_tower_are_those_of_its_forward() -> None:
     assert saved == pytest.approx(2 * m.vision.flops / S, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "qwen3-vl-8b", "mistral-small-3.1-24b"])
+@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "mistral-small-3.1-24b"])
 def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
     whole, small = (units_of(name, **options).units for options in ({}, {"image_patches": 1024}))
 
@@ -172,7 +172,6 @@ def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
     ("name", "options", "sentence"),
     [
         ("qwen2.5-vl-7b", {"image_patches": 1023}, "must be a positive multiple of 4, the patches of a token of"),
-        ("qwen2.5-vl-7b", {"image_patches": 0}, "must be a positive multiple of 4"),
         ("qwen2.5-vl-7b", {"image_patches": 4 * S + 4}, "takes 4097 tokens, and a sequence has 4096: give a larger"),
         ("gemma3-4b", {"image_patches": 1024}, "Every image of 'gemma3' has 4096 patches, as its vision_config says"),
         (
@@ -181,8 +180,6 @@ def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
             "An image of 'mistral3' has up to 12100 patches, not 16000",
         ),
         ("llama3-8b", {"image_patches": 1024}, "'llama' has no vision tower that debubble knows"),
-        ("llama3-8b", {"images": 2}, "'llama' has no vision tower that debubble knows: leave out --images."),
-        ("llama3-8b", {"freeze": "vision"}, "'llama' has no vision tower that debubble knows: leave out --freeze."),
         ("qwen2.5-vl-7b", {"images": 0}, "--images must be at least 1, not 0"),
         ("qwen2.5-vl-7b", {"freeze": "head"}, "--freeze is 'head'; what can be frozen is 'vision'"),
         (
@@ -258,16 +255,9 @@ def test_what_the_runtime_does_not_run_is_said(name: str, sentence: str | None) 
     assert said is None if sentence is None else sentence in str(said)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("kimi-k2.5", "not priced for 'kimi_k25', whose layers mix tokens in other ways"),
-        ("deepseek-v3", "not priced for 'deepseek_v3', whose layers mix tokens in other ways"),
-    ],
-)
-def test_adapters_that_are_not_priced_are_refused(name: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=re.escape(sentence)):
-        units_of(name, lora=8)
+def test_adapters_that_are_not_priced_are_refused() -> None:
+    with pytest.raises(InputError, match="not priced for 'deepseek_v3', whose layers mix tokens in other ways"):
+        units_of("deepseek-v3", lora=8)
 
 
 @pytest.mark.parametrize(

@@ -59,10 +59,6 @@ def test_tensor_parallel_ranks_sum_their_part_alone() -> None:
     assert half - LATENCY == pytest.approx((whole - LATENCY) / 2, rel=1e-9)
 
 
-def test_a_single_replica_sums_nothing() -> None:
-    assert whole_model(units(zero=2)).gradient_reduce == (0,)
-
-
 def test_adapters_alone_are_summed_and_stepped_with_lora() -> None:
     costs = whole_model(units(data=2, zero=2, lora=8))
     adapters = MODEL.trained_parameters(8)
@@ -99,7 +95,7 @@ def tail(schedule: Schedule | None = None, costs: StageCosts = ALIKE, **options:
     return whole.after() if schedule is None else whole.of(schedule, costs)
 
 
-def test_experts_that_no_other_rank_has_are_neither_summed_nor_gathered_in_the_tail() -> None:
+def test_experts_of_one_rank_are_not_exchanged_in_the_tail() -> None:
     moe = models["mixtral-8x7b"]
     experts = sum(moe.expert_parameters(layer) for layer in range(moe.layers))
     dense = moe.parameters - experts
@@ -147,11 +143,11 @@ def test_a_step_of_every_stage_inside_the_program_leaves_no_tail() -> None:
     assert tail(replace(made, orders=orders)) == 0
 
 
-@pytest.mark.parametrize(("zero", "summed"), [(2, True), (1, False), (0, False)])
+@pytest.mark.parametrize(("zero", "summed"), [(2, True), (1, False)])
 def test_chronos_sums_inside_the_step_where_that_makes_room(zero: int, summed: bool) -> None:
     made = plan(
         models["llama-tiny"], Cluster.parse("4xA100-80GB"), micro_batches=4, planner="chronos", data=2, zero=zero,
-        sequence_length=128, effort=1.0,
+        sequence_length=128, effort=0.2,
     )  # fmt: skip
     assert any(op.kind is Kind.G for op in made.schedule.operations) == summed
     assert all(time > 0 for time in made.costs.gradient_reduce)

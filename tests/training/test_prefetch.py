@@ -130,7 +130,7 @@ def ask_for_an_item(kind: type[Waiting], told: Connection) -> None:
     Prefetcher(DatasetSamples(dataset=kind(told), sequence_length=1), stride=1).batch(0, count=1)
 
 
-@pytest.mark.parametrize("kind", [Waiting, Late])
+@pytest.mark.parametrize("kind", [Waiting, pytest.param(Late, marks=pytest.mark.slow)])
 def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed(kind: type[Waiting]) -> None:
     heard, told = FORKED.Pipe(duplex=False)
     rank = FORKED.Process(target=ask_for_an_item, args=(kind, told))

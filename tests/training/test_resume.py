@@ -15,7 +15,7 @@ from tests.support.training_cases import train_alone
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
-STEPS = 26
+STEPS = 9
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def losses(options: TrainOptions, **changes: Any) -> list[float]:
     return [report.loss for report in train_alone(replace(options, **changes)).reports]
 
 
-@pytest.mark.parametrize("interval", [1, 4, 7, 25])
+@pytest.mark.parametrize("interval", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_checkpoint_of_a_run_is_resumed(options: TrainOptions, tmp_path: Path, interval: int) -> None:
     folder = tmp_path / "c"
     whole = losses(options, checkpoint=folder, save_every=interval, keep=99)
     saved = sorted(folder.glob("step-*"))
     assert [int(p.name[5:]) for p in saved] == [*range(interval, STEPS, interval), STEPS]
-    for checkpoint in saved[1 :: 5 if interval == 1 else 1]:
+    for checkpoint in saved:
         alone = tmp_path / f"resumed-{checkpoint.name}"
         shutil.copytree(checkpoint, alone / checkpoint.name)
         done = int(checkpoint.name[5:])
@@ -43,6 +43,6 @@ def test_any_checkpoint_of_a_run_is_resumed(options: TrainOptions, tmp_path: Pat
 
 
 def test_the_checkpoint_at_a_runs_end_is_resumed(options: TrainOptions, tmp_path: Path) -> None:
-    losses(options, checkpoint=tmp_path / "c", steps=13, lr_schedule="constant")
+    losses(options, checkpoint=tmp_path / "c", steps=4, lr_schedule="constant")
     resumed = losses(options, checkpoint=tmp_path / "c", resume=True, lr_schedule="constant")
-    assert resumed == losses(options, lr_schedule="constant")[13:]
+    assert resumed == losses(options, lr_schedule="constant")[4:]

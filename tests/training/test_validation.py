@@ -64,9 +64,7 @@ def test_the_validation_loss_is_that_of_one_process_on_every_window(options: Tra
 
 
 @pytest.mark.usefixtures("process_group")
-def test_validation_every_so_many_steps_and_after_the_last_leaves_the_training_the_same(
-    options: TrainOptions,
-) -> None:
+def test_validation_every_so_many_steps_and_after_the_last_leaves_the_training_the_same(options: TrainOptions) -> None:
     validated = train_alone(options)
     assert [step for step, _ in validated.as_dict()["validation_losses"]] == [2, 4, 5]
     alone = train_alone(replace(options, validation=None))

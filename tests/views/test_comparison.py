@@ -12,25 +12,18 @@ from debubble.views.comparison import Comparison, as_dict, compare, pair, render
 from tests.views.scenes import small_plan, surrounded, trace_of
 
 
-def test_a_run_as_planned_has_ratio_one_everywhere() -> None:
+def test_ratios_are_of_measured_to_planned_times() -> None:
     plan = small_plan()
 
     comparison = compare(plan, trace_of(plan))
 
     assert comparison.makespan == pair(19, 19)
-    assert comparison.kinds == {
-        "F": pair(1, 1),
-        "B": pair(2, 2),
-        "SEND_F": pair(1, 1),
-        "SEND_B": pair(1, 1),
-    }
+    assert comparison.kinds == {"F": pair(1, 1), "B": pair(2, 2), "SEND_F": pair(1, 1), "SEND_B": pair(1, 1)}
     assert comparison.drift == "The step took 1.00 times as long as predicted."
-
-
-def test_memory_is_compared_per_device() -> None:
-    plan = small_plan()
-
-    assert compare(plan, trace_of(plan)).peak_memory == (pair(3, 6), pair(2, 4))
+    entries = as_dict(compare(plan, trace_of(plan, slower=2)))
+    assert entries["makespan"] == {"predicted": 19, "measured": 38, "ratio": 2}
+    assert entries["kinds"]["B"]["ratio"] == 2
+    assert entries["bubble_fraction"]["ratio"] == pytest.approx(1)
 
 
 def three_steps(plan: Plan) -> Trace:
@@ -54,10 +47,7 @@ def test_the_warm_up_is_left_out_and_the_step_is_named() -> None:
 
 def test_peak_memory_is_the_most_of_all_steps_but_the_warm_up() -> None:
     plan = small_plan()
-    assert compare(plan, three_steps(plan)).peak_memory == (
-        pair(3, 12),
-        pair(2, 8),
-    )
+    assert compare(plan, three_steps(plan)).peak_memory == (pair(3, 12), pair(2, 8))
 
 
 def test_the_drift_names_what_is_furthest_off() -> None:
@@ -78,17 +68,7 @@ def test_the_drift_names_what_is_furthest_off() -> None:
     )
 
 
-def test_twice_as_slow_is_ratio_two() -> None:
-    plan = small_plan()
-
-    entries = as_dict(compare(plan, trace_of(plan, slower=2)))
-
-    assert entries["makespan"] == {"predicted": 19, "measured": 38, "ratio": 2}
-    assert entries["kinds"]["B"]["ratio"] == 2
-    assert entries["bubble_fraction"]["ratio"] == pytest.approx(1)
-
-
-def test_devices_that_share_cores_are_compared_with_what_these_cores_can_do() -> None:
+def test_devices_that_share_cores_are_compared_with_these_cores() -> None:
     """F takes 1 and B 2: on one core each device's work follows the other's."""
     plan = small_plan()
     trace = replace(trace_of(plan), cores=1)
