@@ -18,7 +18,7 @@ from tests.imports.test_megatron import SCRIPT
 from tests.views.scenes import small_plan, trace_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "schemas"
-SMALL = ("--cluster", "4xA100-80GB", "--sequence-length", "128", "--effort", "1", "--micro-batches", "4")
+SMALL = ("--cluster", "4xA100-80GB", "--sequence-length", "128", "--effort", "0.1", "--micro-batches", "4")
 
 
 @pytest.fixture
@@ -35,8 +35,9 @@ def check(json_of: Any) -> Any:
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [
-        ("plan", ("llama-tiny", *SMALL[:-4], "--effort", "0.1", "--micro-batches", "4")),
-        ("plan", ("llama-tiny", *SMALL, "--planner", "dapple", "--why", "--tokens", "1e9", "--pareto")),
+        ("plan", ("llama-tiny", *SMALL)),
+        ("plan", ("llama-tiny", *SMALL, "--planner", "dapple", "--tokens", "1e9", "--pareto")),
+        pytest.param("plan", ("llama-tiny", *SMALL, "--planner", "dapple", "--why"), marks=pytest.mark.slow),
         ("plan", ("llama-tiny", *SMALL[:-2], "--global-batch", "8", "--planner", "dapple", "--for", "megatron")),
         ("plan", ("--costs", "COSTS", "--devices", "2", "--micro-batches", "4", "--planner", "dapple")),
         ("plan", ("llama-tiny", *SMALL, "--planner", "dapple", "--robust")),
@@ -111,7 +112,7 @@ def test_the_schemas_in_the_docs_are_those_of_the_answers(command: str) -> None:
 
 
 @pytest.mark.parametrize("more", [("--micro-batches", "4"), ("--global-batch", "4")])
-def test_a_models_plan_says_what_might_help_and_which_degrees_are_best(more: tuple[str, ...], json_of: Any) -> None:
+def test_a_models_plan_says_what_might_help(more: tuple[str, ...], json_of: Any) -> None:
     quick = (*SMALL[:4], "--effort", "0", "--planner", "dapple")
     answer = json_of("plan", "llama-tiny", *quick, *more)
 

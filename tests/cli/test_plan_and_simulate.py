@@ -67,7 +67,7 @@ def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
     assert "Of equal work per device" in out
 
 
-def test_messages_of_compared_schedules_are_as_long_whatever_the_chunks(run: Any, tmp_path: Path) -> None:
+def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) -> None:
     whole, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
     (tmp_path / "whole.json").write_text(json.dumps(whole))
     (tmp_path / "halves.json").write_text(json.dumps(halves))
@@ -121,131 +121,80 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("call", "message"),
     [
-        (("plan", "llama2-12b", "--cluster", "8xA100-80GB"), "There is no model or file 'llama2-12b'"),
-        (("plan", "llama2-13b"), "Give the devices with --cluster"),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batches", "0"),
-            "--micro-batches must be at least 1",
-        ),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scoep"), "did you mean 'scope'?"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "nan"), "must be a number of seconds"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--seed", "9" * 20), "from 0 to 2147483647, not 9999"),
-        (
-            ("fits", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "9" * 20),
-            "up to 1,000,000,000 sequences",
-        ),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "-o", "/"), "/ cannot be written: it is a folder."),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--html", "/dev/null/plan.html"),
-            "/dev/null/plan.html cannot be written: /dev/null takes no new files.",
-        ),
-        (
-            ("plan", "llama2-70b", "--cluster", "64xH100-80GB", "--tensor", "8", "--pipeline", "5"),
-            "--tensor 8 --pipeline 5 use 40 of 64 devices: --pipeline 8 or --pipeline 4 --data 2 uses all;"
-            " or give a cluster of 40.",
-        ),
-        (
-            ("simulate", "llama2-7b", "--schedule", "1f1b", "--cluster", "8xH100-80GB", "--pipeline", "4"),
-            "--pipeline 4 uses 4 of 8 devices: --pipeline 8 or --data 2 uses all; or give a cluster of 4.",
-        ),
-        (
-            ("plan", "llama2-7b", "--cluster", "8xH100-80GB", "--tensor", "3", "--pipeline", "2"),
-            "--tensor 3 --pipeline 2 use 6 of 8 devices: choose degrees whose product is 8; or give a cluster of 6.",
-        ),
-        (
-            ("plan", "llama3.2-1b", "--cluster", "64xH100-80GB", "--micro-batches", "8"),
-            "34 model units cannot fill 64 stages; use fewer pipeline devices or chunks.",
-        ),
-        (("plan",), "Give a MODEL with --cluster"),
-        (("plan", "--costs", "c.json", "--devices", "2", "--global-batch", "8"), "of a MODEL on a --cluster"),
-        (("plan", "--costs", "c.json", "--devices", "2", "--tensor", "2"), "--tensor is an option of a MODEL"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--devices", "7"), "--devices is for --costs and --units"),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "8", "--data", "3"),
-            "No choice of degrees with --data 3 divides a global batch of 8 and uses all 8 devices: fix fewer of them.",
-        ),
-        (("plan", "--costs", "missing.json", "--devices", "4"), "missing.json cannot be read"),
-        (("simulate",), "Give a plan file, or a schedule"),
-        (("simulate", "--schedule", "1f1c", "--devices", "4"), "did you mean '1f1b'?"),
-        (("simulate", "--schedule", "1f1b"), "--devices P"),
-        (("simulate", "--schedule", "1f1b", "--devices", "4", "-o", "p.json"), "-o writes the plan of a MODEL by one"),
-        (
-            ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--memory-limit", "400GiB"),
-            "is more than the 80 GiB that",
-        ),
-        (
-            ("fits", "llama-tiny", "--cluster", "2xA100-80GB", "--memory-limit", "400GiB"),
-            "is more than the 80 GiB that",
-        ),
-        (("plan", "llama2-7b", "--cluster", "4xA100-80GB", "--tokens", "0"), "--tokens must be a positive number"),
-        (("plan", "llama2-7b", "--cluster", "4xA100-80GB", "--tokens", "nan"), "--tokens must be a positive number"),
-        (("plan", "llama-tiny", "--cluster", "2xL4", "--fastest"), "is for searches of degrees: give --global-batch"),
-        (
-            ("simulate", "--schedule", "dualpipe", "--devices", "4"),
-            "no schedule 'dualpipe', which keeps two copies of the parameters; 'dualpipe-v' needs one",
-        ),
-        (("show", "plan.json", "--png", "plan.jpg"), "plan.jpg: that is no name of PNG; write plan.png.\n"),
-        (
-            ("import", "axolotl", "config.yaml", "--cluster", "8xA100-80GB"),
-            "There is no framework 'axolotl', which starts DeepSpeed or FSDP; take 'deepspeed'",
-        ),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "32", "--robust"),
-            "leave out the global batch",
-        ),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "-o", "/dev/null"),
-            "/dev/null cannot be written: it is no",
-        ),
-        (("reproduce", "obscura", "--pictures", "/dev/null"), "--pictures: /dev/null is a file, not a folder."),
-        (("rehearse", "missing.json", "--trace", "/"), "/ cannot be written: it is a folder."),
-        (("simulate", "--csv", "missing.csv"), "missing.csv cannot be read: No such file or directory."),
-        (
-            ("simulate", "plan.json", "--micro-batches", "3"),
-            "Leave --micro-batches out: a plan file says all of its step",
-        ),
-        (
-            ("simulate", "--csv", "missing.csv", "--schedule", "1f1b"),
-            "Leave --schedule out: the CSV says the order of all operations.",
-        ),
-        (("simulate", "llama-tiny", "--csv", "missing.csv"), "--csv is simulated with --costs, not with a MODEL"),
-        (
-            ("simulate", "--schedule", "1f1b", "--devices", "4", "--recompute", "full"),
-            "--recompute is an option of a MODEL",
-        ),
-        (("simulate", "--schedule", "1f1b", "--devices", "2", "--option", "magic=1"), "has no option 'magic'"),
-        (("simulate", "--schedule", "1f1b", "--devices", "2", "--chunks", "3"), "has no option 'chunks'"),
-        (
-            ("simulate", "--schedule", "chronos-recomp", "--devices", "4", "--option", "rho=abc"),
-            "The option 'rho' of 'chronos-recomp' is 'abc'; it must be a number.",
-        ),
-        (
-            ("simulate", "--schedule", "zb", "--devices", "4", "--option", "objective=makespam"),
-            "The option 'objective' of 'zb' is 'makespam'; it must be makespan or span.",
-        ),
-        (
-            ("simulate", "--schedule", "zb", "--devices", "4", "--option", "steps=-4"),
-            "The option 'steps' of 'zb' is -4; it must not be negative.",
-        ),
-        (("simulate", "--schedule", "1f1b", "--devices", "1000000000"), "are more than the 65536"),
-        (("simulate", "--schedule", "1f1b", "--devices", "-2"), "A pipeline needs at least one device, not -2."),
-        (
-            ("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "1000000000"),
-            "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders",
-        ),
+        ("plan llama2-12b --cluster 8xA100-80GB", "There is no model or file 'llama2-12b'"),
+        ("plan llama2-13b", "Give the devices with --cluster"),
+        ("plan llama2-13b --cluster 8xA100-80GB --micro-batches 0", "--micro-batches must be at least 1"),
+        ("plan llama2-13b --cluster 8xA100-80GB --planner scoep", "did you mean 'scope'?"),
+        ("plan llama2-13b --cluster 8xA100-80GB --effort nan", "must be a number of seconds"),
+        ("plan llama2-13b --cluster 8xA100-80GB --seed 99999999999999999999", "from 0 to 2147483647, not 9999"),
+        ("fits llama2-13b --cluster 8xA100-80GB --global-batch 99999999999999999999", "up to 1,000,000,000 sequences"),
+        ("plan llama2-13b --cluster 8xA100-80GB -o /", "/ cannot be written: it is a folder."),
+        ("plan llama2-13b --cluster 8xA100-80GB --html /dev/null/plan.html",
+         "/dev/null/plan.html cannot be written: /dev/null takes no new files."),
+        ("plan llama2-70b --cluster 64xH100-80GB --tensor 8 --pipeline 5",
+         "--tensor 8 --pipeline 5 use 40 of 64 devices: --pipeline 8 or --pipeline 4 --data 2 uses all; or"
+         " give a cluster of 40."),
+        ("simulate llama2-7b --schedule 1f1b --cluster 8xH100-80GB --pipeline 4",
+         "--pipeline 4 uses 4 of 8 devices: --pipeline 8 or --data 2 uses all; or give a cluster of 4."),
+        ("plan llama2-7b --cluster 8xH100-80GB --tensor 3 --pipeline 2",
+         "--tensor 3 --pipeline 2 use 6 of 8 devices: choose degrees whose product is 8; or give a cluster of 6."),
+        ("plan llama3.2-1b --cluster 64xH100-80GB --micro-batches 8",
+         "34 model units cannot fill 64 stages; use fewer pipeline devices or chunks."),
+        ("plan", "Give a MODEL with --cluster"),
+        ("plan --costs c.json --devices 2 --global-batch 8", "of a MODEL on a --cluster"),
+        ("plan --costs c.json --devices 2 --tensor 2", "--tensor is an option of a MODEL"),
+        ("plan llama2-13b --cluster 8xA100-80GB --devices 7", "--devices is for --costs and --units"),
+        ("plan llama2-13b --cluster 8xA100-80GB --global-batch 8 --data 3",
+         "No choice of degrees with --data 3 divides a global batch of 8 and uses all 8 devices: fix fewer of them."),
+        ("plan --costs missing.json --devices 4", "missing.json cannot be read"),
+        ("simulate", "Give a plan file, or a schedule"),
+        ("simulate --schedule 1f1c --devices 4", "did you mean '1f1b'?"),
+        ("simulate --schedule 1f1b", "--devices P"),
+        ("simulate --schedule 1f1b --devices 4 -o p.json", "-o writes the plan of a MODEL by one"),
+        ("plan llama-tiny --cluster 2xA100-80GB --memory-limit 400GiB", "is more than the 80 GiB that"),
+        ("fits llama-tiny --cluster 2xA100-80GB --memory-limit 400GiB", "is more than the 80 GiB that"),
+        ("plan llama2-7b --cluster 4xA100-80GB --tokens 0", "--tokens must be a positive number"),
+        ("plan llama2-7b --cluster 4xA100-80GB --tokens nan", "--tokens must be a positive number"),
+        ("plan llama-tiny --cluster 2xL4 --fastest", "is for searches of degrees: give --global-batch"),
+        ("simulate --schedule dualpipe --devices 4",
+         "no schedule 'dualpipe', which keeps two copies of the parameters; 'dualpipe-v' needs one"),
+        ("show plan.json --png plan.jpg", "plan.jpg: that is no name of PNG; write plan.png.\n"),
+        ("import axolotl config.yaml --cluster 8xA100-80GB",
+         "There is no framework 'axolotl', which starts DeepSpeed or FSDP; take 'deepspeed'"),
+        ("plan llama2-13b --cluster 8xA100-80GB --global-batch 32 --robust", "leave out the global batch"),
+        ("plan llama2-13b --cluster 8xA100-80GB -o /dev/null", "/dev/null cannot be written: it is no"),
+        ("reproduce obscura --pictures /dev/null", "--pictures: /dev/null is a file, not a folder."),
+        ("rehearse missing.json --trace /", "/ cannot be written: it is a folder."),
+        ("simulate --csv missing.csv", "missing.csv cannot be read: No such file or directory."),
+        ("simulate plan.json --micro-batches 3", "Leave --micro-batches out: a plan file says all of its step"),
+        ("simulate --csv missing.csv --schedule 1f1b",
+         "Leave --schedule out: the CSV says the order of all operations."),
+        ("simulate llama-tiny --csv missing.csv", "--csv is simulated with --costs, not with a MODEL"),
+        ("simulate --schedule 1f1b --devices 4 --recompute full", "--recompute is an option of a MODEL"),
+        ("simulate --schedule 1f1b --devices 2 --option magic=1", "has no option 'magic'"),
+        ("simulate --schedule 1f1b --devices 2 --chunks 3", "has no option 'chunks'"),
+        ("simulate --schedule chronos-recomp --devices 4 --option rho=abc",
+         "The option 'rho' of 'chronos-recomp' is 'abc'; it must be a number."),
+        ("simulate --schedule zb --devices 4 --option objective=makespam",
+         "The option 'objective' of 'zb' is 'makespam'; it must be makespan or span."),
+        ("simulate --schedule zb --devices 4 --option steps=-4",
+         "The option 'steps' of 'zb' is -4; it must not be negative."),
+        ("simulate --schedule 1f1b --devices 1000000000", "are more than the 65536"),
+        ("simulate --schedule 1f1b --devices -2", "A pipeline needs at least one device, not -2."),
+        ("simulate --schedule 1f1b --devices 4 --micro-batches 1000000000",
+         "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders"),
     ],
-)
-def test_wrong_calls_end_with_one_sentence_and_exit_2(run: Any, arguments: tuple[str, ...], message: str) -> None:
-    code, out, err = run(*arguments)
-    assert code == 2
-    assert out == ""
+)  # fmt: skip
+def test_wrong_calls_end_with_one_sentence_and_exit_2(run: Any, call: str, message: str) -> None:
+    code, out, err = run(*call.split())
+    assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
 
 
-def test_simulate_with_post_validation_chooses_the_schedule_by_its_span(run: Any, tmp_path: Path) -> None:
+def test_post_validation_chooses_the_schedule_by_its_span(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     costs = {
         "forward": [3, 2, 1, 3], "backward_input": [3, 4, 3, 3], "backward_weight": [1, 1, 4, 4], "activation": 2,
@@ -258,10 +207,23 @@ def test_simulate_with_post_validation_chooses_the_schedule_by_its_span(run: Any
     assert (validated["makespan"], validated["span"], validated["step_time"]) == (39, 35, 35)
 
 
-def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(run: Any) -> None:
+def test_a_limit_that_nothing_meets_ends_with_exit_1(run: Any) -> None:
     code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2")
     assert code == 1
     assert "its peak would be 4, above its limit of 2" in err
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "kind"),
+    [
+        ("simulate --schedule 1f1b --devices 4 --memory-limit 2 --json", 1, "OutOfMemoryError"),
+        ("plan llama-tiny --cluster 2xCPU --json --json-stream", 2, "InputError"),
+        ("plan no-such-model --cluster 2xCPU --json-stream", 2, "InputError"),
+    ],
+)
+def test_errors_are_json_too_where_json_was_asked_for(run: Any, call: str, code: int, kind: str) -> None:
+    ended, out, _ = run(*call.split())
+    assert (ended, json.loads(out)["kind"]) == (code, kind)
 
 
 def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path: Path) -> None:
@@ -278,12 +240,6 @@ def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path
     assert questions == ["Does it fit?", "Why not?", "What would help?"]
     assert "--cluster</span> 12xL4-24GB" in text
     assert "debubble plan llama3.2-1b" in text
-
-
-def test_errors_are_json_too_where_json_was_asked_for(run: Any) -> None:
-    code, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2", "--json")
-    assert code == 1
-    assert json.loads(out)["kind"] == "OutOfMemoryError"
 
 
 def test_a_global_batch_searches_the_degrees(run: Any) -> None:
@@ -330,11 +286,7 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     assert answer["schema"] == 2
     assert answer["degrees"]["pipeline"] == 4
     assert answer["tokens_per_second"] == pytest.approx(8 * 4096 / answer["step_time"])
-    assert answer["tokens_per_second_per_device"] == pytest.approx(answer["tokens_per_second"] / 4)
     assert answer["days"] == pytest.approx(1e9 / answer["tokens_per_second"] / 86400)
-    assert [sum(parts.values()) for parts in answer["memory"]] == pytest.approx(answer["peak_memory"])
-    assert sum(cause["seconds"] for cause in answer["why"]) == pytest.approx(answer["step_time"])
-    assert 0 < answer["mfu"] < 1
 
     code, out, _ = run(*arguments)
     assert len(out.splitlines()) <= 24
@@ -426,12 +378,6 @@ def test_a_plan_without_an_output_file_is_kept_in_the_cache(
     assert f"The plan is in {kept}" in err
 
 
-def test_a_stream_and_one_object_are_not_given_together(run: Any) -> None:
-    code, out, _ = run("plan", "llama-tiny", "--cluster", "2xCPU", "--json", "--json-stream")
-    assert code == 2
-    assert json.loads(out)["kind"] == "InputError"
-
-
 def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> None:
     words = ("plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "2", "--planner", "adapipe")
     _, out, _ = run(*words, "--json-stream")
@@ -455,16 +401,6 @@ def test_several_schedules_are_compared_and_drawn(run: Any, tmp_path: Path) -> N
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
-def test_schedules_that_do_not_fit_are_named_next_to_those_that_do(run: Any) -> None:
-    code, out, _ = run(
-        "simulate", "--schedule", "gpipe,1f1b", "--devices", "4", "--memory-limit", "4", "--json"
-    )  # fmt: skip
-    answer = json.loads(out)
-    assert code == 0
-    assert [each["schedule"] for each in answer["schedules"]] == ["1f1b"]
-    assert "above its limit of 4" in answer["do_not_fit"]["gpipe"]
-
-
 def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
     tight = ("llama3.1-8b", "--cluster", "4xH100-80GB", "--sequence-length", "8192", "--for", "megatron")
     code, out, _ = run("plan", *tight, "--global-batch", "32", "--effort", "0.2")
@@ -484,7 +420,7 @@ def test_hardly_any_gain_of_the_fastest_plan_is_not_told(run: Any) -> None:
     ("cluster", "fits"), [("8xA100-40GB", "on 8 x A100-40GB likely fits:"), ("8xH100-80GB", "on 8 x H100-80GB fits:")]
 )
 def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str, fits: str) -> None:
-    _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "dapple")
+    _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "adapipe")
 
     assert fits in out
     assert ("--memory-limit 32GiB keeps even that below the limit" in out) == ("likely" in fits)
@@ -518,11 +454,18 @@ def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> No
     assert float(most) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)
 
 
-def test_a_schedule_that_lacks_a_cost_leaves_the_others_compared(run: Any, tmp_path: Path) -> None:
-    file = tmp_path / "costs.json"
-    file.write_text('{"forward": 1, "activation": 1}')
-    code, out, _ = run("simulate", "--schedule", "1f1b,bpipe,zb-h1", "--costs", str(file), "--devices", "4", "--json")
-    answer = json.loads(out)
-    assert code == 0
+@pytest.mark.parametrize(
+    ("schedule", "options", "reason"),
+    [
+        ("gpipe", ("--memory-limit", "4"), "above its limit of 4"),
+        ("bpipe", (), "The schedule 'bpipe' offloads, but the costs have no 'offload' time."),
+    ],
+)
+def test_a_schedule_that_cannot_run_leaves_the_others_compared(
+    json_of: Any, tmp_path: Path, schedule: str, options: tuple[str, ...], reason: str
+) -> None:
+    (tmp_path / "costs.json").write_text('{"forward": 1, "activation": 1}')
+    call = ("simulate", "--schedule", f"1f1b,{schedule},zb-h1", "--costs", str(tmp_path / "costs.json"))
+    answer = json_of(*call, "--devices", "4", *options)
     assert [each["schedule"] for each in answer["schedules"]] == ["1f1b", "zb-h1"]
-    assert answer["do_not_fit"] == {"bpipe": "The schedule 'bpipe' offloads, but the costs have no 'offload' time."}
+    assert reason in answer["do_not_fit"][schedule]

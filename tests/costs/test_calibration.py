@@ -153,10 +153,7 @@ def test_two_runs_say_more_than_one() -> None:
 
     assert two.weight == pytest.approx(2 * share / (1 + share))
     assert two.uncertainty < one.uncertainty < 1
-
-
-def test_a_run_without_the_figure_corrects_nothing() -> None:
-    assert correction("memory", [msgspec.structs.replace(RUN, memory=None)], RUN).runs == 0
+    assert correction("memory", [TIMED], RUN).runs == 0  # It has no such figure.
 
 
 def test_a_calibrated_device_holds_the_corrected_bytes() -> None:
@@ -204,9 +201,6 @@ def test_a_cluster_file_keeps_its_measured_runs(tmp_path: Path, name: str) -> No
     cluster(RUN).save(tmp_path / name, notes=["Mine."])
 
     assert db.Cluster.parse(tmp_path / name) == cluster(RUN)
-
-
-def test_a_cluster_file_has_the_ending_of_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ends in \.yaml, \.yml or \.json"):
         cluster(RUN).save(tmp_path / "cluster.txt")
 

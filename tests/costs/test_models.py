@@ -166,7 +166,6 @@ def test_layers_that_take_anothers_choice_have_no_indexer(more: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        ("qwen3_vl", {}),
         ("qwen3_vl_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}),
         ("qwen3_5", {}),
         ("qwen3_5_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}),
@@ -217,27 +216,16 @@ def built_parameters(config: dict[str, Any]) -> int:
     ids=lambda config: config["model_type"],
 )
 def test_parameters_are_those_of_the_model_that_transformers_builds(config: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    with torch.device("meta"):
-        built = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.for_model(**config), attn_implementation="eager"
-        )
-
-    assert Model.from_hf(config).parameters == sum(p.numel() for p in built.parameters())
+    assert Model.from_hf(config).parameters == built_parameters(config)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text", "qwen3_moe"])
-def test_key_value_heads_that_a_config_leaves_out_are_those_of_transformers(family: str) -> None:
+def test_key_value_heads_that_are_left_out_are_transformers(family: str) -> None:
     transformers = pytest.importorskip("transformers")
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     config |= {"model_type": family, "num_attention_heads": 32, "hidden_size": 1024}
 
     assert Model.from_hf(config).kv_heads == transformers.AutoConfig.for_model(**config).num_key_value_heads
-
-
-def test_a_config_is_parsed_once() -> None:
-    assert Model.from_hf(LLAMA).per_layer is Model.from_hf(dict(LLAMA)).per_layer
 
 
 @pytest.mark.parametrize(

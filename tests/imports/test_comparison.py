@@ -98,7 +98,7 @@ def test_the_checkpoint_format_goes_with_what_divides_parameters(
 
 
 @pytest.mark.parametrize("changed", [{"--use-megatron-fsdp": None}, {"--pipeline-model-parallel-size": 2}])
-def test_torchs_fsdp_is_left_out_where_the_plan_has_none_or_a_pipeline(changed: dict[str, Any]) -> None:
+def test_torchs_fsdp_is_left_out_where_the_plan_has_none(changed: dict[str, Any]) -> None:
     assert list(conflicts(FSDP2, changed)) == ["--use-torch-fsdp2"]
 
 
@@ -139,7 +139,6 @@ def test_a_gain_within_the_interval_is_told() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("", "recomputing nothing"),
         ("--recompute-activations", "recomputing selective (core) in every layer"),
         (
             "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
@@ -153,24 +152,24 @@ def test_recomputation_is_told_by_layers(megatron: Any, flags: str, words: str) 
     assert words in out
 
 
-@pytest.mark.parametrize(("devices", "warned"), [("4xA100-80GB", False), ("8xA100-80GB", True)])
-def test_another_world_size_than_the_clusters_is_told(megatron: Any, devices: str, warned: bool) -> None:
-    _, out, _ = megatron(SCRIPT, "--cluster", devices, "--as-it-is")
-
-    assert out.startswith("Warning: The job starts 4 ranks (--nproc-per-node 4), and --cluster has 8") == warned
+PRODUCT = SCRIPT.replace("torchrun --nproc_per_node 4", "WORLD_SIZE=$((2*8))\nsrun python")
 
 
-def test_a_product_in_the_script_is_its_world_size(megatron: Any) -> None:
-    script = SCRIPT.replace("torchrun --nproc_per_node 4", "WORLD_SIZE=$((2*8))\nsrun python")
-    _, out, _ = megatron(script, "--cluster", "8xA100-80GB", "--as-it-is")
+@pytest.mark.parametrize(
+    ("script", "devices", "more", "warning"),
+    [
+        (SCRIPT, 4, (), None),
+        (SCRIPT, 8, (), "The job starts 4 ranks (--nproc-per-node 4), and --cluster has 8"),
+        (PRODUCT, 8, (), "The job starts 16 ranks (--world-size 16)"),
+        (SCRIPT, 4, ("--args", "PP=2"), "--args has PP=2, which the script itself sets to '4': change it there."),
+    ],
+)
+def test_what_the_script_says_otherwise_is_warned_of(
+    megatron: Any, script: str, devices: int, more: tuple[str, ...], warning: str | None
+) -> None:
+    _, out, _ = megatron(script, "--cluster", f"{devices}xA100-80GB", "--as-it-is", *more)
 
-    assert out.startswith("Warning: The job starts 16 ranks (--world-size 16)")
-
-
-def test_a_variable_that_the_script_sets_itself_is_told(megatron: Any) -> None:
-    _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-80GB", "--as-it-is", "--args", "PP=2")
-
-    assert "Warning: --args has PP=2, which the script itself sets to '4': change it there." in out
+    assert f"Warning: {warning}" in out if warning else "Warning: " not in out
 
 
 def test_json_names_every_entry(megatron: Any) -> None:

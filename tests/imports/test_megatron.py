@@ -66,24 +66,11 @@ def job(folder: Path, text: str, *, cluster: str = "4xA100-80GB", **given: Any) 
     return importer.job(importer.settings(file), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))
 
 
-def test_a_script_is_read_with_its_variables_arrays_and_quotes(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(SCRIPT)
-
-    arguments = read_arguments(tmp_path / "job.sh")
-
-    assert arguments["--pipeline-model-parallel-size"] == "4"
-    assert arguments["--global-batch-size"] == "16"
-    assert arguments["--swiglu"] is True
-    assert arguments["--train-iters"] == "1000"
-    assert arguments["--bf16"] is True
-
-
 @pytest.mark.parametrize(
     "array",
     [
         "A=(--tensor-model-parallel-size 8 --sequence-parallel)",
         "A=(\n  --tensor-model-parallel-size 8 # one node\n  --sequence-parallel)",
-        "A+=(--sequence-parallel --tensor-model-parallel-size 8)",
         "A=(--pipeline-model-parallel-layout 'Et|(tt|)*3' --sequence-parallel --tensor-model-parallel-size=8)",
     ],
 )
@@ -123,6 +110,7 @@ def test_the_model_and_the_pipeline_are_those_of_the_arguments(text: str, tmp_pa
     assert read.model.parameters == db.models["llama3-8b"].parameters
     assert (read.pipeline, read.micro_batches, read.layers, read.order) == (4, 16, (8, 8, 8, 8), "1f1b")
     assert read.strategies == {}
+    assert read.options.dtype == "bf16"
 
 
 def test_a_model_that_is_given_is_the_one_that_the_arguments_describe(tmp_path: Path) -> None:
@@ -208,7 +196,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, said: str, tmp_
         job(tmp_path, text)
 
 
-def test_layers_that_recompute_wholly_are_predicted_to_offload_nothing(tmp_path: Path) -> None:
+def test_layers_that_recompute_wholly_offload_nothing(tmp_path: Path) -> None:
     offload = "--fine-grained-activation-offloading --offload-modules core_attn"
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 

@@ -41,15 +41,12 @@ def test_a_command_of_ms_swift_is_known_by_its_words(words: str, command: str | 
     assert swift_command(words.split()) == command
 
 
-def test_the_summary_names_the_defaults(tmp_path: Path) -> None:
+def test_the_summary_names_the_defaults_and_all_is_predicted(tmp_path: Path) -> None:
+    assert job(tmp_path, f"{SFT} --save_steps 5 --dataset a b --finetune --lr 1e-5").rest.not_predicted == 0
     assert job(tmp_path, SFT).summary == (
         "computes in bf16 (default of ms-swift), gradients in fp32 (default of ms-swift), ZeRO-1 (default of ms-swift),"
         " a global batch of 16 (default of ms-swift)"
     )
-
-
-def test_all_of_a_plain_script_is_in_the_prediction(tmp_path: Path) -> None:
-    assert job(tmp_path, f"{SFT} --save_steps 5 --dataset a b --finetune --lr 1e-5").rest.not_predicted == 0
 
 
 @pytest.mark.parametrize("value", ["True", "yes"])
@@ -108,7 +105,7 @@ def test_what_is_predicted_otherwise_is_told(text: str, remark: str, tmp_path: P
     assert told.startswith(remark)
 
 
-def test_adapters_beside_a_frozen_vision_tower_are_all_in_the_prediction(tmp_path: Path) -> None:
+def test_adapters_beside_a_frozen_tower_are_in_the_prediction(tmp_path: Path) -> None:
     read = job(tmp_path, f"{VISION} --tuner_type lora --lora_rank 16")
 
     assert (read.options.lora, read.rest.remarks) == (16, ())

@@ -90,18 +90,11 @@ def test_a_wrong_entry_is_refused_with_a_sentence(
         Plan.load(tmp_path / "plan.json")
 
 
-def test_an_empty_plan_file_is_called_empty(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").touch()
-
-    with pytest.raises(InputError, match="is empty: make the plan again"):
-        Plan.load(tmp_path / "plan.json")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, '{"debubble_plan": 1}', "\x00", '{"debubble_plan": 1e999}'])
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"debubble_plan": 1}', "\x00", '{"debubble_plan": 1e999}'])
 def test_what_is_no_plan_file_is_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
 
-    with pytest.raises(InputError, match="is not a whole plan file: "):
+    with pytest.raises(InputError, match="is not a whole plan file: " if text else "is empty: make the plan again"):
         Plan.load(tmp_path / "plan.json")
 
 

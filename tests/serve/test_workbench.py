@@ -25,7 +25,6 @@ from debubble.processes import PYTHON
 from debubble.serve import Workbench
 from debubble.serve.searches import AT_ONCE
 from debubble.serve.server import MAX_STRANGERS
-from tests.support.browsers import CHROMIUM
 from tests.support.processes import children, wait_for_end
 
 TINY = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "4", "sequence_length": "128"}
@@ -248,14 +247,3 @@ def test_the_command_prints_its_address_and_ends_when_asked_to() -> None:
 
     assert status == 200
     assert said == "The workbench is closed.\n"
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_browser_runs_the_workbench(workbench: Workbench, tmp_path: Path) -> None:
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    command = [str(CHROMIUM), *options, workbench.address]
-    drawn = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-
-    # Its script writes what the sliders say: 16 micro-batches, 90% of 80 GB.
-    assert "<output>16</output>" in drawn
-    assert "<output>72.0GiB</output>" in drawn

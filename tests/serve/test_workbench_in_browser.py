@@ -91,7 +91,7 @@ def test_two_searches_are_compared(page: Any) -> None:
 
 
 @pytest.mark.slow  # a search, a browser and simulations at once need idle cores
-def test_sliders_are_followed_while_a_search_runs_which_can_be_stopped(page: Any) -> None:
+def test_sliders_are_followed_while_a_search_runs(page: Any) -> None:
     line = search(page, planner="auto", effort="300")
     drag(page, "micro_batches", 4)
     few = figures(page)

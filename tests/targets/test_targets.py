@@ -115,7 +115,7 @@ def test_debubble_runs_no_plan_that_gathers_unit_by_unit(target: str | None, zer
 
 @pytest.mark.parametrize("target", FRAMEWORKS)
 @pytest.mark.parametrize("option", list(CHOICES))
-def test_options_are_refused_in_planning_with_the_sentence_of_the_export(option: str, target: str) -> None:
+def test_options_are_refused_with_the_sentence_of_the_export(option: str, target: str) -> None:
     for value, zero in product(CHOICES[option], (0, 1)):
         options = RunOptions(**{"data": 2, "zero": zero, option: value})
         config = MIXTRAL if option == "expert" else LLAMA
@@ -134,7 +134,7 @@ def test_options_are_refused_in_planning_with_the_sentence_of_the_export(option:
             assert str(of_export.value) == str(of_plan.value) == refusal
 
 
-def test_a_higher_zero_level_than_the_target_has_is_refused_before_planning() -> None:
+def test_a_higher_zero_level_is_refused_before_planning() -> None:
     with pytest.raises(InputError, match=r"DeepSpeed does not divide .* as ZeRO-2 over a pipeline; .* --zero 1"):
         db.plan(
             db.models["llama-tiny"], db.Cluster.parse("4xA100-80GB"), data=2, zero=2, planner="adapipe",
@@ -151,16 +151,11 @@ def test_a_higher_zero_level_than_the_target_has_is_refused_before_planning() ->
         ({"expert_overlap": True}, "what expert-parallel ranks exchange; plan again with --expert 2"),
     ],
 )
-def test_megatron_refuses_what_its_own_arguments_do_not_take_together(changes: dict[str, Any], sentence: str) -> None:
+def test_targets_refuse_what_they_do_not_take_together(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         targets["megatron"].check(RunOptions(data=2, **changes), db.models["mixtral-8x7b"], pipeline=2)
-
-
-def test_debubbles_own_runtime_refuses_what_it_does_not_run() -> None:
-    options = RunOptions(dtype="fp8")
-
     with pytest.raises(InputError, match="The runtime cannot run this plan, because it computes in"):
-        targets["debubble"].check(options, db.models["llama-tiny"], pipeline=2)
+        targets["debubble"].check(RunOptions(dtype="fp8"), db.models["llama-tiny"], pipeline=2)
 
 
 def test_a_search_of_degrees_takes_only_those_that_the_target_has() -> None:

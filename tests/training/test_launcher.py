@@ -116,21 +116,13 @@ def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signal
     assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 
-def test_a_process_started_by_torchrun_knows_that_it_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not is_torchrun_rank()
-    as_torchrun(monkeypatch)
-    assert is_torchrun_rank()
-
-
 def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    as_torchrun(monkeypatch)
-    with pytest.raises(InputError, match="for 4 ranks, but torchrun started 2: start 4"):
-        launcher.start("launched_rank", "end", ranks=4)
-
-
-def as_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_torchrun_rank()
     for name in launcher.OF_TORCHRUN:
         monkeypatch.setenv(name, "2")
+    assert is_torchrun_rank()
+    with pytest.raises(InputError, match="for 4 ranks, but torchrun started 2: start 4"):
+        launcher.start("launched_rank", "end", ranks=4)
 
 
 def test_variables_that_another_program_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

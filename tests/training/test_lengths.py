@@ -56,8 +56,13 @@ def steps_of(folder: Path) -> LengthSteps:
 
 
 @pytest.fixture(scope="module")
-def steps(brief_search: None, tmp_path_factory: pytest.TempPathFactory) -> LengthSteps:
-    return steps_of(tmp_path_factory.mktemp("plans"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans")
+
+
+@pytest.fixture(scope="module")
+def steps(brief_search: None, folder: Path) -> LengthSteps:
+    return steps_of(folder)
 
 
 def test_a_micro_batch_is_one_row_whose_sequences_are_apart() -> None:
@@ -109,10 +114,11 @@ def test_the_longest_micro_batch_stands_where_the_plan_has_it(steps: LengthSteps
         assert ranks_of(plan)[lengths.index(max(lengths))] == 0
 
 
-def test_plans_are_read_where_they_were_made_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = steps_of(tmp_path).plans
+def test_plans_are_read_where_they_were_made_before(
+    steps: LengthSteps, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(planning, "_planned", None)
-    assert [plan.schedule for plan in steps_of(tmp_path).plans] == [plan.schedule for plan in made]
+    assert [plan.schedule for plan in steps_of(folder).plans] == [plan.schedule for plan in steps.plans]
 
 
 def test_lengths_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -58,7 +58,10 @@ def test_search_goes_to_operations_micro_batches_and_devices(page: Any) -> None:
         page.press("#search", "Enter")
         return said(page)
 
-    assert searched("1F2").startswith("1F2: forward, stage 1")
+    found = small_plan().simulate().by_name["1F2"]
+    place = "stage 1 (chunk 0), micro-batch 2, device 1, compute lane"
+    assert f"1F2: forward, {place}, {found.start} to {found.end}: 1" in searched("1F2")
+    assert page.locator("[aria-expanded=true]").count() == 2
     assert searched("3").startswith("0F3: forward")
     assert searched("stage 1").startswith("1F0: forward")
     assert searched("device 1").startswith("Device 1: peak")

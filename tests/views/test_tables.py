@@ -45,6 +45,8 @@ def test_the_table_gives_each_devices_shares_and_peak() -> None:
     assert ["0", "63.2%", "15.8%", "5.3%", "15.8%", "3", "(50%)"] in rows
     assert ["1", "63.2%", "5.3%", "10.5%", "5.3%", "15.8%", "2", "(33%)"] in rows
     assert ["■", "backward", "8", "2", "16"] in rows
+    kinds = {kind: (k.count, k.total) for kind, k in kind_figures(Scene.predicted(small_plan())).items()}
+    assert kinds == {Kind.F: (8, 8), Kind.B: (8, 16), Kind.SEND_F: (4, 4), Kind.SEND_B: (4, 4)}
 
 
 def test_recomputation_has_a_column_of_its_own() -> None:
@@ -52,35 +54,21 @@ def test_recomputation_has_a_column_of_its_own() -> None:
     timeline = db.simulate(schedule, db.StageCosts.of(stages=2))
 
     assert " recompute " in printed(render_scenes([Scene(timeline, title="")]))
-    assert [d.recompute for d in device_figures(Scene(timeline, title=""))] == [4, 0]
 
 
 def test_stages_are_summed_over_their_micro_batches() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
     costs = db.StageCosts.of(stages=2, recompute=3, communication=5)
 
-    stages = stage_figures(Scene(db.simulate(schedule, costs), title=""))
+    scene = Scene(db.simulate(schedule, costs), title="")
+    stages, operations = stage_figures(scene), scene.timeline.by_name
 
+    assert [d.recompute for d in device_figures(scene)] == [12, 0]
+    assert [scene.recompute_share(operations[name]) for name in ("0B0", "1B0", "0F0")] == [3 / 5, 0, 0]
     assert [(s.stage, s.device, s.compute, s.recompute, s.sending) for s in stages] == [
         (0, 0, 12, 12, 20),
         (1, 1, 12, 0, 20),
     ]
-
-
-def test_a_fused_backward_begins_with_its_recomputation() -> None:
-    schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
-    scene = Scene(db.simulate(schedule, db.StageCosts.of(stages=2, recompute=2)), title="")
-    operations = scene.timeline.by_name
-
-    assert scene.recompute_share(operations["0B0"]) == 0.5
-    assert scene.recompute_share(operations["1B0"]) == 0
-    assert scene.recompute_share(operations["0F0"]) == 0
-
-
-def test_kinds_are_summed() -> None:
-    kinds = {kind: (k.count, k.total) for kind, k in kind_figures(Scene.predicted(small_plan())).items()}
-
-    assert kinds == {Kind.F: (8, 8), Kind.B: (8, 16), Kind.SEND_F: (4, 4), Kind.SEND_B: (4, 4)}
 
 
 def test_the_critical_path_says_why_it_is_not_faster() -> None:
@@ -98,6 +86,9 @@ def test_the_json_summary_has_the_promised_figures() -> None:
     assert summary["peak_memory"] == [3, 2]
     assert summary["operations"] == 32
     assert sum(summary["per_device"][0]["bubbles"].values()) == 19 - 12
+    assert [(d["forward_bubbles"], d["backward_bubbles"]) for d in summary["per_device"]] == [(4, 3), (0, 2)]
+    rows = [line.split() for line in printed(render_scenes([Scene.predicted(plan)])).splitlines()]
+    assert ["1", "0.0%", "10.5%", "26.3%"] in rows
 
 
 def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
@@ -156,7 +147,7 @@ def headline_of(plan: Plan, **changes: Any) -> str:
     return headline(replace(Scene.predicted(plan), **changes))
 
 
-def test_the_headline_is_the_whole_step_with_the_pipelines_part_beside() -> None:
+def test_the_headline_is_the_step_with_the_pipelines_part() -> None:
     assert headline_of(small_plan()).startswith("19 per step, 36.8% idle")
     assert headline_of(small_plan(), tail=2).startswith(
         "21 per step (the pipeline 19, gradients and optimizer after it 2), 36.8% idle"
@@ -310,15 +301,6 @@ def test_the_optimizer_on_the_host_has_a_column_in_80_characters() -> None:
     }
     assert capture.get().count("host") == 2
     assert "\N{HORIZONTAL ELLIPSIS}" not in capture.get()
-
-
-def test_forward_and_backward_bubbles_are_in_the_tables_and_the_summary() -> None:
-    scene = Scene.predicted(small_plan())
-    timeline = scene.timeline
-    assert (timeline.forward_bubbles, timeline.backward_bubbles) == ((4, 0), (3, 2))
-    rows = [line.split() for line in printed(render_scenes([scene])).splitlines()]
-    assert ["1", "0.0%", "10.5%", "26.3%"] in rows
-    assert [(d["forward_bubbles"], d["backward_bubbles"]) for d in as_dict(scene)["per_device"]] == [(4, 3), (0, 2)]
 
 
 @pytest.mark.parametrize(

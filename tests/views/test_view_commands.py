@@ -11,8 +11,6 @@ from typer.testing import CliRunner, Result
 import debubble as db
 import debubble.cli.compare
 import debubble.cli.export
-import debubble.cli.planners
-import debubble.cli.schedules
 import debubble.cli.show
 from debubble.cli.app import app
 from debubble.ir import DebubbleError, InputError
@@ -136,12 +134,3 @@ def test_export_writes_files_and_reports_what_is_lost(plan: Path, tmp_path: Path
     assert report["files"] == [str(tmp_path / "out" / "schedule.csv")]
     assert (tmp_path / "out" / "schedule.csv").read_text().startswith("0F0,0F1,0B0,")
     assert len(report["losses"]) == 1
-
-
-@pytest.mark.parametrize("command", ["schedules", "planners"])
-def test_lists_name_the_source_of_every_entry(command: str) -> None:
-    entries = json.loads(run(command, "--json").stdout)[command]
-
-    assert len(entries) >= 10
-    assert all(entry["name"] and entry["paper"] and entry["summary"] for entry in entries)
-    assert entries[0]["name"] in run(command).stdout

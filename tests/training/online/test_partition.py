@@ -61,6 +61,7 @@ def test_units_leave_a_slow_device_for_the_fastest_of_all_partitions() -> None:
     # Every other partition is reached from that one by moving one unit or more: none of them is faster.
     assert better_partition(found, seconds) is None
     assert seconds(found) < seconds(plan)
+    assert better_partition(replace(plan, model_on_cluster=None), seconds) is None
 
 
 def test_a_unit_takes_the_time_of_the_device_that_it_moves_to() -> None:
@@ -104,10 +105,6 @@ def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
     slower = replace(other, costs=other.costs.replace(communication=[2 * c for c in other.costs.communication]))
     assert move_seconds(plan, slower) == pytest.approx(2 * expected)
     assert move_seconds(plan, plan) == 0
-
-
-def test_plans_of_abstract_costs_keep_their_partition() -> None:
-    assert better_partition(replace(slowed(even_plan(2), 0), model_on_cluster=None), seconds) is None
 
 
 def run(plan: Plan, *, controller: Any = None, costs: Any = None, seconds: Any = None) -> Any:
