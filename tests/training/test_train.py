@@ -311,7 +311,7 @@ MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok
     ],
 )
 def test_what_two_ranks_divide_trains_like_the_whole_and_is_joined(
-    options: Any, losses: Any, tmp_path: Path, degrees: dict[str, int], config: dict[str, Any]
+    options: Any, losses: Any, tmp_path: Path, degrees: dict[str, Any], config: dict[str, Any]
 ) -> None:
     """Two ranks, then the same from a checkpoint, bit for bit, then one rank alone, with all sequences of a step."""
     plan, divided, alone, folder = Plan.load(options.plan), tmp_path / "two.json", tmp_path / "one.json", tmp_path / "c"
