@@ -57,24 +57,8 @@ OTHER_CONFIG = {
 }  # fmt: skip
 
 WRONG: tuple[Any, ...] = (
-    None,
-    True,
-    "",
-    "a",
-    "2xCPU",
-    [],
-    {},
-    -1,
-    0,
-    1,
-    1.5,
-    [1],
-    [[1, 2]],
-    {"a": 1},
-    {"0": 9},
-    [None],
-    "9" * 500,
-)
+    None, True, "", "a", "2xCPU", [], {}, -1, 0, 1, 1.5, [1], [[1, 2]], {"a": 1}, {"0": 9}, [None], "9" * 500,
+)  # fmt: skip
 EXTREME = (10**18, 10**30, 10**400, 2**63, 1e308, 5e-324, -(10**30), 1e-300)
 
 
@@ -240,7 +224,7 @@ def test_a_damaged_file_is_answered_or_refused_in_one_sentence(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_many_more_damaged_files_are_answered_or_refused_in_one_sentence(
+def test_many_more_damaged_files_are_answered_or_refused(
     kind: str, files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed in range(CASES, SLOW_CASES):

@@ -17,16 +17,9 @@ from typer.testing import CliRunner
 import debubble as db
 from debubble.cli import output
 from debubble.cli.app import with_all_commands
-from debubble.cli.names import (
-    Names,
-    cluster_completion,
-    completion,
-    export_names,
-    model_names,
-    optimizer_names,
-    planner_names,
-    schedule_names,
-)
+from debubble.cli.names import Names, cluster_completion, completion, model_names, optimizer_names, schedule_names
+from debubble.cli.output import LONG_PAUSE, PAUSE, SearchProgress
+from debubble.costs import hardware
 from debubble.costs.step import MOMENTS
 from debubble.exports import exports
 from debubble.ir import InputError, RunOptions
@@ -43,31 +36,19 @@ def said(*arguments: str) -> str:
     return result.output
 
 
-def test_the_version_is_printed() -> None:
-    assert said("--version") == f"debubble {db.__version__}\n"
-
-
-def test_options_stand_under_titles() -> None:
+def test_commands_and_options_stand_under_titles() -> None:
     titles = re.findall(r"^(\S.*):$", said("plan", "--help"), re.MULTILINE)
 
     assert titles == [
         "Arguments", "The run of the MODEL", "What is asked", "Costs instead of a MODEL", "The search", "Output",
         "Options",
     ]  # fmt: skip
-
-
-def test_an_option_that_two_commands_have_stands_in_the_section_of_each() -> None:
-    assert "The run of the MODEL" in said("plan", "--help")
     assert "The run of the MODEL" not in said("profile", "--help")
-
-
-def test_commands_stand_under_titles() -> None:
     words = said("--help")
-
     assert re.findall(r"^(Plan|Look|Take along):$", words, re.MULTILINE) == ["Plan", "Look", "Take along"]
 
 
-def test_commands_options_and_names_are_called_by_a_beginning_that_no_other_has() -> None:
+def test_commands_options_and_names_are_called_by_a_beginning() -> None:
     assert json.loads(said("sim", "--sched", "dual", "--dev=2", "--js"))["schedule"] == "dualpipe-v"
     assert said("--vers") == f"debubble {db.__version__}\n"
 
@@ -81,39 +62,20 @@ def test_commands_options_and_names_are_called_by_a_beginning_that_no_other_has(
         ("simulate --micro 4", "'--micro' may be --micro-batches or --micro-batch-size: write more of it."),
         ("simulate --microbatches=4", "There is no option '--microbatches'; did you mean '--micro-batches'"),
         ("simulate --schedule zb-", "'zb-' may be zb-h1, zb-h2 or zb-v: write more of it."),
-        ("simulate --dtype fp", "'fp' may be fp16, fp8 or fp32: write more of it."),
-        ("plan llama-tiny --planner ada", "'ada' may be adapipe or adaoffload: write more of it."),
         ("plan llama-tiny --planner MEGATRON-K", "Give the devices with --cluster"),
         ("plan llama-tiny --for torchtitn", "There is no framework 'torchtitn'; did you mean 'torchtitan'"),
         ("plan llama-tiny --swap x", "There is no swap 'x'; there are: host, peer, none."),
-        ("plan llama-tiny --optimizer ada", "'ada' may be adamw, adam or adamw-8bit: write more of it."),
         ("plan llama-tin-y --cluster 8xH100", "There is no model or file 'llama-tin-y'; did you mean 'llama-tiny'"),
         ("plan llama-tiny --cluster 8xH10", "'H10' may be H100-80GB, H100-PCIe-80GB or H100-NVL-94GB: write more"),
-        ("export plan.json --to t", "'t' may be torch or torchtitan: write more of it."),
         ("import megatrn job", "There is no framework 'megatrn'; did you mean 'megatron'"),
-        ("reproduce o", "'o' may be obscura or optpipe: write more of it."),
-        ("show plan.json --theme blue", "There is no theme 'blue'; there are: light, dark."),
-    ],
-)
-def test_names_that_are_unknown_or_too_short_are_answered_with_those_like_them(call: str, sentence: str) -> None:
-    error = CliRunner().invoke(app, call.split()).exception
-
-    assert isinstance(error, InputError)
-    assert str(error).startswith(sentence)
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
         ("plan llama-tiny --micro-batches x", "Invalid value for '--micro-batches': "),
         ("fits llama-tiny --zero 7", "Invalid value for '--zero': "),
         ("export plan.json", "Missing option '--to'; see `debubble export -h`."),
         ("compare plan.json", "Missing argument 'TRACE'; see `debubble compare -h`."),
-        ("plan -z", "No such option: -z; see `debubble plan -h`."),
         ("-z", "No such option: -z; see `debubble -h`."),
     ],
 )
-def test_calls_that_the_parser_refuses_are_answered_with_a_sentence(call: str, sentence: str) -> None:
+def test_wrong_calls_are_answered_with_what_is_like_them(call: str, sentence: str) -> None:
     error = CliRunner().invoke(app, call.split()).exception
 
     assert isinstance(error, InputError)
@@ -133,12 +95,27 @@ def test_what_the_parser_refuses_is_one_object_and_one_sentence(run: Any, json_o
     assert err == f"debubble: {json.loads(out)['error']}\n"
 
 
-@pytest.mark.parametrize("command", ["models", "hardware", "schedules", "planners"])
-def test_lists_cut_nothing_off_at_80_columns(command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "members"),
+    [
+        ("models", [*db.models]), ("hardware", [*hardware]),
+        ("schedules", sorted(db.schedules)), ("planners", sorted(db.planners)),
+    ],
+)  # fmt: skip
+def test_lists_name_every_member_as_json_and_in_80_columns(command: str, members: list[str]) -> None:
+    listed = json.loads(said(command, "--json"))[command]
     printed = CliRunner().invoke(app, [command], env={"COLUMNS": "80"}).output
 
+    assert [entry["name"] for entry in listed] == members
+    assert set(members) <= {line.split()[0] for line in printed.splitlines() if line.strip()}
     assert max(map(len, printed.splitlines())) <= 80
     assert "…" not in printed
+    if command in ("schedules", "planners"):
+        assert all(entry["paper"] and entry["summary"] for entry in listed)
+
+
+def test_the_list_of_models_has_their_parameters() -> None:
+    assert json.loads(said("models", "--json"))["models"][0]["parameters"] == 6_738_415_616
 
 
 @pytest.mark.parametrize(("command", "names"), [("export", list(exports)), ("plan", list(MOMENTS))])
@@ -153,17 +130,12 @@ def test_help_names_the_choices(command: str, names: list[str]) -> None:
     [
         (model_names, "llama2-13", ["llama2-13b"]),
         (optimizer_names, "adamw", ["adamw", "adamw-8bit"]),
-        (planner_names, "meg", ["megatron-even", "megatron-kwai"]),
         (schedule_names, "zb-h", ["zb-h1", "zb-h2"]),
-        (export_names, "to", ["torch", "torchtitan"]),
     ],
 )
 def test_shells_offer_names(names: Names, incomplete: str, offered: list[str]) -> None:
     assert completion(names)(incomplete) == offered
-
-
-def test_shells_offer_devices_behind_their_number() -> None:
-    assert cluster_completion("16xL40") == ["16xL40S-48GB"]
+    assert cluster_completion("16xL40") == ["16xL40S-48GB"]  # Behind their number.
 
 
 def completions(line: str) -> list[str]:
@@ -219,6 +191,46 @@ def test_a_command_loads_no_other() -> None:
     assert not {"debubble.cli.answers", "debubble.cli.train", "debubble.cli.schema"} & set(loaded)
 
 
-@pytest.mark.parametrize("words", [("import", "--help"), ("planners",), ("pla", "--help"), ("version-of",)])
-def test_commands_are_found_by_name_or_beginning(run: Any, words: tuple[str, ...]) -> None:
-    assert run(*words)[0] == (2 if words == ("version-of",) or words[0] == "pla" else 0)
+def state(stage: str, *, best: str | None = None, step: float | None = None) -> Progress:
+    return Progress(stage=stage, done=1, total=3, counted="planners", best=best, step_time=step)
+
+
+def test_the_best_so_far_stays_until_there_is_a_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("debubble.cli.output.log", lambda: Console(force_terminal=True, quiet=True))
+    shown: list[str] = []
+    status: Any = Console(quiet=True).status("")
+    monkeypatch.setattr(status, "update", shown.append)
+    show = SearchProgress(status)
+
+    show(state("Ranking", best="dapple", step=2.0))
+    show(state("Planning"))
+    show(state("Planning", best="merak", step=3.0))
+    show(state("Planning", best="joint", step=1.5))
+
+    assert shown == [
+        "Ranking: 1 of 3 planners, best so far 2 s (dapple)",
+        "Planning: 1 of 3 planners, best so far 2 s (dapple)",
+        "Planning: 1 of 3 planners, best so far 2 s (dapple)",
+        "Planning: 1 of 3 planners, best so far 1.5 s (joint)",
+    ]
+
+
+def test_piped_progress_is_a_line_per_stage_and_better_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = 0.0
+    monkeypatch.setattr("debubble.cli.output.time.monotonic", lambda: clock)
+    show = SearchProgress(Console(quiet=True).status(""))
+
+    for _ in range(20):
+        clock += LONG_PAUSE / 20
+        show(state("Ranking"))
+    for step in (2.0, 1.9, 1.9, 1.8):
+        clock += PAUSE / 2
+        show(state("Planning", best="joint", step=step))
+
+    assert capsys.readouterr().err.splitlines() == [
+        "Ranking: 1 of 3 planners",
+        "Planning: 1 of 3 planners, best so far 2 s (joint)",
+        "Planning: 1 of 3 planners, best so far 1.9 s (joint)",
+    ]

@@ -15,55 +15,28 @@ from debubble.ir.lowering.lower import lower
 from debubble.plans import Plan
 
 
-def test_simulate_prints_the_closed_form_of_1f1b(run: Any) -> None:
-    code, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "8", "--json")
-    answer = json.loads(out)
-    assert code == 0
+def test_simulate_prints_the_closed_form_of_1f1b(json_of: Any) -> None:
+    answer = json_of("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "8")
     assert (answer["makespan"], answer["span"], answer["peak_memory"]) == (33, 33, [4, 3, 2, 1])
     assert (answer["devices"], answer["operations"]) == (4, 2 * 4 * 8 + 2 * 2 * 3 * 8)
-
-
-def test_simulate_says_which_device_is_fullest_and_when(run: Any) -> None:
-    _, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "8", "--json")
-    answer = json.loads(out)
     assert (answer["fullest"], answer["peak_times"]) == (0, [3, 3, 3, 3])
 
 
-def test_simulate_reads_a_costs_file(run: Any, tmp_path: Path) -> None:
+def test_simulate_reads_a_costs_file(json_of: Any, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text('{"stages": 2, "forward": [1, 2], "backward_input": 1, "backward_weight": 1, "memory_limit": 9}')
-    code, out, _ = run(
-        "simulate", "--schedule", "gpipe", "--costs", str(file), "--devices", "2", "--micro-batches", "3", "--json"
-    )
-    assert code == 0
-    assert json.loads(out)["makespan"] == 1 + 3 * 2 + 3 * 2 + 2
+    call = ("simulate", "--schedule", "gpipe", "--costs", str(file), "--devices", "2", "--micro-batches", "3")
+    assert json_of(*call)["makespan"] == 1 + 3 * 2 + 3 * 2 + 2
 
 
-def test_simulate_steps_the_last_chunks_on_the_host(run: Any, tmp_path: Path) -> None:
+def test_simulate_steps_the_last_chunks_on_the_host(json_of: Any, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text('{"stages": 2, "gradient_offload": 1, "host_step": 5, "parameter_load": 1}')
-    common = (
-        "simulate",
-        "--schedule",
-        "1f1b",
-        "--costs",
-        str(file),
-        "--devices",
-        "2",
-        "--micro-batches",
-        "3",
-        "--json",
-    )
-    plain, hosted = (json.loads(run(*common, *more)[1]) for more in ((), ("--host-chunks", "1")))
+    call = ("simulate", "--schedule", "1f1b", "--costs", str(file), "--devices", "2", "--micro-batches", "3")
+    plain, hosted = (json_of(*call, *more) for more in ((), ("--host-chunks", "1")))
     # The parameters come up before the first forward; gradients go down and the host steps after the last backward.
     assert plain["makespan"] == 12
     assert hosted["makespan"] == 1 + 12 + 1 + 5
-
-
-def test_host_chunks_of_a_plan_file_are_refused(run: Any, tmp_path: Path) -> None:
-    code, _, err = run("simulate", str(tmp_path / "plan.json"), "--host-chunks", "1")
-    assert code == 2
-    assert "Leave --host-chunks out: a plan file says all of its step." in " ".join(err.split())
 
 
 def test_simulate_a_model_with_full_recomputation_needs_less_memory(run: Any) -> None:
@@ -94,7 +67,7 @@ def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
     assert "Of equal work per device" in out
 
 
-def test_messages_of_compared_schedules_are_as_long_whatever_the_chunks(run: Any, tmp_path: Path) -> None:
+def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) -> None:
     whole, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
     (tmp_path / "whole.json").write_text(json.dumps(whole))
     (tmp_path / "halves.json").write_text(json.dumps(halves))
@@ -104,15 +77,6 @@ def test_messages_of_compared_schedules_are_as_long_whatever_the_chunks(run: Any
     alone = json.loads(run("simulate", "--schedule", "interleaved", *common, str(tmp_path / "halves.json"))[1])
 
     assert compared["schedules"][1]["step_time"] == pytest.approx(alone["step_time"])
-
-
-def test_only_one_schedule_of_a_model_makes_a_plan(run: Any, tmp_path: Path) -> None:
-    plan = tmp_path / "plan.json"
-
-    code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "-o", str(plan))
-
-    assert (code, plan.exists()) == (2, False)
-    assert "-o writes the plan of a MODEL by one schedule" in err
 
 
 def test_plan_writes_a_file_that_simulate_reads(run: Any, tmp_path: Path) -> None:
@@ -157,150 +121,80 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("call", "message"),
     [
-        (("plan", "llama2-12b", "--cluster", "8xA100-80GB"), "There is no model or file 'llama2-12b'"),
-        (("plan", "llama2-13b"), "Give the devices with --cluster"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-81GB"), "did you mean 'A100-80GB' or"),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batches", "0"),
-            "--micro-batches must be at least 1",
-        ),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xL4", "--sequence-length", "-5"),
-            "--sequence-length must be at least 1",
-        ),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--planner", "scoep"), "did you mean 'scope'?"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "nan"), "must be a number of seconds"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--effort", "-1"), "must be a number of seconds"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--seed", "9" * 20), "from 0 to 2147483647, not 9999"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--seed", "-1"), "from 0 to 2147483647, not -1."),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--micro-batch-size", "9" * 20),
-            "up to 1,000,000,000 tokens",
-        ),
-        (("fits", "llama2-13b", "--cluster", "8xA100-80GB", "--lora", "5121"), "at most the 5120 features of a layer"),
-        (
-            ("fits", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "9" * 20),
-            "up to 1,000,000,000 sequences",
-        ),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "-o", "/"), "/ cannot be written: it is a folder."),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--html", "/dev/null/plan.html"),
-            "/dev/null/plan.html cannot be written: /dev/null takes no new files.",
-        ),
-        (
-            ("plan", "llama2-70b", "--cluster", "64xH100-80GB", "--tensor", "8", "--pipeline", "5"),
-            "--tensor 8 --pipeline 5 use 40 of 64 devices: --pipeline 8 or --pipeline 4 --data 2 uses all;"
-            " or give a cluster of 40.",
-        ),
-        (
-            ("simulate", "llama2-7b", "--schedule", "1f1b", "--cluster", "8xH100-80GB", "--pipeline", "4"),
-            "--pipeline 4 uses 4 of 8 devices: --pipeline 8 or --data 2 uses all; or give a cluster of 4.",
-        ),
-        (
-            ("plan", "llama2-7b", "--cluster", "8xH100-80GB", "--tensor", "3", "--pipeline", "2"),
-            "--tensor 3 --pipeline 2 use 6 of 8 devices: choose degrees whose product is 8; or give a cluster of 6.",
-        ),
-        (
-            ("plan", "llama3.2-1b", "--cluster", "64xH100-80GB", "--micro-batches", "8"),
-            "34 model units cannot fill 64 stages; use fewer pipeline devices or chunks.",
-        ),
-        (("plan",), "Give a MODEL with --cluster"),
-        (("plan", "--costs", "c.json", "--devices", "2", "--global-batch", "8"), "of a MODEL on a --cluster"),
-        (("plan", "--costs", "c.json", "--devices", "2", "--tensor", "2"), "--tensor is an option of a MODEL"),
-        (("plan", "--costs", "c.json", "--devices", "2", "--tokens", "1e9"), "--tokens is an option of a MODEL"),
-        (("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--devices", "7"), "--devices is for --costs and --units"),
-        (("simulate", "--schedule", "1f1b", "--devices", "2", "--zero", "1"), "--zero is an option of a MODEL"),
-        (
-            ("simulate", "llama2-7b", "--schedule", "1f1b", "--cluster", "8xH100-80GB", "--devices", "7"),
-            "--devices is for --costs",
-        ),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "0"),
-            "--global-batch must be at least 1",
-        ),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "8", "--data", "3"),
-            "No choice of degrees with --data 3 divides a global batch of 8 and uses all 8 devices: fix fewer of them.",
-        ),
-        (("plan", "--costs", "missing.json", "--devices", "4"), "missing.json cannot be read"),
-        (("simulate",), "Give a plan file, or a schedule"),
-        (("simulate", "missing.json"), "cannot be read"),
-        (("simulate", "--schedule", "1f1c", "--devices", "4"), "did you mean '1f1b'?"),
-        (("simulate", "--schedule", "1f1c"), "did you mean '1f1b'?"),
-        (("simulate", "--schedule", "1f1b"), "--devices P"),
-        (
-            ("plan", "llama2-13b", "--cluster", "8xA100-80GB", "-o", "/dev/null"),
-            "/dev/null cannot be written: it is no",
-        ),
-        (("profile", "llama-tiny", "-o", "/"), "/ cannot be written: it is a folder."),
-        (("reproduce", "obscura", "--markdown", "/"), "/ cannot be written: it is a folder."),
-        (("reproduce", "obscura", "--pictures", "/dev/null"), "--pictures: /dev/null is a file, not a folder."),
-        (("show", "missing.json", "--png", "/"), "/ cannot be written: it is a folder."),
-        (("rehearse", "missing.json", "--trace", "/"), "/ cannot be written: it is a folder."),
-        (("simulate", "--csv", "missing.csv"), "missing.csv cannot be read: No such file or directory."),
-        (
-            ("simulate", "plan.json", "--micro-batches", "3"),
-            "Leave --micro-batches out: a plan file says all of its step",
-        ),
-        (("simulate", "plan.json", "--option", "steps=1"), "Leave --option out: a plan file says all of its step"),
-        (
-            ("simulate", "--csv", "missing.csv", "--chunks", "2"),
-            "Leave --chunks out: the CSV says the order of all operations.",
-        ),
-        (
-            ("simulate", "--csv", "missing.csv", "--schedule", "1f1b"),
-            "Leave --schedule out: the CSV says the order of all operations.",
-        ),
-        (("simulate", "llama-tiny", "--csv", "missing.csv"), "--csv is simulated with --costs, not with a MODEL"),
-        (
-            ("simulate", "--schedule", "1f1b", "--devices", "4", "--recompute", "full"),
-            "--recompute is an option of a MODEL",
-        ),
-        (("simulate", "--schedule", "1f1b", "--devices", "2", "--option", "magic=1"), "has no option 'magic'"),
-        (("simulate", "--schedule", "1f1b", "--devices", "2", "--chunks", "3"), "has no option 'chunks'"),
-        (
-            ("simulate", "--schedule", "strawman", "--devices", "4", "--option", "adjusted_stages=abc"),
-            "The option 'adjusted_stages' of 'strawman' is 'abc'; it must be a whole number.",
-        ),
-        (
-            ("simulate", "--schedule", "chronos-recomp", "--devices", "4", "--option", "rho=abc"),
-            "The option 'rho' of 'chronos-recomp' is 'abc'; it must be a number.",
-        ),
-        (
-            ("simulate", "--schedule", "zb", "--devices", "4", "--option", "objective=makespam"),
-            "The option 'objective' of 'zb' is 'makespam'; it must be makespan or span.",
-        ),
-        (
-            ("simulate", "--schedule", "pipeoffload", "--devices", "4", "--option", "offload=all"),
-            "The option 'offload' of 'pipeoffload' is 'all'; it must be half or full.",
-        ),
-        (
-            ("simulate", "--schedule", "zb", "--devices", "4", "--option", "steps=-4"),
-            "The option 'steps' of 'zb' is -4; it must not be negative.",
-        ),
-        (("simulate", "--schedule", "1f1b", "--devices", "1000000000"), "are more than the 65536"),
-        (("simulate", "--schedule", "1f1b", "--devices", "-2"), "A pipeline needs at least one device, not -2."),
-        (
-            ("simulate", "--schedule", "1f1b", "--devices", "4", "--micro-batches", "1000000000"),
-            "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders",
-        ),
-        (
-            ("plan", "llama-tiny", "--cluster", "4xH100", "--micro-batches", "1000000000", "--planner", "adapipe"),
-            "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders",
-        ),
+        ("plan llama2-12b --cluster 8xA100-80GB", "There is no model or file 'llama2-12b'"),
+        ("plan llama2-13b", "Give the devices with --cluster"),
+        ("plan llama2-13b --cluster 8xA100-80GB --micro-batches 0", "--micro-batches must be at least 1"),
+        ("plan llama2-13b --cluster 8xA100-80GB --planner scoep", "did you mean 'scope'?"),
+        ("plan llama2-13b --cluster 8xA100-80GB --effort nan", "must be a number of seconds"),
+        ("plan llama2-13b --cluster 8xA100-80GB --seed 99999999999999999999", "from 0 to 2147483647, not 9999"),
+        ("fits llama2-13b --cluster 8xA100-80GB --global-batch 99999999999999999999", "up to 1,000,000,000 sequences"),
+        ("plan llama2-13b --cluster 8xA100-80GB -o /", "/ cannot be written: it is a folder."),
+        ("plan llama2-13b --cluster 8xA100-80GB --html /dev/null/plan.html",
+         "/dev/null/plan.html cannot be written: /dev/null takes no new files."),
+        ("plan llama2-70b --cluster 64xH100-80GB --tensor 8 --pipeline 5",
+         "--tensor 8 --pipeline 5 use 40 of 64 devices: --pipeline 8 or --pipeline 4 --data 2 uses all; or"
+         " give a cluster of 40."),
+        ("simulate llama2-7b --schedule 1f1b --cluster 8xH100-80GB --pipeline 4",
+         "--pipeline 4 uses 4 of 8 devices: --pipeline 8 or --data 2 uses all; or give a cluster of 4."),
+        ("plan llama2-7b --cluster 8xH100-80GB --tensor 3 --pipeline 2",
+         "--tensor 3 --pipeline 2 use 6 of 8 devices: choose degrees whose product is 8; or give a cluster of 6."),
+        ("plan llama3.2-1b --cluster 64xH100-80GB --micro-batches 8",
+         "34 model units cannot fill 64 stages; use fewer pipeline devices or chunks."),
+        ("plan", "Give a MODEL with --cluster"),
+        ("plan --costs c.json --devices 2 --global-batch 8", "of a MODEL on a --cluster"),
+        ("plan --costs c.json --devices 2 --tensor 2", "--tensor is an option of a MODEL"),
+        ("plan llama2-13b --cluster 8xA100-80GB --devices 7", "--devices is for --costs and --units"),
+        ("plan llama2-13b --cluster 8xA100-80GB --global-batch 8 --data 3",
+         "No choice of degrees with --data 3 divides a global batch of 8 and uses all 8 devices: fix fewer of them."),
+        ("plan --costs missing.json --devices 4", "missing.json cannot be read"),
+        ("simulate", "Give a plan file, or a schedule"),
+        ("simulate --schedule 1f1c --devices 4", "did you mean '1f1b'?"),
+        ("simulate --schedule 1f1b", "--devices P"),
+        ("simulate --schedule 1f1b --devices 4 -o p.json", "-o writes the plan of a MODEL by one"),
+        ("plan llama-tiny --cluster 2xA100-80GB --memory-limit 400GiB", "is more than the 80 GiB that"),
+        ("fits llama-tiny --cluster 2xA100-80GB --memory-limit 400GiB", "is more than the 80 GiB that"),
+        ("plan llama2-7b --cluster 4xA100-80GB --tokens 0", "--tokens must be a positive number"),
+        ("plan llama2-7b --cluster 4xA100-80GB --tokens nan", "--tokens must be a positive number"),
+        ("plan llama-tiny --cluster 2xL4 --fastest", "is for searches of degrees: give --global-batch"),
+        ("simulate --schedule dualpipe --devices 4",
+         "no schedule 'dualpipe', which keeps two copies of the parameters; 'dualpipe-v' needs one"),
+        ("show plan.json --png plan.jpg", "plan.jpg: that is no name of PNG; write plan.png.\n"),
+        ("import axolotl config.yaml --cluster 8xA100-80GB",
+         "There is no framework 'axolotl', which starts DeepSpeed or FSDP; take 'deepspeed'"),
+        ("plan llama2-13b --cluster 8xA100-80GB --global-batch 32 --robust", "leave out the global batch"),
+        ("plan llama2-13b --cluster 8xA100-80GB -o /dev/null", "/dev/null cannot be written: it is no"),
+        ("reproduce obscura --pictures /dev/null", "--pictures: /dev/null is a file, not a folder."),
+        ("rehearse missing.json --trace /", "/ cannot be written: it is a folder."),
+        ("simulate --csv missing.csv", "missing.csv cannot be read: No such file or directory."),
+        ("simulate plan.json --micro-batches 3", "Leave --micro-batches out: a plan file says all of its step"),
+        ("simulate --csv missing.csv --schedule 1f1b",
+         "Leave --schedule out: the CSV says the order of all operations."),
+        ("simulate llama-tiny --csv missing.csv", "--csv is simulated with --costs, not with a MODEL"),
+        ("simulate --schedule 1f1b --devices 4 --recompute full", "--recompute is an option of a MODEL"),
+        ("simulate --schedule 1f1b --devices 2 --option magic=1", "has no option 'magic'"),
+        ("simulate --schedule 1f1b --devices 2 --chunks 3", "has no option 'chunks'"),
+        ("simulate --schedule chronos-recomp --devices 4 --option rho=abc",
+         "The option 'rho' of 'chronos-recomp' is 'abc'; it must be a number."),
+        ("simulate --schedule zb --devices 4 --option objective=makespam",
+         "The option 'objective' of 'zb' is 'makespam'; it must be makespan or span."),
+        ("simulate --schedule zb --devices 4 --option steps=-4",
+         "The option 'steps' of 'zb' is -4; it must not be negative."),
+        ("simulate --schedule 1f1b --devices 1000000000", "are more than the 65536"),
+        ("simulate --schedule 1f1b --devices -2", "A pipeline needs at least one device, not -2."),
+        ("simulate --schedule 1f1b --devices 4 --micro-batches 1000000000",
+         "4000000000 pairs of stage and micro-batch are more than the 4194304 that debubble orders"),
     ],
-)
-def test_wrong_calls_end_with_one_sentence_and_exit_2(run: Any, arguments: tuple[str, ...], message: str) -> None:
-    code, out, err = run(*arguments)
-    assert code == 2
-    assert out == ""
+)  # fmt: skip
+def test_wrong_calls_end_with_one_sentence_and_exit_2(run: Any, call: str, message: str) -> None:
+    code, out, err = run(*call.split())
+    assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
 
 
-def test_simulate_with_post_validation_chooses_the_schedule_by_its_span(run: Any, tmp_path: Path) -> None:
+def test_post_validation_chooses_the_schedule_by_its_span(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     costs = {
         "forward": [3, 2, 1, 3], "backward_input": [3, 4, 3, 3], "backward_weight": [1, 1, 4, 4], "activation": 2,
@@ -313,10 +207,23 @@ def test_simulate_with_post_validation_chooses_the_schedule_by_its_span(run: Any
     assert (validated["makespan"], validated["span"], validated["step_time"]) == (39, 35, 35)
 
 
-def test_a_limit_that_nothing_meets_ends_with_exit_1_and_says_what_would_help(run: Any) -> None:
+def test_a_limit_that_nothing_meets_ends_with_exit_1(run: Any) -> None:
     code, _, err = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2")
     assert code == 1
     assert "its peak would be 4, above its limit of 2" in err
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "kind"),
+    [
+        ("simulate --schedule 1f1b --devices 4 --memory-limit 2 --json", 1, "OutOfMemoryError"),
+        ("plan llama-tiny --cluster 2xCPU --json --json-stream", 2, "InputError"),
+        ("plan no-such-model --cluster 2xCPU --json-stream", 2, "InputError"),
+    ],
+)
+def test_errors_are_json_too_where_json_was_asked_for(run: Any, call: str, code: int, kind: str) -> None:
+    ended, out, _ = run(*call.split())
+    assert (ended, json.loads(out)["kind"]) == (code, kind)
 
 
 def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path: Path) -> None:
@@ -335,13 +242,7 @@ def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path
     assert "debubble plan llama3.2-1b" in text
 
 
-def test_errors_are_json_too_where_json_was_asked_for(run: Any) -> None:
-    code, out, _ = run("simulate", "--schedule", "1f1b", "--devices", "4", "--memory-limit", "2", "--json")
-    assert code == 1
-    assert json.loads(out)["kind"] == "OutOfMemoryError"
-
-
-def test_a_global_batch_searches_the_degrees(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_global_batch_searches_the_degrees(run: Any) -> None:
     code, out, _ = run(
         "plan", "llama-tiny", "--cluster", "4xA100-80GB", "--global-batch", "8", "--sequence-length", "128",
         "--data", "2", "--planner", "dapple", "--json",
@@ -374,7 +275,7 @@ def test_a_plan_that_only_debubble_runs_names_for(run: Any) -> None:
     assert "runs in debubble only" not in run(*call, "--planner", "dapple")[1]
 
 
-def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-untyped-def]
+def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     arguments = (
         "plan", "llama2-7b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--planner", "dapple",
         "--tokens", "1e9",
@@ -385,11 +286,7 @@ def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-unt
     assert answer["schema"] == 2
     assert answer["degrees"]["pipeline"] == 4
     assert answer["tokens_per_second"] == pytest.approx(8 * 4096 / answer["step_time"])
-    assert answer["tokens_per_second_per_device"] == pytest.approx(answer["tokens_per_second"] / 4)
     assert answer["days"] == pytest.approx(1e9 / answer["tokens_per_second"] / 86400)
-    assert [sum(parts.values()) for parts in answer["memory"]] == pytest.approx(answer["peak_memory"])
-    assert sum(cause["seconds"] for cause in answer["why"]) == pytest.approx(answer["step_time"])
-    assert 0 < answer["mfu"] < 1
 
     code, out, _ = run(*arguments)
     assert len(out.splitlines()) <= 24
@@ -404,41 +301,27 @@ def test_the_answer_of_a_model_is_explained(run) -> None:  # type: ignore[no-unt
     assert "no plan takes less than" in words
     assert "--details" in words
     assert "Share of the step, per device" not in out
-    assert "Share of the step, per device" in run(*arguments, "--details")[1]
 
 
-@pytest.mark.parametrize("tokens", ["0", "-1", "nan", "inf"])
-def test_tokens_are_a_positive_number(run, tokens: str) -> None:  # type: ignore[no-untyped-def]
-    code, _, err = run("plan", "llama2-7b", "--cluster", "4xA100-80GB", "--tokens", tokens)
-    assert code == 2
-    assert "--tokens must be a positive number" in err
-
-
-def test_a_model_of_another_family_is_planned_in_whole_layers_and_that_is_said(run: Any, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_type": "olmo2", "vocab_size": 256, **sizes}))
-    code, out, _ = run(
-        "plan", str(config), "--cluster", "2xA100-80GB", "--micro-batches", "4", "--sequence-length", "64",
-        "--planner", "dapple", "--json",
-    )  # fmt: skip
-    units = [unit["type"] for stage in json.loads(out)["partition"] for unit in stage]
-    assert (code, units) == (0, ["embedding", *["layer"] * 4, "head"])
-    [remark] = json.loads(out)["remarks"]
-    assert "'olmo2' is priced as a Llama of its sizes" in remark
-
-
-@pytest.mark.parametrize("command", ["plan", "fits"])
-def test_a_family_that_was_never_held_against_transformers_is_said_to_be_unknown(
-    command: str, run: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("family", "remark"),
+    [
+        ("olmo2", "'olmo2' is priced as a Llama of its sizes"),
+        ("mine", "does not know 'mine' and takes it for a Llama of its sizes, with 0.00 B"),
+    ],
+)
+def test_a_model_of_another_family_is_planned_in_whole_layers(
+    family: str, remark: str, json_of: Any, tmp_path: Path
 ) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_type": "mine", "vocab_size": 256, **sizes}))
-    steps = ["--micro-batches", "4", "--planner", "dapple"] if command == "plan" else []
-    _, out, _ = run(command, str(config), "--cluster", "2xA100-80GB", "--sequence-length", "64", *steps, "--json")
+    config.write_text(json.dumps({"model_type": family, "vocab_size": 256, **sizes}))
+    call = (str(config), "--cluster", "2xA100-80GB", "--sequence-length", "64")
+    planned = json_of("plan", *call, "--micro-batches", "4", "--planner", "dapple")
 
-    assert "does not know 'mine' and takes it for a Llama of its sizes, with 0.00 B" in json.loads(out)["remarks"][0]
+    units = [unit["type"] for stage in planned["partition"] for unit in stage]
+    assert units == ["embedding", *["layer"] * 4, "head"]
+    assert [remark in each["remarks"][0] for each in (planned, json_of("fits", *call))] == [True, True]
 
 
 def test_plan_records_its_call_and_writes_the_report(run: Any, tmp_path: Path) -> None:
@@ -467,14 +350,7 @@ def test_robust_plans_say_how_they_degrade(run: Any, tmp_path: Path) -> None:
     assert asdict(saved) == judged
 
 
-def test_a_robust_plan_of_open_degrees_is_refused(run: Any) -> None:
-    code, _, error = run("plan", "llama2-13b", "--cluster", "8xA100-80GB", "--global-batch", "32", "--robust")
-    assert code == 2
-    assert "leave out the global batch" in " ".join(error.split())
-
-
-@pytest.mark.parametrize("planner", ["adapipe", "dapple", "megatron-even"])
-def test_plan_lowers_its_answer_once(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planner: str) -> None:
+def test_plan_lowers_its_answer_once(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lowered: list[Schedule] = []
 
     def counted(schedule: Schedule, costs: StageCosts) -> Program:
@@ -483,8 +359,8 @@ def test_plan_lowers_its_answer_once(run: Any, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("debubble.simulator.engine.lower", counted)
     file = tmp_path / "plan.json"
-    words = ("llama3-8b", "--cluster", "4xA100-80GB", "--micro-batches", "8", "--details", "-o", str(file))
-    code, _, _ = run("plan", *words, "--planner", planner, "--html", str(tmp_path / "plan.html"))
+    words = ("llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "8", "--details", "-o", str(file))
+    code, _, _ = run("plan", *words, "--planner", "adapipe", "--html", str(tmp_path / "plan.html"))
     assert code == 0
     answer = Plan.load(file).schedule
     assert sum(each.orders == answer.orders and each.name == answer.name for each in lowered) == 1
@@ -502,18 +378,6 @@ def test_a_plan_without_an_output_file_is_kept_in_the_cache(
     assert f"The plan is in {kept}" in err
 
 
-def test_a_stream_and_one_object_are_not_given_together(run: Any) -> None:
-    code, out, _ = run("plan", "llama-tiny", "--cluster", "2xCPU", "--json", "--json-stream")
-    assert code == 2
-    assert json.loads(out)["kind"] == "InputError"
-
-
-def test_an_error_of_a_stream_is_a_json_object(run: Any) -> None:
-    code, out, _ = run("plan", "no-such-model", "--cluster", "2xCPU", "--json-stream")
-    assert code == 2
-    assert json.loads(out)["kind"] == "InputError"
-
-
 def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> None:
     words = ("plan", "llama-tiny", "--cluster", "2xCPU", "--micro-batches", "2", "--planner", "adapipe")
     _, out, _ = run(*words, "--json-stream")
@@ -522,19 +386,6 @@ def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> N
     assert plans[0].keys() == {"schema", "event", "seconds", "planner", "schedule", "step_time", "gap"}
     assert answer["event"] == "answer"
     assert answer["step_time"] == plans[0]["step_time"]
-
-
-@pytest.mark.parametrize("command", ["plan", "fits"])
-def test_a_memory_limit_that_no_device_has_is_refused(run: Any, command: str) -> None:
-    code, _, err = run(command, "llama-tiny", "--cluster", "2xA100-80GB", "--memory-limit", "400GiB")
-    assert code == 2
-    assert "--memory-limit 400GiB is more than the 80 GiB that A100-80GB has" in err
-
-
-def test_a_picture_is_not_written_under_the_name_of_another_format(run: Any, tmp_path: Path) -> None:
-    code, _, err = run("show", str(tmp_path / "plan.json"), "--png", str(tmp_path / "plan.jpg"))
-    assert code == 2
-    assert err.endswith("plan.jpg: that is no name of PNG; write " + str(tmp_path / "plan.png") + ".\n")
 
 
 def test_several_schedules_are_compared_and_drawn(run: Any, tmp_path: Path) -> None:
@@ -550,19 +401,6 @@ def test_several_schedules_are_compared_and_drawn(run: Any, tmp_path: Path) -> N
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
-def test_schedules_that_do_not_fit_are_named_next_to_those_that_do(run: Any) -> None:
-    code, out, _ = run(
-        "simulate", "--schedule", "gpipe,1f1b", "--devices", "4", "--memory-limit", "4", "--json"
-    )  # fmt: skip
-    answer = json.loads(out)
-    assert code == 0
-    assert [each["schedule"] for each in answer["schedules"]] == ["1f1b"]
-    assert "above its limit of 4" in answer["do_not_fit"]["gpipe"]
-
-
-SEARCHED = ("plan", "llama-tiny", "--cluster", "8xA100-80GB", "--global-batch", "64", "--effort", "0.2")
-
-
 def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
     tight = ("llama3.1-8b", "--cluster", "4xH100-80GB", "--sequence-length", "8192", "--for", "megatron")
     code, out, _ = run("plan", *tight, "--global-batch", "32", "--effort", "0.2")
@@ -571,17 +409,11 @@ def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
     assert "The first (1.9% slower) is taken: within 2% of the fastest" in " ".join(out.split())
 
 
-@pytest.mark.parametrize("more", [(), ("--fastest",)])
-def test_hardly_any_gain_of_the_fastest_plan_is_not_told(run: Any, more: tuple[str, ...]) -> None:
-    code, out, _ = run(*SEARCHED, *more)
+@pytest.mark.slow
+def test_hardly_any_gain_of_the_fastest_plan_is_not_told(run: Any) -> None:
+    code, out, _ = run("plan", "llama-tiny", "--cluster", "8xA100-80GB", "--global-batch", "64", "--effort", "0.2")
     assert code == 0
     assert "Faster" not in out
-
-
-def test_fastest_is_refused_where_no_degrees_are_searched(run: Any) -> None:
-    code, _, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--fastest")
-    assert code == 2
-    assert "--fastest is for searches of degrees: give --global-batch" in err
 
 
 @pytest.mark.parametrize(
@@ -591,6 +423,7 @@ def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str,
     _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "adapipe")
 
     assert fits in out
+    assert ("--memory-limit 32GiB keeps even that below the limit" in out) == ("likely" in fits)
 
 
 def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:
@@ -614,42 +447,25 @@ def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytes
     assert err.endswith(": `show` and `compare` take it.\n")
 
 
-def test_fits_exits_with_1_where_nothing_fits(run: Any) -> None:
-    assert run("fits", "llama3-70b", "--cluster", "1xL4")[0] == 1
-    assert run("fits", "llama-tiny", "--cluster", "1xL4")[0] == 0
-
-
-def test_the_memory_limit_that_plans_for_measured_runs_is_named(run: Any) -> None:
-    _, out, _ = run("plan", "llama2-13b", "--cluster", "8xA100-40GB", "--micro-batches", "16", "--planner", "adapipe")
-
-    assert "--memory-limit 32GiB keeps even that below the limit" in out
-
-
 def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> None:
-    call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--micro-batches", "4", "--planner", "chronos")
-    [most] = re.findall(r"up to ([0-9.]+) GiB of host memory per GPU", run(*call, "--effort", "0.5")[1])
+    call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--planner", "chronos", "--effort", "0.1")
+    [most] = re.findall(r"up to ([0-9.]+) GiB of host memory per GPU", run(*call)[1])
 
-    assert float(most) == pytest.approx(max(json_of(*call, "--effort", "0.5")["host_memory"]) / 2**30, abs=0.01)
+    assert float(most) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)
 
 
-def test_a_schedule_that_lacks_a_cost_leaves_the_others_compared(run: Any, tmp_path: Path) -> None:
-    file = tmp_path / "costs.json"
-    file.write_text('{"forward": 1, "activation": 1}')
-    code, out, _ = run("simulate", "--schedule", "1f1b,bpipe,zb-h1", "--costs", str(file), "--devices", "4", "--json")
-    answer = json.loads(out)
-    assert code == 0
+@pytest.mark.parametrize(
+    ("schedule", "options", "reason"),
+    [
+        ("gpipe", ("--memory-limit", "4"), "above its limit of 4"),
+        ("bpipe", (), "The schedule 'bpipe' offloads, but the costs have no 'offload' time."),
+    ],
+)
+def test_a_schedule_that_cannot_run_leaves_the_others_compared(
+    json_of: Any, tmp_path: Path, schedule: str, options: tuple[str, ...], reason: str
+) -> None:
+    (tmp_path / "costs.json").write_text('{"forward": 1, "activation": 1}')
+    call = ("simulate", "--schedule", f"1f1b,{schedule},zb-h1", "--costs", str(tmp_path / "costs.json"))
+    answer = json_of(*call, "--devices", "4", *options)
     assert [each["schedule"] for each in answer["schedules"]] == ["1f1b", "zb-h1"]
-    assert answer["do_not_fit"] == {"bpipe": "The schedule 'bpipe' offloads, but the costs have no 'offload' time."}
-
-
-@pytest.mark.parametrize("name", ["axolotl", "LLaMA-Factory"])
-def test_a_trainer_is_told_the_framework_that_it_starts(run: Any, name: str) -> None:
-    code, _, err = run("import", name, "config.yaml", "--cluster", "8xA100-80GB")
-    assert code == 2
-    assert f"There is no framework '{name}', which starts DeepSpeed or FSDP; take 'deepspeed'" in err
-
-
-def test_a_published_name_is_not_completed_to_another_method(run: Any) -> None:
-    code, _, err = run("simulate", "--schedule", "dualpipe", "--devices", "4")
-    assert code == 2
-    assert "no schedule 'dualpipe', which keeps two copies of the parameters; 'dualpipe-v' needs one" in err
+    assert reason in answer["do_not_fit"][schedule]

@@ -19,9 +19,13 @@ PLANS = [
     ("mistral-7b", "4xRTX4090", ("--micro-batches", "4", "--lora", "8", "--optimizer", "sgd", "--planner", "dapple")),
     ("gemma3-1b", "2xL4", ("--micro-batches", "1", "--dtype", "fp16", "--planner", "pipeoffload")),
 ]
+FAST = ("llama3.2-1b", "mistral-7b")
 
 
-@pytest.mark.parametrize(("name", "devices", "options"), PLANS, ids=[name for name, *_ in PLANS])
+@pytest.mark.parametrize(
+    ("name", "devices", "options"),
+    [pytest.param(*plan, id=plan[0], marks=[] if plan[0] in FAST else pytest.mark.slow) for plan in PLANS],
+)
 def test_the_figures_of_a_plan_agree(
     run: Any, tmp_path: Path, name: str, devices: str, options: tuple[str, ...]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from debubble.cli.app import with_all_commands
 from debubble.ir import InputError
 from debubble.planners.partitioning.by_layers import layers_named
 
-NAMES = ("megatron_bridge_26_04/13", "nemo_24_07/06")
+NAMES = ("megatron_bridge_26_04/13",)
 RECORDS = {record.name: record for record in records() if record.name in NAMES}
 
 
@@ -36,22 +35,16 @@ def test_layers_are_written_in_short() -> None:
     assert layers_named("15,2x16,1") == (15, 16, 16, 1)
 
 
-@pytest.mark.parametrize("text", ["", "2x", "x3", "a", "1,,2"])
+@pytest.mark.parametrize("text", ["", "2x", "1,,2"])
 def test_what_are_no_layers_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="are no layers of stages; write them as 15,6x16,15"):
         layers_named(text)
 
 
-def test_layers_that_are_not_the_models_are_refused() -> None:
-    command = "simulate llama3-8b --cluster 4xH100 --schedule 1f1b --layers 8,8,8,7"
-    error = CliRunner().invoke(with_all_commands(), command.split()).exception
-
-    assert "--layers has 31 layers on 4 stages; the model has 32" in str(error)
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ("--schedule 1f1b --layers 8,8,8,7", "--layers has 31 layers on 4 stages; the model has 32"),
         ("--schedule interleaved --layers 8,8,8,8", "--layers has 4 stages, but 'interleaved' has 8 on 4 devices"),
         ("--schedule interleaved --layers 8x4 --chunks 3", "--chunks 3 makes 12 stages, but --layers has 8"),
         ("--schedule 1f1b --layers 4x8 --option recomputed_stages=2", "--option recomputed_stages says which stages"),
@@ -70,12 +63,3 @@ def test_slices_are_kept_where_layers_are_given() -> None:
 
     assert by_layers["operations"] == answer["operations"]
     assert by_layers["micro_batches"] == answer["micro_batches"]
-
-
-def test_an_output_is_refused_before_pictures_are_written(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    command = f"simulate llama3-8b --cluster 4xH100 --schedule 1f1b,zb-h1 -o {tmp_path / 'plan.json'} --html {page}"
-    error = CliRunner().invoke(with_all_commands(), command.split()).exception
-
-    assert "-o writes the plan of a MODEL by one schedule" in str(error)
-    assert not page.exists()

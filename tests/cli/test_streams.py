@@ -7,10 +7,10 @@ import sys
 import pytest
 
 
-def command_that(does: str, *, redirected: str = "", **environment: str) -> tuple[int, bytes, str]:
+def command_that(does: str, *, first: str = "", redirected: str = "", **environment: str) -> tuple[int, bytes, str]:
     """Exit code, standard output and standard error of a command that does so, called from a shell."""
     program = (
-        "import sys; from debubble.cli import app as frame\n"
+        f"import sys; from debubble.cli import app as frame\n{first}\n"
         f"frame.app.command('work')(lambda: {does})\n"
         "sys.argv = ['debubble', 'work']; frame.main()"
     )
@@ -22,7 +22,7 @@ def command_that(does: str, *, redirected: str = "", **environment: str) -> tupl
     return ended.returncode, ended.stdout, ended.stderr.decode()
 
 
-def test_characters_that_the_terminal_lacks_are_shown_as_question_marks() -> None:
+def test_characters_that_the_terminal_lacks_are_question_marks() -> None:
     assert command_that("print('\\u25a0 busy')", PYTHONIOENCODING="ascii") == (0, b"? busy\n", "")
 
 
@@ -30,8 +30,14 @@ def test_a_closed_standard_output_is_not_written_to() -> None:
     assert command_that("sys.stdout.write('answer')", redirected=">&-") == (0, b"", "")
 
 
-@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("size", [10, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_a_full_disk_is_named_in_one_sentence(size: int) -> None:
     """Also where the answer is still in Python's buffer at the end."""
     code, _, err = command_that(f"sys.stdout.write('a' * {size})", redirected="> /dev/full")
     assert (code, err) == (1, "debubble: No space left on device.\n")
+
+
+def test_ctrl_c_ends_with_one_word_and_its_own_exit_code() -> None:
+    does = "__import__('signal').raise_signal(2)"
+    program = "signal.signal(2, signal.default_int_handler)"
+    assert command_that(does, first=f"import signal; {program}") == (130, b"", "debubble: interrupted.\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from measured.__main__ import accuracies, row_of
@@ -13,15 +15,15 @@ from debubble.costs import Cluster
 from debubble.costs.accuracy import accuracy_of, stated_accuracies
 from debubble.ir import InputError, RunOptions
 from debubble.models import models
+from debubble.models.architecture import MEASURED_FAMILIES
+from debubble.models.mixers import Attention
 
+DOCS = Path(__file__).parents[2] / "docs"
 RECORDS = {record.name: record for record in records()}
 
 
-def test_there_are_at_least_150_measured_runs() -> None:
+def test_there_are_150_measured_runs_60_with_memory() -> None:
     assert len(RECORDS) >= 150
-
-
-def test_at_least_60_of_them_have_a_measured_memory() -> None:
     assert sum(record.memory is not None for record in RECORDS.values()) >= 60
 
 
@@ -65,18 +67,24 @@ def test_the_narrowest_group_with_runs_gives_the_interval() -> None:
     stated = accuracy_of("step", models["llama3-8b"], cluster, RunOptions(dtype="fp8"))
 
     assert stated.group == "dense, Hopper, fp8"
-
-
-def test_hardware_without_measured_runs_has_the_interval_of_the_kind() -> None:
-    assert accuracy_of("step", models["llama3-8b"], Cluster.parse("8xL40S-48GB"), RunOptions()).group == "dense"
-
-
-def test_an_interval_of_a_prediction_is_in_its_unit() -> None:
-    stated = accuracy_of("step", models["llama3-8b"], Cluster.parse("8xH100-80GB"), RunOptions())
-
     assert stated.of(2.0).high == pytest.approx(2 * stated.high)
+    other = accuracy_of("step", models["llama3-8b"], Cluster.parse("8xL40S-48GB"), RunOptions())
+    assert other.group == "dense"  # None of it was measured on this hardware.
 
 
 @pytest.mark.slow
 def test_thestated_accuracies_errors_are_those_of_the_records() -> None:
     assert accuracies([row_of(record) for record in RECORDS.values()]) == stated_accuracies()
+
+
+def test_families_with_measured_runs_are_named() -> None:
+    notes = (DOCS / "notes" / "measured.md").read_text()
+    found = {name.removesuffix("-without-mtp") for name in re.findall(r"\| ([\w.-]+) on \d+x", notes)}
+    priced = {model.family for name, model in models.items() if name in found and model.whole_layers}
+    mixed = {
+        model.family
+        for model in models.values()
+        if model.whole_layers and not all(isinstance(layer.attention, Attention) for layer in model.per_layer)
+    }
+
+    assert priced & mixed == MEASURED_FAMILIES

@@ -16,20 +16,8 @@ OWN = {"memory": "96GiB", "flops": 4e14, "memory_bandwidth": 3e12}
 """A device of one's own."""
 
 
-def test_every_device_states_its_source_and_positive_rates() -> None:
-    for device in hardware.values():
-        assert device.source
-        assert min(device.flops, device.memory_bandwidth, device.link_bandwidth, device.network_bandwidth) > 0
-
-
 @pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("4xL40S", "L40S-48GB"),
-        ("64xH100", "H100-80GB"),
-        ("2xh100-pcie", "H100-PCIe-80GB"),
-        ("8xrtx4090", "RTX4090-24GB"),
-    ],
+    ("text", "name"), [("4xL40S", "L40S-48GB"), ("64xH100", "H100-80GB"), ("2xh100-pcie", "H100-PCIe-80GB")]
 )
 def test_a_shorter_name_is_enough_where_it_names_one_device(text: str, name: str) -> None:
     """A name without the memory's size comes before names that go on otherwise."""
@@ -43,10 +31,10 @@ def test_nodes_are_written_in_front_of_their_devices() -> None:
     cluster = Cluster.parse("2x4xL40S")
 
     assert (cluster.count, cluster.slowest.name, cluster.slowest.devices_per_node) == (8, "L40S-48GB", 4)
-    assert Cluster.from_dict(cluster.to_dict()) == cluster
+    assert Cluster.from_dict(cluster.to_dict()) == cluster == Cluster.from_dict({"devices": "2x4xL40S"})
 
 
-@pytest.mark.parametrize("text", ["2x0xL40S", "2x4xL40S+4xL40S", "2x4x", "2x2x2xL40S"])
+@pytest.mark.parametrize("text", ["2x0xL40S", "2x4xL40S+4xL40S", "2x4x"])
 def test_nodes_of_something_else_are_refused(text: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"'{text}' is no cluster; write NxNAME")):
         Cluster.parse(text)
@@ -73,9 +61,10 @@ def test_a_file_describes_devices_of_ones_own() -> None:
 def test_the_short_form_leaves_a_tenth_of_the_memory() -> None:
     cluster = Cluster.parse("8xA100-80GB")
 
-    assert cluster.count == 8
-    assert cluster.slowest.name == "A100-80GB"
+    assert (cluster.count, cluster.slowest.name) == (8, "A100-80GB")
     assert cluster.memory_limits == (72 * GIB,) * 8
+    mixture = Cluster.parse("2xH100-80GB+1xA100-40GB")
+    assert (mixture.memory_limits, mixture.slowest.name) == ((72 * GIB, 72 * GIB, 36 * GIB), "A100-40GB")
 
 
 def test_what_was_measured_replaces_the_tenth() -> None:
@@ -98,13 +87,6 @@ def test_a_reserve_of_the_whole_device_is_refused() -> None:
         Cluster.parse("8xA100-80GB").with_measured_reserve(80 * GIB)
 
 
-def test_a_mixture_has_the_memory_of_each_and_the_pace_of_the_slowest() -> None:
-    cluster = Cluster.parse("2xH100-80GB+1xA100-40GB")
-
-    assert cluster.memory_limits == (72 * GIB, 72 * GIB, 36 * GIB)
-    assert cluster.slowest.name == "A100-40GB"
-
-
 def test_a_file_overrides_links_and_efficiencies(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(
@@ -121,22 +103,11 @@ def test_a_file_overrides_links_and_efficiencies(tmp_path: Path) -> None:
     assert Cluster.parse(file).memory_limits == (36 * GIB,) * 4
 
 
-def test_a_memory_limit_may_be_a_share_of_each_devices_memory() -> None:
-    cluster = Cluster.parse("1xA100-80GB+1xA100-40GB").with_limit("70%")
-
-    assert cluster.memory_limits == (56 * GIB, 28 * GIB)
-
-
 def test_memory_limits_are_given_for_all_or_for_each() -> None:
     assert Cluster.from_dict({"devices": "2xCPU", "memory_limit": "1.5GiB"}).memory_limits == (3 * GIB // 2,) * 2
     assert Cluster.from_dict({"devices": "2xCPU", "memory_limit": [100, "2KB"]}).memory_limits == (100, 2000)
     assert Cluster.parse("2xCPU").with_limit("1GiB").memory_limits == (GIB, GIB)
-
-
-def test_a_cluster_comes_back_from_its_dictionary() -> None:
-    cluster = Cluster.from_dict({"devices": "4xA100-40GB", "memory_limit": [1, 2, 3, 4], "link_latency": 1e-6})
-
-    assert Cluster.from_dict(cluster.to_dict()) == cluster
+    assert Cluster.parse("1xA100-80GB+1xA100-40GB").with_limit("70%").memory_limits == (56 * GIB, 28 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -153,74 +124,23 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
         ({"devices": "0xCPU"}, "at least one device"),
         ({"devices": "8xA100-81GB"}, "There is no device 'A100-81GB'; did you mean 'A100-80GB' or"),
         ({"devices": "2x4090"}, "There is no device '4090'; did you mean 'RTX4090-24GB'"),
-        ({"devices": "8xH101"}, "There is no device 'H101'; did you mean 'H100-"),
         ({"devices": "8xSpock"}, "There is no device 'Spock'; see `debubble hardware`"),
         ({"devices": "8xA100"}, "'A100' may be A100-40GB or A100-80GB: write more of it."),
-        ({"devices": "8xMI3"}, "'MI3' may be MI300X-192GB, MI325X-256GB or MI355X-288GB: write more of it."),
         ({"devices": "2xX", "hardware": {"X": {"memory": "1GiB", "flops": 1e12}}}, "missing required field"),
-        ({"devices": "2xX", "hardware": {"X": {**OWN, "flops": 0}}}, "flops must be positive"),
         ({"devices": "2xX", "hardware": {"X": {**OWN, "memory": "much"}}}, "'much' is no size"),
         ({"devices": "2xX", "hardware": {"X": {**OWN, "host_link": "simplex"}}}, "must be full-duplex or half-duplex"),
-        ({"devices": "2xCPU", "gpus": 2}, "unknown field `gpus`"),
         ({"devices": "2xCPU", "safety_margin": 1}, "safety_margin must be at least 0 and below 1"),
         ({"devices": "2xCPU", "memory_limit": [1]}, "memory_limit lists 1 sizes for 2 devices"),
-        ({"devices": "2xCPU", "memory_limit": "lots"}, "'lots' is no size"),
         ({"devices": "2xCPU", "memory_limit": 0}, "must be positive"),
         ({"devices": "2xCPU", "memory_limit": "30"}, "A memory of 30 bytes holds nothing; give a unit, such as 30GiB."),
-        ({"devices": "2xCPU", "link_bandwidth": 0}, "link_bandwidth must be positive"),
-        ({"devices": "2xCPU", "devices_per_node": 0}, "devices_per_node must be positive"),
-        ({"devices": "2xCPU", "host_link": "simplex"}, "must be full-duplex or half-duplex"),
-        ({"devices": "2xCPU", "efficiency": {"mamory": 1}}, "unknown field `mamory`"),
         ({"devices": "2xCPU", "efficiency": {"matmul": []}}, "matmul"),
         ({"devices": "2xCPU", "link_bandwidth": float("inf")}, "link_bandwidth must be positive and at most 1e+18"),
         ({"devices": "2xCPU", "link_latency": float("nan")}, "link_latency must be positive"),
         ({"devices": "2xCPU", "memory_limit": 10**400}, "A memory limit must be positive and at most 1e+18"),
-        ({"devices": "2xCPU", "memory_limit": "9" * 400}, "A memory limit must be positive and at most 1e+18"),
         ({"devices": "9999999999xCPU"}, "A cluster may have up to 1000000 devices"),
         ({"devices": "2xCPU", "efficiency": {"memory": 5}}, "memory must be positive and at most 1, the whole peak"),
         ({"devices": "2xCPU", "efficiency": {"matmul": [[8, 0.1], [8, 0.2]]}}, "with positive, ascending sizes"),
         ([], "cluster file is wrong"),
-    ],
-)
-def test_a_wrong_cluster_is_refused_with_a_sentence(entries: Any, sentence: str) -> None:
-    with pytest.raises(InputError, match=re.escape(sentence)):
-        Cluster.from_dict(entries)
-
-
-def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        Cluster.parse(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize("text", ["devices: [", "devices: 2020-99-99", "devices: !!timestamp x", "a: " + "9" * 5000])
-def test_a_file_that_is_not_yaml_is_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
-    (tmp_path / "c.yaml").write_text(text)
-
-    with pytest.raises(InputError, match="is not YAML"):
-        Cluster.parse(tmp_path / "c.yaml")
-
-
-def test_a_file_that_is_nested_too_deeply_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("[" * 10_000)
-
-    with pytest.raises(InputError, match="is nested too deeply"):
-        Cluster.parse(tmp_path / "c.yaml")
-
-
-def test_every_device_of_a_maker_that_publishes_figures_names_the_page_that_has_them() -> None:
-    without = {name for name, device in hardware.items() if not device.url.startswith("https://")}
-    assert without == {"A800-80GB", "A800-PCIe-80GB", "H800-80GB", "H20-96GB", "Ascend-910-64GB", "CPU"}
-
-
-def test_a_file_names_nodes_as_the_command_line_does() -> None:
-    cluster = Cluster.from_dict({"devices": "2x4xA100-40GB", "link_latency": 1e-6})
-
-    assert cluster == Cluster.from_dict({"devices": "8xA100-40GB", "devices_per_node": 4, "link_latency": 1e-6})
-
-
-@pytest.mark.parametrize(
-    ("entries", "sentence"),
-    [
         ({"device": "A100-40GB"}, "unknown field `device`; the fields are devices, devices_per_node"),
         ({"devices": "2xL4", "efficiency": {"matmull": 1}}, "the fields are matmul, attention, attention_backward"),
         ({"devices": "2xMine", "hardware": {"Mine": {**OWN, "ram": 1}}}, "the fields are memory, flops"),
@@ -228,6 +148,35 @@ def test_a_file_names_nodes_as_the_command_line_does() -> None:
         ({"devices": "8xGTX1080"}, "A cluster file describes any other under `hardware`"),
     ],
 )
-def test_errors_of_cluster_files_say_what_may_stand_there(entries: dict[str, object], sentence: str) -> None:
+def test_a_wrong_cluster_is_refused_with_a_sentence(entries: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         Cluster.from_dict(entries)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "cannot be read: No such file"),
+        ("devices: [", "is not YAML"),
+        ("devices: 2020-99-99", "is not YAML"),
+        ("a: " + "9" * 5000, "is not YAML"),
+        ("[" * 3_000, "is nested too deeply"),
+    ],
+)
+def test_what_is_no_cluster_file_is_refused_with_a_sentence(tmp_path: Path, text: str | None, sentence: str) -> None:
+    if text is not None:
+        (tmp_path / "c.yaml").write_text(text)
+
+    with pytest.raises(InputError, match=sentence):
+        Cluster.parse(tmp_path / "c.yaml")
+
+
+def test_every_device_has_a_source_and_positive_rates() -> None:
+    for device in hardware.values():
+        assert device.source
+        assert min(device.flops, device.memory_bandwidth, device.link_bandwidth, device.network_bandwidth) > 0
+
+
+def test_a_device_names_the_page_of_its_makers_figures() -> None:
+    without = {name for name, device in hardware.items() if not device.url.startswith("https://")}
+    assert without == {"A800-80GB", "A800-PCIe-80GB", "H800-80GB", "H20-96GB", "Ascend-910-64GB", "CPU"}

@@ -36,7 +36,7 @@ NO_TIME = {"forward": 0, "backward_input": 0, "backward_weight": 0}
 
 def written(folder: Path, content: Any) -> Path:
     file = folder / "file.json"
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return file
 
 
@@ -67,27 +67,21 @@ def test_a_given_limit_replaces_the_files(tmp_path: Path) -> None:
     assert load_units(file, memory_limit=7).memory_limit == (7,)
 
 
-def test_a_units_file_comes_back_from_its_units() -> None:
-    content = {"units": [DENSE, HEAD], "memory_limit": [9, 8], "link_groups": [[0, 1]], "optimizer_step": 2}
-    units = units_from_dict(content)
-
-    assert units_from_dict(units_to_dict(units)) == units
-    assert units_to_dict(units)["units"][0]["count"] == 3
-
-
 def test_a_models_units_come_back_with_the_same_stage_costs() -> None:
     units = model_units(models["llama-tiny"], Cluster.parse("2xCPU"), RunOptions(sequence_length=128))
     again = units_from_dict(json.loads(json.dumps(units_to_dict(units))))
+    content = {"units": [DENSE, HEAD], "memory_limit": [9, 8], "link_groups": [[0, 1]], "optimizer_step": 2}
     partition = [[(i, "none") for i in range(9)], [(i, "full" if i < 17 else "none") for i in range(9, 18)]]
 
     assert again == units
+    assert units_from_dict(units_to_dict(units_from_dict(content))) == units_from_dict(content)
+    assert units_to_dict(units_from_dict(content))["units"][0]["count"] == 3
     assert again.stage_costs(partition, Placement.linear(2)) == units.stage_costs(partition, Placement.linear(2))
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{", "is not JSON"),
         ([], "Expected `object`"),
         ({}, "missing required field `units`"),
         ({"units": []}, "at least one unit"),
@@ -95,19 +89,16 @@ def test_a_models_units_come_back_with_the_same_stage_costs() -> None:
         ({"units": [{**DENSE, "strategies": {}}]}, "needs a strategy 'none'"),
         ({"units": [{**DENSE, "forward": -1}]}, "'forward' must not be negative"),
         ({"units": [{**DENSE, "forward": "1"}]}, "got `str` (at `units[0].forward`)"),
-        ({"units": [{**DENSE, "speed": 1}]}, "unknown field `speed`"),
         ({"units": [DENSE], "host_link": "simplex"}, "Invalid enum value 'simplex'"),
         ({"units": [DENSE], "memory_limit": []}, "memory_limit"),
         ({"units": [DENSE], "offload_bandwidth": 0}, "'offload_bandwidth' must be positive"),
-        ({"units": [DENSE], "offload_bandwidth": 5e-324}, "'offload_bandwidth' must be positive"),
         ({"units": [DENSE], "communication": 10**400}, "'communication' must not be more than 1e+18"),
         ({"units": [{**DENSE, "count": 10**12}]}, "A units file may have up to 100000 units"),
         ({"units": [DENSE], "link_groups": [[0], [0]]}, "'link_groups' names device 0 twice"),
-        ({"units": [DENSE], "micro_batch_scale": []}, "'micro_batch_scale' must be a number or a list of numbers"),
         ({"units": [{**DENSE, **NO_TIME}]}, "a step must take some time"),
         ({"units": [DENSE], "micro_batch_scale": [0, 0]}, "a step must take some time"),
-        ("", "is not JSON"),
-        ("[" * 100_000, "is not JSON: it is nested too deeply"),
+        (b"[" * 100_000, "is not JSON: it is nested too deeply"),
+        ({"units": [DENSE], "slices": 3}, "'attention_scale' must have a number for each of 3 'slices'"),
     ],
 )
 def test_a_wrong_units_file_is_refused_with_a_sentence(tmp_path: Path, content: Any, sentence: str) -> None:
@@ -126,8 +117,7 @@ def test_a_costs_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("[1", "is not JSON"),
-        ("[" * 100_000, "is not JSON: it is nested too deeply"),
+        (b'{"stages": "\xff"}', "is not JSON: it is not UTF-8"),
         ([], "A costs file is a JSON object"),
         ({"stages": 3}, "The costs are for 3 stages, but 4 are asked for: devices x chunks must be 3."),
         ({"stages": "4"}, "'stages' must be a whole number, 1 or more, not '4'."),
@@ -142,18 +132,6 @@ def test_a_costs_file_is_read(tmp_path: Path) -> None:
 def test_a_wrong_costs_file_is_refused_with_a_sentence(tmp_path: Path, content: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):
         load_costs(written(tmp_path, content), stages=4)
-
-
-def test_a_file_that_is_not_utf_8_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "costs.json").write_bytes(b'{"stages": "\xff"}')
-
-    with pytest.raises(InputError, match="is not JSON: it is not UTF-8"):
-        load_costs(tmp_path / "costs.json")
-
-
-def test_a_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        load_units(tmp_path / "none.json")
 
 
 def test_a_profile_replaces_what_it_measured(tmp_path: Path) -> None:
@@ -173,6 +151,8 @@ def test_a_profile_replaces_what_it_measured(tmp_path: Path) -> None:
     assert (merged.units[0], merged.units[-1]) == (units.units[0], units.units[-1])
     assert merged.communication == 0.25
     assert merged.memory_limit == units.memory_limit
+    with pytest.raises(InputError, match="The profile measures dense, none of which the model has"):
+        apply_profile(units, units_from_dict({"units": [DENSE]}))
 
 
 def test_a_profile_paces_the_step_on_the_host() -> None:
@@ -183,15 +163,3 @@ def test_a_profile_paces_the_step_on_the_host() -> None:
         assert after.on_host is not None
         assert after.on_host.step == 2 * before.on_host.step
         assert after.on_host.gradients == before.on_host.gradients
-
-
-def test_a_profile_of_another_model_is_refused() -> None:
-    units = model_units(models["llama-tiny"], Cluster.parse("2xCPU"), RunOptions(sequence_length=128))
-
-    with pytest.raises(InputError, match="The profile measures dense, none of which the model has"):
-        apply_profile(units, units_from_dict({"units": [DENSE]}))
-
-
-def test_slices_without_their_attention_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="'attention_scale' must have a number for each of 3 'slices'"):
-        load_units(written(tmp_path, {"units": [DENSE], "slices": 3}))

@@ -48,7 +48,7 @@ def test_units_are_embedding_half_layers_and_head() -> None:
     assert (units[-1].type, len(units)) == ("head", 2 * LLAMA.layers + 2)
 
 
-@pytest.mark.parametrize(("tensor", "context"), [(1, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("tensor", "context"), [(1, 1), (2, 2)])
 def test_a_gated_layer_keeps_12h_4kv_6ffn_bytes_per_token(tensor: int, context: int) -> None:
     m = LLAMA
     units = model_units(m, A100S, RunOptions(sequence_length=S, tensor=tensor, context=context))
@@ -56,10 +56,11 @@ def test_a_gated_layer_keeps_12h_4kv_6ffn_bytes_per_token(tensor: int, context: 
     per_token = 12 * m.hidden + 4 * m.kv_width + 6 * m.ffn + log_sum_exp
 
     assert kept(units) == S * per_token / (tensor * context)
+    assert kept(units, "cmb") == S * (per_token - 4 * m.hidden - 2 * m.ffn) / (tensor * context)
 
 
 @pytest.mark.parametrize(("cap", "window", "together"), [(50.0, None, sum), (None, S // 2, sum), (None, None, max)])
-def test_what_context_ranks_gather_comes_before_the_core_and_what_goes_around_a_ring_beside_it(
+def test_context_ranks_gather_before_the_core_or_ring_beside_it(
     cap: float | None, window: int | None, together: Any
 ) -> None:
     mixer = Attention(window=window)
@@ -96,9 +97,7 @@ def test_adapters_alone_have_gradients_and_optimizer_states(family: str) -> None
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("family", ["llama3-8b", "gpt3-13b"])
-def test_quantised_weights_take_the_bytes_of_their_codes_and_scales_and_time_to_expand(
-    family: str, format: str
-) -> None:
+def test_quantised_weights_take_less_memory_and_more_time(family: str, format: str) -> None:
     m = models[family]
     plain, small = (
         model_units(m, A100S, RunOptions(sequence_length=S, lora=16, quantize=q)).units for q in (None, format)
@@ -116,7 +115,7 @@ def test_quantised_weights_take_the_bytes_of_their_codes_and_scales_and_time_to_
     assert sum(m.attention_matrices(0)) == m.attention_parameters(0) - biases_and_norms(m)
 
 
-def test_double_quantisation_takes_127_thousandths_of_a_bit_per_weight_beside_four() -> None:
+def test_double_quantisation_takes_its_published_bits() -> None:
     """Dettmers et al., QLoRA, section 3: 8 / 64 + 32 / (64 x 256), and the mean of all."""
     assert quantized_bytes("nf4", 4096 * 4096) == 4096 * 4096 * (4 + 32 / 64) / 8
     assert quantized_bytes("nf4-dq", 4096 * 4096) == 4096 * 4096 * (4 + 8 / 64 + 32 / (64 * 256)) / 8 + 4
@@ -225,14 +224,7 @@ def test_an_expert_that_every_token_passes_adds_an_mlp() -> None:
     assert one.forward < two.forward < one.forward + dense.forward
 
 
-def test_cmb_keeps_8h_4kv_4ffn() -> None:
-    m = LLAMA
-    units = model_units(m, A100S, RunOptions(sequence_length=S))
-
-    assert kept(units, "cmb") == S * (8 * m.hidden + 4 * m.kv_width + 4 * m.ffn + 4 * m.heads)
-
-
-def test_cmb_drops_about_40_percent_and_the_whole_mlp_63_percent_on_obscuras_model() -> None:
+def test_cmb_and_the_whole_mlp_drop_what_obscura_publishes() -> None:
     """Obscura: "OHP-CMB reduces activation size by 40%"; its Table 1 fits a share of 0.367 kept with MLP."""
     units = model_units(models["llama2-28b"], A100S, RunOptions(sequence_length=4096), framework=EAGER)
     attention, mlp = layer(units)
@@ -250,9 +242,7 @@ def test_full_recomputation_repeats_the_forward_and_keeps_the_input() -> None:
 
 
 @pytest.mark.parametrize(("framework", "inputs"), [(MEGATRON, 1), (EAGER, 2)])
-def test_a_layer_that_recomputes_in_full_keeps_one_input_where_the_framework_shares_it(
-    framework: Any, inputs: int
-) -> None:
+def test_a_layer_in_full_keeps_one_input_where_it_is_shared(framework: Any, inputs: int) -> None:
     units = model_units(LLAMA, A100S, RunOptions(sequence_length=S), framework=framework)
     costs = units.stage_costs([[(0, "none"), (1, "full"), (2, "full"), (3, "none")]], Placement.linear(1))
     one_input = S * 2 * LLAMA.hidden
@@ -264,13 +254,8 @@ def test_a_layer_that_recomputes_in_full_keeps_one_input_where_the_framework_sha
     # The head is behind both, and what it kept is free; so is the MLP's input when attention recomputes by itself.
     apart = max(mlp.activation - one_input - plain, attention.activation - 2 * one_input - plain)
     assert costs.recompute_workspace[0] == (kept(units) - one_input - plain if inputs == 1 else apart)
-
-
-def test_an_mlp_that_recomputes_alone_keeps_its_own_input() -> None:
-    units = model_units(LLAMA, A100S, RunOptions(sequence_length=S))
-    costs = units.stage_costs([[(1, "none"), (2, "full")]], Placement.linear(1))
-
-    assert costs.activation_recomputed[0] == units.units[1].activation + S * 2 * LLAMA.hidden
+    alone = units.stage_costs([[(1, "none"), (2, "full")]], Placement.linear(1))
+    assert alone.activation_recomputed[0] == units.units[1].activation + one_input  # An MLP keeps its own input.
 
 
 def test_strategies_of_subsets_add_up() -> None:
@@ -283,22 +268,12 @@ def test_strategies_of_subsets_add_up() -> None:
     assert dropped["mlp"] == S * 8 * LLAMA.ffn
 
 
-def test_a_plan_lists_operators_not_aliases() -> None:
-    units = model_units(LLAMA, A100S, RunOptions(sequence_length=S))
-    ((attention, mlp),) = units.planned([[(1, "cmb"), (2, "selective")]])
-
-    assert (attention.strategy, mlp.strategy) == ("norm", "norm+multiply")
-
-
 @pytest.mark.parametrize(
     ("options", "per_parameter"),
     [
         (RunOptions(), 18),
-        (RunOptions(data=8, zero=1), 6 + 12 / 8),
         (RunOptions(data=4, context=2, zero=1), 6 + 12 / 8),
         (RunOptions(data=8, zero=2), 2 + 16 / 8),
-        (RunOptions(data=8, zero=3), 18 / 8),
-        (RunOptions(dtype="fp32"), 16),
         (RunOptions(dtype="fp32", data=8, zero=3), 16 / 8),
         (RunOptions(optimizer="sgd"), 10),
     ],
@@ -307,16 +282,11 @@ def test_states_follow_optimizer_dtype_and_zero(options: RunOptions, per_paramet
     unit = layer(model_units(LLAMA, A100S, options))[0]
 
     assert unit.static == pytest.approx(LLAMA.attention_parameters(0) * per_parameter, rel=1e-12)
+    assert unit.states is not None
+    assert unit.states.weights + unit.states.gradients + unit.states.optimizer == pytest.approx(unit.static)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_the_parts_of_the_states_add_up_to_them(zero: int) -> None:
-    for unit in model_units(LLAMA, A100S, RunOptions(data=8, zero=zero)).units:
-        assert unit.states is not None
-        assert unit.states.weights + unit.states.gradients + unit.states.optimizer == pytest.approx(unit.static)
-
-
-def test_zero_2_and_fsdp_wait_for_what_takes_longer_than_computing_and_for_nothing_else() -> None:
+def test_zero_2_and_fsdp_wait_for_what_takes_longer_than_computing() -> None:
     slow = Cluster.from_dict({"devices": "8xA100-80GB", "link_bandwidth": 1e8, "devices_per_node": 8})
 
     def attention(cluster: Cluster, zero: int) -> Unit:
@@ -370,22 +340,18 @@ def test_states_on_the_host_leave_weights_and_gradients() -> None:
     )
 
 
-def test_whole_experts_are_divided_over_tensor_parallel_ranks_too() -> None:
+@pytest.mark.parametrize(
+    ("options", "shards", "replicas"),
+    [({"data": 8, "expert": 4}, 4, 2), ({"tensor": 2, "data": 4, "expert": 8, "expert_tensor": 1}, 8, 1)],
+)
+def test_experts_are_divided_over_expert_parallel_ranks(options: dict[str, Any], shards: int, replicas: int) -> None:
     m = models["mixtral-8x7b"]
-    experts, dense = m.expert_parameters(0), m.mlp_parameters(0) - m.expert_parameters(0)
-    options = RunOptions(tensor=2, data=4, expert=8, expert_tensor=1, zero=1)
-    unit = layer(model_units(m, A100S, options))[1]
+    experts, run = m.expert_parameters(0), RunOptions(zero=1, **options)
+    unit = layer(model_units(m, A100S, run))[1]
+    dense = (m.mlp_parameters(0) - experts) / run.tensor
 
-    assert unit.static == pytest.approx(dense / 2 * (6 + 12 / 4) + experts / 8 * (6 + 12), rel=1e-12)
-
-
-def test_experts_are_divided_over_expert_parallel_ranks() -> None:
-    m = models["mixtral-8x7b"]
-    experts = m.expert_parameters(0)
-    unit = layer(model_units(m, A100S, RunOptions(data=8, expert=4, zero=1)))[1]
-    dense = m.mlp_parameters(0) - experts
-
-    assert unit.static == pytest.approx(dense * (6 + 12 / 8) + experts / 4 * (6 + 12 / 2), rel=1e-12)
+    expected = dense * (6 + 12 / run.data) + experts / shards * (6 + 12 / replicas)
+    assert unit.static == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_head_keeps_fp32_logits_until_its_backward() -> None:
@@ -410,17 +376,6 @@ def test_every_strategy_keeps_less_for_more_time(tensor: int, size: int, sequenc
         assert unit.backward_input + unit.backward_weight > unit.forward
 
 
-@given(sequence=st.sampled_from([1024, 2048, 4096]), size=st.integers(1, 3))
-def test_more_tokens_take_more_time_and_memory(sequence: int, size: int) -> None:
-    one, two = (
-        layer(model_units(LLAMA, A100S, RunOptions(micro_batch_size=size * k, sequence_length=sequence)))[1]
-        for k in (1, 2)
-    )
-
-    assert two.activation == 2 * one.activation
-    assert one.forward < two.forward <= 2 * one.forward
-
-
 def test_efficiencies_of_the_cluster_file_set_the_times() -> None:
     slow = Cluster.from_dict({"devices": "8xA100-80GB", "efficiency": {"matmul": [[1, 0.1]], "launch": 1e-9}})
     m = ModelConfig.from_hf({**models["llama2-7b"].config, "num_hidden_layers": 1})
@@ -437,7 +392,7 @@ def test_pipeline_devices_take_the_smallest_limit_of_their_ranks() -> None:
     assert model_units(LLAMA, cluster).memory_limit == (40, 30, 20, 10)
 
 
-def test_devices_behind_a_switch_share_its_link_or_halve_their_bandwidth() -> None:
+def test_devices_behind_a_switch_share_its_link() -> None:
     alone = model_units(LLAMA, Cluster.parse("4xA100-80GB"))
     together = model_units(LLAMA, Cluster.parse("4xA100-80GB"), RunOptions(tensor=2))
     hopper = model_units(LLAMA, Cluster.parse("4xH100-80GB"))
@@ -447,32 +402,21 @@ def test_devices_behind_a_switch_share_its_link_or_halve_their_bandwidth() -> No
     assert alone.offload_bandwidth == 2 * together.offload_bandwidth  # type: ignore[operator]
 
 
-def test_messages_leave_the_node_when_the_run_does() -> None:
-    inside = model_units(LLAMA, A100S, RunOptions(), pipeline=8).communication
-    outside = model_units(LLAMA, A100S, RunOptions(), pipeline=16).communication
-
-    assert outside > 5 * inside
-
-
 @pytest.mark.parametrize(
     ("options", "pipeline", "sentence"),
     [
         ({"tensor": 3}, None, "64 devices cannot be divided into groups of 3"),
-        ({"tensor": 0}, None, "tensor-parallel degree must be at least 1"),
         ({"tensor": 64}, None, "32 attention heads cannot be divided over 64"),
         ({}, 65, "65 pipeline devices of 1 ranks each need 65 devices, but the cluster has 64"),
         ({"context": 2, "sequence_length": 5}, None, "A sequence of 5 cannot be divided over 2"),
         ({"micro_batch_size": 0}, None, "at least one sequence of at least one token"),
-        ({"optimizer": "adagrad"}, None, "There is no optimizer 'adagrad'"),
         ({"dtype": "fp6"}, None, "There is no dtype 'fp6'"),
         ({"lora": -1}, None, "The rank of LoRA adapters must be at least 1 (or 0 for none) and at most"),
         ({"quantize": "nf4"}, None, "something must train beside them: give --lora RANK, too"),
         ({"lora": 8, "quantize": "int4"}, None, "may be quantised to nf4 or nf4-dq, not to 'int4'"),
-        ({"zero": 4}, None, "ZeRO has the levels 0, 1, 2 and 3, not 4"),
         ({"data": 2, "expert": 2}, None, "The model has no experts: leave out --expert and --expert-tensor."),
         ({"expert": 2}, None, "2 expert-parallel ranks do not divide the 1 x 1"),
         ({"tensor": 2, "expert": 4, "expert_tensor": 1}, None, "4 expert-parallel x 1 expert-tensor-parallel ranks do"),
-        ({"tensor": 2, "expert_tensor": 1}, None, "The model has no experts: leave out --expert and --expert-tensor."),
     ],
 )
 def test_options_that_do_not_fit_are_refused_with_a_sentence(
@@ -496,10 +440,7 @@ def test_stages_of_another_model_are_refused(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("options", "framework"),
-    [
-        ({"flash_attention": False}, SCORES),
-        ({"sequence_parallel": False}, replace(MEGATRON, sequence_parallel=False)),
-    ],
+    [({"flash_attention": False}, SCORES), ({"sequence_parallel": False}, replace(MEGATRON, sequence_parallel=False))],
 )
 def test_a_run_without_fused_attention_or_divided_norms_is_priced_so(
     options: dict[str, Any], framework: Framework

@@ -28,99 +28,40 @@ GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positi
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("llama2-7b", 6_738_415_616),
-        ("llama2-13b", 13_015_864_320),
-        ("llama2-70b", 68_976_648_192),
-        ("llama3-8b", 8_030_261_248),
-        ("llama3-70b", 70_553_706_496),
-        ("qwen2.5-0.5b", 494_032_768),
-        ("qwen2.5-1.5b", 1_543_714_304),
-        ("qwen2.5-3b", 3_085_938_688),
-        ("qwen2.5-7b", 7_615_616_512),
-        ("qwen2.5-14b", 14_770_033_664),
-        ("qwen2.5-32b", 32_763_876_352),
-        ("qwen2.5-72b", 72_706_203_648),
-        ("deepseek-v2-lite", 15_706_484_224),
-        ("glm-4-9b", 9_399_951_360),
-        ("gemma2-9b", 9_241_705_984),
-        ("mistral-large", 122_610_069_504),
-        ("mixtral-8x22b", 140_620_634_112),
-        ("yi-34b", 34_388_917_248),
-        ("falcon-40b", 41_303_293_952),
-        ("mixtral-8x7b", 46_702_792_704),
-        ("llama3.1-8b", 8_030_261_248),
-        ("llama3.1-405b", 405_853_388_800),
-        ("llama3.2-1b", 1_235_814_400),
-        ("llama3.2-3b", 3_212_749_824),
-        ("llama4-scout", 108_641_793_536),
-        ("llama4-maverick", 401_583_781_376),
-        ("qwen3-0.6b", 596_049_920),
-        ("qwen3-4b", 4_022_468_096),
-        ("qwen3-8b", 8_190_735_360),
-        ("qwen3-14b", 14_768_307_200),
-        ("qwen3-32b", 32_762_123_264),
-        ("qwen3-30b-a3b", 30_532_122_624),
-        ("qwen3-235b-a22b", 235_093_634_560),
-        ("deepseek-v3", 671_026_404_352),
-        ("gemma3-1b", 999_885_952),
-        ("gemma3-4b", 4_300_079_472),
-        ("gemma3-12b", 12_187_325_040),
-        ("gemma3-27b", 27_432_406_640),
-        ("gpt-oss-20b", 20_914_757_184),
-        ("gpt-oss-120b", 116_829_156_672),
-        ("phi-4", 14_659_507_200),
-        ("mistral-7b", 7_248_023_552),
-        ("mistral-small-3.1-24b", 24_011_361_280),
-        ("llama-30b", 32_528_943_616),
-        ("llama-65b", 65_285_660_672),
-        ("codellama-34b", 33_743_970_304),
-        ("tinyllama-1.1b", 1_100_048_384),
-        ("smollm2-135m", 134_515_008),
-        ("smollm2-360m", 361_821_120),
-        ("smollm2-1.7b", 1_711_376_384),
-        ("smollm3-3b", 3_075_098_624),
-        ("deepseek-coder-33b", 33_342_991_360),
-        ("yi-6b", 6_061_035_520),
-        ("yi-9b", 8_829_407_232),
-        ("falcon3-7b", 7_455_550_464),
-        ("falcon3-10b", 10_305_653_760),
-        ("mistral-nemo", 12_247_782_400),
-        ("mistral-small-24b", 23_572_403_200),
-        ("ministral-8b", 8_019_808_256),
-        ("seed-oss-36b", 36_151_104_512),
-        ("granite-3.1-8b", 8_170_848_256),
-        ("qwen1.5-7b", 7_721_324_544),
-        ("qwen1.5-32b", 32_512_218_112),
-        ("qwen1.5-72b", 72_287_920_128),
-        ("qwen3-coder-480b-a35b", 480_154_875_392),
-        ("qwen2.5-vl-3b", 3_754_622_976),
-        ("qwen2.5-vl-7b", 8_292_166_656),
-        ("qwen2.5-vl-32b", 33_452_718_336),
-        ("qwen2.5-vl-72b", 73_410_777_344),
-        ("qwen3-vl-2b", 2_127_532_032),
-        ("qwen3-vl-4b", 4_437_815_808),
-        ("qwen3-vl-8b", 8_767_123_696),
-        ("qwen3-vl-30b-a3b", 31_070_754_032),
-        ("deepseek-v2", 235_741_434_880),
-        ("gemma-2b", 2_506_172_416),
-        ("gemma-7b", 8_537_680_896),
-        ("gemma2-2b", 2_614_341_888),
-        ("gemma2-27b", 27_227_128_320),
-        ("phi-3-mini", 3_821_079_552),
-        ("phi-3-medium", 13_960_238_080),
-        ("phi-4-mini", 3_836_021_760),
-        ("starcoder2-3b", 3_030_371_328),
-        ("starcoder2-7b", 7_173_923_840),
-        ("starcoder2-15b", 15_957_889_024),
-        ("gpt2", 124_439_808),
-        ("gpt2-xl", 1_557_611_200),
-    ],
-)
-def test_known_models_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
-    assert models[name].parameters == parameters
+PUBLISHED = {
+    "llama2-7b": 6_738_415_616, "llama2-13b": 13_015_864_320, "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688, "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664, "qwen2.5-32b": 32_763_876_352, "qwen2.5-72b": 72_706_203_648,
+    "deepseek-v2-lite": 15_706_484_224, "glm-4-9b": 9_399_951_360, "gemma2-9b": 9_241_705_984,
+    "mistral-large": 122_610_069_504, "mixtral-8x22b": 140_620_634_112, "yi-34b": 34_388_917_248,
+    "falcon-40b": 41_303_293_952, "mixtral-8x7b": 46_702_792_704, "llama3.1-8b": 8_030_261_248,
+    "llama3.1-405b": 405_853_388_800, "llama3.2-1b": 1_235_814_400, "llama3.2-3b": 3_212_749_824,
+    "llama4-scout": 108_641_793_536, "llama4-maverick": 401_583_781_376, "qwen3-0.6b": 596_049_920,
+    "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "deepseek-v3": 671_026_404_352,
+    "gemma3-1b": 999_885_952, "gemma3-4b": 4_300_079_472, "gemma3-12b": 12_187_325_040,
+    "gemma3-27b": 27_432_406_640, "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672,
+    "phi-4": 14_659_507_200, "mistral-7b": 7_248_023_552, "mistral-small-3.1-24b": 24_011_361_280,
+    "llama-30b": 32_528_943_616, "llama-65b": 65_285_660_672, "codellama-34b": 33_743_970_304,
+    "tinyllama-1.1b": 1_100_048_384, "smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384, "smollm3-3b": 3_075_098_624, "deepseek-coder-33b": 33_342_991_360,
+    "yi-6b": 6_061_035_520, "yi-9b": 8_829_407_232, "falcon3-7b": 7_455_550_464, "falcon3-10b": 10_305_653_760,
+    "mistral-nemo": 12_247_782_400, "mistral-small-24b": 23_572_403_200, "ministral-8b": 8_019_808_256,
+    "seed-oss-36b": 36_151_104_512, "granite-3.1-8b": 8_170_848_256, "qwen1.5-7b": 7_721_324_544,
+    "qwen1.5-32b": 32_512_218_112, "qwen1.5-72b": 72_287_920_128, "qwen3-coder-480b-a35b": 480_154_875_392,
+    "qwen2.5-vl-3b": 3_754_622_976, "qwen2.5-vl-7b": 8_292_166_656, "qwen2.5-vl-32b": 33_452_718_336,
+    "qwen2.5-vl-72b": 73_410_777_344, "qwen3-vl-2b": 2_127_532_032, "qwen3-vl-4b": 4_437_815_808,
+    "qwen3-vl-8b": 8_767_123_696, "qwen3-vl-30b-a3b": 31_070_754_032, "deepseek-v2": 235_741_434_880,
+    "gemma-2b": 2_506_172_416, "gemma-7b": 8_537_680_896, "gemma2-2b": 2_614_341_888, "gemma2-27b": 27_227_128_320,
+    "phi-3-mini": 3_821_079_552, "phi-3-medium": 13_960_238_080, "phi-4-mini": 3_836_021_760,
+    "starcoder2-3b": 3_030_371_328, "starcoder2-7b": 7_173_923_840, "starcoder2-15b": 15_957_889_024,
+    "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200,
+}  # fmt: skip
+
+
+def test_known_models_have_the_published_number_of_parameters() -> None:
+    assert {name: models[name].parameters for name in PUBLISHED} == PUBLISHED
 
 
 @pytest.mark.parametrize(
@@ -145,9 +86,7 @@ def test_norms_and_biases_that_are_not_counted_are_few(name: str, parameters: in
     ("name", "parameters"),
     [("deepseek-v3", 684_531_386_000), ("glm-4.5", 358_337_791_296), ("glm-4.5-air", 110_468_824_832)],
 )
-def test_published_files_have_the_modules_for_further_tokens_with_tables_of_their_own(
-    name: str, parameters: int
-) -> None:
+def test_published_files_have_tables_for_further_tokens(name: str, parameters: int) -> None:
     m = models[name]
 
     assert m.parameters + m.mtp_layers * (m.mtp_parameters + 2 * m.vocab * m.hidden) == pytest.approx(
@@ -163,22 +102,22 @@ def test_a_token_passes_the_published_number_of_parameters(name: str, active: fl
     assert models[name].active_parameters / 1e9 == pytest.approx(active, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama3.1-405b", "llama4-scout", "llama4-maverick", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "deepseek-v3",
-        "glm-4.5", "glm-4.5-air", "gemma3-1b", "gemma3-4b", "gemma3-27b", "gpt-oss-20b", "gpt-oss-120b", "phi-4",
-        "mistral-small-3.1-24b", "qwen3-vl-235b-a22b", "qwen3.5-35b-a3b", "kimi-k2.5", "deepseek-v3.2", "glm-4.7-flash",
-        "glm-5", "granite-4.0-h-small", "hunyuan-a13b",
-    ],
+BUILT = ("llama3.1-405b", "qwen3-235b-a22b", "gemma3-27b", "gpt-oss-20b", "mistral-small-3.1-24b", "deepseek-v3.2")
+BUILT_SLOWLY = (
+    "llama4-scout", "llama4-maverick", "qwen3-next-80b-a3b", "deepseek-v3", "glm-4.5", "glm-4.5-air", "gemma3-1b",
+    "gemma3-4b", "gpt-oss-120b", "phi-4", "qwen3-vl-235b-a22b", "qwen3.5-35b-a3b", "kimi-k2.5", "glm-4.7-flash",
+    "glm-5", "granite-4.0-h-small", "hunyuan-a13b",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*BUILT, *(pytest.param(name, marks=pytest.mark.slow) for name in BUILT_SLOWLY)])
 def test_a_known_model_has_the_parameters_that_transformers_builds(name: str) -> None:
     model = models[name]
 
     assert built_parameters(dict(model.config)) == model.parameters
 
 
-def test_a_hybrid_of_state_spaces_has_the_parameters_that_transformers_builds() -> None:
+def test_a_hybrid_of_state_spaces_is_as_built() -> None:
     """Nemotron-H 8B (NVIDIA, arXiv:2504.03624), as published."""
     pattern = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
     config = {
@@ -191,7 +130,7 @@ def test_a_hybrid_of_state_spaces_has_the_parameters_that_transformers_builds() 
     assert Model.from_hf(config).parameters == built_parameters(config) == 8_100_852_736
 
 
-def test_a_vision_language_model_with_flat_entries_has_the_parameters_that_transformers_builds() -> None:
+def test_a_vision_language_model_with_flat_entries_is_as_built() -> None:
     """Qwen2.5-VL 7B, whose file has the language model's entries beside `vision_config`."""
     config = {
         "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
@@ -210,7 +149,7 @@ def test_a_vision_language_model_with_flat_entries_has_the_parameters_that_trans
     [{}, {"index_topk_freq": 4, "index_skip_topk_offset": 3}, {"index_topk_pattern": "FSSFSS"}],
     ids=["every layer chooses", "every fourth", "a pattern"],
 )
-def test_layers_that_take_the_choice_of_one_before_have_no_indexer(more: dict[str, Any]) -> None:
+def test_layers_that_take_anothers_choice_have_no_indexer(more: dict[str, Any]) -> None:
     config = {
         "model_type": "glm_moe_dsa", "vocab_size": 1000, "hidden_size": 512, "intermediate_size": 1024,
         "moe_intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4,
@@ -227,7 +166,6 @@ def test_layers_that_take_the_choice_of_one_before_have_no_indexer(more: dict[st
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        ("qwen3_vl", {}),
         ("qwen3_vl_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}),
         ("qwen3_5", {}),
         ("qwen3_5_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}),
@@ -264,41 +202,25 @@ def built_parameters(config: dict[str, Any]) -> int:
     [
         LLAMA,
         {**LLAMA, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 24},
-        {**LLAMA, "model_type": "mistral"},
         {**LLAMA, "model_type": "qwen2"},
         {**LLAMA, "model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
         {**LLAMA, "model_type": "gemma", "head_dim": 32},
-        {**LLAMA, "model_type": "gemma"},
         {**LLAMA, "model_type": "gemma2", "head_dim": 32, "sliding_window": 100},
         {**LLAMA, "model_type": "gemma3_text", "head_dim": 32, "sliding_window_pattern": 2},
-        {**LLAMA, "model_type": "qwen3"},
         {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
-        {**LLAMA, "model_type": "qwen3_moe", "head_dim": 16, **MOE},
-        {**LLAMA, "model_type": "qwen3_moe", "head_dim": 16, **MOE, "mlp_only_layers": [0]},
         {**LLAMA, "model_type": "qwen3_moe", "head_dim": 16, **MOE, "decoder_sparse_step": 2},
         GPT2,
         {**GPT2, "tie_word_embeddings": False, "n_inner": 100},
         {**models["gpt3-13b"].config, "n_layer": 2},
-        {**models["llama-tiny"].config},
-        {**models["gpt2-tiny"].config},
     ],
     ids=lambda config: config["model_type"],
 )
 def test_parameters_are_those_of_the_model_that_transformers_builds(config: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
-    with torch.device("meta"):
-        built = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.for_model(**config), attn_implementation="eager"
-        )
-
-    assert Model.from_hf(config).parameters == sum(p.numel() for p in built.parameters())
+    assert Model.from_hf(config).parameters == built_parameters(config)
 
 
-@pytest.mark.parametrize(
-    "family", ["mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "qwen3_moe"]
-)
-def test_key_value_heads_that_a_config_leaves_out_are_those_of_transformers(family: str) -> None:
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text", "qwen3_moe"])
+def test_key_value_heads_that_are_left_out_are_transformers(family: str) -> None:
     transformers = pytest.importorskip("transformers")
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     config |= {"model_type": family, "num_attention_heads": 32, "hidden_size": 1024}
@@ -306,12 +228,14 @@ def test_key_value_heads_that_a_config_leaves_out_are_those_of_transformers(fami
     assert Model.from_hf(config).kv_heads == transformers.AutoConfig.for_model(**config).num_key_value_heads
 
 
-def test_a_config_is_parsed_once() -> None:
-    assert Model.from_hf(LLAMA).per_layer is Model.from_hf(dict(LLAMA)).per_layer
-
-
-@pytest.mark.parametrize("written", [pytest.param("to_dict", marks=pytest.mark.slow), "to_diff_dict"])
-@pytest.mark.parametrize("family", sorted(KNOWN))
+@pytest.mark.parametrize(
+    ("family", "written"),
+    [
+        pytest.param(family, written, marks=[] if (place % 5, written) == (0, "to_diff_dict") else pytest.mark.slow)
+        for place, family in enumerate(sorted(KNOWN))
+        for written in ("to_dict", "to_diff_dict")
+    ],
+)
 def test_another_familys_parameters_are_counted_to_a_thousandth(family: str, written: str) -> None:
     """Of its default model; `to_diff_dict` is what a config.json has."""
     transformers = pytest.importorskip("transformers", minversion="5")
@@ -326,7 +250,7 @@ def test_another_familys_parameters_are_counted_to_a_thousandth(family: str, wri
     assert model.parameters == pytest.approx(sum(p.numel() for p in built.parameters()), rel=1e-3)
 
 
-def test_active_parameters_leave_out_the_experts_that_a_token_does_not_pass() -> None:
+def test_active_parameters_are_those_that_a_token_passes() -> None:
     """Mixtral of Experts (Jiang et al. 2024): 47B parameters, of which a token uses 13B."""
     mixtral, llama = models["mixtral-8x7b"], models["llama2-7b"]
 
@@ -362,13 +286,6 @@ def test_the_number_of_layer_types_must_be_that_of_layers() -> None:
         Model.from_hf({**LLAMA, "model_type": "gemma2", "layer_types": ["full_attention"] * 2})
 
 
-def test_parameters_of_the_units_sum_to_the_models() -> None:
-    m = models["mixtral-8x7b"]
-    layers = sum(m.attention_parameters(layer) + m.mlp_parameters(layer) for layer in range(m.layers))
-
-    assert m.embedding_parameters + layers + m.head_parameters == m.parameters
-
-
 def test_depth_scaled_models_have_obscuras_layers() -> None:
     layers = {name: models[f"llama2-{name}"].layers for name in ("13b", "18b", "23b", "28b")}
 
@@ -386,7 +303,6 @@ def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> Non
     ("changes", "sentence"),
     [
         ({"num_hidden_layers": None}, "has no `num_hidden_layers`, which a llama model needs."),
-        ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a positive whole number"),
         ({"num_hidden_layers": 10**7}, "has 10000000 layers; debubble plans models of up to 10000"),
         ({"hidden_size": "64"}, "`hidden_size` must be a positive whole number"),
         ({"tie_word_embeddings": 1}, "`tie_word_embeddings` must be true or false"),
@@ -397,20 +313,15 @@ def test_a_config_is_read_from_a_file_and_from_its_folder(tmp_path: Path) -> Non
             "model_type 'zamba' with state-space layers (mamba_d_state), which debubble has no layers for",
         ),
         ({"model_type": "qwen2_vl", "vision_config": {"depth": 32}}, "'qwen2_vl' with 'vision_config', which"),
-        ({"model_type": "lfm3", "layer_types": ["conv"] * 3}, "'lfm3' with conv layers, which"),
         ({"model_type": "bert"}, "'bert' with an encoder, not a causal language model, which"),
         ({"model_type": "mine", "architectures": ["MineForMaskedLM"]}, "'mine' with MineForMaskedLM, which"),
         ({"model_type": "olmo2", "num_attention_heads": None}, "has no `num_attention_heads`, which a olmo2 model"),
         ({"model_type": None}, "has no `model_type`"),
         ({"model_type": ["llama"]}, "The config is wrong: Expected `str`, got `array` - at `$.model_type`"),
-        ({"architectures": 3}, "Expected `array | null`, got `int` - at `$.architectures`"),
         ({"model_type": "olmo2", "layer_types": [1, 2, 3]}, "Expected `str`, got `int` - at `$.layer_types[0]`"),
-        ({"model_type": "qwen3_moe", **MOE, "mlp_only_layers": 3}, "got `int` - at `$.mlp_only_layers`"),
-        ({"sliding_window": "4k"}, "Expected `int | null`, got `str` - at `$.sliding_window`"),
         ({"model_type": "gemma3_text", "sliding_window_pattern": "LLG"}, "`sliding_window_pattern` must be a positive"),
         ({"hidden_size": 10**400}, "`hidden_size` is more than 1e+09"),
         ({"hidden_act": "swiglu"}, "has the activation function 'swiglu', which transformers does not know"),
-        ({"model_type": "gemma2", "hidden_activation": "gelo"}, "has the activation function 'gelo', which"),
     ],
 )
 def test_a_wrong_config_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
@@ -438,10 +349,6 @@ def test_a_file_that_is_no_config_is_refused_with_a_sentence(
         Model.from_hf(file)
 
 
-def test_a_name_is_completed_if_only_one_begins_so() -> None:
-    assert named_model("hunyuan") == models["hunyuan-a13b"]
-
-
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -450,7 +357,7 @@ def test_a_name_is_completed_if_only_one_begins_so() -> None:
         ("whisper", "There is no model or file 'whisper'; see `debubble models`"),
     ],
 )
-def test_an_unknown_name_is_answered_with_those_that_are_like_it_or_all(name: str, sentence: str) -> None:
+def test_an_unknown_name_is_answered_with_those_like_it(name: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         named_model(name)
 
@@ -469,26 +376,17 @@ def test_a_mixture_in_every_layer_needs_no_width_of_dense_ones() -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("Qwen/Qwen2.5-14B", "qwen2.5-14b"),
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
-        ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
         ("meta-llama/Meta-Llama-3-70B-Instruct", "llama3-70b"),
         ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
-        ("google/gemma-3-12b-it", "gemma3-12b"),
-        ("openai/gpt-oss-20b", "gpt-oss-20b"),
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
-        ("microsoft/Phi-3-mini-4k-instruct", "phi-3-mini"),
         ("CohereForAI/c4ai-command-r-v01", "command-r"),
-        ("deepseek-ai/DeepSeek-V3.1", "deepseek-v3"),
         ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3"),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama3.3-70b"),
-        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "qwen2.5-1.5b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "qwen2.5-32b"),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4-scout"),
-        ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
-        ("Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl-7b"),
         ("nvidia/Nemotron-H-8B-Base-8K", "nemotron-h-8b"),
     ],
 )
@@ -496,6 +394,6 @@ def test_a_known_model_has_its_name_on_the_hub_too(text: str, name: str) -> None
     assert named_model(text) is models[name]
 
 
-def test_an_unknown_name_of_the_hub_is_answered_with_how_to_get_its_config() -> None:
+def test_an_unknown_name_of_the_hub_is_answered_with_a_download() -> None:
     with pytest.raises(InputError, match=r"hf download foo/bar-7b config\.json --local-dir bar-7b"):
         named_model("foo/bar-7b")

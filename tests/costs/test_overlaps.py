@@ -72,7 +72,7 @@ def stages(draw: st.DrawFn) -> tuple[tuple[Unit, ...], str]:
     quarters=st.integers(1, 4),
     bandwidth=st.sampled_from([Fraction(1, 3), 1, 4]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_units_bytes_move_while_they_are_needed(
     stage: tuple[tuple[Unit, ...], str], recomputes: bool, quarters: int, bandwidth: Number
 ) -> None:

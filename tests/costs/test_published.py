@@ -33,15 +33,10 @@ def of_2023(devices: str) -> Cluster:
 def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> Model:
     return Model.from_hf(
         {
-            "model_type": "llama",
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "intermediate_size": ffn,
-            "vocab_size": vocab,
+            "model_type": "llama", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "intermediate_size": ffn, "vocab_size": vocab,
         }
-    )
+    )  # fmt: skip
 
 
 def gpt(layers: int, hidden: int, heads: int) -> Model:
@@ -82,7 +77,6 @@ LLAMA3_405B_4 = llama(4, 16384, 128, 8, 53248, 128256)
     ("model", "tensor", "context", "data", "pipeline", "sequence", "measured"),
     [
         (LLAMA3_70B_12, 1, 1, 4, 2, 4096, [66.55, 62.97]),
-        (LLAMA3_70B_12, 4, 1, 2, 1, 4096, [39.07]),
         (LLAMA3_405B_4, 1, 1, 4, 2, 4096, [86.61, 87.08]),
         (LLAMA3_405B_4, 8, 1, 1, 1, 4096, [38.57]),
         (LLAMA3_70B_12, 1, 8, 1, 1, 131072, [147.99]),

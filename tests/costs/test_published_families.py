@@ -22,17 +22,18 @@ H100S = Cluster.parse("64xH100-80GB")
 S = 4096
 
 
+def shapes(name: str, length: int = S) -> Shapes:
+    run, speed = RunOptions(sequence_length=length), Speed(H100S.slowest, 2)
+    return Shapes(model=models[name], options=run, framework=MEGATRON, speed=speed)
+
+
 def units_of(name: str, **options: Any) -> Units:
     return model_units(models[name], H100S, RunOptions(sequence_length=S, **options))
 
 
 def test_latent_attention_keeps_the_latent_vectors_and_all_heads() -> None:
     """DeepSeek-V3, numbers per token: 1536 + 512 + 64 latent, 128 heads of 192 (queries, keys) and 128 (values)."""
-    shapes = Shapes(
-        model=models["deepseek-v3"], options=RunOptions(sequence_length=S), framework=MEGATRON,
-        speed=Speed(H100S.slowest, 2),
-    )  # fmt: skip
-    operators = list(attention(shapes, 0))
+    operators = list(attention(shapes("deepseek-v3"), 0))
     latent, heads = 1536 + 512 + 64, 128 * (192 + 192 + 128)
 
     assert sum(op.saved for op in operators if op.name == "projections") == 2 * S * (latent + heads)
@@ -41,47 +42,34 @@ def test_latent_attention_keeps_the_latent_vectors_and_all_heads() -> None:
 
 def core_of(name: str, length: int) -> float:
     """Seconds of the attention cores of DeepSeek's sequences per token, without the indexer's scores."""
-    shapes = Shapes(
-        model=models[name], options=RunOptions(sequence_length=length), framework=MEGATRON,
-        speed=Speed(H100S.slowest, 2),
-    )  # fmt: skip
-    return sum(op.forward for op in attention(shapes, 0) if op.name == "core" and op.backward_input) / length
-
-
-def test_short_sequences_have_the_core_of_all_tokens() -> None:
-    assert core_of("deepseek-v3.2", 2048) == core_of("deepseek-v3", 2048)
+    return (
+        sum(op.forward for op in attention(shapes(name, length), 0) if op.name == "core" and op.backward_input) / length
+    )
 
 
 def test_tokens_of_long_sequences_attend_to_those_chosen() -> None:
     """A choice of 2048 is gathered as latent vectors of 512 + 64 numbers, which all heads share."""
+    assert core_of("deepseek-v3.2", 2048) == core_of("deepseek-v3", 2048)
     assert core_of("deepseek-v3.2", 131072) < 1.02 * core_of("deepseek-v3.2", 65536)
     assert core_of("deepseek-v3.2", 131072) < 0.2 * core_of("deepseek-v3", 131072)
 
 
 def test_an_indexer_has_no_backward_and_leaves_the_chosen_places() -> None:
-    shapes = Shapes(
-        model=models["deepseek-v3.2"], options=RunOptions(sequence_length=S), framework=MEGATRON,
-        speed=Speed(H100S.slowest, 2),
-    )  # fmt: skip
-    (scores,) = (op for op in attention(shapes, 0) if op.name == "core" and not op.backward_input)
+    (scores,) = (op for op in attention(shapes("deepseek-v3.2"), 0) if op.name == "core" and not op.backward_input)
 
     assert scores.forward > 0
     assert scores.saved == 4 * S * 2048
 
 
-def test_a_module_for_a_further_token_is_a_layer_and_the_heads_products() -> None:
+def test_a_module_for_a_further_token_is_a_layer_and_the_head() -> None:
     m = models["deepseek-v3"]
     *_, layer, further, head = units_of("deepseek-v3").units
 
     assert [layer.type, further.type, head.type] == ["layer", "mtp", "head"]
     assert further.static == 18 * m.mtp_parameters
+    without = ModelConfig.from_hf({**m.config, "num_nextn_predict_layers": 0})
+    assert [unit.type for unit in without.units[-2:]] == ["layer", "head"]
     assert layer.forward + head.forward < further.forward < 1.2 * (layer.forward + head.forward)
-
-
-def test_a_config_without_modules_for_further_tokens_has_no_unit_for_them() -> None:
-    config = {**models["deepseek-v3"].config, "num_nextn_predict_layers": 0}
-
-    assert [unit.type for unit in ModelConfig.from_hf(config).units[-2:]] == ["layer", "head"]
 
 
 def test_the_vision_tower_is_a_run_of_units_before_the_embedding() -> None:
@@ -95,7 +83,7 @@ def test_the_vision_tower_is_a_run_of_units_before_the_embedding() -> None:
     assert vision[0].forward > vision[1].forward
 
 
-def test_operations_of_a_vision_language_model_are_those_of_its_tokens_and_of_an_image() -> None:
+def test_operations_are_those_of_the_tokens_and_of_an_image() -> None:
     m = models["gemma3-4b"]
     assert m.vision is not None
     text = ModelConfig.from_hf({**m.config["text_config"], "vocab_size": m.vocab, "num_attention_heads": 8,
@@ -104,7 +92,7 @@ def test_operations_of_a_vision_language_model_are_those_of_its_tokens_and_of_an
     assert flops_per_token(m, S) == pytest.approx(flops_per_token(text, S) + 3 * m.vision.flops / S, rel=1e-12)
 
 
-def test_beside_adapters_the_vision_tower_is_frozen_and_computes_forward_alone() -> None:
+def test_beside_adapters_the_vision_tower_computes_forward_alone() -> None:
     tower = models["qwen2.5-vl-7b"].vision
     assert tower is not None
     trained, frozen = ([u for u in units_of("qwen2.5-vl-7b", lora=r).units if u.type == "vision"] for r in (0, 16))
@@ -125,7 +113,10 @@ def test_a_frozen_tower_has_its_weights_and_its_forward_alone() -> None:
     assert {u.optimizer_step for u in vision} == {0}
     assert sum(unit.static for unit in vision) == pytest.approx(2 * tower.parameters, rel=1e-12)
     assert frozen[len(vision) :] == trained[len(vision) :]
-    assert as_trained(model, RunOptions(freeze="vision")).trained_parameters(0) == model.parameters - tower.parameters
+    as_frozen = as_trained(model, RunOptions(freeze="vision"))
+    assert as_frozen.trained_parameters(0) == model.parameters - tower.parameters
+    saved = flops_per_token(model, S, lora=16) - flops_per_token(as_frozen, S, lora=16)
+    assert saved == pytest.approx(2 * tower.flops / S, rel=1e-9)
 
 
 def test_a_sequence_of_several_images_is_as_many_of_one() -> None:
@@ -141,7 +132,7 @@ def test_a_sequence_of_several_images_is_as_many_of_one() -> None:
     assert flops_per_token(each, S) - flops_per_token(m, S) == pytest.approx(3 * m.vision.flops / S, rel=1e-9)
 
 
-def test_adapters_of_a_vision_language_model_are_those_of_its_language_model() -> None:
+def test_adapters_are_those_of_the_language_model() -> None:
     m = models["qwen2.5-vl-7b"]
     text = ModelConfig.from_hf({**m.config["text_config"], "model_type": "qwen2"})
     units = model_units(text, H100S, RunOptions(sequence_length=S, lora=16)).units
@@ -149,16 +140,7 @@ def test_adapters_of_a_vision_language_model_are_those_of_its_language_model() -
     assert [u for u in units_of("qwen2.5-vl-7b", lora=16).units if u.type != "vision"] == list(units)
 
 
-def test_the_operations_of_a_frozen_tower_are_those_of_its_forward() -> None:
-    m = models["qwen2.5-vl-7b"]
-    assert m.vision is not None
-    frozen = replace(m, vision=replace(m.vision, trained=False))
-
-    saved = flops_per_token(m, S, lora=16) - flops_per_token(frozen, S, lora=16)
-    assert saved == pytest.approx(2 * m.vision.flops / S, rel=1e-9)
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "qwen3-vl-8b", "mistral-small-3.1-24b"])
+@pytest.mark.parametrize("name", ["qwen2.5-vl-7b", "mistral-small-3.1-24b"])
 def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
     whole, small = (units_of(name, **options).units for options in ({}, {"image_patches": 1024}))
 
@@ -172,7 +154,6 @@ def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
     ("name", "options", "sentence"),
     [
         ("qwen2.5-vl-7b", {"image_patches": 1023}, "must be a positive multiple of 4, the patches of a token of"),
-        ("qwen2.5-vl-7b", {"image_patches": 0}, "must be a positive multiple of 4"),
         ("qwen2.5-vl-7b", {"image_patches": 4 * S + 4}, "takes 4097 tokens, and a sequence has 4096: give a larger"),
         ("gemma3-4b", {"image_patches": 1024}, "Every image of 'gemma3' has 4096 patches, as its vision_config says"),
         (
@@ -181,8 +162,6 @@ def test_smaller_images_take_the_vision_tower_less(name: str) -> None:
             "An image of 'mistral3' has up to 12100 patches, not 16000",
         ),
         ("llama3-8b", {"image_patches": 1024}, "'llama' has no vision tower that debubble knows"),
-        ("llama3-8b", {"images": 2}, "'llama' has no vision tower that debubble knows: leave out --images."),
-        ("llama3-8b", {"freeze": "vision"}, "'llama' has no vision tower that debubble knows: leave out --freeze."),
         ("qwen2.5-vl-7b", {"images": 0}, "--images must be at least 1, not 0"),
         ("qwen2.5-vl-7b", {"freeze": "head"}, "--freeze is 'head'; what can be frozen is 'vision'"),
         (
@@ -258,16 +237,9 @@ def test_what_the_runtime_does_not_run_is_said(name: str, sentence: str | None) 
     assert said is None if sentence is None else sentence in str(said)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("kimi-k2.5", "not priced for 'kimi_k25', whose layers mix tokens in other ways"),
-        ("deepseek-v3", "not priced for 'deepseek_v3', whose layers mix tokens in other ways"),
-    ],
-)
-def test_adapters_that_are_not_priced_are_refused(name: str, sentence: str) -> None:
-    with pytest.raises(InputError, match=re.escape(sentence)):
-        units_of(name, lora=8)
+def test_adapters_that_are_not_priced_are_refused() -> None:
+    with pytest.raises(InputError, match="not priced for 'deepseek_v3', whose layers mix tokens in other ways"):
+        units_of("deepseek-v3", lora=8)
 
 
 @pytest.mark.parametrize(

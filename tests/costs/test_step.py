@@ -10,7 +10,7 @@ from debubble.costs import Cluster, StepTail, model_units, with_profile
 from debubble.costs.files import units_from_dict, units_to_dict
 from debubble.costs.step import HOST_MEMORY_BANDWIDTH
 from debubble.costs.units import Units
-from debubble.ir import InputError, Kind, Op, Placement, RunOptions, Schedule, StageCosts
+from debubble.ir import Kind, Op, Placement, RunOptions, Schedule, StageCosts
 from debubble.models import Model, models
 from debubble.papers.chronospipe.offload import offload_states
 from debubble.planners.plan_model import plan
@@ -25,15 +25,9 @@ LAUNCH = 2e-6
 
 def cluster(devices: int = 8) -> Cluster:
     """Every byte at a round number of bytes per second, all devices in one node."""
-    return Cluster.from_dict(
-        {
-            "devices": f"{devices}xA100-80GB",
-            "link_latency": LATENCY,
-            "link_bandwidth": LINK,
-            "memory_bandwidth": MEMORY,
-            "efficiency": {"link": 1.0, "memory": 1.0, "launch": LAUNCH},
-        }
-    )
+    rates = {"link_latency": LATENCY, "link_bandwidth": LINK, "memory_bandwidth": MEMORY}
+    efficiency = {"link": 1.0, "memory": 1.0, "launch": LAUNCH}
+    return Cluster.from_dict({"devices": f"{devices}xA100-80GB", **rates, "efficiency": efficiency})
 
 
 def units(model: Model = MODEL, **options: float) -> Units:
@@ -57,10 +51,6 @@ def test_gradients_are_summed_over_a_ring_of_the_replicas(zero: int, bytes_per_p
 def test_tensor_parallel_ranks_sum_their_part_alone() -> None:
     [whole], [half] = (whole_model(units(data=2, zero=2, tensor=t)).gradient_reduce for t in (1, 2))
     assert half - LATENCY == pytest.approx((whole - LATENCY) / 2, rel=1e-9)
-
-
-def test_a_single_replica_sums_nothing() -> None:
-    assert whole_model(units(zero=2)).gradient_reduce == (0,)
 
 
 def test_adapters_alone_are_summed_and_stepped_with_lora() -> None:
@@ -99,7 +89,7 @@ def tail(schedule: Schedule | None = None, costs: StageCosts = ALIKE, **options:
     return whole.after() if schedule is None else whole.of(schedule, costs)
 
 
-def test_experts_that_no_other_rank_has_are_neither_summed_nor_gathered_in_the_tail() -> None:
+def test_experts_of_one_rank_are_not_exchanged_in_the_tail() -> None:
     moe = models["mixtral-8x7b"]
     experts = sum(moe.expert_parameters(layer) for layer in range(moe.layers))
     dense = moe.parameters - experts
@@ -115,11 +105,6 @@ def test_gradients_that_the_program_sums_are_not_in_the_tail() -> None:
     assert tail(chronos("chronos-zero2"), data=4) == pytest.approx(LAUNCH + 4 * stepped)
 
 
-def test_the_step_of_an_unknown_optimizer_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(InputError, match="There is no optimizer 'adamm'; there are: "):
-        tail(optimizer="adamm")
-
-
 def test_a_schedule_without_g_sums_all_in_the_tail() -> None:
     scattered = 4 * MODEL.parameters / 2 * 3 / 4 / LINK
     more = tail(chronos(), data=4, zero=2) - tail(chronos("chronos-zero2"), data=4, zero=2)
@@ -127,7 +112,7 @@ def test_a_schedule_without_g_sums_all_in_the_tail() -> None:
     assert tail(chronos(), data=4, zero=2) == tail(data=4, zero=2)
 
 
-def test_stages_that_the_device_steps_are_in_the_tail_beside_hosted_ones() -> None:
+def test_stages_that_the_device_steps_are_in_the_tail() -> None:
     hosted = offload_states(chronos(), chunks=[1])
     assert tail(hosted) - LAUNCH == pytest.approx((tail(chronos()) - LAUNCH) / 2, rel=1e-9)
 
@@ -147,11 +132,11 @@ def test_a_step_of_every_stage_inside_the_program_leaves_no_tail() -> None:
     assert tail(replace(made, orders=orders)) == 0
 
 
-@pytest.mark.parametrize(("zero", "summed"), [(2, True), (1, False), (0, False)])
+@pytest.mark.parametrize(("zero", "summed"), [(2, True), (1, False)])
 def test_chronos_sums_inside_the_step_where_that_makes_room(zero: int, summed: bool) -> None:
     made = plan(
         models["llama-tiny"], Cluster.parse("4xA100-80GB"), micro_batches=4, planner="chronos", data=2, zero=zero,
-        sequence_length=128, effort=1.0,
+        sequence_length=128, effort=0.2,
     )  # fmt: skip
     assert any(op.kind is Kind.G for op in made.schedule.operations) == summed
     assert all(time > 0 for time in made.costs.gradient_reduce)

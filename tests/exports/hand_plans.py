@@ -114,9 +114,7 @@ def moving(plan: Plan, setting: ModuleOffload) -> Plan:
     partition = partition_named(plan.partition, halves)
     schedule = setting.schedule(plan.schedule, halves, partition)
     return replace(
-        plan,
-        schedule=schedule,
-        costs=halves.offloading_modules().stage_costs(partition, schedule.placement),
+        plan, schedule=schedule, costs=halves.offloading_modules().stage_costs(partition, schedule.placement)
     )
 
 

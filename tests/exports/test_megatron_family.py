@@ -41,14 +41,9 @@ def test_a_bridge_recipe_gets_the_plan_in_its_parts() -> None:
     assert cfg.ddp.use_distributed_optimizer
     assert cfg.optimizer.optimizer == "adam"
     assert (cfg.dataset.sequence_length, cfg.mixed_precision) == (4096, "bf16_mixed")
-
-
-def test_what_a_bridge_recipe_had_for_its_stages_and_recomputation_is_taken_back() -> None:
-    cfg = changed(priced())
-
     assert cfg.model.num_layers_in_first_pipeline_stage is None
     assert cfg.model.account_for_loss_in_pipeline_split is False
-    assert cfg.model.recompute_modules is None
+    assert changed(priced()).model.recompute_modules is None
 
 
 def test_modules_and_virtual_stages_reach_a_bridge_recipe() -> None:

@@ -19,7 +19,7 @@ def compute(schedule: Schedule) -> Schedule:
     return Schedule.of("schedule", schedule.placement, schedule.micro_batches, orders)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(random_schedules(offload=False))
 def test_a_written_schedule_is_read_as_it_was(tmp_path_factory: pytest.TempPathFactory, schedule: Schedule) -> None:
     expected = compute(schedule)
@@ -90,7 +90,7 @@ def stages_on_rank_0(tmp_path: Path) -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "interleaved"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved"])
 def test_torch_loads_our_order_and_adds_the_messages(tmp_path: Path, stages_on_rank_0: Any, name: str) -> None:
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 

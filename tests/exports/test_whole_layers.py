@@ -11,22 +11,12 @@ from debubble.exports.prices import to_whole_layers
 from debubble.ir import ExportError, RunOptions
 from debubble.models import Model
 from debubble.plans import ModelOnCluster, Plan
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "vocab_size": 16384,
-}
-CLUSTER = "2xA100-80GB"
+from tests.exports.hand_plans import LLAMA
 
 
 def plan(first_stage: int, *, memory_limit: float | None = None) -> Plan:
     """Two devices under 1F1B; the first holds that many of the ten units (embedding, eight half-layers, head)."""
-    cluster = Cluster.parse(CLUSTER)
-    model = Model.from_hf(CONFIG)
+    model, cluster = Model.from_hf(LLAMA), Cluster.parse("2xA100-80GB")
     units = model_units(model, cluster, RunOptions(), pipeline=2)
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
     partition = [[(i, "none") for i in range(first_stage)], [(i, "none") for i in range(first_stage, 10)]]
@@ -54,6 +44,7 @@ def test_it_moves_to_the_side_that_is_faster() -> None:
 
     assert whole.simulate().makespan == min(plan(n).simulate().makespan for n in (5, 7))
     assert len(whole.partition[0]) in (5, 7)
+    assert to_whole_layers(plan(5)) == (plan(5), ())
 
 
 def test_it_never_moves_to_where_memory_does_not_suffice() -> None:
@@ -67,13 +58,7 @@ def test_it_never_moves_to_where_memory_does_not_suffice() -> None:
     assert len(whole.partition[0]) == 5
 
 
-def test_whole_layers_stay_where_they_are() -> None:
-    whole = plan(5)
-
-    assert to_whole_layers(whole) == (whole, ())
-
-
-def test_a_plan_whose_costs_were_measured_is_not_repartitioned_by_computed_ones() -> None:
+def test_measured_costs_are_not_repartitioned_by_computed_ones() -> None:
     shared = plan(6)
     measured = replace(shared, costs=shared.costs.replace(forward=[1.0, 2.0]))
 

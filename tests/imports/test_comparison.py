@@ -50,6 +50,8 @@ def test_what_megatron_refuses_beside_the_plans_settings_is_left_out(megatron: A
     job = SCRIPT.replace("EXTRA", "--num-virtual-stages-per-pipeline-rank 2 --recompute-activations")
     _, out, _ = megatron(job, "--cluster", "4xA100-80GB")
 
+    assert "Yours: " in out
+    assert "\nPlanned: " in out
     assert "  --pipeline-model-parallel-layout " in out
     assert "  leave out --num-virtual-stages-per-pipeline-rank\n" in out
 
@@ -96,11 +98,11 @@ def test_the_checkpoint_format_goes_with_what_divides_parameters(
 
 
 @pytest.mark.parametrize("changed", [{"--use-megatron-fsdp": None}, {"--pipeline-model-parallel-size": 2}])
-def test_torchs_fsdp_is_left_out_where_the_plan_has_none_or_a_pipeline(changed: dict[str, Any]) -> None:
+def test_torchs_fsdp_is_left_out_where_the_plan_has_none(changed: dict[str, Any]) -> None:
     assert list(conflicts(FSDP2, changed)) == ["--use-torch-fsdp2"]
 
 
-def test_a_job_of_fsdp_is_told_the_checkpoint_format_that_megatron_asks_for(megatron: Any) -> None:
+def test_a_job_of_fsdp_is_told_the_checkpoint_format(megatron: Any) -> None:
     fsdp = f"{' '.join(f'{name} {value}' for name, value in FSDP.items())} --ckpt-format torch_dist".replace(
         " True", ""
     )
@@ -110,14 +112,6 @@ def test_a_job_of_fsdp_is_told_the_checkpoint_format_that_megatron_asks_for(mega
 
     assert "  --ckpt-format fsdp_dtensor (now torch_dist)\n" in out
     assert f"\n{OTHER_CHECKPOINTS}\n" in out
-
-
-def test_the_answer_is_a_sentence_and_a_line_per_setting(megatron: Any) -> None:
-    _, out, _ = megatron(RECOMPUTING, "--cluster", "4xA100-80GB")
-
-    assert "Yours: " in out
-    assert "\nPlanned: " in out
-    assert "  leave out --recompute-granularity\n" in out
 
 
 def test_the_answer_has_pace_and_intervals(megatron: Any) -> None:
@@ -145,7 +139,6 @@ def test_a_gain_within_the_interval_is_told() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("", "recomputing nothing"),
         ("--recompute-activations", "recomputing selective (core) in every layer"),
         (
             "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
@@ -159,24 +152,24 @@ def test_recomputation_is_told_by_layers(megatron: Any, flags: str, words: str) 
     assert words in out
 
 
-@pytest.mark.parametrize(("devices", "warned"), [("4xA100-80GB", False), ("8xA100-80GB", True)])
-def test_another_world_size_than_the_clusters_is_told(megatron: Any, devices: str, warned: bool) -> None:
-    _, out, _ = megatron(SCRIPT, "--cluster", devices, "--as-it-is")
-
-    assert out.startswith("Warning: The job starts 4 ranks (--nproc-per-node 4), and --cluster has 8") == warned
+PRODUCT = SCRIPT.replace("torchrun --nproc_per_node 4", "WORLD_SIZE=$((2*8))\nsrun python")
 
 
-def test_a_product_in_the_script_is_its_world_size(megatron: Any) -> None:
-    script = SCRIPT.replace("torchrun --nproc_per_node 4", "WORLD_SIZE=$((2*8))\nsrun python")
-    _, out, _ = megatron(script, "--cluster", "8xA100-80GB", "--as-it-is")
+@pytest.mark.parametrize(
+    ("script", "devices", "more", "warning"),
+    [
+        (SCRIPT, 4, (), None),
+        (SCRIPT, 8, (), "The job starts 4 ranks (--nproc-per-node 4), and --cluster has 8"),
+        (PRODUCT, 8, (), "The job starts 16 ranks (--world-size 16)"),
+        (SCRIPT, 4, ("--args", "PP=2"), "--args has PP=2, which the script itself sets to '4': change it there."),
+    ],
+)
+def test_what_the_script_says_otherwise_is_warned_of(
+    megatron: Any, script: str, devices: int, more: tuple[str, ...], warning: str | None
+) -> None:
+    _, out, _ = megatron(script, "--cluster", f"{devices}xA100-80GB", "--as-it-is", *more)
 
-    assert out.startswith("Warning: The job starts 16 ranks (--world-size 16)")
-
-
-def test_a_variable_that_the_script_sets_itself_is_told(megatron: Any) -> None:
-    _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-80GB", "--as-it-is", "--args", "PP=2")
-
-    assert "Warning: --args has PP=2, which the script itself sets to '4': change it there." in out
+    assert f"Warning: {warning}" in out if warning else "Warning: " not in out
 
 
 def test_json_names_every_entry(megatron: Any) -> None:
@@ -198,22 +191,12 @@ def test_a_measured_run_that_corrects_a_job_is_told(megatron: Any, run: Any, tmp
     assert "The prediction is corrected by 1 measured run of the cluster: the step " in out
 
 
-def test_a_job_that_does_not_fit_is_predicted_all_the_same(megatron: Any) -> None:
-    _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-40GB", "--as-it-is")
-
-    assert ", which does not fit." in out
-
-
-def test_where_nothing_fits_the_reason_is_given(megatron: Any) -> None:
-    code, out, _ = megatron(SCRIPT, "--cluster", "4xL4")
+def test_no_plan_is_written_where_none_fits(megatron: Any, tmp_path: Path) -> None:
+    code, out, err = megatron(SCRIPT, "--cluster", "4xL4", "-o", str(tmp_path / "plan.json"))
 
     assert code == 0
+    assert ", which does not fit." in out
     assert "No plan fits: The model's states alone need" in out
-
-
-def test_no_plan_is_written_where_none_fits(megatron: Any, tmp_path: Path) -> None:
-    _, out, err = megatron(SCRIPT, "--cluster", "4xL4", "-o", str(tmp_path / "plan.json"))
-
     assert "plan.json is not written: the job does not fit, and there is no other plan." in " ".join(
         (out + err).split()
     )
@@ -281,6 +264,7 @@ def test_the_page_shows_what_an_import_answers(run: Any) -> None:
     assert [line for line in changes if line not in out] == []
 
 
+@pytest.mark.slow
 def test_changes_to_megatron_fsdp_name_the_variable_that_they_need(megatron: Any) -> None:
     job = SCRIPT.replace("EXTRA", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
     _, out, _ = megatron(job, "--cluster", "4xA100-80GB", "--degrees", "--effort", "0.2", "--json")

@@ -37,7 +37,9 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("target", "plan"), PAIRS)
+@pytest.mark.parametrize(
+    ("target", "plan"), [pytest.param(*pair, marks=[] if pair[1] == "pipeline" else pytest.mark.slow) for pair in PAIRS]
+)
 def test_a_job_is_read_or_refused_in_a_sentence(target: str, plan: str, tmp_path: Path) -> None:
     """Every setting of an export, one at a time, has each of these values."""
     exported = PLANS[plan]

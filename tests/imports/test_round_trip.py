@@ -54,11 +54,7 @@ def read(plan: Plan, target: str, folder: Path) -> ImportedJob:
     file = folder / importer.file
     assert plan.model_on_cluster is not None
     model, cluster = plan.model_on_cluster
-    given = UserFacts(
-        cluster=cluster,
-        model=model,
-        sequence_length=plan.options.sequence_length,
-    )
+    given = UserFacts(cluster=cluster, model=model, sequence_length=plan.options.sequence_length)
     return importer.job(importer.settings(file), file, given)
 
 
@@ -93,7 +89,15 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("target", "name"), PAIRS)
+FAST = {
+    ("megatron", "whole"), ("primus", "experts"), ("torchtitan", "FSDP"), ("automodel", "balanced"),
+    ("deepspeed", "gathered once"), ("torch", "chunks"), ("mindformers", "tensor"), ("megatron", "hosts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "name"), [pytest.param(*pair, marks=[] if pair in FAST else pytest.mark.slow) for pair in PAIRS]
+)
 def test_an_exported_plan_is_read_back(target: str, name: str, tmp_path: Path) -> None:
     plan = planned(target, name)
 

@@ -43,7 +43,6 @@ def test_the_orders_of_shared_links_are_written_and_read() -> None:
     ("entries", "sentence"),
     [
         ({"recompute_fraction": {"a": 0.5}}, "Expected `int`, got `str` - at `key` in `$.schedule.recompute_fraction`"),
-        ({"recompute_fraction": {"0": "all"}}, "Expected `float | array`, got `str`"),
         ({"recompute_fraction": {"0": 7}}, "'recompute_fraction' of stage 0 must be between 0 and 1, not 7"),
         ({"recompute_fraction": {"0": [1, 0]}}, "'recompute_fraction' of stage 0 has 2 shares for 1 micro-batches"),
         ({"offload_fraction": {"0": -0.5}}, "'offload_fraction' of stage 0 must be between 0 and 1, not -0.5"),
@@ -52,7 +51,6 @@ def test_the_orders_of_shared_links_are_written_and_read() -> None:
         ({"peers": {"0": 9}}, "'peers' names device 9, but the schedule has 2 devices"),
         ({"asynchronous": [-1]}, "'asynchronous' names the boundary after stage -1"),
         ({"placement": [0, 10**18]}, "Every device from 0 up must hold a stage"),
-        ({"placement": []}, "A placement needs at least one stage"),
         ({"micro_batches": 10**18}, "0F1 is missing"),
         ({"orders": ["0F0 0B0", "1F0 1F0 1B0"]}, "1F0 appears twice"),
         ({"orders": ["0F0 0B0"]}, "The schedule has 1 orders for 2 devices"),
@@ -72,7 +70,6 @@ def test_a_wrong_schedule_is_refused_with_a_sentence(
     ("entries", "sentence"),
     [
         ({"debubble_plan": 99}, "has plan version 99; this debubble reads version 1"),
-        ({"debubble_plan": "1"}, "is not a whole plan file: Expected `int | null`, got `str`"),
         ({"debubble_plan": None}, "is not a debubble plan"),
         ({"partition": []}, "The plan has 0 partitions for 2 stages"),
         ({"costs": {"stages": 3}}, "The costs are for 3 stages, but 2 are asked for"),
@@ -80,7 +77,6 @@ def test_a_wrong_schedule_is_refused_with_a_sentence(
         ({"costs": {"link_groups": [[0, 9]]}}, "'link_groups' names device 9, but there are 2 devices"),
         ({"lower_bound": -1}, "Expected `float` >= 0.0 - at `$.lower_bound`"),
         ({"model": {"model_type": "llama"}}, "The plan has a model without a cluster"),
-        ({"cluster": {"devices": "2xCPU"}}, "The plan has a model without a cluster, or a cluster without a model"),
         ({"model": {"model_type": "llama"}, "cluster": {"devices": "2xCPU"}}, "The config has no"),
         ({"model": dict(db.models["llama-tiny"].config), "cluster": {"devices": 2}}, "The cluster file is wrong"),
     ],
@@ -94,18 +90,11 @@ def test_a_wrong_entry_is_refused_with_a_sentence(
         Plan.load(tmp_path / "plan.json")
 
 
-def test_an_empty_plan_file_is_called_empty(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").touch()
-
-    with pytest.raises(InputError, match="is empty: make the plan again"):
-        Plan.load(tmp_path / "plan.json")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, '{"debubble_plan": 1}', "\x00", '{"debubble_plan": 1e999}'])
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"debubble_plan": 1}', "\x00", '{"debubble_plan": 1e999}'])
 def test_what_is_no_plan_file_is_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
 
-    with pytest.raises(InputError, match="is not a whole plan file: "):
+    with pytest.raises(InputError, match="is not a whole plan file: " if text else "is empty: make the plan again"):
         Plan.load(tmp_path / "plan.json")
 
 
@@ -119,12 +108,11 @@ def test_a_plan_of_a_model_is_saved_as_it_was_read(tmp_path: Path) -> None:
     assert (tmp_path / "again.json").read_bytes() == MODELS_PLAN.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["llama3.1-70b", "llama3.3-70b"])
-def test_a_model_keeps_its_name_among_those_of_one_config(name: str, tmp_path: Path) -> None:
-    plan = db.plan(db.models[name], db.Cluster.parse("32xH100"), tensor=8, planner="dapple", micro_batches=4)
+def test_a_model_keeps_its_name_among_those_of_one_config(tmp_path: Path) -> None:
+    plan = db.plan(db.models["llama3.3-70b"], db.Cluster.parse("32xH100"), tensor=8, planner="dapple", micro_batches=4)
     plan.save(tmp_path / "plan.json")
 
-    assert Plan.load(tmp_path / "plan.json").model is db.models[name]
+    assert Plan.load(tmp_path / "plan.json").model is db.models["llama3.3-70b"]
 
 
 def test_a_plan_of_a_model_has_the_model_and_its_cluster() -> None:
@@ -134,8 +122,3 @@ def test_a_plan_of_a_model_has_the_model_and_its_cluster() -> None:
     assert plan.cluster is not None
     assert [device.flops for device in plan.cluster.types] == [3e14, 3e14]
     assert plan.cluster.memory_limits == (60 * 2**30,) * 2
-
-
-def test_a_plan_of_abstract_costs_has_no_model(content: dict[str, Any], tmp_path: Path) -> None:
-    assert {"model", "cluster"}.isdisjoint(content)
-    assert Plan.load(tmp_path / "valid.json").model_on_cluster is None

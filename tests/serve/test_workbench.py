@@ -25,7 +25,6 @@ from debubble.processes import PYTHON
 from debubble.serve import Workbench
 from debubble.serve.searches import AT_ONCE
 from debubble.serve.server import MAX_STRANGERS
-from tests.support.browsers import CHROMIUM
 from tests.support.processes import children, wait_for_end
 
 TINY = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "4", "sequence_length": "128"}
@@ -34,7 +33,7 @@ TINY = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "4", "
 @pytest.fixture
 def workbench() -> Iterator[Workbench]:
     with Workbench() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield server
         server.shutdown()
@@ -89,27 +88,19 @@ def client(workbench: Workbench) -> Client:
     return Client(workbench.address)
 
 
-def test_the_workbench_listens_on_this_machine_alone(workbench: Workbench) -> None:
-    assert workbench.server_address[0] == "127.0.0.1"
-
-
 @pytest.mark.parametrize(
     ("headers", "query"),
-    [
-        ({}, {"token": "wrong"}),
-        ({"Host": "evil.example"}, {}),
-        ({"Origin": "https://evil.example"}, {}),
-    ],
+    [({}, {"token": "wrong"}), ({"Host": "evil.example"}, {}), ({"Origin": "https://evil.example"}, {})],
 )
 def test_strangers_are_refused(client: Client, headers: dict[str, str], query: dict[str, Any]) -> None:
     assert client.ask("", headers=headers, **query)[0] == 403
     assert client.ask("search", form=TINY, headers=headers, **query)[0] == 403
 
 
-def test_the_page_has_forms_with_all_names(client: Client) -> None:
+def test_the_page_has_forms_with_all_names_on_this_machine_alone(workbench: Workbench, client: Client) -> None:
     status, page = client.ask("")
 
-    assert status == 200
+    assert (status, workbench.server_address[0]) == (200, "127.0.0.1")
     for name in ("llama2-13b", "8xA100-80GB", "portfolio", "zb-h1", "megatron"):
         assert name in page.decode()
 
@@ -129,17 +120,18 @@ def test_a_search_gives_report_plan_and_export(workbench: Workbench, client: Cli
         assert "torch/what-is-lost.txt" in archive.namelist()
 
 
-def test_a_search_that_fails_says_why_in_a_sentence(workbench: Workbench, client: Client) -> None:
-    number = client.search({**TINY, "model": "llama9"})
+@pytest.mark.parametrize("model", [pytest.param("llama9", marks=pytest.mark.slow), "--help"])
+def test_a_search_that_fails_says_why_in_a_sentence(workbench: Workbench, client: Client, model: str) -> None:
+    number = client.search({**TINY, "model": model, "planner": "dapple"})
     workbench.searches[number].wait()
 
     state = client.state(number)
     assert state["state"] == "failed"
-    assert "llama9" in state["error"]
+    assert model in state["error"]
     assert client.ask("report", number=number)[0] == 422
 
 
-def test_the_page_answers_while_a_search_runs_and_a_search_can_be_stopped(workbench: Workbench, client: Client) -> None:
+def test_the_page_answers_while_a_search_runs_until_stopped(workbench: Workbench, client: Client) -> None:
     number = client.search({**TINY, "planner": "auto", "effort": "60"})
 
     assert client.ask("")[0] == 200
@@ -164,9 +156,7 @@ def test_a_trial_is_simulated_at_once(client: Client) -> None:
         ("trial", b'{"model": "llama2-70b", "cluster": "2xA100-80GB"}', "GiB"),
         ("trial", b'{"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": 99999}', "too many to follow"),
         ("search", b"[1]", "A form is one JSON object"),
-        ("search", b"{", "The form is wrong"),
         ("search", b'{"model": "", "cluster": "2xA100-80GB"}', "Choose a model and a cluster."),
-        ("trial", b'{"model": "llama-tiny"}', "Choose a model and a cluster."),
         ("trial", b"[" * 100_000, "The form is wrong: it is nested too deeply"),
         ("search", b'{"model": "\xff"}', "The form is wrong: it is not UTF-8"),
         ("trial", b'{"micro_batches": ' + b"9" * 5000 + b"}", "The form is wrong: Integer value out of range"),
@@ -179,26 +169,13 @@ def test_bad_input_is_a_sentence(client: Client, path: str, content: bytes, sent
     assert sentence in json.loads(answer)["error"]
 
 
-def test_a_value_is_never_taken_for_an_option(workbench: Workbench, client: Client) -> None:
-    number = client.search({**TINY, "planner": "dapple", "model": "--help"})
-    workbench.searches[number].wait()
-
-    assert "--help" in client.state(number)["error"]
-
-
 def test_what_is_not_there_is_said(client: Client) -> None:
     assert client.ask("nothing")[0] == 404
-    assert client.ask("report", number=7)[0] == 422
-    assert client.ask("report")[0] == 422
-
-
-def test_a_number_of_thousands_of_digits_is_no_search(client: Client) -> None:
+    assert client.ask("report", number=7)[0] == client.ask("report")[0] == 422
     assert client.ask("search", number="9" * 5000)[0] == 422
 
 
-@pytest.mark.parametrize(
-    "request_line", [b"GET //[ HTTP/1.0", b"\x16\x03\x01", b"GET / HTTP/9.9", b"NONSENSE / HTTP/1.0"]
-)
+@pytest.mark.parametrize("request_line", [b"GET //[ HTTP/1.0", b"\x16\x03\x01", b"NONSENSE / HTTP/1.0"])
 def test_garbage_is_answered_and_the_workbench_goes_on(client: Client, request_line: bytes) -> None:
     with client.connect() as garbage:
         garbage.sendall(request_line + b"\r\n\r\n")
@@ -216,7 +193,7 @@ def test_half_open_connections_keep_nobody_out(client: Client) -> None:
 
 
 def test_a_hundred_trials_at_once_are_all_answered(client: Client) -> None:
-    form = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "256", "sequence_length": "128"}
+    form = {"model": "llama-tiny", "cluster": "2xA100-80GB", "micro_batches": "16", "sequence_length": "128"}
     with ThreadPoolExecutor(100) as browsers:
         answers = [browsers.submit(client.ask, "trial", form=form) for _ in range(100)]
         codes = [answer.result()[0] for answer in answers]
@@ -237,6 +214,7 @@ def descendants(process: int) -> list[int]:
     return [each for child in children(process) for each in (child, *descendants(child))]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs /proc")
 def test_a_killed_workbench_leaves_neither_process_nor_folder(tmp_path: Path) -> None:
     command = [*PYTHON, "-m", "debubble", "serve", "--json"]
@@ -257,7 +235,7 @@ def test_a_port_that_is_taken_is_refused_with_a_sentence(workbench: Workbench) -
         Workbench(port=workbench.server_address[1])
 
 
-def test_the_command_prints_its_address_and_ends_its_searches_when_it_is_asked_to_end() -> None:
+def test_the_command_prints_its_address_and_ends_when_asked_to() -> None:
     command = [*PYTHON, "-m", "debubble", "serve", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -269,14 +247,3 @@ def test_the_command_prints_its_address_and_ends_its_searches_when_it_is_asked_t
 
     assert status == 200
     assert said == "The workbench is closed.\n"
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_browser_runs_the_workbench(workbench: Workbench, tmp_path: Path) -> None:
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    command = [str(CHROMIUM), *options, workbench.address]
-    drawn = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-
-    # Its script writes what the sliders say: 16 micro-batches, 90% of 80 GB.
-    assert "<output>16</output>" in drawn
-    assert "<output>72.0GiB</output>" in drawn

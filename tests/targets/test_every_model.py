@@ -35,7 +35,7 @@ def test_the_pages_have_the_tables_of_the_results() -> None:
         assert between(DOCS / page, mark)[1] == made(rows), "python benchmarks/targets.py --docs"
 
 
-def test_every_plan_of_the_results_is_taken_and_at_most_5_percent_behind() -> None:
+def test_every_plan_is_taken_and_at_most_5_percent_behind() -> None:
     rows = benchmark.BENCHMARK.rows()
 
     assert [(row["model"], row["cluster"]) for row in rows] == [*product(MODELS, CLUSTERS)]

@@ -39,41 +39,33 @@ def test_transfers_stand_behind_the_forward_and_before_the_backward() -> None:
 
     first = [op.name for op in made.orders[0]]
     assert first == ["0F0", "0O0", "0F1", "0O1", "0L0", "0B0", "0L1", "0B1"]
-
-
-def test_a_stage_whose_backward_follows_its_forward_keeps_everything() -> None:
-    plain = db.schedules["1f1b"](devices=2, micro_batches=2)
-
-    made = ModuleOffload(("core_attn",)).schedule(plain, units_of(LLAMA), TWO_STAGES)
-
+    # A stage whose backward follows its forward keeps everything.
     assert made.orders[1] == plain.orders[1]
     assert set(made.offload_fraction) == {0}
 
 
-def test_queries_keys_and_values_move_for_the_core_and_its_result_for_the_projection() -> None:
-    both = ModuleOffload(("core_attn", "attn_proj")).moved_bytes(units_of(LLAMA), TWO_STAGES)
-    core = ModuleOffload(("core_attn",)).moved_bytes(units_of(LLAMA), TWO_STAGES)
-
-    layers, heads = 2, 8
-    assert core[0] == layers * 3 * TOKENS * HIDDEN * BYTES
-    assert both[0] - core[0] == layers * TOKENS * (HIDDEN * BYTES + heads * 4)
+CORE, RESULT = 3 * TOKENS * HIDDEN * BYTES, TOKENS * (HIDDEN * BYTES + 8 * 4)
+"""Queries, keys and values; the result of the attention of 8 heads with its statistics."""
 
 
-def test_the_first_layer_of_a_stage_does_not_move_its_input() -> None:
-    moved = ModuleOffload(("qkv_linear",)).moved_bytes(units_of(LLAMA), TWO_STAGES)
+@pytest.mark.parametrize(
+    ("modules", "share", "moved"),
+    [
+        (("core_attn",), 1.0, 2 * CORE),
+        (("core_attn", "attn_proj"), 1.0, 2 * (CORE + RESULT)),
+        (("core_attn", "attn_proj"), 0.25, CORE),
+        (("qkv_linear",), 1.0, 3 * TOKENS * HIDDEN * BYTES),
+        (("expert_fc1", "moe_act"), 1.0, 0),
+    ],
+    ids=["the core", "core and result", "a share of them", "all but the stage's own input", "no experts"],
+)
+def test_two_layers_of_a_stage_move_what_their_modules_keep(
+    modules: tuple[str, ...], share: float, moved: float
+) -> None:
+    assert ModuleOffload(modules, share).moved_bytes(units_of(LLAMA), TWO_STAGES)[0] == moved
 
-    norm = TOKENS * HIDDEN * BYTES
-    assert moved[0] == 2 * norm + norm
 
-
-def test_a_share_moves_the_first_modules_alone() -> None:
-    moved = ModuleOffload(("core_attn", "attn_proj"), 0.25).moved_bytes(units_of(LLAMA), TWO_STAGES)
-
-    assert moved[0] == 3 * TOKENS * HIDDEN * BYTES
-
-
-def test_dense_layers_have_no_experts_to_move_from() -> None:
-    assert ModuleOffload(("expert_fc1", "moe_act")).moved_bytes(units_of(LLAMA), TWO_STAGES) == [0, 0]
+def test_experts_move_the_inputs_of_theirs() -> None:
     assert all(ModuleOffload(("expert_fc1", "moe_act")).moved_bytes(units_of(MIXTRAL), TWO_STAGES))
 
 
@@ -91,10 +83,13 @@ def test_what_recomputes_is_not_offloaded(modules: tuple[str, ...], recomputed: 
     assert ModuleOffload(modules).combines_with(recomputed) == together
 
 
-def test_an_answer_that_offloads_is_the_same_when_it_is_verified_again() -> None:
+MIXTRAL_RUN: dict[str, Any] = {"data": 4, "zero": 1, "expert": 4, "sequence_length": 8192}
+
+
+def test_an_answer_that_offloads_is_verified_as_the_same() -> None:
     problem = problem_of(
         db.models["mixtral-8x7b"], Cluster.parse("16xH100-80GB"),
-        RunOptions(data=4, zero=1, expert=4, sequence_length=8192), micro_batches=8, effort=0.3, target="megatron",
+        RunOptions(**MIXTRAL_RUN), micro_batches=8, effort=0.3, target="megatron",
     )  # fmt: skip
     result = planners["portfolio"](problem)
 
@@ -108,10 +103,10 @@ def test_an_answer_that_offloads_is_the_same_when_it_is_verified_again() -> None
     assert again.solution.schedule == result.solution.schedule
 
 
-def test_a_plan_for_megatron_offloads_modules_where_that_is_faster_than_recomputing() -> None:
+def test_a_plan_for_megatron_offloads_where_that_is_faster() -> None:
     made = db.plan(
-        db.models["mixtral-8x7b"], db.Cluster.parse("16xH100-80GB"), data=4, zero=1, expert=4, sequence_length=8192,
-        micro_batches=8, planner="portfolio", effort=0.3, target="megatron",
+        "mixtral-8x7b", "16xH100-80GB", micro_batches=8, planner="portfolio", effort=0.3, target="megatron",
+        **MIXTRAL_RUN,
     )  # fmt: skip
 
     assert made.schedule.offloaded

@@ -20,17 +20,18 @@ from tests.runtime.test_pipeline import ADAMW
 from tests.support.runtime_cases import LLAMA, plan_of, run_threads
 from tests.support.training_cases import train_alone
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 
 @pytest.fixture
 def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
-    (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 40)
+    (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 8)
     return TrainOptions(
         plan=plan_file(1), data=tmp_path / "text.txt", steps=4, warmup=1, learning_rate=0.05, ema_decay=DECAY,
         validation=str(tmp_path / "text.txt"), validate_every=1,
     )  # fmt: skip
 
 
-@pytest.mark.usefixtures("process_group")
 def test_averages_are_resumed_under_another_layout(tmp_path: Path) -> None:
     def trained(pipeline: Any) -> Any:
         take_steps(pipeline)
@@ -56,8 +57,7 @@ def validated(options: TrainOptions) -> list[float | None]:
     return [report.validation_loss for report in train_alone(options).reports]
 
 
-@pytest.mark.usefixtures("process_group")
-def test_a_run_validates_its_averages_and_goes_on_with_them_when_resumed(options: Any, tmp_path: Path) -> None:
+def test_a_run_validates_its_averages_also_when_resumed(options: Any, tmp_path: Path) -> None:
     whole, plain = validated(options), validated(replace(options, ema_decay=None))
     assert whole[0] == plain[0]
     assert whole[1:] != plain[1:]
@@ -67,7 +67,6 @@ def test_a_run_validates_its_averages_and_goes_on_with_them_when_resumed(options
     assert validated(replace(options, checkpoint=checkpoints, resume=True)) == whole[2:]
 
 
-@pytest.mark.usefixtures("process_group")
 def test_averages_begin_where_a_checkpoint_has_none(options: Any, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     plain = validated(replace(options, ema_decay=None))

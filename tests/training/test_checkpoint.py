@@ -65,14 +65,7 @@ def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path)
     assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [2.5, 3.5]
 
 
-def test_a_rank_loads_only_the_names_that_it_holds(tmp_path: Path) -> None:
-    save(tmp_path, state(1.5), 1)
-    part = {"model.head.weight": whole(0, 0)}
-    checkpoint.load(checkpoint_folder.latest(tmp_path), part)
-    assert part["model.head.weight"].tensor.tolist() == [1.5, 2.5]
-
-
-@pytest.mark.parametrize(("first", "size"), [(0, 5), (0, 2), (1, 3), (4, 1), (2, 0)])
+@pytest.mark.parametrize(("first", "size"), [(0, 5), (1, 3), (2, 0)])
 def test_any_rows_can_be_read_of_what_was_written_whole(tmp_path: Path, first: int, size: int) -> None:
     table = [[i, i + 0.5] for i in range(5)]
     save(tmp_path, {"model.table": rows(0, table, of=5)}, 1)
@@ -90,7 +83,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert saver.newest == checkpoint_folder.latest(tmp_path) == tmp_path / "step-000010"
 
 
-def test_an_unfinished_checkpoint_is_not_there_and_the_next_run_removes_it(tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_removed_by_the_next_run(tmp_path: Path) -> None:
     save(tmp_path, state(1), 1)
     unfinished = tmp_path / ".step-000002.unfinished"
     unfinished.mkdir()
@@ -138,12 +131,6 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     assert [p.name for p in checkpoint_folder.checkpoints(tmp_path)] == ["step-000001", "step-999999", "step-1000000"]
 
 
-def test_the_oldest_is_deleted_also_where_numbers_get_longer(tmp_path: Path) -> None:
-    for step in (999_999, 1_000_000):
-        save(tmp_path, state(1), step)
-    assert [p.name for p in tmp_path.iterdir()] == ["step-1000000"]
-
-
 SHARD = "__0_0.distcp"
 
 
@@ -161,23 +148,29 @@ def zero(path: Any) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-@pytest.mark.parametrize("name", [SHARD, ".metadata", "progress.json"])
-@pytest.mark.parametrize("damage", [flip, cut, zero, Path.unlink])
-def test_damage_is_refused_and_the_file_named(tmp_path: Path, damage: Any, name: Any) -> None:
+@pytest.mark.parametrize(
+    ("damage", "name", "said", "manifest"),
+    [
+        (flip, SHARD, "", True),
+        (cut, ".metadata", "", True),
+        (zero, "progress.json", "", True),
+        (Path.unlink, SHARD, "", True),
+        (cut, "manifest.json", "cannot be read", True),
+        (cut, SHARD, "bytes instead of", False),
+        (Path.unlink, SHARD, "is missing", False),
+    ],
+)
+def test_damage_is_refused_and_the_file_named(
+    tmp_path: Path, damage: Any, name: str, said: str, manifest: bool
+) -> None:
     save(tmp_path, state(1), 1)
     newest = checkpoint_folder.latest(tmp_path)
-    assert checkpoint.verify(newest)
+    if not manifest:  # As earlier versions wrote checkpoints.
+        (newest / "manifest.json").unlink()
+    assert checkpoint.verify(newest) == manifest
     damage(newest / name)
-    with pytest.raises(DamagedError, match=rf"step-000001 is damaged: .*{re.escape(name)}"):
+    with pytest.raises(DamagedError, match=rf"step-000001 is damaged: .*{re.escape(name)}.*{said}"):
         checkpoint.verify(newest)
-
-
-@pytest.mark.parametrize("damage", [cut, zero])
-def test_a_damaged_manifest_is_refused(tmp_path: Path, damage: Any) -> None:
-    save(tmp_path, state(1), 1)
-    damage(checkpoint_folder.latest(tmp_path) / "manifest.json")
-    with pytest.raises(DamagedError, match=r"manifest\.json cannot be read"):
-        checkpoint.verify(checkpoint_folder.latest(tmp_path))
 
 
 def without_manifest(folder: Any) -> Any:
@@ -191,16 +184,6 @@ def without_manifest(folder: Any) -> Any:
 def test_a_checkpoint_without_a_manifest_is_loaded_unchecked(tmp_path: Path) -> None:
     assert not checkpoint.verify(without_manifest(tmp_path))
     assert loaded(tmp_path)["model.head.weight"].tensor.tolist() == [1.5, 2.5]
-
-
-@pytest.mark.parametrize(("damage", "said"), [(cut, "bytes instead of"), (Path.unlink, "is missing")])
-def test_a_checkpoint_without_a_manifest_needs_the_files_of_its_metadata(
-    tmp_path: Path, damage: Any, said: str
-) -> None:
-    newest = without_manifest(tmp_path)
-    damage(newest / SHARD)
-    with pytest.raises(DamagedError, match=f"{SHARD} .*{said}"):
-        checkpoint.verify(newest)
 
 
 def test_tensors_that_cannot_be_read_are_damage_and_no_other_model(tmp_path: Path) -> None:
@@ -230,8 +213,9 @@ def crafted(folder: Any, *, listed: bool) -> Any:
     return newest
 
 
-@pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize("read", [checkpoint.verify, lambda newest: checkpoint.load(newest, state(0))])
+@pytest.mark.parametrize(
+    ("read", "listed"), [(checkpoint.verify, True), (lambda newest: checkpoint.load(newest, state(0)), False)]
+)
 def test_metadata_that_would_run_code_is_refused_and_runs_nothing(tmp_path: Path, read: Any, listed: bool) -> None:
     newest = crafted(tmp_path, listed=listed)
     with pytest.raises(DamagedError, match=r"\.metadata names (posix|nt)\.system, which no checkpoint does"):
@@ -260,11 +244,6 @@ def test_all_ranks_hear_of_damage_that_one_has_read(tmp_path: Path, name: str) -
         == second
         == f"The checkpoint {newest} is damaged: the checksum of {name} is not that of what was written."
     )
-
-
-def test_a_folder_without_checkpoints_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no checkpoint"):
-        checkpoint_folder.latest(Path(tmp_path))
 
 
 def test_a_checkpoint_without_its_progress_is_refused(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from debubble.ir import InputError
 from debubble.training.checks import check
@@ -19,7 +17,7 @@ from tests.support.runtime_cases import reference_gradients
 from tests.support.training_cases import train_alone
 
 
-def test_files_of_a_directory_follow_each_other_in_order_each_ended_by_a_zero(tmp_path: Path) -> None:
+def test_files_of_a_directory_follow_each_other_in_order(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("bb")
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "picture.bin").write_bytes(b"x\0y")
@@ -50,20 +48,11 @@ def test_a_sample_is_a_window_and_the_token_after_it() -> None:
     assert sorted(tokens[:, 0]) == [0, 8, 16, 24, 32]
 
 
-def test_an_epoch_holds_every_window_once_and_the_next_has_another_order() -> None:
+def test_an_epoch_holds_every_window_once_in_its_own_order() -> None:
     data = sequences(200, 4)
     first, second = (data.batch(epoch * 49, count=49) for epoch in (0, 1))
     assert sorted(first[:, 0]) == sorted(second[:, 0]) == list(range(0, 196, 4))
     assert (first != second).any()
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 60))
-def test_the_order_of_samples_does_not_depend_on_how_they_are_asked_for(counts: Any, first: Any) -> None:
-    data = sequences(100, 4, seed=3)
-    whole = data.batch(first, count=sum(counts))
-    starts = first + np.cumsum([0, *counts[:-1]])
-    parts = [data.batch(int(start), count=count) for start, count in zip(starts, counts, strict=True)]
-    assert (np.concatenate(parts) == whole).all()
 
 
 def test_an_epochs_order_is_numpys_of_seed_and_epoch() -> None:
@@ -100,16 +89,13 @@ def texts(tmp_path: Path) -> Any:
     return tmp_path / "texts"
 
 
-def test_a_tokenizers_tokens_follow_each_other_each_text_ended_as_its_config_says(texts: Any, tokenizer: Any) -> None:
+def test_texts_end_with_the_token_of_the_config_or_the_models(texts: Any, tokenizer: Any) -> None:
+    assert load_tokens(texts, HfTokenizer(tokenizer)).tolist() == [2, 3, 4, 4, 0]
+    assert load_tokens(texts, HfTokenizer(tokenizer, end=1)).tolist() == [2, 3, 4, 1, 4, 0, 1]
     (tokenizer / "tokenizer_config.json").write_text('{"eos_token": {"content": "</s>"}}')
     expected = [2, 3, 4, 1, 4, 0, 1]
     assert load_tokens(texts, HfTokenizer(tokenizer, end=99)).tolist() == expected
     assert load_tokens(texts, HfTokenizer(tokenizer / "tokenizer.json")).tolist() == expected
-
-
-def test_without_one_the_models_own_token_ends_a_text_or_none(texts: Any, tokenizer: Any) -> None:
-    assert load_tokens(texts, HfTokenizer(tokenizer, end=1)).tolist() == [2, 3, 4, 1, 4, 0, 1]
-    assert load_tokens(texts, HfTokenizer(tokenizer)).tolist() == [2, 3, 4, 4, 0]
 
 
 def test_tokens_are_made_once_and_again_when_a_file_has_changed(
@@ -140,7 +126,7 @@ def test_what_is_no_tokenizer_is_one_sentence(texts: Any) -> None:
         load_tokens(texts, HfTokenizer(texts / "1.txt"))
 
 
-def test_positions_of_texts_that_are_separate_count_from_the_beginning_of_each() -> None:
+def test_positions_of_separate_texts_count_from_their_beginning() -> None:
     sequences = Sequences(tokens=np.array([5, 0, 6, 7, 0, 8, 9]), sequence_length=6)
     batch = TextSamples(sequences, separator=0).batch(0, count=1)
     assert not isinstance(batch, torch.Tensor)

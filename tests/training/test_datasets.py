@@ -52,7 +52,7 @@ def test_every_item_comes_once_per_epoch() -> None:
     assert tokens(samples, 0, count=5)[:, 0].tolist() != tokens(samples, 5, count=5)[:, 0].tolist()
 
 
-def test_a_sample_is_the_same_however_it_is_asked_for_random_numbers_included() -> None:
+def test_a_sample_is_the_same_however_it_is_asked_for() -> None:
     whole = tokens(items(), 0, count=8)
     torch.manual_seed(1)
     parts = torch.cat([tokens(items(), 0, count=3), tokens(items(), 3, count=5)])
@@ -78,52 +78,34 @@ def test_items_may_have_the_entries_of_a_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "message"),
+    ("items", "message"),
     [
-        ([0.5, 1.5, 2.0], r"Item 0 of the dataset has numbers of float32: tokens are whole numbers\."),
-        (np.ones(3), r"Item 0 of the dataset has numbers of float64: tokens are whole numbers\."),
-        ({"input_ids": [1, 2], "labels": [1.0, 2.0]}, "numbers of float32"),
-        (["a", "b", "c"], "Item 0 of the dataset is no array of numbers"),
+        ([np.ones(3)], r"Item 0 of the dataset has numbers of float64: tokens are whole numbers\."),
+        ([{"input_ids": [1, 2], "labels": [1.0, 2.0]}], "numbers of float32"),
+        ([["a", "b", "c"]], "Item 0 of the dataset is no array of numbers"),
+        ([[1, 2]], r"Item 0 of the dataset has \{'tokens': \[2\]\}: it must be 3 tokens"),
+        ([{"input_ids": [1, 2], "labels": [1]}], r"'labels': \[1\]"),
+        (
+            [{"input_ids": [1, 2], "text": "ab"}],
+            "Item 0 of the dataset has an entry 'text', which the runtime does not",
+        ),
+        ([None], "NoneType"),
+        ([{"input_ids": [1, 2], "labels": [1, 2]}, [1, 2, 3]], "items of the dataset differ in form"),
+        ([], "no items"),
     ],
 )
-def test_items_that_are_no_whole_numbers_are_refused(item: Any, message: str) -> None:
+def test_what_are_no_items_of_tokens_is_refused(items: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        DatasetSamples(dataset=[item], sequence_length=2).batch(0, count=1)
+        DatasetSamples(dataset=items, sequence_length=2).batch(0, count=len(items))
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
 def test_items_of_any_whole_numbers_are_tokens(dtype: Any) -> None:
     batch = tokens(DatasetSamples(dataset=[np.array([7, 8, 9], dtype)], sequence_length=2), 0, count=1)
     assert (batch.dtype, batch.tolist()) == (torch.int64, [[7, 8, 9]])
 
 
-def test_items_of_different_forms_are_refused() -> None:
-    mixed = [{"input_ids": [1, 2], "labels": [1, 2]}, [1, 2, 3]]
-    with pytest.raises(InputError, match="items of the dataset differ in form"):
-        DatasetSamples(dataset=mixed, sequence_length=2).batch(0, count=2)
-
-
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        ([1, 2, 3], r"Item 0 of the dataset has \{'tokens': \[3\]\}: it must be 3 tokens"),
-        ({"input_ids": [1, 2], "labels": [1]}, r"'labels': \[1\]"),
-        ({"input_ids": [1, 2], "text": "ab"}, "Item 0 of the dataset has an entry 'text', which the runtime does not"),
-        (None, "NoneType"),
-    ],
-)
-def test_an_item_of_another_form_is_named(item: Any, message: str) -> None:
-    length = 3 if isinstance(item, list) else 2
-    with pytest.raises(InputError, match=message.replace("be 3", f"be {length + 1}")):
-        DatasetSamples(dataset=[item], sequence_length=length).batch(0, count=1)
-
-
-def test_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(InputError, match="no items"):
-        DatasetSamples(dataset=[], sequence_length=2)
-
-
-@pytest.mark.parametrize("name", ["nowhere:function", "random:nothing", "random", "sys:path"])
+@pytest.mark.parametrize("name", ["nowhere:function", "random:nothing", "sys:path"])
 def test_a_dataset_that_is_not_there_is_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match=f"--dataset {name}"):
         named_dataset(name)

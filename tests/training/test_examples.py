@@ -17,6 +17,7 @@ def losses_in(printed: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", printed)]
 
 
+@pytest.mark.slow
 def test_the_example_of_a_loop_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ from tests.support.runtime_cases import LLAMA, assert_gradients, reference_gradi
 LONGEST, STEPS = 48, 6
 
 
-@pytest.fixture(autouse=True)
-def brief_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "EFFORT", 0.2)
+@pytest.fixture(autouse=True, scope="module")
+def brief_search() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "EFFORT", 0.1)
+        yield
 
 
 def sequences(count: int = 60, *, replicas: int = 1) -> PackedSequences:
@@ -50,6 +53,16 @@ def plan_for(cluster: str = "2xCPU", **options: Any) -> Plan:
 def steps_of(folder: Path) -> LengthSteps:
     data = sequences()
     return LengthSteps(length_plans(plan_for(), data, steps=STEPS, folder=folder), data)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans")
+
+
+@pytest.fixture(scope="module")
+def steps(brief_search: None, folder: Path) -> LengthSteps:
+    return steps_of(folder)
 
 
 def test_a_micro_batch_is_one_row_whose_sequences_are_apart() -> None:
@@ -83,16 +96,14 @@ def test_a_class_has_room_for_all_its_steps() -> None:
         assert any(all(t <= size.tokens for t, size in zip(tokens, each, strict=True)) for each in found)
 
 
-def test_a_step_runs_by_the_fastest_plan_with_room(tmp_path: Path) -> None:
-    steps = steps_of(tmp_path)
+def test_a_step_runs_by_the_fastest_plan_with_room(steps: LengthSteps) -> None:
     times = [float(plan.simulate().makespan) for plan in steps.plans]
     assert times == sorted(times)
     chosen = {steps.plans.index(steps.plan_of(step * 8)) for step in range(STEPS)}
     assert len(chosen) > 1
 
 
-def test_the_longest_micro_batch_stands_where_the_plan_has_it(tmp_path: Path) -> None:
-    steps = steps_of(tmp_path)
+def test_the_longest_micro_batch_stands_where_the_plan_has_it(steps: LengthSteps) -> None:
     for step in range(STEPS):
         plan = steps.plan_of(step * 8)
         rows = steps.sequences.batch(step, replica=0, ranks=ranks_of(plan))
@@ -103,10 +114,11 @@ def test_the_longest_micro_batch_stands_where_the_plan_has_it(tmp_path: Path) ->
         assert ranks_of(plan)[lengths.index(max(lengths))] == 0
 
 
-def test_plans_are_read_where_they_were_made_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = steps_of(tmp_path).plans
+def test_plans_are_read_where_they_were_made_before(
+    steps: LengthSteps, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(planning, "_planned", None)
-    assert [plan.schedule for plan in steps_of(tmp_path).plans] == [plan.schedule for plan in made]
+    assert [plan.schedule for plan in steps_of(folder).plans] == [plan.schedule for plan in steps.plans]
 
 
 def test_lengths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -157,7 +169,7 @@ def gradients_by_step(rank: int, folder: Path, plans: list[Path], data: PackedSe
     torch.save(answers, folder / f"rank{rank}.pt")
 
 
-def on_two_ranks(folder: Path, dtype: str, *, replicas: int = 1) -> list[Any]:
+def on_two_ranks(folder: Path, *, dtype: str = "fp64", replicas: int = 1) -> list[Any]:
     """The answers of both ranks, step by step: of a pipeline of two, or of two replicas."""
     paths, data = [], sequences(replicas=replicas)
     for number, plan in enumerate(length_plans(plan_for(data=replicas), data, steps=STEPS, folder=folder)):
@@ -167,10 +179,10 @@ def on_two_ranks(folder: Path, dtype: str, *, replicas: int = 1) -> list[Any]:
     return [*zip(*(torch.load(answers / f"rank{rank}.pt") for rank in range(2)), strict=True)]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path, replicas: int) -> None:
     data = sequences(replicas=replicas)
-    for step, ranks in enumerate(on_two_ranks(tmp_path, "fp64", replicas=replicas)):
+    for step, ranks in enumerate(on_two_ranks(tmp_path, replicas=replicas)):
         rows = [row for replica in range(replicas) for row in data.batch(step, replica=replica, ranks=range(4))]
         alone = [each for row in rows for each in apart(row) if bool((each["targets"] != -100).any())]
         expected_loss, expected = reference_gradients(LLAMA, alone, micro_batches=8 * replicas)
@@ -188,8 +200,9 @@ def apart(row: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     ]
 
 
+@pytest.mark.slow
 def test_no_device_holds_more_than_the_plan_of_its_step(tmp_path: Path) -> None:
-    held = [(peak, planned) for ranks in on_two_ranks(tmp_path, "fp32") for _, _, peak, planned in ranks]
+    held = [(peak, planned) for ranks in on_two_ranks(tmp_path, dtype="fp32") for _, _, peak, planned in ranks]
     # Equal lengths, too, take 24 bytes a token more than their costs say: 1% of this small model's activations.
     assert all(peak <= 1.02 * planned for peak, planned in held), held
 
@@ -217,8 +230,8 @@ def test_train_takes_sequences_of_their_own_lengths(run: Any, forked_processes: 
     lines = [json.dumps({"input_ids": tokens}) for tokens in sequences().sequences]
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     code, out, err = run(
-        "train", str(tmp_path / "plan.json"), "--lengths", str(tmp_path / "data.jsonl"), "--steps", "4", "--json",
+        "train", str(tmp_path / "plan.json"), "--lengths", str(tmp_path / "data.jsonl"), "--steps", "2", "--json",
         "--checkpoint", str(tmp_path / "run"),
     )  # fmt: skip
     assert code == 0, err
-    assert len(json.loads(out)["losses"]) == 4
+    assert len(json.loads(out)["losses"]) == 2

@@ -33,7 +33,7 @@ def failed_at(name: str, plan: db.Plan) -> DeviceMemoryError:
     return DeviceMemoryError(instruction, RuntimeError("Tried to allocate 2.00 GiB.\nAnd more lines"))
 
 
-def test_the_prediction_is_what_the_plan_holds_when_the_operation_has_allocated(plan: Any) -> None:
+def test_the_prediction_is_what_the_plan_holds_at_the_operation(plan: Any) -> None:
     static = float(plan.costs.static_of(0))
     kept = float(plan.costs.activation[0])
     assert predicted_at(failed_at("0F0", plan), plan) == pytest.approx(static + kept)
@@ -63,7 +63,7 @@ def test_advice_for_a_measured_plan_counts_with_what_was_measured() -> None:
     assert 0.5 < float(said.split("then fits, at ")[1].split(" times")[0]) < 2
 
 
-def test_where_nothing_takes_less_the_advice_is_other_hardware_or_sizes(plan: Any) -> None:
+def test_where_nothing_takes_less_other_sizes_are_advised(plan: Any) -> None:
     peak = float(max(plan.simulate().peak_memory))
     said = str(
         explain_shortage(failed_at("0F1", plan), plan, memory=predicted_at(failed_at("0F1", plan), plan) + 0.85 * peak)
@@ -87,7 +87,7 @@ def run_short_of_memory(told: Connection) -> None:
         told.send(str(error))
 
 
-def test_a_shortage_that_torchs_allocator_tells_is_recognised_and_named() -> None:
+def test_a_shortage_that_torchs_allocator_tells_is_named() -> None:
     processes: Any = multiprocessing.get_context(forked.START_METHOD)
     heard, told = processes.Pipe(duplex=False)
     process = processes.Process(target=run_short_of_memory, args=(told,))
@@ -110,15 +110,12 @@ def offloading(plan: Plan) -> Plan:
     return replace(plan, schedule=schedule, costs=costs)
 
 
-def test_what_is_on_the_host_at_a_time_is_counted(plan_file: Any) -> None:
-    assert offloaded_peaks(offloading(Plan.load(plan_file(1))).simulate()) == [2 * SIZE]
-
-
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_a_host_without_room_for_offloaded_activations_is_refused(
     plan_file: Any, monkeypatch: pytest.MonkeyPatch, gpus: int
 ) -> None:
     plan = offloading(Plan.load(plan_file(1)))
+    assert offloaded_peaks(plan.simulate()) == [2 * SIZE]
     on_device = max(plan.simulate().peak_memory)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     sizes = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 2 * SIZE - 1 if gpus else on_device + 2 * SIZE - 1}

@@ -28,6 +28,8 @@ REPORT = StepReport(
     peak_memory=(2**20, 2**21), busy=(1.0, 1.5), mfu=0.4, bubble_fraction=0.125,
 )  # fmt: skip
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 
 def test_the_bubble_is_that_of_the_simulated_timeline() -> None:
     costs = db.StageCosts.of(stages=2, communication=1)
@@ -37,7 +39,7 @@ def test_the_bubble_is_that_of_the_simulated_timeline() -> None:
     assert bubble_fraction(devices) == pytest.approx(timeline.bubble_fraction)
 
 
-def test_a_tokens_operations_are_six_per_matrix_parameter_and_attention_to_half_the_sequence() -> None:
+def test_a_tokens_operations_are_those_of_matrices_and_attention() -> None:
     model = db.models["llama2-7b"]
     matrices = model.parameters - model.vocab * model.hidden
     attention = 32 * 4 * (4096 / 2) * 4096
@@ -51,16 +53,11 @@ def test_utilization_is_of_all_devices_peak_in_the_runs_dtype() -> None:
     utilization = Utilization.of(model, cluster, RunOptions(sequence_length=512), devices=2)
     assert utilization.peak == 2 * 312e12
     assert utilization.mfu(1e6) == pytest.approx(1e6 * flops_per_token(model, 512) / (2 * 312e12))
+    options = RunOptions(sequence_length=512, dtype="fp32")
+    assert Utilization.of(model, db.Cluster.parse("2xCPU"), options, devices=2).mfu(1e6) is None
 
 
-def test_devices_of_no_known_peak_have_no_utilization() -> None:
-    utilization = Utilization.of(
-        db.models["llama-tiny"], db.Cluster.parse("2xCPU"), RunOptions(sequence_length=512, dtype="fp32"), devices=2
-    )
-    assert utilization.mfu(1e6) is None
-
-
-def test_the_line_of_a_step_has_norm_speed_utilization_bubble_and_memory() -> None:
+def test_the_line_of_a_step_has_all_its_figures() -> None:
     assert str(REPORT) == "loss 2.500   norm 1.25   1,000 tokens/s   MFU 40.0%   bubble 12%   peak 2.00 MiB"
 
 
@@ -75,7 +72,6 @@ def test_a_run_that_has_become_slower_says_by_how_much() -> None:
     assert outcome([9.0] * 3 + [1.0] * 3).slowdown is None
 
 
-@pytest.mark.usefixtures("process_group")
 def test_a_run_says_what_was_planned_allocated_and_reserved(plan_file: Any) -> None:
     summary = train_alone(TrainOptions(plan=plan_file(1), steps=2))
     assert summary.allocator is None
@@ -86,16 +82,22 @@ def test_a_run_says_what_was_planned_allocated_and_reserved(plan_file: Any) -> N
     assert on_gpu.as_dict()["allocator"] == [{"allocated": 3 << 30, "reserved": 4 << 30}]
 
 
-def test_tensorboard_is_refused_before_any_rank_starts_where_it_is_not_installed(
-    plan_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        ("tensorboard", {"tensorboard": Path("logs")}, "install debubble with its tensorboard extra"),
+        ("wandb", {"wandb": "project"}, "install the package wandb"),
+    ],
+)
+def test_what_is_not_installed_is_refused_before_any_rank_starts(
+    plan_file: Any, monkeypatch: pytest.MonkeyPatch, module: str, options: Any, message: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(InputError, match="install debubble with its tensorboard extra"):
-        check(TrainOptions(plan=plan_file(1), tensorboard=tmp_path))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=message):
+        check(TrainOptions(plan=plan_file(1), **options))
 
 
-@pytest.mark.usefixtures("process_group")
-def test_tensorboard_has_every_steps_figures_and_a_resumed_run_goes_on_in_them(plan_file: Any, tmp_path: Path) -> None:
+def test_tensorboard_has_every_steps_figures_of_resumed_runs_too(plan_file: Any, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     options = TrainOptions(plan=plan_file(1), steps=2, checkpoint=tmp_path / "c", tensorboard=tmp_path / "t")
     first = train_alone(options)
@@ -111,15 +113,6 @@ def test_tensorboard_has_every_steps_figures_and_a_resumed_run_goes_on_in_them(p
     ]
 
 
-def test_weights_and_biases_is_refused_before_any_rank_starts_where_it_is_not_installed(
-    plan_file: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match="install the package wandb"):
-        check(TrainOptions(plan=plan_file(1), wandb="project"))
-
-
-@pytest.mark.usefixtures("process_group")
 def test_weights_and_biases_gets_every_steps_figures(plan_file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Mock()
     monkeypatch.setitem(sys.modules, "wandb", Mock(init=Mock(return_value=run)))

@@ -51,13 +51,10 @@ def test_schedules_are_torchs(name: str, parts: Any) -> None:
     assert rates == pytest.approx(torch_rates(*parts), rel=1e-12)
 
 
-def test_warm_up_stable_decay_stays_at_the_peak_and_decays_in_the_last_fifth() -> None:
+def test_warm_up_stable_decay_decays_in_the_last_fifth() -> None:
     rates = [learning_rate(step, peak=1.0, warmup=0, steps=11, schedule="wsd") for step in range(11)]
     assert rates == pytest.approx([1.0] * 9 + [0.55, 0.1], rel=1e-12)
-
-
-def test_steps_beyond_the_last_stay_at_the_floor() -> None:
-    assert learning_rate(99, peak=1.0, warmup=2, steps=10) == pytest.approx(0.1)
+    assert learning_rate(99, peak=1.0, warmup=2, steps=10) == pytest.approx(0.1)  # It stays at the floor.
 
 
 @pytest.fixture
@@ -114,7 +111,7 @@ def test_states_beyond_what_the_plan_counts_are_refused(options: TrainOptions) -
         check(replace(planned, optimizer="adamw"))
 
 
-def test_a_plan_for_an_optimizer_that_torch_has_not_asks_for_its_class(options: TrainOptions) -> None:
+def test_an_optimizer_that_torch_has_not_is_asked_for(options: TrainOptions) -> None:
     with pytest.raises(
         InputError, match=r"has no lion, .* --optimizer module:Class, or plan with --optimizer adamw or"
     ):
@@ -176,7 +173,7 @@ class Remembering(InEightBits):
             self.state[parameter]["history"] = []
 
 
-def test_states_that_no_checkpoint_holds_are_refused_where_there_are_some() -> None:
+def test_states_that_no_checkpoint_holds_are_refused() -> None:
     check_optimizer("mine:Remembering", Remembering, planned="sgd")
     with pytest.raises(InputError, match="keeps history, which is no tensor and no number"):
         check_optimizer("mine:Remembering", Remembering, planned="sgd", saved=True)

@@ -71,29 +71,28 @@ class CountingGroups(Optimizer):
 @pytest.fixture
 def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
     (tmp_path / "text.txt").write_text("Ten green bottles, hanging on the wall; " * 40)
-    return TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", steps=6, warmup=1, learning_rate=0.01)
+    return TrainOptions(plan=plan_file(1), data=tmp_path / "text.txt", steps=4, warmup=1, learning_rate=0.01)
 
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(
     "optimizer",
     [
-        {"optimizer": "momentum"},
-        {"optimizer": "sgd"},
-        {"optimizer": "torch.optim:Adafactor"},
-        {"optimizer": f"{__name__}:EightBits"},
-        {"optimizer": f"{__name__}:CountingGroups"},
+        pytest.param("momentum", marks=pytest.mark.slow),
+        pytest.param("torch.optim:Adafactor", marks=pytest.mark.slow),
+        f"{__name__}:EightBits",
+        f"{__name__}:CountingGroups",
     ],
-    ids=["momentum", "sgd", "adafactor", "8 bits", "counting groups"],
+    ids=["momentum", "adafactor", "8 bits", "counting groups"],
 )
-def test_a_resumed_run_goes_on_bit_for_bit(optimizer: Any, options: TrainOptions, tmp_path: Path) -> None:
-    options = replace(options, **optimizer)
+def test_a_resumed_run_goes_on_bit_for_bit(optimizer: str, options: TrainOptions, tmp_path: Path) -> None:
+    options = replace(options, optimizer=optimizer)
     whole = train_alone(options)
     checkpoints = tmp_path / "checkpoints"
-    train_alone(replace(options, checkpoint=checkpoints, save_every=3, keep=9))
+    train_alone(replace(options, checkpoint=checkpoints, save_every=2, keep=9))
     checkpoint_folder.latest(checkpoints).rename(tmp_path / "later")
     resumed = train_alone(replace(options, checkpoint=checkpoints, resume=True))
-    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][3:]
+    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][2:]
 
 
 def states(plan: db.Plan) -> list[dict[str, Any]]:
@@ -107,7 +106,7 @@ def states(plan: db.Plan) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_states_of_8_bits_are_resumed_on_another_pipeline_and_refused_under_another_division(tmp_path: Path) -> None:
+def test_8_bits_are_resumed_but_not_under_another_division(tmp_path: Path) -> None:
     schedule = db.schedules["1f1b"](devices=1, micro_batches=2)
     (whole,) = states(plan_of(schedule, LLAMA, dtype="fp32"))
     first, last = states(plan_of(db.schedules["1f1b"](devices=2, micro_batches=2), LLAMA, dtype="fp32"))

@@ -57,7 +57,7 @@ def prefetch(forked_processes: None) -> Iterator[Callable[..., Prefetcher]]:
         yield lambda items, stride: ends.enter_context(closing(Prefetcher(items, stride=stride)))
 
 
-def test_batches_are_those_of_the_samples_themselves_also_after_a_leap(prefetch: Any) -> None:
+def test_batches_are_those_of_the_samples_also_after_a_leap(prefetch: Any) -> None:
     prefetched = prefetch(samples(), 2)
     for first in (0, 2, 1, 3):
         found = prefetched.batch(first, count=1)
@@ -79,7 +79,7 @@ def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for(prefetch: Any) 
         prefetched.batch(5, count=1)
 
 
-def test_random_numbers_of_the_training_are_its_own_while_items_are_made(prefetch: Any) -> None:
+def test_random_numbers_of_the_training_are_its_own(prefetch: Any) -> None:
     seed_generators()
     expected = [drawn() for _ in range(4)]
     seed_generators()
@@ -130,8 +130,9 @@ def ask_for_an_item(kind: type[Waiting], told: Connection) -> None:
     Prefetcher(DatasetSamples(dataset=kind(told), sequence_length=1), stride=1).batch(0, count=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Waiting, Late])
-def test_the_process_that_makes_items_ends_with_a_rank_that_is_killed(kind: type[Waiting]) -> None:
+def test_the_process_that_makes_items_ends_with_its_rank(kind: type[Waiting]) -> None:
     heard, told = FORKED.Pipe(duplex=False)
     rank = FORKED.Process(target=ask_for_an_item, args=(kind, told))
     rank.start()

@@ -21,34 +21,35 @@ def sentence(exit_codes: dict[int, int], reasons: dict[int, Reason], requested: 
     return str(first_failure(exit_codes, reasons, ending=ENDING, requested=requested))
 
 
-def test_the_earliest_error_is_the_cause() -> None:
-    reasons = {0: reason(2.0), 1: reason(1.0, text="ValueError: no."), 2: reason(6.0, ended_by="SIGHUP")}
-    assert sentence({0: 1, 1: 1}, reasons) == (
-        "Rank 1 failed: ValueError: no. (It sums the loss; rank 0 sums the loss; rank 2 sums the loss.)"
-    )
+LOST, HUNG_UP = reason(1.0), reason(6.0, ended_by="SIGHUP")
+BUG = "ValueError: no."
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_a_killed_rank_comes_before_those_that_lost_it(number: signal.Signals) -> None:
-    assert sentence({0: 1, 1: -number}, {0: reason(1.0)}) == (
-        f"Rank 1 was killed by {number.name}; rank 0 sums the loss; the other ranks were ended."
-    )
-
-
-def test_a_rank_that_sigterm_ended_is_the_cause_of_what_followed() -> None:
-    reasons = {0: reason(2.0), 1: reason(1.0, ended_by="SIGTERM")}
-    assert sentence({0: 1}, reasons) == (
-        "Rank 1 was ended by SIGTERM; rank 0 sums the loss; the other ranks were ended."
-    )
-
-
-def test_what_the_launcher_ended_is_no_cause() -> None:
-    reasons = {0: reason(2.0, text="ValueError: no."), 1: reason(6.0, ended_by="SIGHUP")}
-    assert sentence({0: 1}, reasons).startswith("Rank 0 failed: ValueError: no.")
-
-
-def test_a_rank_that_says_nothing_has_its_exit_code() -> None:
-    assert sentence({1: 7}, {}) == "Rank 1 ended with exit code 7; the other ranks were ended."
+@pytest.mark.parametrize(
+    ("codes", "reasons", "said"),
+    [
+        (
+            {0: 1, 1: 1},
+            {0: reason(2.0), 1: reason(1.0, text=BUG), 2: HUNG_UP},
+            "Rank 1 failed: ValueError: no. (It sums the loss; rank 0 sums the loss; rank 2 sums the loss.)",
+        ),
+        (
+            {0: 1, 1: -signal.SIGSEGV},
+            {0: LOST},
+            "Rank 1 was killed by SIGSEGV; rank 0 sums the loss; the other ranks were ended.",
+        ),
+        (
+            {0: 1},
+            {0: reason(2.0), 1: reason(1.0, ended_by="SIGTERM")},
+            "Rank 1 was ended by SIGTERM; rank 0 sums the loss; the other ranks were ended.",
+        ),
+        ({0: 1}, {0: reason(2.0, text=BUG), 1: HUNG_UP}, "Rank 0 failed: ValueError: no. (It"),
+        ({1: 7}, {}, "Rank 1 ended with exit code 7; the other ranks were ended."),
+    ],
+    ids=["the earliest error", "a killed rank", "a rank that was ended", "not what the launcher ended", "no word"],
+)
+def test_the_first_failure_is_the_cause(codes: dict[int, int], reasons: dict[int, Reason], said: str) -> None:
+    assert sentence(codes, reasons).startswith(said)
 
 
 @pytest.mark.parametrize("reasons", [{}, {1: reason(1.0, ended_by="SIGUSR1")}], ids=["at once", "with a reason"])

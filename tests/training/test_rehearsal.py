@@ -35,14 +35,12 @@ def rehearsed(plan: db.Plan, steps: int = 1) -> Trace:
     ("name", "entries"),
     [
         ("1f1b", {}),
-        ("zb-h1", {}),
         ("interleaved", {"chunks": 2}),
         ("1f1b", {"communication": 0.001, "communication_model": "blocking"}),
-        ("bpipe", {"offload": 0.001}),
         ("pipeoffload", {"offload": 0.001, "offload_overlap": 0.5, "reload_overlap": 0.5, "chunks": 2}),
     ],
 )
-def test_every_operation_of_the_program_happens_and_compute_takes_its_time(name: str, entries: Any) -> None:
+def test_every_operation_happens_and_takes_its_time(name: str, entries: Any) -> None:
     plan = abstract_plan(name, devices=2, **entries)
     program = plan.simulate().program
     events = {event.name: event for event in rehearsed(plan).typical.events}
@@ -85,14 +83,10 @@ def test_every_step_is_in_the_trace_and_can_be_compared() -> None:
 
 
 def test_scaling_a_plan_scales_every_time_and_no_size() -> None:
-    plan = abstract_plan("1f1b", devices=2, activation=7, offload=0.5)
+    plan = abstract_plan("1f1b", devices=2, activation=7, offload=0.5, parameter_gather=0.5, gathered=1, static=2)
     costs = scaled(plan, 10).costs
+    assert scaled(plan, 2).simulate().makespan == 2 * plan.simulate().makespan
+    assert costs.parameter_gather == (5, 5)
     assert costs.forward == (0.01, 0.01)
     assert costs.offload == costs.reload == (5, 5)
     assert costs.activation == (7, 7)
-
-
-def test_a_scaled_plan_gathers_parameters_more_slowly_too() -> None:
-    plan = abstract_plan("1f1b", devices=2, parameter_gather=0.5, gathered=1, static=2)
-    assert scaled(plan, 2).costs.parameter_gather == (1, 1)
-    assert scaled(plan, 2).simulate().makespan == 2 * plan.simulate().makespan

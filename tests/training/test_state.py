@@ -1,6 +1,3 @@
-import itertools
-import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,35 +39,18 @@ def test_two_devices_save_together_what_one_saves_whatever_is_tied(plan_file: An
 TABLE = [("model.", ""), *(("optimizer.", f".{what}") for what in ("step", "exp_avg", "exp_avg_sq"))]
 
 
-@pytest.mark.parametrize("degrees", [{"data": 2, "zero": 2}, {"tensor": 2}, {"tensor": 2, "data": 2, "zero": 1}])
-def test_the_ranks_pieces_make_up_every_tensor_whole_and_once(plan_file: Any, degrees: Any) -> None:
-    plan = Plan.load(plan_file(1))
-    plan = replace(plan, options=replace(plan.options, **degrees))
-
-    def of(transport: Threads) -> dict[str, TensorShard]:
-        return state_of(Pipeline(None, plan, transport=transport, optimizer=optimizer_maker("adamw", weight_decay=0.1)))
-
-    ranks = Threads.run(degrees.get("data", 1) * degrees.get("tensor", 1), of)
-    for name, piece in ranks[0].items():
-        places = {block.offsets: math.prod(block.size) for state in ranks for block in state[name].blocks}
-        assert sum(places.values()) == piece.shape.numel(), name
-    assert any(ranks[0][name].blocks != ranks[-1][name].blocks for name in ranks[0])
-
-
 EXPERTS = {**MIXTRAL, "num_local_experts": 6}
 
 
 @pytest.mark.parametrize(
     ("config", "options"),
     [
-        *itertools.product((GPT2, MIXTRAL), ({}, {"data": 3, "zero": 2}, {"lora": 3, "data": 2, "zero": 1})),
-        (EXPERTS, {"data": 3, "expert": 3}),
+        (GPT2, {}),
+        (MIXTRAL, {"data": 3, "zero": 2}),
         (EXPERTS, {"data": 2, "expert": 2, "zero": 1, "tensor": 1}),
-        (EXPERTS, {"data": 6, "expert": 2, "zero": 2}),
-        (EXPERTS, {"data": 6, "expert": 2, "zero": 3}),
+        pytest.param(EXPERTS, {"data": 6, "expert": 2, "zero": 3}, marks=pytest.mark.slow),
         (GPT2, {"lora": 3, "data": 2, "zero": 3}),
         ({**GPT2, "n_embd": 128, "n_head": 2, "n_layer": 1}, {"lora": 3, "quantize": "nf4", "data": 2, "zero": 2}),
-        (GPT2, {"lora": 3, "quantize": "nf4-dq", "data": 2, "zero": 2, "tensor": 1}),
     ],
 )
 def test_blocks_of_fused_layers_and_of_rows_make_up_what_one_rank_has(config: Any, options: Any) -> None:

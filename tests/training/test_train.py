@@ -1,9 +1,7 @@
 import json
 import os
-import pickle
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 
 import debubble as db
 from debubble.cli.answers import ANSWERS
-from debubble.ir import InputError, RunOptions, Trace
+from debubble.ir import InputError, Trace
 from debubble.plans import Plan
 from debubble.runtime.launch.failures import RunError
 from debubble.runtime.launch.launcher import encode_options, launch
@@ -26,6 +24,8 @@ from debubble.training.memory_check import check_host_memory
 from debubble.training.options import TrainOptions, data_remark, frozen_remark, rate_remark, with_settings
 from tests.support.model_cases import on_cpus
 from tests.support.training_cases import train_alone
+
+pytestmark = pytest.mark.usefixtures("process_group")
 
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(200))
 
@@ -40,7 +40,6 @@ def changed(options: TrainOptions, **entries: Any) -> TrainOptions:
     return TrainOptions(**{**vars(options), **entries})
 
 
-@pytest.mark.usefixtures("process_group")
 def test_the_loss_falls_and_the_outcome_has_it(options: Any) -> None:
     outcome = train_alone(changed(options, steps=30))
     losses = [report.loss for report in outcome.reports]
@@ -50,17 +49,6 @@ def test_the_loss_falls_and_the_outcome_has_it(options: Any) -> None:
     assert outcome.as_dict()["losses"] == losses
 
 
-@pytest.mark.usefixtures("process_group")
-def test_a_resumed_run_goes_on_bit_for_bit(options: Any, tmp_path: Path) -> None:
-    whole = train_alone(options)
-    train_alone(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
-    assert [p.name for p in checkpoint_folder.checkpoints(tmp_path / "c")] == ["step-000003", "step-000006"]
-    checkpoint_folder.latest(tmp_path / "c").rename(tmp_path / "later")
-    resumed = train_alone(changed(options, checkpoint=tmp_path / "c", resume=True))
-    assert [r.loss for r in resumed.reports] == [r.loss for r in whole.reports][3:]
-
-
-@pytest.mark.usefixtures("process_group")
 def test_the_trace_and_the_page_of_both_timelines_are_written(options: Any, tmp_path: Path) -> None:
     train_alone(changed(options, trace=tmp_path / "trace.json", html=tmp_path / "timeline.html"))
     trace = Trace.load(tmp_path / "trace.json")
@@ -72,11 +60,8 @@ def test_the_trace_and_the_page_of_both_timelines_are_written(options: Any, tmp_
     assert "Measured" in page
 
 
-@pytest.mark.usefixtures("process_group")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_model_and_then_adapters_on_top_of_it_are_trained_from_where_they_were_saved(
-    options: Any, tmp_path: Path
-) -> None:
+def test_a_model_and_then_adapters_train_on_from_what_was_saved(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     whole, adapters, more = tmp_path / "whole", tmp_path / "adapters", tmp_path / "more"
     plan = Plan.load(options.plan)
@@ -122,7 +107,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_run(run: Any, opti
     assert "/ cannot be written: it is a folder." in err
 
 
-def test_a_plan_for_larger_devices_than_this_machine_is_refused_before_anything_is_allocated() -> None:
+def test_a_plan_for_larger_devices_than_here_is_refused() -> None:
     plan = db.plan(db.models["llama2-70b"], db.Cluster.parse("64xB200-192GB"), planner="merak", zero=0)
     with pytest.raises(InputError, match=r"The plan's 64 ranks need .* in all, but this machine has"):
         check_host_memory(plan)
@@ -136,34 +121,26 @@ def test_a_plan_for_gpus_that_runs_on_the_cpu_is_told_so(cluster: str, said: Any
     assert remark is None if said is None else said in (remark or "")
 
 
-def test_a_plan_of_abstract_costs_is_refused(options: Any, tmp_path: Path) -> None:
-    abstract = replace(Plan.load(options.plan), model_on_cluster=None)
-    abstract.save(tmp_path / "abstract.json")
-    with pytest.raises(InputError, match="has no model to run"):
-        check(changed(options, plan=tmp_path / "abstract.json"))
-
-
-def test_a_plan_that_its_ranks_would_refuse_is_refused_before(options: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_on_cluster": None}, "has no model to run"),
+        ({"partition": "backwards"}, "does not list the units of its model in order"),
+    ],
+)
+def test_a_plan_that_no_rank_can_run_is_refused(options: Any, changes: Any, message: str, tmp_path: Path) -> None:
     plan = Plan.load(options.plan)
-    replace(plan, partition=tuple(stage[::-1] for stage in plan.partition)).save(tmp_path / "other.json")
-    with pytest.raises(InputError, match="does not list the units of its model in order"):
+    backwards = {"partition": tuple(stage[::-1] for stage in plan.partition)} if "partition" in changes else changes
+    replace(plan, **backwards).save(tmp_path / "other.json")
+    with pytest.raises(InputError, match=message):
         check(changed(options, plan=tmp_path / "other.json"))
 
 
-@pytest.mark.usefixtures("process_group")
 def test_a_run_that_may_find_no_checkpoint_starts_anew_or_goes_on(options: Any, tmp_path: Path) -> None:
     restartable = changed(options, checkpoint=tmp_path / "c", auto_resume=True, steps=2)
     first = train_alone(restartable)
     assert [r.step for r in first.reports] == [1, 2]
     assert [r.step for r in train_alone(changed(restartable, steps=3)).reports] == [3]
-
-
-@pytest.mark.usefixtures("process_group")
-def test_a_resumed_run_keeps_the_settings_that_are_not_given_anew(options: Any, tmp_path: Path) -> None:
-    train_alone(changed(options, checkpoint=tmp_path / "c", steps=1, clip=0.5))
-    again = TrainOptions(plan=options.plan, checkpoint=tmp_path / "c", resume=True)
-    settled = with_settings({"steps": 4, "learning_rate": None, "clip": None}, again)
-    assert (settled.steps, settled.learning_rate, settled.warmup, settled.clip) == (4, 0.01, 2, 0.5)
 
 
 def rates(options: TrainOptions) -> list[float]:
@@ -185,10 +162,7 @@ def test_adapters_beside_random_weights_are_remarked_on(options: Any, tmp_path: 
     assert frozen_remark(options, plan) is None
 
 
-@pytest.mark.usefixtures("process_group")
-def test_loaded_weights_are_trained_at_a_rate_that_does_not_undo_them_unless_one_is_given(
-    options: Any, tmp_path: Path
-) -> None:
+def test_loaded_weights_have_a_low_rate_unless_one_is_given(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     fresh = changed(options, steps=2, warmup=1, learning_rate=None, save=tmp_path / "whole")
     loaded = changed(fresh, load=(tmp_path / "whole",), save=None)
@@ -200,7 +174,6 @@ def test_loaded_weights_are_trained_at_a_rate_that_does_not_undo_them_unless_one
     assert [rate_remark(o) for o in (fresh, given)] == [None, None]
 
 
-@pytest.mark.usefixtures("process_group")
 def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     train_alone(changed(options, steps=1, save=tmp_path / "whole"))
@@ -210,7 +183,6 @@ def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path
     assert again.peak_rate == 1e-5
 
 
-@pytest.mark.usefixtures("process_group")
 def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_path: Path) -> None:
     with_checkpoint = changed(options, checkpoint=tmp_path / "c")
     train_alone(with_checkpoint)
@@ -220,7 +192,6 @@ def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_pat
         check(changed(with_checkpoint, resume=True))
 
 
-@pytest.mark.usefixtures("process_group")
 def test_a_resumed_run_has_to_be_given_its_data_again(options: Any, tmp_path: Path) -> None:
     own = tmp_path / "own.txt"
     own.write_text("a text of one's own " * 2000)
@@ -242,26 +213,12 @@ def flipped(newest: Path) -> None:
     shard.write_bytes(content)
 
 
-def foreign(newest: Path) -> None:
-    (newest / ".metadata").write_bytes(pickle.dumps(print))
-    names = ("__0_0.distcp", ".metadata", "progress.json")
-    checkpoint_folder.write_manifest(newest, {name: checkpoint_folder.Digest.of(newest / name) for name in names})
-
-
 DAMAGE = {
     "a flipped bit": (flipped, "the checksum of __0_0.distcp is not"),
-    "a zeroed shard": (
-        lambda p: (p / "__0_0.distcp").write_bytes(bytes((p / "__0_0.distcp").stat().st_size)),
-        "checksum",
-    ),
-    "a cut shard": (lambda p: (p / "__0_0.distcp").write_bytes(b"PK"), "__0_0.distcp has 2 bytes"),
-    "a missing shard": (lambda p: (p / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
-    "foreign metadata": (foreign, ".metadata names builtins.print"),
     "no progress": (lambda p: (p / "progress.json").unlink(), "progress.json is missing"),
 }
 
 
-@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_run_goes_on_from_the_newest_whole_checkpoint(
     options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, said: Any
@@ -278,10 +235,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(
     assert line.endswith("It is put aside, and the run goes on from step-000003.")
 
 
-@pytest.mark.usefixtures("process_group")
-def test_a_run_that_falls_back_takes_the_settings_of_the_checkpoint_that_it_goes_on_from(
-    options: Any, tmp_path: Path
-) -> None:
+def test_a_run_that_falls_back_takes_that_checkpoints_settings(options: Any, tmp_path: Path) -> None:
     folder = tmp_path / "c"
     train_alone(changed(options, checkpoint=folder, steps=2, keep=9, clip=0.5))
     train_alone(changed(options, checkpoint=folder, steps=4, keep=9, clip=0.7, resume=True))
@@ -293,7 +247,6 @@ def test_a_run_that_falls_back_takes_the_settings_of_the_checkpoint_that_it_goes
     assert checkpoint_folder.progress_of(folder / "step-000003").recipe.clip == 0.5
 
 
-@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
 def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damage: Any, said: Any) -> None:
     saving = changed(options, checkpoint=tmp_path / "c", steps=2)
@@ -304,7 +257,6 @@ def test_a_damaged_checkpoint_is_not_resumed(options: Any, tmp_path: Path, damag
             train_alone(resuming)
 
 
-@pytest.mark.usefixtures("process_group")
 def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
     options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,23 +265,6 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
     (tmp_path / "c" / "step-000002" / "manifest.json").unlink()
     train_alone(replace(saving, steps=3, resume=True))
     assert "step-000002 has no checksums: an earlier version wrote it" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("process_group")
-def test_resuming_a_damaged_checkpoint_ends_with_one_sentence(options: Any, train: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    train_alone(changed(options, checkpoint=folder, steps=2))
-    flipped(folder / "step-000002")
-    more = ["--checkpoint", str(folder), "--resume", "--steps", "4"]
-    code, _, said = train(*arguments(options, *more))
-    sentence = (
-        f"The checkpoint {folder / 'step-000002'} is damaged: the checksum of __0_0.distcp is not that of what was"
-    )
-    assert (code, said.splitlines()[-1]) == (1, f"debubble: {sentence} written.")
-    assert "Traceback" not in said
-
-
-DEBUBBLE = [sys.executable, "-c", "import sys; from debubble.cli import main; sys.exit(main())"]
 
 
 def arguments(options: TrainOptions, *more: str) -> list[str]:
@@ -344,7 +279,6 @@ def answer_of(finished: tuple[int, str, str]) -> Any:
     return json.loads(answer)
 
 
-@pytest.mark.usefixtures("process_group")
 def test_two_ranks_resume_what_one_rank_began(options: Any, train: Any, tmp_path: Path, plan_file: Any) -> None:
     whole = train_alone(options)
     train_alone(changed(options, checkpoint=tmp_path / "c", save_every=3, keep=9))
@@ -363,67 +297,42 @@ def losses(train: Any) -> Callable[..., list[float]]:
     return lambda options, *more: answer_of(train(*arguments(options, "--json", *more)))["losses"]
 
 
-@pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("zero", [2, 3])
-def test_divided_states_go_on_bit_for_bit_and_can_be_joined(
-    options: Any, losses: Any, tmp_path: Path, zero: int
+MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "config"),
+    [
+        pytest.param({"data": 2, "zero": 2}, {}, id="states", marks=pytest.mark.slow),
+        pytest.param({"data": 2, "zero": 3}, {}, id="parameters"),
+        pytest.param({"tensor": 2}, {}, id="layers"),
+        pytest.param({"context": 2}, {}, id="sequences", marks=pytest.mark.slow),
+        pytest.param({"data": 2, "expert": 2}, MIXTURE, id="experts", marks=pytest.mark.slow),
+    ],
+)
+def test_what_two_ranks_divide_trains_like_the_whole_and_is_joined(
+    options: Any, losses: Any, tmp_path: Path, degrees: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    """Two replicas that each own half of every parameter's rows, then the same again, then one rank alone."""
-    plan, divided = Plan.load(options.plan), tmp_path / "divided.json"
-    gathered = plan.costs.replace(gathered=1 if zero == 3 else 0)
-    replace(plan, costs=gathered, options=replace(plan.options, data=2, zero=zero)).save(divided)
-    folder, two = tmp_path / "c", changed(options, plan=divided)
-    saving = ["--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
-    whole = losses(two, "--steps", "4", *saving)
-    shutil.rmtree(folder / "step-000004")
-    assert losses(two, "--resume", *saving) == whole[2:]
-    shutil.rmtree(folder / "step-000004")
-    # One rank takes all 8 sequences of a step.
-    costs = replace(plan.options, micro_batch_size=2)
-    replace(plan, options=costs).save(tmp_path / "one.json")
-    alone = train_alone(changed(options, plan=tmp_path / "one.json", checkpoint=folder, resume=True, steps=4))
-    assert [r.loss for r in alone.reports] == pytest.approx(whole[2:], rel=1e-5)
-
-
-@pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("degree", ["tensor", "context"])
-def test_divided_layers_or_sequences_train_like_whole_ones_and_can_be_joined(
-    options: Any, losses: Any, tmp_path: Path, degree: str
-) -> None:
-    """Two ranks that divide every layer, or every sequence, then one alone; shards of moments make up whole ones."""
-    plan, divided, folder = Plan.load(options.plan), tmp_path / "divided.json", tmp_path / "c"
-    replace(plan, options=RunOptions(**{**vars(plan.options), degree: 2})).save(divided)
-    whole = [r.loss for r in train_alone(changed(options, steps=4)).reports]
-    saving = ["--steps", "4", "--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
-    assert losses(changed(options, plan=divided), *saving) == pytest.approx(whole, rel=1e-5)
-    shutil.rmtree(folder / "step-000004")
-    alone = train_alone(changed(options, checkpoint=folder, resume=True, steps=4))
-    assert [r.loss for r in alone.reports] == pytest.approx(whole[2:], rel=1e-5)
-
-
-@pytest.mark.usefixtures("process_group")
-def test_divided_experts_train_like_whole_ones_and_can_be_joined(options: Any, losses: Any, tmp_path: Path) -> None:
-    """Two replicas that divide the experts of every layer, then one rank with all of them."""
-    plan, divided, alone, folder = (
-        Plan.load(options.plan),
-        tmp_path / "divided.json",
-        tmp_path / "one.json",
-        tmp_path / "c",
-    )
+    """Two ranks, then the same from a checkpoint, bit for bit, then one rank alone, with all sequences of a step."""
+    plan, divided, alone, folder = Plan.load(options.plan), tmp_path / "two.json", tmp_path / "one.json", tmp_path / "c"
     assert plan.model is not None
-    mixture = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
-    plan = replace(plan, model_on_cluster=on_cpus({**plan.model.config, **mixture}))
-    replace(plan, options=replace(plan.options, data=2, expert=2)).save(divided)
-    # One rank takes all 8 sequences of a step.
-    replace(plan, options=replace(plan.options, micro_batch_size=2)).save(alone)
+    plan = replace(plan, model_on_cluster=on_cpus({**plan.model.config, **config}))
+    gathered = plan.costs.replace(gathered=int(degrees.get("zero") == 3))
+    replace(plan, costs=gathered, options=replace(plan.options, **degrees)).save(divided)
+    replace(plan, options=replace(plan.options, micro_batch_size=degrees.get("data", 1))).save(alone)
+    saving = ["--steps", "4", "--checkpoint", str(folder), "--save-every", "2", "--keep", "9"]
     whole = [r.loss for r in train_alone(changed(options, plan=alone, steps=4)).reports]
-    saving = ["--steps", "2", "--checkpoint", str(folder)]
-    assert losses(changed(options, plan=divided), *saving) == pytest.approx(whole[:2], rel=1e-5)
-    resumed = train_alone(changed(options, plan=alone, checkpoint=folder, resume=True, steps=4))
-    assert [r.loss for r in resumed.reports] == pytest.approx(whole[2:], rel=1e-5)
+    two = losses(changed(options, plan=divided), *saving)
+    assert two == pytest.approx(whole, rel=1e-5)
+    shutil.rmtree(folder / "step-000004")
+    assert losses(changed(options, plan=divided), "--resume", *saving) == two[2:]
+    shutil.rmtree(folder / "step-000004")
+    joined = train_alone(changed(options, plan=alone, checkpoint=folder, resume=True, steps=4))
+    assert [r.loss for r in joined.reports] == pytest.approx(whole[2:], rel=1e-5)
 
 
-def test_a_killed_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoint(
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_and_leaves_its_checkpoint(
     options: Any, tmp_path: Path, plan_file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
@@ -435,6 +344,7 @@ def test_a_killed_rank_ends_the_run_with_its_reason_and_leaves_the_last_checkpoi
     assert checkpoint_folder.progress_of(checkpoint_folder.latest(tmp_path / "c")).step == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_processes")
 def test_a_hung_rank_is_named_with_what_the_others_wait_for(options: Any, plan_file: Any) -> None:
     hanging = changed(options, plan=plan_file(2), hang_timeout=2)
@@ -444,3 +354,25 @@ def test_a_hung_rank_is_named_with_what_the_others_wait_for(options: Any, plan_f
         "The run hangs, nothing has moved for 2 s: rank 1 runs the training loop and does not end; rank 0 meets the"
         " other ranks."
     )
+
+
+def losses_of(options: TrainOptions, **entries: Any) -> list[float]:
+    return [report.loss for report in train_alone(changed(options, **entries)).reports]
+
+
+@pytest.mark.parametrize("interval", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_any_checkpoint_of_a_run_is_resumed_bit_for_bit(options: TrainOptions, tmp_path: Path, interval: int) -> None:
+    whole = losses_of(options, steps=9, checkpoint=tmp_path / "c", save_every=interval, keep=99)
+    saved = sorted((tmp_path / "c").glob("step-*"))
+    assert [int(p.name[5:]) for p in saved] == [*range(interval, 9, interval), 9]
+    for checkpoint in saved[:-1]:
+        alone = tmp_path / f"resumed-{checkpoint.name}"
+        shutil.copytree(checkpoint, alone / checkpoint.name)
+        resumed = losses_of(options, steps=9, checkpoint=alone, save_every=99, resume=True)
+        assert resumed == whole[int(checkpoint.name[5:]) :]
+
+
+def test_the_checkpoint_at_a_runs_end_is_resumed(options: TrainOptions, tmp_path: Path) -> None:
+    constant = changed(options, lr_schedule="constant")
+    losses_of(constant, checkpoint=tmp_path / "c", steps=4)
+    assert losses_of(constant, checkpoint=tmp_path / "c", resume=True) == losses_of(constant)[4:]

@@ -19,6 +19,8 @@ from debubble.training.options import TrainOptions
 from tests.support.reference_model import ReferenceModel
 from tests.support.training_cases import train_alone
 
+pytestmark = pytest.mark.usefixtures("process_group")
+
 TEXT = "".join(f"{i} bottles of beer on the wall, {i} bottles of beer.\n" for i in range(60))
 
 
@@ -32,7 +34,7 @@ def options(tmp_path: Path, plan_file: Any) -> TrainOptions:
     )  # fmt: skip
 
 
-def test_every_window_is_in_a_batch_once_and_the_last_batch_is_filled_without_targets() -> None:
+def test_every_window_is_in_a_batch_once() -> None:
     sequences = Sequences(tokens=np.arange(1, 16), sequence_length=2)
     validation = ValidationSet(source=TextSamples(sequences), rows=2, replicas=2)
     first, second = ([batch["targets"].tolist() for batch in validation.batches(replica)] for replica in range(2))
@@ -41,7 +43,7 @@ def test_every_window_is_in_a_batch_once_and_the_last_batch_is_filled_without_ta
     assert next(iter(validation.batches(0)))["input_ids"].tolist() == [[1, 2], [3, 4]]
 
 
-def test_items_of_a_dataset_are_seen_once_and_what_is_filled_has_no_labels() -> None:
+def test_items_of_a_dataset_are_seen_once() -> None:
     items = [{"input_ids": [i, i + 1], "labels": [-100, i + 1]} for i in range(3)]
     validation = ValidationSet(source=DatasetSamples(dataset=items, sequence_length=2), rows=2)
     batches = list(validation.batches(0))
@@ -49,7 +51,6 @@ def test_items_of_a_dataset_are_seen_once_and_what_is_filled_has_no_labels() -> 
     assert batches[1]["labels"].tolist() == [[-100, 3], [-100, -100]]
 
 
-@pytest.mark.usefixtures("process_group")
 def test_the_validation_loss_is_that_of_one_process_on_every_window(options: TrainOptions) -> None:
     report = train_alone(replace(options, steps=1, learning_rate=0.0, weight_decay=0.0)).reports[0]
     plan = Plan.load(options.plan)
@@ -63,10 +64,7 @@ def test_the_validation_loss_is_that_of_one_process_on_every_window(options: Tra
     assert report.validation_loss == pytest.approx(float(loss), rel=1e-6)
 
 
-@pytest.mark.usefixtures("process_group")
-def test_validation_every_so_many_steps_and_after_the_last_leaves_the_training_the_same(
-    options: TrainOptions,
-) -> None:
+def test_validation_leaves_the_training_the_same(options: TrainOptions) -> None:
     validated = train_alone(options)
     assert [step for step, _ in validated.as_dict()["validation_losses"]] == [2, 4, 5]
     alone = train_alone(replace(options, validation=None))
@@ -74,8 +72,7 @@ def test_validation_every_so_many_steps_and_after_the_last_leaves_the_training_t
     assert alone.as_dict()["validation_losses"] == []
 
 
-@pytest.mark.usefixtures("process_group")
-def test_devices_that_update_before_the_norm_is_known_validate_the_same(options: TrainOptions) -> None:
+def test_devices_that_update_ahead_validate_the_same(options: TrainOptions) -> None:
     synchronous, ahead = train_alone(options), train_alone(replace(options, post_validation=True))
     assert [r.validation_loss for r in ahead.reports] == [r.validation_loss for r in synchronous.reports]
 
@@ -98,14 +95,16 @@ def test_two_ranks_validate_what_one_does(options: TrainOptions, train: Any, pla
         ({"validate_every": 0}, "--validate-every must be at least 1"),
         ({"validation": Path("nowhere.txt")}, "no data file or directory nowhere.txt"),
         ({"dataset": "json:loads", "data": None}, "--validation .*/more.txt cannot be loaded"),
+        ({"prompt": ""}, "--prompt is empty"),
+        ({"prompt": "Nine", "dataset": "json:loads", "data": None, "validation": None}, "does not go with --dataset"),
+        ({"prompt": "Nine", "sample_tokens": 0}, "--sample-tokens must be at least 1"),
     ],
 )
-def test_what_cannot_be_validated_is_one_sentence(options: TrainOptions, entries: Any, message: str) -> None:
+def test_what_cannot_be_validated_or_continued_is_refused(options: TrainOptions, entries: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         check(replace(options, **entries))
 
 
-@pytest.mark.usefixtures("process_group")
 def test_a_prompt_is_continued_and_training_is_the_same(options: TrainOptions) -> None:
     alone = train_alone(replace(options, validation=None))
     prompted = train_alone(replace(options, validation=None, prompt="Nine", sample_tokens=3))
@@ -113,16 +112,3 @@ def test_a_prompt_is_continued_and_training_is_the_same(options: TrainOptions) -
     assert [step for step, _ in samples] == [2, 4, 5]
     assert all(sample.startswith("Nine") and len(sample) >= 5 for _, sample in samples)
     assert [r.loss for r in prompted.reports] == [r.loss for r in alone.reports]
-
-
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({"prompt": ""}, "--prompt is empty"),
-        ({"prompt": "Nine", "dataset": "json:loads", "data": None, "validation": None}, "does not go with --dataset"),
-        ({"prompt": "Nine", "sample_tokens": 0}, "--sample-tokens must be at least 1"),
-    ],
-)
-def test_a_prompt_that_cannot_be_continued_is_refused(options: TrainOptions, entries: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        check(replace(options, **entries))

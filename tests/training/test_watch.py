@@ -45,6 +45,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.mark.slow
 def test_a_running_training_of_two_ranks_is_watched(
     plan_file: Callable[[int], Path], tmp_path: Path, json_of: Any, run: Any
 ) -> None:
@@ -59,25 +60,32 @@ def test_a_running_training_of_two_ranks_is_watched(
         training.stderr.read()
     ended = json_of("watch", str(folder))
 
-    assert msgspec.convert(running, ANSWERS["watch"]) is not None
     assert (running["state"], running["steps"], running["plan"]) == ("running", 100_000, str(plan))
     assert ended["step"] >= running["step"] >= 20
     planned = db.Plan.load(plan)
     shared = run_shared(planned.simulate().program, cores=available_cores())
-    assert running["cores"] == available_cores()
     assert running["planned_seconds"] == pytest.approx(seconds_per_step(planned, shared))
     assert f" for 2 devices on {cores_words(available_cores())})" in screen
-    assert [device["memory_limit"] for device in running["devices"]] == [2**30, 2**30]
     assert all(device["busy"] > 0 for device in running["devices"])
-    assert running["slowest"] in (0, 1)
     assert "plan-2.json: step " in screen
-    assert [word for word in ("Loss", "tokens/s", "is fullest", "computes") if word not in screen] == []
     assert ended["state"] == "failed"
     assert ended["error"].startswith("The run was stopped by a signal after step ")
 
 
+def test_a_run_that_goes_on_is_answered_as_its_schema_says(
+    plan_file: Callable[[int], Path], written: Callable[..., Path], json_of: Any, run: Any
+) -> None:
+    folder = written(msgspec.structs.replace(START, plan=str(plan_file(2))), RunStep.of(step(1)))
+    answer, screen = json_of("watch", str(folder)), run("watch", str(folder), "--once")[1]
+
+    assert msgspec.convert(answer, ANSWERS["watch"]) is not None
+    assert (answer["state"], answer["step"], answer["steps"]) == ("running", 1, 9)
+    assert [device["memory_limit"] for device in answer["devices"]] == [2**30, 2**30]
+    assert [word for word in ("Loss", "tokens/s", "is fullest", "computes") if word not in screen] == []
+
+
 @pytest.mark.parametrize(("cores", "longer"), [(None, False), (64, False), (1, True)])
-def test_the_planned_step_is_that_of_the_plan_unless_devices_share_cores(
+def test_the_planned_step_is_the_plans_unless_cores_are_shared(
     plan_file: Callable[[int], Path], written: Callable[..., Path], cores: int | None, longer: bool
 ) -> None:
     plan = plan_file(2)
@@ -123,7 +131,7 @@ def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -
     assert [(s.step, s.loss) for s in RunRecord(file).steps] == [(1, 3.0), (2, 2.5)]
 
 
-def test_part_of_a_line_is_left_for_later_and_cut_off_by_the_next_start(tmp_path: Path) -> None:
+def test_part_of_a_line_is_cut_off_by_the_next_start(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_bytes(msgspec.json.encode(START) + b'\n{"event":"step","ti')
     before = RunRecord(file)
@@ -172,9 +180,7 @@ def test_the_slowest_device_is_slow_itself_or_by_the_plan(
     [
         (b"", "metrics.jsonl has no start of a run: wait until there is one."),
         (b"nonsense\n", "metrics.jsonl is not the record of a run of `debubble train`: "),
-        (b"\xff\xfe\n", "metrics.jsonl is not the record of a run of `debubble train`: "),
         (b"[" * 5000 + b"\n", "metrics.jsonl is not the record of a run of `debubble train`: "),
-        (b'{"event":"start"}\n', "metrics.jsonl is not the record of a run of `debubble train`: "),
         (b'{"event":"step","step":1}\n', "metrics.jsonl is not the record of a run of `debubble train`: "),
         (None, "cannot be read: No such file or directory.  RUN is the folder"),
     ],

@@ -57,7 +57,7 @@ def waiting(name: str, *, awaited: str) -> RankStatus:
     return status
 
 
-def test_the_rank_that_computes_without_end_is_named_before_those_that_wait_for_it(watched: Any) -> None:
+def test_a_rank_that_computes_on_is_named_before_those_that_wait(watched: Any) -> None:
     watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, timeout=60)
     errors = watched(1, running("1B1"), ranks=2)
     assert str(errors.get(timeout=20)) == (
@@ -71,19 +71,12 @@ def test_a_rank_that_never_answers_is_named(watched: Any) -> None:
     assert "for 0.2 s: rank 1 does not answer; rank 0 waits" in str(errors.get(timeout=20))
 
 
-def test_a_checkpoint_may_take_long(watched: Any, store: dist.HashStore) -> None:
-    saving = RankStatus()
-    saving.enter(SAVING, local=True)
-    watched(1, saving, ranks=2, timeout=60)
+@pytest.mark.parametrize("phase", [SAVING, STARTS])
+def test_checkpoints_and_starts_of_readers_may_take_long(watched: Any, store: dist.HashStore, phase: str) -> None:
+    busy = RankStatus()
+    busy.enter(phase, local=True)
+    watched(1, busy, ranks=2, timeout=60)
     errors = watched(0, waiting("0B1", awaited="0RECV_B1"), ranks=2, timeout=0.01)
-    while not store.check(["0"]) or json.loads(store.get("0"))[0] < 20:
-        assert errors.empty()
-
-
-def test_the_process_that_reads_data_may_start_slowly(watched: Any, store: dist.HashStore) -> None:
-    starting = RankStatus()
-    starting.enter(STARTS, local=True)
-    errors = watched(0, starting, ranks=1, timeout=0.01)
     while not store.check(["0"]) or json.loads(store.get("0"))[0] < 20:
         assert errors.empty()
 
@@ -96,7 +89,7 @@ def test_an_error_that_passes_says_what_the_rank_was_doing() -> None:
     assert caught.value.__notes__ == ["is in 1F0, micro-batch 0"]
 
 
-def test_the_compute_lane_is_told_before_messages_and_a_phase_where_nothing_runs() -> None:
+def test_the_compute_lane_is_told_before_messages_and_phases() -> None:
     status = running("0SEND_F0")
     assert str(status) == "is in 0SEND_F0 to device 1, micro-batch 0"
     assert not status.local
@@ -123,7 +116,7 @@ def test_an_error_leaves_its_reason_before_the_rank_unwinds(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_between_two_calls_of_the_pipeline_a_rank_runs_the_training_loop(watched: Any) -> None:
+def test_between_two_steps_a_rank_runs_the_training_loop(watched: Any) -> None:
     status = RankStatus()
     with status.phase("sums the loss", local=False):
         assert (str(status), status.local) == ("sums the loss", False)

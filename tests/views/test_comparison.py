@@ -12,25 +12,18 @@ from debubble.views.comparison import Comparison, as_dict, compare, pair, render
 from tests.views.scenes import small_plan, surrounded, trace_of
 
 
-def test_a_run_as_planned_has_ratio_one_everywhere() -> None:
+def test_ratios_are_of_measured_to_planned_times() -> None:
     plan = small_plan()
 
     comparison = compare(plan, trace_of(plan))
 
     assert comparison.makespan == pair(19, 19)
-    assert comparison.kinds == {
-        "F": pair(1, 1),
-        "B": pair(2, 2),
-        "SEND_F": pair(1, 1),
-        "SEND_B": pair(1, 1),
-    }
+    assert comparison.kinds == {"F": pair(1, 1), "B": pair(2, 2), "SEND_F": pair(1, 1), "SEND_B": pair(1, 1)}
     assert comparison.drift == "The step took 1.00 times as long as predicted."
-
-
-def test_memory_is_compared_per_device() -> None:
-    plan = small_plan()
-
-    assert compare(plan, trace_of(plan)).peak_memory == (pair(3, 6), pair(2, 4))
+    entries = as_dict(compare(plan, trace_of(plan, slower=2)))
+    assert entries["makespan"] == {"predicted": 19, "measured": 38, "ratio": 2}
+    assert entries["kinds"]["B"]["ratio"] == 2
+    assert entries["bubble_fraction"]["ratio"] == pytest.approx(1)
 
 
 def three_steps(plan: Plan) -> Trace:
@@ -50,14 +43,7 @@ def test_the_warm_up_is_left_out_and_the_step_is_named() -> None:
     assert comparison.makespan == pair(19, 57)
     assert printed(comparison).startswith("Step 2, the typical one of steps 1 to 2: 57 s, predicted 19 s;")
     assert (as_dict(comparison)["step"], as_dict(comparison)["steps"]) == (2, (1, 2))
-
-
-def test_peak_memory_is_the_most_of_all_steps_but_the_warm_up() -> None:
-    plan = small_plan()
-    assert compare(plan, three_steps(plan)).peak_memory == (
-        pair(3, 12),
-        pair(2, 8),
-    )
+    assert comparison.peak_memory == (pair(3, 12), pair(2, 8))
 
 
 def test_the_drift_names_what_is_furthest_off() -> None:
@@ -78,17 +64,7 @@ def test_the_drift_names_what_is_furthest_off() -> None:
     )
 
 
-def test_twice_as_slow_is_ratio_two() -> None:
-    plan = small_plan()
-
-    entries = as_dict(compare(plan, trace_of(plan, slower=2)))
-
-    assert entries["makespan"] == {"predicted": 19, "measured": 38, "ratio": 2}
-    assert entries["kinds"]["B"]["ratio"] == 2
-    assert entries["bubble_fraction"]["ratio"] == pytest.approx(1)
-
-
-def test_devices_that_share_cores_are_compared_with_what_these_cores_can_do() -> None:
+def test_devices_that_share_cores_are_compared_with_these_cores() -> None:
     """F takes 1 and B 2: on one core each device's work follows the other's."""
     plan = small_plan()
     trace = replace(trace_of(plan), cores=1)
@@ -98,20 +74,14 @@ def test_devices_that_share_cores_are_compared_with_what_these_cores_can_do() ->
     assert predicted.title.endswith("2 devices on 1 core")
     assert measured.timeline.makespan == Scene.predicted(plan).timeline.makespan == 19
     assert compare(plan, trace).makespan.predicted == predicted.timeline.makespan == 25
+    enough = compare(plan, replace(trace, cores=16))
+    assert (enough.makespan, enough.planned_step) == (compare(plan, trace_of(plan)).makespan, 19)
+    assert "These are times of the pipeline" not in printed(enough)
     words = " ".join(printed(compare(plan, trace)).split())
     assert "predicted 25 s for 2 devices on 1 core" in words
     assert (
         "the plan's whole step, gradients and optimizer included, is 19 s, each device with a core of its own." in words
     )
-
-
-def test_enough_cores_change_no_prediction() -> None:
-    plan = small_plan()
-
-    comparison = compare(plan, replace(trace_of(plan), cores=16))
-    assert comparison.makespan == compare(plan, trace_of(plan)).makespan
-    assert comparison.planned_step == 19
-    assert "These are times of the pipeline" not in printed(comparison)
 
 
 def printed(comparison: Comparison) -> str:
@@ -121,7 +91,7 @@ def printed(comparison: Comparison) -> str:
     return capture.get()
 
 
-def test_what_devices_do_around_their_programs_explains_the_whole_step() -> None:
+def test_what_surrounds_programs_explains_the_whole_step() -> None:
     plan = small_plan()
 
     comparison = compare(plan, surrounded(plan))

@@ -51,9 +51,6 @@ def test_show_has_the_whole_report_in_a_frame_and_in_a_file(tmp_path: Path) -> N
 
     assert "Does it fit?" in (tmp_path / "plan.html").read_text()
     assert report._repr_html_().startswith('<iframe src="data:text/html;base64,')
-
-
-def test_two_plans_are_shown_beside_each_other() -> None:
     assert b"Side by side" in db.show(small_plan(), small_plan(forward=2)).content
 
 

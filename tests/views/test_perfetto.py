@@ -37,13 +37,6 @@ def test_every_operation_is_a_slice_on_its_device() -> None:
     assert (slices["1F0"]["ts"], slices["1F0"]["dur"]) == (2e6, 1e6)
 
 
-def test_devices_and_lanes_have_names() -> None:
-    found = events(predicted(small_plan()))["M"]
-
-    assert {e["args"]["name"] for e in found if e["name"] == "process_name"} == {"device 0", "device 1"}
-    assert {"compute", "send", "recv"} <= {e["args"]["name"] for e in found if e["name"] == "thread_name"}
-
-
 def test_an_arrow_joins_each_message_with_the_operation_that_uses_it() -> None:
     found = events(predicted(small_plan()))
 
@@ -65,6 +58,7 @@ def test_a_second_scene_has_processes_of_its_own() -> None:
     plan = small_plan()
     found = events(*Scene.pair(plan, trace_of(plan)))["M"]
 
+    assert {"compute", "send", "recv"} <= {e["args"]["name"] for e in found if e["name"] == "thread_name"}
     names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}
 
     assert names == {
@@ -75,7 +69,7 @@ def test_a_second_scene_has_processes_of_its_own() -> None:
     }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
     schedule = data.draw(random_schedules())
@@ -89,7 +83,7 @@ def test_slices_of_one_track_never_overlap(data: st.DataObject) -> None:
         assert all(end <= start + 0.01 for (_, end), (start, _) in itertools.pairwise(sorted(spans)))
 
 
-def test_what_surrounds_a_program_has_a_track_of_its_own_and_no_time_is_negative() -> None:
+def test_what_surrounds_a_program_has_a_track_of_its_own() -> None:
     plan = small_plan()
     found = events(Scene.pair(plan, surrounded(plan))[1])
 

@@ -18,14 +18,7 @@ from debubble.views.memory_table import memory_words
 from debubble.views.plan_table import render as render_plan
 from debubble.views.rows import chosen_degrees_words, chosen_words, configuration_rows
 from debubble.views.scene_table import render_scenes
-from debubble.views.summary import (
-    as_dict,
-    bound_words,
-    device_figures,
-    kind_figures,
-    stage_figures,
-    why_not_faster,
-)
+from debubble.views.summary import as_dict, bound_words, device_figures, kind_figures, stage_figures, why_not_faster
 from debubble.views.terminal import device_table, headline, stage_table
 from tests.views.scenes import small_plan, surrounded
 
@@ -52,13 +45,8 @@ def test_the_table_gives_each_devices_shares_and_peak() -> None:
     assert ["0", "63.2%", "15.8%", "5.3%", "15.8%", "3", "(50%)"] in rows
     assert ["1", "63.2%", "5.3%", "10.5%", "5.3%", "15.8%", "2", "(33%)"] in rows
     assert ["■", "backward", "8", "2", "16"] in rows
-
-
-def test_the_shares_of_a_device_sum_to_the_step() -> None:
-    scene = Scene.predicted(small_plan(schedule="interleaved", chunks=2))
-
-    for device in device_figures(scene):
-        assert device.busy + sum(device.bubbles.values()) == scene.timeline.makespan
+    kinds = {kind: (k.count, k.total) for kind, k in kind_figures(Scene.predicted(small_plan())).items()}
+    assert kinds == {Kind.F: (8, 8), Kind.B: (8, 16), Kind.SEND_F: (4, 4), Kind.SEND_B: (4, 4)}
 
 
 def test_recomputation_has_a_column_of_its_own() -> None:
@@ -66,35 +54,21 @@ def test_recomputation_has_a_column_of_its_own() -> None:
     timeline = db.simulate(schedule, db.StageCosts.of(stages=2))
 
     assert " recompute " in printed(render_scenes([Scene(timeline, title="")]))
-    assert [d.recompute for d in device_figures(Scene(timeline, title=""))] == [4, 0]
 
 
 def test_stages_are_summed_over_their_micro_batches() -> None:
     schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
     costs = db.StageCosts.of(stages=2, recompute=3, communication=5)
 
-    stages = stage_figures(Scene(db.simulate(schedule, costs), title=""))
+    scene = Scene(db.simulate(schedule, costs), title="")
+    stages, operations = stage_figures(scene), scene.timeline.by_name
 
+    assert [d.recompute for d in device_figures(scene)] == [12, 0]
+    assert [scene.recompute_share(operations[name]) for name in ("0B0", "1B0", "0F0")] == [3 / 5, 0, 0]
     assert [(s.stage, s.device, s.compute, s.recompute, s.sending) for s in stages] == [
         (0, 0, 12, 12, 20),
         (1, 1, 12, 0, 20),
     ]
-
-
-def test_a_fused_backward_begins_with_its_recomputation() -> None:
-    schedule = db.schedules["1f1b"](devices=2, micro_batches=4, recomputed_stages=1)
-    scene = Scene(db.simulate(schedule, db.StageCosts.of(stages=2, recompute=2)), title="")
-    operations = scene.timeline.by_name
-
-    assert scene.recompute_share(operations["0B0"]) == 0.5
-    assert scene.recompute_share(operations["1B0"]) == 0
-    assert scene.recompute_share(operations["0F0"]) == 0
-
-
-def test_kinds_are_summed() -> None:
-    kinds = {kind: (k.count, k.total) for kind, k in kind_figures(Scene.predicted(small_plan())).items()}
-
-    assert kinds == {Kind.F: (8, 8), Kind.B: (8, 16), Kind.SEND_F: (4, 4), Kind.SEND_B: (4, 4)}
 
 
 def test_the_critical_path_says_why_it_is_not_faster() -> None:
@@ -112,6 +86,9 @@ def test_the_json_summary_has_the_promised_figures() -> None:
     assert summary["peak_memory"] == [3, 2]
     assert summary["operations"] == 32
     assert sum(summary["per_device"][0]["bubbles"].values()) == 19 - 12
+    assert [(d["forward_bubbles"], d["backward_bubbles"]) for d in summary["per_device"]] == [(4, 3), (0, 2)]
+    rows = [line.split() for line in printed(render_scenes([Scene.predicted(plan)])).splitlines()]
+    assert ["1", "0.0%", "10.5%", "26.3%"] in rows
 
 
 def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
@@ -140,7 +117,6 @@ def test_a_plan_is_shown_with_its_layers_and_the_other_planners() -> None:
     ("target", "orders"),
     [
         (None, "."),
-        ("torchtitan", "."),
         (
             "megatron",
             "; the bound holds for every order of operations, and Megatron-LM runs 1f1b and interleaved alone.",
@@ -157,12 +133,6 @@ def test_a_wide_gap_says_what_stands_between_bound_and_step(target: str | None, 
     assert between == f"the two stand {listed(scene.why.losses)}{orders}"
     assert scene.why.losses[0].startswith("filling and draining the pipeline (")
     assert not [loss for loss in scene.why.losses if loss.startswith("optimizer")]
-
-
-def test_a_narrow_gap_is_left_alone() -> None:
-    plan = db.plan("llama3-8b", "4xH100-80GB", micro_batches=4, planner="adapipe")
-    scene = Scene.predicted(plan)
-
     assert "Between" not in bound_words(replace(plan, lower_bound=0.95 * float(scene.step_time)), scene)
 
 
@@ -177,7 +147,7 @@ def headline_of(plan: Plan, **changes: Any) -> str:
     return headline(replace(Scene.predicted(plan), **changes))
 
 
-def test_the_headline_is_the_whole_step_with_the_pipelines_part_beside() -> None:
+def test_the_headline_is_the_step_with_the_pipelines_part() -> None:
     assert headline_of(small_plan()).startswith("19 per step, 36.8% idle")
     assert headline_of(small_plan(), tail=2).startswith(
         "21 per step (the pipeline 19, gradients and optimizer after it 2), 36.8% idle"
@@ -216,14 +186,12 @@ def test_planners_are_listed_by_the_whole_step() -> None:
     ("steps", "said"),
     [
         ((100,), None),
-        ((100, 102), None),
         ((100, 100.5), "a is taken: b is 0.50% slower."),
         (
             (125, 100),
             "a is taken, 25.00% slower than b: a plan that neither recomputes, offloads nor steps on hosts wins on"
             " CPUs, whose hosts are the same cores.",
         ),
-        ((100, 100), "a is taken: b is as fast, and asked later."),
         ((100, 100, 100), "a is taken: b and c are as fast, and asked later."),
         (
             (100.4, 100, 101),
@@ -240,9 +208,9 @@ def test_the_table_of_planners_says_why_one_was_taken(steps: tuple[float, ...], 
     assert chosen_words(replace(small_plan(), candidates=candidates)) == said
 
 
-@pytest.mark.parametrize(("ratio", "said"), [(1.02, False), (0.998, False), (0.98, True)])
+@pytest.mark.parametrize(("ratio", "said"), [(0.998, False), (0.98, True)])
 def test_the_answer_names_a_planner_that_is_faster(ratio: float, said: bool) -> None:
-    plan = db.plan(db.models["llama2-7b"], db.Cluster.parse("4xA100-80GB"), planner="dapple", micro_batches=4)
+    plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
     step = float(plan.simulate().makespan)
     first = replace(plan.candidates[0], step_time=step, makespan=step)
     other = replace(first, planner="b", step_time=ratio * step, makespan=ratio * step)
@@ -323,7 +291,7 @@ def all_causes() -> Timeline:
     return db.simulate(made, costs)
 
 
-def test_the_optimizer_on_the_host_has_a_column_in_tables_that_fit_into_80_characters() -> None:
+def test_the_optimizer_on_the_host_has_a_column_in_80_characters() -> None:
     scene = Scene(all_causes(), title="")
     console = Console(width=80, highlight=False)
     with console.capture() as capture:
@@ -335,21 +303,11 @@ def test_the_optimizer_on_the_host_has_a_column_in_tables_that_fit_into_80_chara
     assert "\N{HORIZONTAL ELLIPSIS}" not in capture.get()
 
 
-def test_forward_and_backward_bubbles_are_in_the_tables_and_the_summary() -> None:
-    scene = Scene.predicted(small_plan())
-    timeline = scene.timeline
-    assert (timeline.forward_bubbles, timeline.backward_bubbles) == ((4, 0), (3, 2))
-    rows = [line.split() for line in printed(render_scenes([scene])).splitlines()]
-    assert ["1", "0.0%", "10.5%", "26.3%"] in rows
-    assert [(d["forward_bubbles"], d["backward_bubbles"]) for d in as_dict(scene)["per_device"]] == [(4, 3), (0, 2)]
-
-
 @pytest.mark.parametrize(
     ("changes", "differ"),
     [
         ({"rope_theta": 1e4, "rms_norm_eps": 1e-6, "_name_or_path": "mine"}, False),
         ({"vocab_size": 128512}, False),
-        ({"intermediate_size": 12288}, True),
         ({"num_hidden_layers": 30}, True),
     ],
 )

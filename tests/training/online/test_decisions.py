@@ -63,15 +63,11 @@ def test_clocks_that_differ_change_no_message_time() -> None:
     assert measured_costs(plan.schedule, UNIT, [skewed]).communication == (0.5, 0)
 
 
-def test_costs_that_all_change_alike_have_not_drifted() -> None:
-    slower = UNIT.replace(forward=3, backward_input=3, backward_weight=3)
-    assert drift(UNIT, slower) == pytest.approx(0)
-
-
 def test_drift_is_the_change_of_the_stage_that_changed_most() -> None:
     # 3 + 3 becomes 3 + 6, by a factor of 1.5: the first stage 1 - 1 / 1.5 faster, the other 2 / 1.5 - 1 slower.
     changed = UNIT.replace(forward=[1, 2], backward_input=[1, 2], backward_weight=[1, 2])
     assert drift(UNIT, changed) == pytest.approx(1 / 3)
+    assert drift(UNIT, UNIT.replace(forward=3, backward_input=3, backward_weight=3)) == pytest.approx(0)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +87,10 @@ def test_a_switch_is_worse_if_steps_take_longer_by_more_than_chance(after: Any, 
 def test_a_hundredth_is_no_difference_even_where_nothing_varies() -> None:
     assert not effect([100.0] * 5, [101.0] * 5).worse
     assert effect([100.0] * 5, [102.0] * 5).worse
-
-
-def test_the_gain_is_of_medians() -> None:
     assert effect([1.0, 2.0, 30.0], [0.5, 1.0, 9.0]).gain == 0.5
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h2"])
 def test_published_orders_add_up_alike(name: str) -> None:
     plan = gpipe_plan(micro_batches=8)
     assert summation(plan, ordered(plan, name).schedule) == summation(plan, plan.schedule)
@@ -109,7 +102,7 @@ def test_another_order_of_backwards_adds_up_differently() -> None:
     assert summation(plan, late) != summation(plan, plan.schedule)
 
 
-def test_a_weight_gradient_behind_a_later_whole_backward_adds_up_differently() -> None:
+def test_a_late_weight_gradient_adds_up_differently() -> None:
     def orders(first: Any, last: Any) -> Any:
         return Schedule.of("hand", db.Placement.linear(2), 2, [first.split(), last.split()])
 
@@ -119,7 +112,7 @@ def test_a_weight_gradient_behind_a_later_whole_backward_adds_up_differently() -
     assert summation(plan, mixed)["other of unit 0"] == summation(plan, plan.schedule)["other of unit 0"]
 
 
-def test_a_table_tied_on_one_device_adds_up_the_gradients_of_two_stages() -> None:
+def test_a_tied_table_adds_up_the_gradients_of_two_stages() -> None:
     def plan(config: Any, order: Any) -> Any:
         return plan_of(Schedule.of("hand", db.Placement.of([0, 0]), 2, [order.split()]), config)
 
@@ -130,7 +123,7 @@ def test_a_table_tied_on_one_device_adds_up_the_gradients_of_two_stages() -> Non
         assert (sums[0] == sums[1]) is alike
 
 
-def test_the_search_finds_faster_orders_with_the_same_sums_within_the_limit() -> None:
+def test_the_search_finds_faster_orders_with_the_same_sums() -> None:
     plan = gpipe_plan(UNIT.with_limit(4), micro_batches=8)
     plan = ordered(plan, "1f1b")
     found = list(better_orders(plan, effort=5.0))

@@ -91,6 +91,7 @@ def test_the_first_plan_recomputes_everything() -> None:
     assert [unit.strategy for stage in plan.partition for unit in stage if unit.layer is not None] == ["full"] * 16
 
 
+@pytest.mark.slow
 def test_the_first_plan_fits_where_recomputing_is_not_enough() -> None:
     config = {**with_layers(LLAMA, 8), "max_position_embeddings": 2048}
     model, cluster = db.Model.from_hf(config), db.Cluster.parse("2xA100-80GB")
@@ -126,6 +127,7 @@ def test_without_times_of_units_the_profile_stays() -> None:
     assert measured_profile(plan, plan.costs, [traced(plan, plan.costs)]) is None
 
 
+@pytest.mark.slow
 def test_a_run_from_nothing_ends_within_2_percent_of_a_profile(tmp_path: Path) -> None:
     plan = first_plan()
     true = true_units(plan)

@@ -61,6 +61,7 @@ def test_units_leave_a_slow_device_for_the_fastest_of_all_partitions() -> None:
     # Every other partition is reached from that one by moving one unit or more: none of them is faster.
     assert better_partition(found, seconds) is None
     assert seconds(found) < seconds(plan)
+    assert better_partition(replace(plan, model_on_cluster=None), seconds) is None
 
 
 def test_a_unit_takes_the_time_of_the_device_that_it_moves_to() -> None:
@@ -106,18 +107,6 @@ def test_moving_takes_what_weights_and_states_take_on_the_links() -> None:
     assert move_seconds(plan, plan) == 0
 
 
-def test_plans_of_abstract_costs_keep_their_partition() -> None:
-    assert better_partition(replace(slowed(even_plan(2), 0), model_on_cluster=None), seconds) is None
-
-
-def test_orders_of_other_partitions_have_to_pay_for_the_move() -> None:
-    plan = slowed(large_plan(), 0, factor=1.2)
-    [*_, best] = better_orders(plan, effort=1.0, steps_left=10**9)
-    assert best.plan.lengths != plan.lengths
-    assert all(found.plan.lengths == plan.lengths for found in better_orders(plan, effort=1.0))
-    assert all(found.plan.lengths == plan.lengths for found in better_orders(plan, effort=1.0, steps_left=1))
-
-
 def run(plan: Plan, *, controller: Any = None, costs: Any = None, seconds: Any = None) -> Any:
     """Losses, units per stage by step, and parameters of a run on as many ranks, online if there is a controller."""
 
@@ -139,9 +128,7 @@ def run(plan: Plan, *, controller: Any = None, costs: Any = None, seconds: Any =
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_run_whose_device_is_slow_moves_units_and_no_loss_or_weight_changes_by_a_bit(
-    devices: int, tmp_path: Path
-) -> None:
+def test_units_leave_a_slow_device_and_no_bit_changes(devices: int, tmp_path: Path) -> None:
     plan = even_plan(devices)
     controller = controlled(plan, tmp_path, steps=10**6, policy=QUICK)
     # The machine's second device takes three times as long for whatever it has.

@@ -35,17 +35,7 @@ def bad_plan(config: Any, dtype: Any, *, costs: Any = COSTS, **options: Any) -> 
 def losses_and_parameters(
     plan: Any, *, controller: Any = None, seconds: Any = lambda plan: 1.0, steps: int = STEPS
 ) -> Any:
-    """Train the plan on four ranks, online if there is a controller.
-
-    Args:
-        plan: The plan.
-        controller: What chooses other orders.
-        seconds: What a step of a plan takes.
-        steps: Their number.
-
-    Returns:
-        Losses and schedules by step, and the parameters of all ranks.
-    """
+    """Losses and schedules by step, and parameters, of all ranks, online if there is a controller."""
 
     def one(pipeline: Any) -> Any:
         online = (
@@ -66,13 +56,9 @@ def losses_and_parameters(
 
 
 @pytest.mark.parametrize(
-    ("config", "dtype"),
-    [(LLAMA, "fp32"), pytest.param(LLAMA, "fp64", marks=pytest.mark.slow), (GPT2, "bf16")],
-    ids=["fp32", "fp64", "bf16"],
+    ("config", "dtype"), [(LLAMA, "fp32"), pytest.param(GPT2, "bf16", marks=pytest.mark.slow)], ids=["fp32", "bf16"]
 )
-def test_a_better_order_is_adopted_and_no_loss_or_weight_changes_by_a_bit(
-    config: Any, dtype: str, tmp_path: Path
-) -> None:
+def test_a_better_order_is_adopted_and_no_bit_changes(config: Any, dtype: str, tmp_path: Path) -> None:
     plan = bad_plan(config, dtype)
     controller = controlled(plan, tmp_path)
     losses, orders, parameters = losses_and_parameters(plan, controller=controller)
@@ -94,7 +80,7 @@ def recomputing_plan(devices: int, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_recomputation_is_given_up_where_memory_suffices_and_no_bit_changes(devices: int, tmp_path: Path) -> None:
+def test_recomputation_is_given_up_and_no_bit_changes(devices: int, tmp_path: Path) -> None:
     plan = recomputing_plan(devices)
     assert len(plan.schedule.fused_recompute) == devices
     controller = controlled(plan, tmp_path)
@@ -121,7 +107,7 @@ def test_steps_on_hosts_stay_where_the_order_changes(devices: int, tmp_path: Pat
     assert losses == losses_and_parameters(plan)[0]
 
 
-def test_post_validated_steps_go_on_with_the_order_of_the_shorter_span(tmp_path: Path) -> None:
+def test_post_validated_steps_go_on_with_the_shorter_span(tmp_path: Path) -> None:
     costs = StageCosts.of(stages=2, activation=2, memory_limit=20)
     plan = bad_plan(LLAMA, "fp32", costs=costs, post_validation=True)
     controller = controlled(plan, tmp_path)
@@ -143,7 +129,7 @@ def test_post_validated_steps_go_on_with_the_order_of_the_shorter_span(tmp_path:
     assert [found[step] for step in sorted(found)] == [expected[step] for step in sorted(found)]
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_replicas_switch_together(zero: int, tmp_path: Path) -> None:
     gathers: Any = {"gathered": 1, "static": 2} if zero == 3 else {}
     costs = StageCosts.of(stages=2, activation=2, memory_limit=20, **gathers)
