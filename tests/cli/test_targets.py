@@ -37,6 +37,8 @@ def test_targets_tells_what_the_nearest_plan_of_each_costs(run: Any) -> None:
 
     assert {row["target"] for row in rows} == set(targets)
     assert [row["step_time"] for row in rows] == sorted(row["step_time"] for row in rows)
+    alone = json.loads(run(*TINY, "--for", "torchtitan", "--json")[1])
+    assert next(row["step_time"] for row in rows if row["target"] == "torchtitan") == alone["step_time"]
 
 
 @pytest.mark.parametrize("option", [("--for", "megatron"), ("--targets",)])

@@ -55,6 +55,11 @@ def test_what_is_no_framework_is_refused(text: str, sentence: str) -> None:
         named_framework(text)
 
 
+@pytest.mark.parametrize("name", ["megatron-lm", "torchtitan", "automodel", "deepspeed"])
+def test_zero_3_of_frameworks_gathers_a_unit_at_a_time(name: str) -> None:
+    assert named_framework(name).gathers_units
+
+
 def test_the_target_without_a_name_has_traits_too() -> None:
     assert framework_of_options("target,flash=false", FSDP) == replace(FSDP, flash=False)
     assert framework_of_options("", DEEPSPEED) == DEEPSPEED

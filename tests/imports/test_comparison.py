@@ -194,7 +194,7 @@ def test_a_measured_run_that_corrects_a_job_is_told(megatron: Any, run: Any, tmp
 def test_no_plan_is_written_where_none_fits(megatron: Any, tmp_path: Path) -> None:
     code, out, err = megatron(SCRIPT, "--cluster", "4xL4", "-o", str(tmp_path / "plan.json"))
 
-    assert code == 0
+    assert code == 1
     assert ", which does not fit." in out
     assert "No plan fits: The model's states alone need" in out
     assert "plan.json is not written: the job does not fit, and there is no other plan." in " ".join(

@@ -402,6 +402,22 @@ def test_torchtitans_expert_parallel_ranks_have_whole_experts(
     assert (read.options.expert, read.options.expert_tensor) == experts
 
 
+@pytest.mark.parametrize(
+    ("framework", "name", "text", "other"),
+    [
+        ("deepspeed", "recipe.yaml", AUTOMODEL, "automodel"),
+        ("automodel", "llama3.toml", TITAN, "torchtitan"),
+        ("torchtitan", "llama.yaml", MINDFORMERS, "mindformers"),
+        ("mindformers", "ds.json", '{"train_micro_batch_size_per_gpu": 1}', "deepspeed"),
+    ],
+)
+def test_the_importer_of_another_frameworks_file_is_named(
+    framework: str, name: str, text: str, other: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=f"is no configuration of {framework}: `debubble import {other} "):
+        job(framework, tmp_path, name, text, model=db.models["llama3-8b"], sequence_length=4096)
+
+
 @pytest.mark.parametrize("framework", list(imports))
 def test_no_file_is_said_in_a_sentence(framework: str) -> None:
     with pytest.raises(InputError):

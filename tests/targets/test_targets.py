@@ -199,3 +199,10 @@ def test_the_nearest_zero_level_divides_no_less_where_there_is_one() -> None:
 
     assert [torchtitan.nearest_zero(level, pipeline=1) for level in range(4)] == [0, 2, 2, 3]
     assert [torchtitan.nearest_zero(level, pipeline=2) for level in range(4)] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed"])
+def test_without_a_pipeline_there_is_one_stage(target: str) -> None:
+    made = db.plan("llama-tiny", "2xA100-80GB", data=2, zero=1, micro_batches=4, target=target, effort=0.1)
+
+    assert (made.schedule.stages, made.schedule.name) == (1, "1f1b")

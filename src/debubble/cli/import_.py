@@ -24,9 +24,13 @@ from debubble.cli.names import (
 )
 from debubble.cli.output import Json, SearchProgress, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable
+from debubble.ir import InfeasibleError
 
 if TYPE_CHECKING:
+    from debubble.imports.comparison import JobComparison
+    from debubble.imports.job import ImportedJob
     from debubble.imports.registry import UserFacts
+    from debubble.plans import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +103,10 @@ def import_(
     json: Json = False,
 ) -> None:
     """Read another framework's job, predict it as it is, and say what would make it faster."""
-    from debubble.costs.calibration import calibration_words
     from debubble.imports import imports
     from debubble.imports.advice import advised
-    from debubble.imports.comparison import JobComparison, compare, recomputation_words
+    from debubble.imports.comparison import JobComparison, compare
     from debubble.imports.figures import Figures
-    from debubble.imports.unread import NAMED
     from debubble.planners.plan_model import plan_again
 
     check_writable(output)
@@ -135,7 +137,18 @@ def import_(
             target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary, warnings=list(job.warnings),
             not_predicted=job.rest.not_predicted, unread=list(job.unread),
         )  # fmt: skip
-        return
+    else:
+        _show(job, yours, comparison, searched=degrees or as_it_is)
+    if not comparison.fits:
+        raise typer.Exit(InfeasibleError.exit_code)
+
+
+def _show(job: ImportedJob, yours: Plan, comparison: JobComparison, *, searched: bool) -> None:
+    """What the job is and takes, what would help it, and what of it is not in the prediction."""
+    from debubble.costs.calibration import calibration_words
+    from debubble.imports.comparison import recomputation_words
+    from debubble.imports.unread import NAMED
+
     for warning in job.warnings:
         console().print(f"Warning: {warning}", style="yellow", soft_wrap=True)
     share = yours.options.host_optimizer
@@ -143,11 +156,12 @@ def import_(
     first = [f"{yours.degrees}", yours.schedule.name, f"recomputing {recomputation_words(yours)}", *hosts]
     console().print("; ".join(filter(None, [*first, job.left_out])), soft_wrap=True)
     console().print(f"It {job.summary}.", soft_wrap=True)
-    if corrected := calibration_words(job.model, given.cluster, yours.options):
+    assert yours.cluster is not None
+    if corrected := calibration_words(job.model, yours.cluster, yours.options):
         console().print(corrected, soft_wrap=True)
     for sentence in comparison.sentences():
         console().print(sentence, soft_wrap=True)
-    if not degrees and not as_it_is:
+    if not searched:
         console().print("Degrees are the job's own: --degrees searches them too.", style="dim")
     if job.unread:
         console().print("\nEntries that are not in the prediction, or cost nothing:")

@@ -72,7 +72,7 @@ def plan(
             from debubble.planners.analysis.nearest_plans import nearest_plans
 
             plan_for = request.plan_for
-            nearest = nearest_plans(result, lambda name: plan_for(name, result, status))
+            nearest = nearest_plans(result, lambda name: plan_for(name, status))
         late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK
         helps, elsewhere = _what_helps(result, status, search, why=output.why, quick=asked.plain and not late)
     if result.degree_search is not None and result.degree_search.interrupted:

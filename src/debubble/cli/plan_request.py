@@ -35,19 +35,14 @@ class ModelRequest:
 
     def plan(self, status: Status) -> Plan:
         """The fastest plan that its target runs, with its progress in the status; a DebubbleError if there is none."""
-        return self._plan(status)
+        return self.plan_for(self.asked.target, status)
 
-    def plan_for(self, target: str, like: Plan, status: Status) -> Plan:
-        """The fastest plan that a framework runs, with the kernels and overlaps with which another plan is priced."""
-        from debubble.costs.frameworks import TARGET
-
-        return self._plan(status, target=target, framework=like.options.framework or TARGET)
-
-    def _plan(self, status: Status, **changed: Any) -> Plan:
+    def plan_for(self, target: str | None, status: Status) -> Plan:
+        """The fastest plan that this framework runs; None: debubble itself."""
         from debubble.planners.plan_model import plan
 
         told = SearchProgress(status, stream=self.stream)
-        return plan(self.model, self.cluster, **{**self.arguments, **changed}, progress=told)
+        return plan(self.model, self.cluster, **{**self.arguments, "target": target}, progress=told)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -59,6 +59,11 @@ class JobComparison:
     advice: tuple[SettingAdvice, ...] = ()
 
     @property
+    def fits(self) -> bool:
+        """Whether the job fits, or a plan of it, or nobody has looked for one."""
+        return self.yours.fits or self.planned is not None or self.reason is None or self.refused
+
+    @property
     def _no_better(self) -> str:
         """Words that say why there is no better plan; none where there is, or none was looked for."""
         if self.reason is not None:
@@ -174,10 +179,13 @@ def recomputation_words(plan: Plan) -> str:
     layers = len({unit.layer for unit in units})
     recomputing = {(unit.strategy, unit.layer) for unit in units if unit.strategy != "none"}
     ways = Counter(strategy for strategy, _ in sorted(recomputing, key=str))
+    alike: dict[tuple[bool, int], list[str]] = {}
+    for way, count in ways.items():
+        alike.setdefault((way == "full", count), []).append(way)
     words = (
-        f"{way if way == 'full' else f'selective ({way})'} in"
+        f"{'full' if whole else 'selective (' + ', '.join(same) + ')'} in"
         f" {'every layer' if count == layers else f'{count} of {layers} layers'}"
-        for way, count in ways.items()
+        for (whole, count), same in alike.items()
     )
     return ", ".join(words) or "nothing"
 

@@ -43,6 +43,8 @@ def problem_of(
     levers = None if target is None else targets[target].levers_of(options)
     if levers is not None:
         units = levers.layers(units, sparse_layers(model))
+        # Without a pipeline a framework accumulates gradients: one micro-batch after the other through the whole model.
+        chunks = 1 if devices == 1 else chunks
     return Problem(
         devices=devices, micro_batches=micro_batches * options.slices, workload=ModelUnits(units), chunks=chunks,
         effort=effort,

@@ -244,6 +244,8 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
         yield "few or none with adapters"
     if plan.options.framework:
         yield f"kernels and overlaps of {plan.options.framework}"
+    elif plan.target is None:
+        yield "Megatron-LM's kernels, and hosts that keep ahead (--for: another's)"
     yield f"up to {size_words(peak.high)} on a device"
     needed = unlike(*plan.model_on_cluster, plan.options)
     if needed is None:

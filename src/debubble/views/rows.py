@@ -145,7 +145,7 @@ def target_rows(plans: Sequence[NearestPlan], step_time: float) -> Rows:
         return plan.target, time_words(plan.step_time, seconds=True), ratio, plan.schedule or ""
 
     return Rows(
-        title="Targets: the nearest plan of each",
+        title="Targets: the nearest plan of each, as it runs",
         columns=("runs in", "step", "beside this plan", "schedule"),
         rows=list(map(row, plans)),
         texts=frozenset({"runs in", "schedule"}),

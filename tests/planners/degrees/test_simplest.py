@@ -55,6 +55,15 @@ def test_the_plan_with_fewest_levers_within_the_tolerance_is_chosen() -> None:
     assert simplest([BOTH, PIPELINE, PLAIN], tolerance=0.001) is BOTH
 
 
+@pytest.mark.slow
+def test_what_a_target_offloads_counts_as_a_lever() -> None:
+    """Without pipelines over two context-parallel ranks it would take recomputation and offload to fit."""
+    given: dict[str, Any] = {"tensor": 1, "pipeline": 4, "expert": 8, "zero": 1, "sequence_length": 8192}
+    made = db.plan("mixtral-8x7b", "64xH100-80GB", global_batch=256, target="megatron", **given)
+
+    assert (made.options.context, made.schedule.offloaded) == (2, frozenset())
+
+
 def test_of_equally_simple_plans_the_fastest_is_chosen() -> None:
     slower = replace(PLAIN, degrees=replace(PLAIN.degrees, zero=3), step=1.019)
     assert simplest([slower, PLAIN, BOTH], tolerance=0.02) is PLAIN

@@ -189,7 +189,11 @@ def _dtype(read: SettingsReader) -> str:
     base = read.choice("training.mixed_precision_param", "bfloat16", _DTYPES)
     converters = read.get("model.converters", [])
     converted = isinstance(converters, list) and any(name in converters for name in _CONVERTERS)
-    return "fp8" if converted or read.get("float8.enable_float8_linear", False) else base
+    if converted or read.get("float8.enable_float8_linear", False):
+        return "fp8"
+    for part in ("float8.", "mx.", "quantize."):
+        read.skip(part)
+    return base
 
 
 def _order(read: SettingsReader) -> str | Schedule:
@@ -315,7 +319,8 @@ def _policy(read: SettingsReader) -> str:
 
 def _framework(read: SettingsReader) -> str:
     """The traits of the framework that the file changes; without torch.compile every operator is a kernel."""
-    parts = read.get(f"{COMPILE}.components", ["model", "loss"]) if read.get(f"{COMPILE}.enable", False) else []
+    components = read.get(f"{COMPILE}.components", ["model", "loss"])
+    parts = components if read.get(f"{COMPILE}.enable", False) else []
     eager = None if "model" in parts else False
     overlaps = [read.get(f"{part}.enable_async_tensor_parallel", False) for part in ("parallelism", COMPILE)]
     return framework_with(

@@ -68,12 +68,13 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
 
 
 def nearest_plans(plan: Plan, again: Callable[[str], Plan]) -> tuple[NearestPlan, ...]:
-    """The fastest plan of every target, fastest first: the plan itself where the target runs it.
+    """The fastest plan of every target, fastest first: the plan itself where the target runs it at the same price.
 
     `again` makes the plan of the same input for a target, by its name.
     """
     as_it_is = plan_runs_in(plan)
-    found = [_nearest(name, plan if name in as_it_is else None, again) for name in targets]
+    own = [name for name in as_it_is if targets[name].framework == plan.options.framework]
+    found = [_nearest(name, plan if name in own else None, again) for name in targets]
     return tuple(sorted(found, key=lambda each: (each.step_time is None, each.step_time)))
 
 
