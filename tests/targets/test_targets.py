@@ -203,6 +203,6 @@ def test_the_nearest_zero_level_divides_no_less_where_there_is_one() -> None:
 
 @pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed"])
 def test_without_a_pipeline_there_is_one_stage(target: str) -> None:
-    made = db.plan("llama-tiny", "2xA100-80GB", data=2, zero=1, micro_batches=4, target=target, effort=0.1)
+    made = db.plan("llama-tiny", "2xA100-80GB", data=2, zero=3, micro_batches=4, target=target, effort=0.1)
 
     assert (made.schedule.stages, made.schedule.name) == (1, "1f1b")
