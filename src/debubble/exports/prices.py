@@ -119,7 +119,7 @@ def _with_whole_layers(partition: Partition, split: Sequence[int], *, earlier: b
 
 def module_offload(plan: Plan, target: Target) -> ModuleOffload | None:
     """The target's setting that moves what a plan moves; None: it moves nothing, or the target cannot move that."""
-    units, levers = units_of(plan), target.levers_of(plan.options)
+    units, levers = units_of(plan), target.levers_of(plan.options, pipeline=plan.devices)
     model = plan.model
     if units is None or levers is None or model is None or not plan.schedule.offloaded:
         return None

@@ -101,7 +101,7 @@ def _states(plan: Plan, *, target: str, zero: int) -> tuple[str, str]:
 
 def require_order(plan: Plan, target: Target) -> str:
     """Find which of the orders that the target makes itself a plan has.  Raises ExportError if it has none of them."""
-    levers, schedule = target.levers_of(plan.options), without_transfers(plan.schedule)
+    levers, schedule = target.levers_of(plan.options, pipeline=plan.devices), without_transfers(plan.schedule)
     assert levers is not None
     assert isinstance(levers.orders, OwnOrders)
     name = own_order(schedule, levers.orders.names)

@@ -40,11 +40,9 @@ def problem_of(
     if target is not None:
         targets[target].check(options, model, pipeline=devices)
     units = half_layers(model, cluster, options, pipeline=devices, profile=profile, target=target)
-    levers = None if target is None else targets[target].levers_of(options)
+    levers = None if target is None else targets[target].levers_of(options, pipeline=devices)
     if levers is not None:
         units = levers.layers(units, sparse_layers(model))
-        # Without a pipeline a framework accumulates gradients: one micro-batch after the other through the whole model.
-        chunks = 1 if devices == 1 else chunks
     return Problem(
         devices=devices, micro_batches=micro_batches * options.slices, workload=ModelUnits(units), chunks=chunks,
         effort=effort,
@@ -88,7 +86,7 @@ def half_layers(
 ) -> Units:
     """The units in which plans list a model's stages, with the memory of the target."""
     units = model_units(model, cluster, options, pipeline=pipeline, framework=framework_of(options, target))
-    levers = None if target is None else targets[target].levers_of(options)
+    levers = None if target is None else targets[target].levers_of(options, pipeline=pipeline)
     if units.on_devices and (profile is not None or levers is not None):
         raise InputError("Pipelines on devices of several types are planned without a profile and without --for.")
     if profile is not None:

@@ -142,7 +142,8 @@ class Problem:
         """The only levers that a plan may use; None: all of them."""
         if self.target is None:
             return None
-        return targets[self.target].levers_of(RunOptions() if self.tail is None else self.tail.options)
+        options = RunOptions() if self.tail is None else self.tail.options
+        return targets[self.target].levers_of(options, pipeline=self.devices)
 
     def allows(self, schedule: str, placement: Placement | None = None) -> bool:
         """Tell whether the levers leave a schedule of that name to choose, on stages that lie so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.costs.partition import partition_named
 from debubble.costs.units import Units
@@ -12,7 +12,7 @@ from debubble.ir.ops import Kind
 from debubble.models import Model
 from debubble.registry import FRAMEWORKS, Registry
 from debubble.targets.levers import TargetLevers
-from debubble.targets.orders import without_transfers
+from debubble.targets.orders import OwnOrders, without_transfers
 
 Rule = Callable[[str, RunOptions, Model], str | None]
 """A sentence that says why the framework of that title refuses a run with these options of that model; None: this rule
@@ -48,9 +48,13 @@ class Target:
     levers: TargetLevers | None = None
     overlapping: TargetLevers | None = None
 
-    def levers_of(self, options: RunOptions) -> TargetLevers | None:
-        """The levers of a plan with these options; None: all."""
-        return self.overlapping if options.expert_overlap and self.overlapping is not None else self.levers
+    def levers_of(self, options: RunOptions, *, pipeline: int) -> TargetLevers | None:
+        """The levers of a plan with these options on so many pipeline devices; None: all.
+
+        Without a pipeline a framework accumulates gradients, a micro-batch after the other through the whole model.
+        """
+        levers = self.overlapping if options.expert_overlap and self.overlapping is not None else self.levers
+        return levers if levers is None or pipeline > 1 else replace(levers, orders=OwnOrders(("1f1b",)))
 
     def zero_levels(self, pipeline: int) -> tuple[int, ...]:
         """The ZeRO levels that it has over so many pipeline devices."""
@@ -96,7 +100,8 @@ class Target:
         units: Units | None = None,
     ) -> bool:
         """Tell whether it runs a plan as it is, nothing changed; `units` are the half-layers of one that offloads."""
-        levers, pipeline = self.levers_of(options), schedule.devices
+        pipeline = schedule.devices
+        levers = self.levers_of(options, pipeline=pipeline)
         if (
             options.zero not in self.zero_levels(pipeline)
             or self.refusal(options, model, pipeline=pipeline) is not None

@@ -203,7 +203,7 @@ def _wide_gap_words(plan: Plan, scene: Scene) -> str:
     """A sentence on a gap that may be the bound's rather than the plan's."""
     assert scene.why is not None
     words = f"Between the two stand {listed(scene.why.losses)}"
-    levers = None if plan.target is None else targets[plan.target].levers_of(plan.options)
+    levers = None if plan.target is None else targets[plan.target].levers_of(plan.options, pipeline=plan.devices)
     if plan.target is None or levers is None or not isinstance(levers.orders, OwnOrders):
         return f"{words}."
     own = f"{targets[plan.target].title} runs {listed(levers.orders.names)} alone"
