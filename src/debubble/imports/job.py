@@ -108,7 +108,8 @@ class ImportedJob:
 
     def with_given(self, given: Mapping[str, Any]) -> ImportedJob:
         """The job with options of its run that the user gives in place of what the configuration says."""
-        kept = {fact: of for fact, of in self.unsaid.items() if fact not in given}
+        decided = {*given, *(("gradients",) if "framework" in given else ())}
+        kept = {fact: of for fact, of in self.unsaid.items() if fact not in decided}
         return replace(self, options=replace(self.options, **given), unsaid=kept)
 
     def recomputing(self, strategy: str | None) -> ImportedJob:

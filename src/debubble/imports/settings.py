@@ -138,7 +138,7 @@ class SettingsReader:
                 else f"is {value!r}, which is no whole number"
             )
             if value == "auto":
-                said = "is 'auto', which your trainer fills in: write the number into a copy of the file"
+                said = f"is 'auto', which your trainer fills in: give it with --args '--{name} N'"
             raise InputError(f"{self.path}: {name} {said}.")
         return value
 
