@@ -31,6 +31,7 @@ from debubble.planners.problem import ModelUnits, Problem, Solution, closest
 from debubble.planners.process_pool import Answer, Task, by_completion, failure, side_by_side
 from debubble.planners.progress import Improvement, Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
+from debubble.search.effort import Deadline
 from debubble.targets.orders import COMPUTE, OwnOrders, without_transfers
 
 LITTLE_EFFORT = 0.5
@@ -161,7 +162,8 @@ class _Answers:
 
     def __init__(self, problem: Problem, names: Sequence[str]) -> None:
         self._problem, self._names = problem, list(names)
-        self._deadline = problem.begun().deadline
+        # Without one every planner has its own, which kernels that are compiled first put off.
+        self._deadline = Deadline(math.inf if problem.deadline is None else problem.deadline)
         self._found: dict[str, Result | DebubbleError] = {}
         self._failures: dict[str, DebubbleError] = {}
         """Errors in the programs of planners that already had a plan."""
@@ -171,7 +173,7 @@ class _Answers:
 
     def problem(self, effort: float | None = None) -> Problem:
         """The problem with what is left of its time on the clock."""
-        left = max(self._deadline.left, 1e-3)
+        left = None if self._problem.deadline is None else max(self._deadline.left, 1e-3)
         return replace(self._problem, deadline=left, effort=self._problem.effort if effort is None else effort)
 
     @property

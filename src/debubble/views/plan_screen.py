@@ -15,6 +15,7 @@ from rich.text import Text
 
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import unlike
+from debubble.costs.frameworks import TARGET, framework_name
 from debubble.formatting import count_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.planners.analysis.explanation import Explanation
@@ -225,6 +226,14 @@ def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
         yield "adapters are configured by hand elsewhere"
 
 
+def _kernels(plan: Plan) -> str:
+    """Words on whose kernels are priced; none where they were measured."""
+    if plan.profile is not None:
+        return ""
+    named = plan.options.framework or TARGET
+    return f" with the kernels of {named if framework_name(named) else named.replace(TARGET, 'Megatron-LM', 1)}"
+
+
 def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     """The intervals of step and memory, where the costs were computed and not measured."""
     if plan.profile is not None:
@@ -236,16 +245,12 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     memory = accuracy_of("memory", *plan.model_on_cluster, plan.options)
     seconds, peak = step.of(float(scene.step_time)), memory.of(max(map(float, scene.peak_memory)))
     low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
-    yield f"{low} to {high} a step"
+    yield f"{low} to {high} a step{_kernels(plan)}"
     yield f"as {step.runs} published runs ({step.group})"
     if "," not in step.group:
         yield "few or none on such GPUs"
     if plan.options.lora:
         yield "few or none with adapters"
-    if plan.options.framework:
-        yield f"kernels and overlaps of {plan.options.framework}"
-    elif plan.target is None:
-        yield "Megatron-LM's kernels, and hosts that keep ahead (--for: another's)"
     yield f"up to {size_words(peak.high)} on a device"
     needed = unlike(*plan.model_on_cluster, plan.options)
     if needed is None:
