@@ -282,12 +282,12 @@ class TestDeepSpeed:
         }
 
     def test_one_rank_sums_gradients_in_bf16_with_zero_as_planned(self) -> None:
-        config = json.loads(exports["deepspeed"](priced()).files["ds_config.json"])
+        config = json.loads(exports["deepspeed"](priced(framework="deepspeed")).files["ds_config.json"])
 
         assert config["zero_optimization"] == {"stage": 1}
 
     def test_gradients_in_fp32_without_zero_are_reported(self) -> None:
-        losses = exports["deepspeed"](priced(data=2)).losses
+        losses = exports["deepspeed"](priced(data=2, framework="deepspeed")).losses
 
         assert any("gradients in fp32 without ZeRO" in loss for loss in losses)
 

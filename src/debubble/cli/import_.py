@@ -138,12 +138,12 @@ def import_(
             not_predicted=job.rest.not_predicted, unread=list(job.unread),
         )  # fmt: skip
     else:
-        _show(job, yours, comparison, searched=degrees or as_it_is)
+        _show(job, yours, comparison, own_degrees=not degrees and not as_it_is)
     if not comparison.fits:
         raise typer.Exit(InfeasibleError.exit_code)
 
 
-def _show(job: ImportedJob, yours: Plan, comparison: JobComparison, *, searched: bool) -> None:
+def _show(job: ImportedJob, yours: Plan, comparison: JobComparison, *, own_degrees: bool) -> None:
     """What the job is and takes, what would help it, and what of it is not in the prediction."""
     from debubble.costs.calibration import calibration_words
     from debubble.imports.comparison import recomputation_words
@@ -161,7 +161,7 @@ def _show(job: ImportedJob, yours: Plan, comparison: JobComparison, *, searched:
         console().print(corrected, soft_wrap=True)
     for sentence in comparison.sentences():
         console().print(sentence, soft_wrap=True)
-    if not searched:
+    if own_degrees:
         console().print("Degrees are the job's own: --degrees searches them too.", style="dim")
     if job.unread:
         console().print("\nEntries that are not in the prediction, or cost nothing:")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from debubble.costs.frameworks import framework_name
 from debubble.ir import RunOptions
 from debubble.plans import Plan
 from debubble.simulator import Timeline
@@ -99,6 +100,11 @@ def post_validation(plan: Plan) -> Decision:
 def priced_as(name: str) -> Callable[[Plan], Decision]:
     """The rule of the framework that is priced, in a target whose own is `name`, as it runs a model by default."""
     return lambda plan: {} if plan.options.framework == name else framework(plan)
+
+
+def of_frameworks(*names: str, settings: Callable[[Plan], Decision]) -> Callable[[Plan], Decision]:
+    """The rule of the framework that is priced, in a target with settings for what those of these names do."""
+    return lambda plan: settings(plan) if framework_name(plan.options.framework) in ("", *names) else framework(plan)
 
 
 def framework(plan: Plan) -> Decision:

@@ -11,8 +11,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from debubble.costs import DEEPSPEED, framework_of_options
-from debubble.costs.frameworks import framework_name
+from debubble.costs import framework_of_options
 from debubble.exports.layers import StageLayers, stage_layers
 from debubble.exports.options import (
     UNSETTABLE,
@@ -22,6 +21,7 @@ from debubble.exports.options import (
     as_tree,
     by_value,
     global_batch,
+    of_frameworks,
     one_setting,
     set_by_target_rules,
 )
@@ -104,17 +104,15 @@ def _zero(plan: Plan) -> Decision:
 
 
 def _sums_in_16_bits(plan: Plan) -> bool:
-    """Tell whether the plan counts on gradients in bf16."""
-    return plan.options.dtype == "bf16" and framework_of_options(plan.options.framework, DEEPSPEED).gradient_bytes == 2
+    """Tell whether the plan counts on gradients in bf16; without a framework plans count on fp32."""
+    return plan.options.dtype == "bf16" and framework_of_options(plan.options.framework).gradient_bytes == 2
 
 
 def _framework(plan: Plan) -> Decision:
-    """The dtype of gradients; what another framework fuses and overlaps is lost."""
-    named = framework_name(plan.options.framework)
-    if named not in ("", "deepspeed"):
-        return UNSETTABLE["framework"](plan)
-    summed = plan.options.dtype == "bf16" and plan.options.zero > 0 and not _sums_in_16_bits(plan)
-    return {"data_types.grad_accum_dtype": "fp32"} if summed else {}
+    """The dtype of gradients, where it is DeepSpeed's that is priced and another than its default."""
+    o = plan.options
+    wide = bool(o.framework) and o.dtype == "bf16" and o.zero > 0 and not _sums_in_16_bits(plan)
+    return {"data_types.grad_accum_dtype": "fp32"} if wide else {}
 
 
 def _gradient_dtype(plan: Plan) -> Decision:
@@ -142,7 +140,7 @@ def _host_optimizer(plan: Plan) -> Decision:
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
-    "framework": _framework,
+    "framework": of_frameworks("deepspeed", settings=_framework),
     "micro_batch_size": one_setting("train_micro_batch_size_per_gpu", "micro_batch_size"),
     "sequence_length": _length,
     "tensor": set_by_target_rules,

@@ -20,7 +20,15 @@ from typing import Any
 
 from debubble.costs.frameworks import framework_name, framework_of_options
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
-from debubble.exports.options import UNSETTABLE, Decision, OptionTable, by_value, global_batch, one_setting
+from debubble.exports.options import (
+    UNSETTABLE,
+    Decision,
+    OptionTable,
+    by_value,
+    global_batch,
+    of_frameworks,
+    one_setting,
+)
 from debubble.exports.prices import module_offload
 from debubble.exports.reduction import Alternative, LayerStrategies, fastest, require_order
 from debubble.exports.registry import ExportDraft, exporter
@@ -133,10 +141,8 @@ def _expert_tensor(plan: Plan) -> Decision:
 
 
 def _framework(plan: Plan) -> Decision:
-    """Write the arguments for what a Megatron fuses and overlaps; list what another framework does."""
+    """Write the arguments for what a Megatron fuses and overlaps."""
     o = plan.options
-    if not _is_megatron(plan):
-        return UNSETTABLE["framework"](plan)
     traits, settings = framework_of_options(o.framework), dict[str, Any]()
     if traits.gradient_overlap:
         settings["--overlap-grad-reduce"] = _ON
@@ -160,7 +166,7 @@ _MEGATRONS = ("megatron-lm", "megatron-bridge", "nemo")
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
-    "framework": _framework,
+    "framework": of_frameworks(*_MEGATRONS, settings=_framework),
     "micro_batch_size": one_setting("--micro-batch-size", "micro_batch_size"),
     "sequence_length": one_setting("--seq-length", "sequence_length"),
     "tensor": _tensor,

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pprint import pformat
 from typing import Any
 
-from debubble.costs.frameworks import framework_name, framework_of_options
+from debubble.costs.frameworks import framework_of_options
 from debubble.exports.layers import stage_layers, torchtitan_names
-from debubble.exports.options import UNSETTABLE, Decision, OptionTable, as_tree, by_value, one_setting
+from debubble.exports.options import UNSETTABLE, Decision, OptionTable, as_tree, by_value, of_frameworks, one_setting
 from debubble.exports.reduction import recomputed_layers, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.frameworks.torch.export import to_csv
@@ -113,12 +113,9 @@ def _zero(plan: Plan) -> Decision:
 
 
 def _framework(plan: Plan) -> Decision:
-    """Whether torch.compile is on, and pipelines tensor-parallel collectives; what another framework does is lost."""
-    options = plan.options
-    if framework_name(options.framework) not in ("", "torchtitan"):
-        return UNSETTABLE["framework"](plan)
-    traits = framework_of_options(options.framework)
-    overlapping = traits.compiled and traits.tensor_overlap and options.tensor > 1
+    """Whether torch.compile is on, and pipelines tensor-parallel collectives."""
+    traits = framework_of_options(plan.options.framework)
+    overlapping = traits.compiled and traits.tensor_overlap and plan.options.tensor > 1
     return {
         "compile.enable": traits.compiled,
         **({"compile.enable_async_tensor_parallel": True} if overlapping else {}),
@@ -127,7 +124,7 @@ def _framework(plan: Plan) -> Decision:
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
-    "framework": _framework,
+    "framework": of_frameworks("torchtitan", settings=_framework),
     "micro_batch_size": one_setting("size", "micro_batch_size"),
     "sequence_length": one_setting("length", "sequence_length"),
     "tensor": lambda plan: {
