@@ -45,6 +45,7 @@ def check(json_of: Any) -> Any:
         pytest.param("fits", ("mixtral-8x7b", "--cluster", "16xH100-80GB"), marks=pytest.mark.slow),
         ("simulate", ("llama-tiny", "--cluster", "4xA100-80GB", "--sequence-length", "128", "--schedule", "zb-h1")),
         ("hardware", ()),
+        ("frameworks", ()),
         ("models", ()),
         ("planners", ()),
         ("schedules", ()),

@@ -159,8 +159,8 @@ def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -
     assert (read.pipeline, read.options.data, read.options.zero) == (1, 4, 3)
     assert read.unread == (
         "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full.",
-        "zero_optimization.stage3_max_live_parameters is 1,000,000,000, and the prediction counts on two gathered"
-        " layers: 436,224,000 parameters.",
+        "zero_optimization.stage3_max_live_parameters is 1,000,000,000 by default, and the prediction counts on two"
+        " gathered layers, 436,224,000 parameters: up to 1.05 GiB per device may be added, which a lower value saves.",
     )
 
 

@@ -87,6 +87,11 @@ def test_modules_of_ones_own_take_inputs_of_any_shape() -> None:
         step_batch({"inputs": images, "targets": labels[:3]})
 
 
+def test_a_tensor_of_real_numbers_is_no_batch_of_tokens() -> None:
+    with pytest.raises(InputError, match="which are whole numbers"):
+        read(torch.zeros(2, 4))
+
+
 def test_more_positions_than_the_model_has_learned_are_refused() -> None:
     with pytest.raises(InputError, match="4 tokens is longer than the model's 3 positions"):
         read({"input_ids": TOKENS, "targets": TOKENS}, positions=3, vocabulary=9)

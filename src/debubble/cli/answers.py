@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from debubble.costs.accuracy import Accuracy
 from debubble.costs.calibration import MeasuredRun
 from debubble.costs.files import UnitsFile
+from debubble.costs.frameworks import Framework
 from debubble.costs.known_hardware import Hardware
 from debubble.imports.advice import SettingAdvice
 from debubble.imports.comparison import SettingChange
@@ -284,12 +285,30 @@ class ExportAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     target: str
     files: list[str]
     losses: Annotated[list[str], Meta(description="What the target cannot express.")]
+    own_kernels: Annotated[
+        str | None, Meta(description="What the target's own kernels make of the step; null: the same, or priced.")
+    ]
 
 
 class HardwareAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
     """`debubble hardware --json`."""
 
     hardware: list[Hardware]
+
+
+class FrameworkVersion(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a framework fuses, overlaps, keeps and captures from a version on."""
+
+    name: str
+    version: str
+    traits: Framework
+
+
+class FrameworksAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
+    """`debubble frameworks --json`."""
+
+    frameworks: list[FrameworkVersion]
+    traits: Annotated[Framework, Meta(description="What is priced without --framework.")]
 
 
 class VisionAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -494,6 +513,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "watch": WatchAnswer,
     "export": ExportAnswer,
     "hardware": HardwareAnswer,
+    "frameworks": FrameworksAnswer,
     "models": ModelsAnswer,
     "planners": PlannersAnswer,
     "schedules": SchedulesAnswer,

@@ -41,7 +41,8 @@ def export(
     for name, content in made.files.items():
         write_whole(folder / name, content.encode())
     if json:
-        print_answer(target=to, files=[str(folder / name) for name in made.files], losses=list(made.losses))
+        files = [str(folder / name) for name in made.files]
+        print_answer(target=to, files=files, losses=list(made.losses), own_kernels=made.own_kernels)
         return
     for name in made.files:
         console().print(f"Wrote {folder / name}.", soft_wrap=True)
@@ -51,3 +52,5 @@ def export(
             console().print(f"  - {loss}", soft_wrap=True)
     else:
         console().print(f"{to} expresses all of the plan.")
+    if made.own_kernels is not None:
+        console().print(f"\n{made.own_kernels}", soft_wrap=True)

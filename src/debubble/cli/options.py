@@ -170,7 +170,7 @@ class ModelRun(OptionGroup):
         "Update before the gradients' norm is known: the span counts, and copies that take updates back."
     )
     framework: str = option(
-        "Whose kernels and overlaps are priced, as NAME@VERSION[,TRAIT=VALUE ...], such as torchtitan@2025.06.",
+        "Whose kernels and overlaps are priced: NAME@VERSION[,TRAIT=VALUE ...], as in `frameworks`.",
         default="",
         autocompletion=completion(known_frameworks),
     )

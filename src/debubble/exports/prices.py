@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from debubble.costs import Partition, Units, model_units, with_profile
+from debubble.costs.frameworks import FSDP, MEGATRON, framework_of_options
 from debubble.costs.partition import partition_named
 from debubble.ir import OutOfMemoryError, PlannedUnit, RunOptions
 from debubble.planners.model_problem import framework_of_plan
@@ -19,6 +20,7 @@ from debubble.plans import Plan
 from debubble.simulator import simulate
 from debubble.targets import Target
 from debubble.targets.offload import ModuleOffload
+from debubble.targets.orders import undivided
 from debubble.targets.target import sparse_layers
 
 
@@ -56,6 +58,29 @@ def with_partition(plan: Plan, units: Units, partition: Partition) -> Plan:
     )
 
 
+def as_one_stage(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """A plan that accumulates gradients on one device as one of a single stage, and what that costs.
+
+    Frameworks gather what ZeRO-3 divides unit by unit.  The same plan if it is another, or if that would not fit.
+    """
+    schedule = undivided(plan.schedule)
+    if schedule is plan.schedule or plan.model_on_cluster is None or units_of(plan) is None:
+        return plan, ()
+    options = plan.options
+    framework = framework_of_options(options.framework, FSDP if options.zero >= 3 else MEGATRON)
+    units = model_units(*plan.model_on_cluster, options, pipeline=1, framework=framework)
+    if plan.profile is not None:
+        units = with_profile(units, plan.profile, model=plan.model_on_cluster.model, options=options)
+    whole = [sum(plan.partition, ())]
+    one = with_partition(replace(plan, schedule=schedule), units, partition_named(whole, units))
+    if not fits(one):
+        return plan, ()
+    if not is_slower(one, plan) and not is_slower(plan, one):
+        return one, ()
+    count = plan.schedule.stages
+    return one, (f"Parameters are gathered unit by unit, not in the plan's {count} stages: {slowdown(one, plan)}.",)
+
+
 def fits(plan: Plan) -> bool:
     """Tell whether the plan stays within its memory limit."""
     try:
@@ -63,6 +88,15 @@ def fits(plan: Plan) -> bool:
     except OutOfMemoryError:
         return False
     return True
+
+
+UNTOLD = 0.002
+"""Share of a step by which it may change without a word."""
+
+
+def is_slower(changed: Plan, plan: Plan) -> bool:
+    """Tell whether a change makes the step longer by what is worth a word."""
+    return seconds_per_step(changed) > (1 + UNTOLD) * seconds_per_step(plan)
 
 
 def slowdown(changed: Plan, plan: Plan) -> str:
@@ -74,7 +108,8 @@ def _units(plan: Plan, options: RunOptions) -> Units | None:
     described = plan.model_on_cluster
     if described is None:
         return None
-    units = model_units(*described, options, pipeline=plan.devices, framework=framework_of_plan(plan))
+    framework = framework_of_plan(replace(plan, options=options))
+    units = model_units(*described, options, pipeline=plan.devices, framework=framework)
     if plan.profile is not None:
         units = with_profile(units, plan.profile, model=described.model, options=options)
     return units if len(units.units) == sum(map(len, plan.partition)) else None

@@ -9,7 +9,15 @@ from typing import Any
 from debubble.errors import readable
 from debubble.exports.layers import ENDS, require_layers
 from debubble.exports.options import OptionTable, settings_of
-from debubble.exports.prices import fits, module_offload, to_whole_layers
+from debubble.exports.prices import (
+    as_one_stage,
+    fits,
+    is_slower,
+    module_offload,
+    slowdown,
+    to_whole_layers,
+    with_options,
+)
 from debubble.exports.reduction import compute_only, with_kept_ends
 from debubble.ir import ExportError
 from debubble.planners.plan_step import seconds_per_step
@@ -26,6 +34,8 @@ class Export:
     """Name -> content."""
     losses: tuple[str, ...] = ()
     """One sentence for each thing that the target cannot express; a plan that fits still does."""
+    own_kernels: str | None = None
+    """A sentence on the plan's step with the target's own kernels, where the plan prices none and they change it."""
 
 
 Exporter = Callable[[Plan], Export]
@@ -63,14 +73,16 @@ def exporter(
                 require_layers(plan, target=target.title)
             _check(target, plan)
             plan, too_large = _without_limit(plan)
+            plan, joined = as_one_stage(plan) if target.levers is not None else (plan, ())
             offloads = plan.schedule.offloaded and module_offload(plan, target) is not None
             reduced, losses = compute_only(plan, target=target, offloads=bool(offloads))
             settings, lost = settings_of(reduced, options)
             reduced, of_ends = with_kept_ends(reduced, target=target.title) if layers else (reduced, ())
             reduced, of_layers = to_whole_layers(reduced)
             made = make(reduced, settings)
-            said = (*too_large, *lost, *_unit_losses(plan), *losses, *of_ends, *of_layers, *made.losses)
-            return Export(files=made.files, losses=(*said, *_total_slowdown(plan, made.runs, said)))
+            said = (*too_large, *joined, *lost, *_unit_losses(plan), *losses, *of_ends, *of_layers, *made.losses)
+            total = _total_slowdown(plan, made.runs, said)
+            return Export(files=made.files, losses=(*said, *total), own_kernels=_own_kernels(target, made.runs))
 
         exports.add(name, export)
         return export
@@ -94,6 +106,22 @@ def _check(target: Target, plan: Plan) -> None:
     why = target.refusal(plan.options, plan.model, pipeline=plan.devices)
     if why is not None:
         raise ExportError(why)
+
+
+def _own_kernels(target: Target, runs: Plan) -> str | None:
+    """What the target's own kernels and overlaps make of a plan that prices no framework's; None: the same."""
+    if runs.model is None or runs.profile is not None or runs.options.framework or not target.framework:
+        return None
+    own = with_options(runs, replace(runs.options, framework=target.framework))
+    if own is None:
+        return None
+    beginning = f"The plan prices no framework's kernels; with those of {target.framework}"
+    if not fits(own):
+        peak = readable(float(max(replace(own, costs=own.costs.with_limit(None)).simulate().peak_memory)))
+        return f"{beginning} its fullest device needs {peak} and does not fit: plan again with --for {target.name}."
+    if not is_slower(own, runs) and not is_slower(runs, own):
+        return None
+    return f"{beginning} {slowdown(own, runs)}: --for {target.name} plans with them."
 
 
 def _unit_losses(plan: Plan) -> tuple[str, ...]:

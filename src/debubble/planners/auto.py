@@ -32,7 +32,7 @@ from debubble.planners.process_pool import Answer, Task, by_completion, failure,
 from debubble.planners.progress import Improvement, Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
 from debubble.search.effort import Deadline
-from debubble.targets.orders import COMPUTE, OwnOrders, without_transfers
+from debubble.targets.orders import COMPUTE, OwnOrders, accumulated, without_transfers
 
 LITTLE_EFFORT = 0.5
 """Effort up to which `joint` searches the order of its own fastest plan too, and all others are asked."""
@@ -143,13 +143,18 @@ def _prefers_plain(problem: Problem) -> bool:
 
 
 def _plainer(problem: Problem, answer: Solution) -> Iterator[Solution]:
-    """The answer without offload, recomputation and steps on hosts; it is kept where it fits and is about as fast."""
+    """The answer without offload, recomputation and steps on hosts; it is kept where it fits and is about as fast.
+
+    Without a pipeline it accumulates gradients as every framework does.
+    """
     schedule = answer.schedule.without_host_steps()
     others = {op.kind for op in schedule.operations} - {*COMPUTE, Kind.R, Kind.O, Kind.L}
     if others or answer.partition is None or schedule.peers:
         return
     units, cut = problem.units, [len(stage) for stage in answer.partition]
     plain = replace(without_transfers(schedule), fused_recompute=frozenset())
+    if plain.devices == 1:
+        plain = accumulated(plain)
     if plain == answer.schedule:
         return
     partition = Partition.cut(units, cut)
@@ -195,7 +200,7 @@ class _Answers:
         if not plain:
             return fastest
         equal = [each for each in plain if each.score <= (1 + NOTABLE) * plain[0].score]
-        return min(equal, key=lambda each: each.solution.schedule.stages)
+        return min(equal, key=lambda each: each.solution.complexity)
 
     @property
     def refusals(self) -> list[DebubbleError]:

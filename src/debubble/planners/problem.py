@@ -264,6 +264,15 @@ class Solution(Simulated):
     remark: str | None = None
     cut_off: bool = False
 
+    @property
+    def complexity(self) -> tuple[int, int, float]:
+        """Stages, operations and bytes: of answers that are equally fast the one with fewest is taken.
+
+        Raises OutOfMemoryError if it does not fit.
+        """
+        peak = max(map(float, self.simulate().peak_memory))
+        return self.schedule.stages, sum(map(len, self.schedule.orders)), peak
+
 
 def peer_bandwidth(units: Units) -> Number:
     """Bytes per second between two devices: a message, which takes `communication`, is what a full recomputation keeps.

@@ -79,6 +79,33 @@ def placement_kind(placement: Placement) -> str | None:
     return "v_shape" if chunks == 2 and placement == Placement.v_shape(devices) else None
 
 
+def accumulated(schedule: Schedule) -> Schedule:
+    """A schedule of one device that accumulates gradients as frameworks do without a pipeline.
+
+    One micro-batch runs after the other, each through the whole model forwards and backwards.
+    """
+    return replace(schedule, name="1f1b", orders=_accumulation(schedule.stages, schedule.micro_batches))
+
+
+def undivided(schedule: Schedule) -> Schedule:
+    """The schedule of one device that accumulates gradients as one of a single stage; any other as it is.
+
+    Frameworks gather what ZeRO-3 divides unit by unit, and need no stages for that.
+    """
+    if schedule.devices > 1 or schedule.stages == 1 or schedule.orders != accumulated(schedule).orders:
+        return schedule
+    fused = frozenset({0}) if schedule.fused_recompute else frozenset()
+    order = _accumulation(1, schedule.micro_batches)
+    return replace(schedule, placement=Placement.linear(1), orders=order, fused_recompute=fused)
+
+
+def _accumulation(stages: int, micro_batches: int) -> tuple[tuple[Op, ...]]:
+    """The order of accumulating gradients on one device."""
+    there, back = range(stages), reversed(range(stages))
+    passes = [*((Kind.F, stage) for stage in there), *((Kind.B, stage) for stage in back)]
+    return (tuple(Op(kind, stage, j) for j in range(micro_batches) for kind, stage in passes),)
+
+
 def without_transfers(schedule: Schedule) -> Schedule:
     """The schedule's F, B, I and W alone: no offload, no step among them, and recomputation within the backward."""
     return replace(

@@ -12,7 +12,7 @@ from debubble.ir.ops import Kind
 from debubble.models import Model
 from debubble.registry import FRAMEWORKS, Registry
 from debubble.targets.levers import TargetLevers
-from debubble.targets.orders import OwnOrders, without_transfers
+from debubble.targets.orders import OwnOrders, undivided, without_transfers
 
 Rule = Callable[[str, RunOptions, Model], str | None]
 """A sentence that says why the framework of that title refuses a run with these options of that model; None: this rule
@@ -116,6 +116,9 @@ class Target:
             if levers.offload_of(schedule, kept, partition_named(stages, kept)) is not None:
                 schedule = without_transfers(schedule)
         plain = without_transfers(schedule)
+        if pipeline == 1 and plain.orders == schedule.orders:
+            schedule = plain = undivided(plain)
+            stages = [[unit for stage in stages for unit in stage]] if plain.stages == 1 else stages
         fused = frozenset(s for s, stage in enumerate(stages) if any(unit.strategy != "none" for unit in stage))
         if plain.orders != schedule.orders or any(op.kind is Kind.R for op in schedule.operations):
             return False

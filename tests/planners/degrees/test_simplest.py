@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.ir import RunOptions
+from debubble.ir import Kind, Op, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees import Job, configurations, search_degrees
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.simplest import PlannedChoice, simplest, usual_choices
+from debubble.targets.orders import accumulated
 
 
 def job(*, cluster: str = "4xA100-80GB", batch: int = 8, **settings: Any) -> Job:
@@ -67,6 +68,22 @@ def test_what_a_target_offloads_counts_as_a_lever() -> None:
 def test_of_equally_simple_plans_the_fastest_is_chosen() -> None:
     slower = replace(PLAIN, degrees=replace(PLAIN.degrees, zero=3), step=1.019)
     assert simplest([slower, PLAIN, BOTH], tolerance=0.02) is PLAIN
+
+
+def test_of_equally_fast_plans_the_one_that_keeps_least_is_chosen() -> None:
+    """Two micro-batches on one device: both forwards before the backwards, or one micro-batch after the other."""
+    whole = chunked(zero=3)
+    gpipe = db.schedules["gpipe"](devices=1, micro_batches=2)
+    order = tuple(
+        Op(op.kind, s, op.micro_batch) for op in gpipe.orders[0] for s in ((0, 1) if op.kind is Kind.F else (1, 0))
+    )
+    keeping = replace(
+        whole, solution=replace(whole.solution, schedule=replace(whole.solution.schedule, orders=(order,)))
+    )
+    least = replace(whole, solution=replace(whole.solution, schedule=accumulated(whole.solution.schedule)))
+
+    assert simplest([keeping, least], tolerance=0.02) is least
+    assert simplest([least, keeping], tolerance=0.02) is least
 
 
 def test_less_context_parallelism_comes_before_a_faster_step() -> None:

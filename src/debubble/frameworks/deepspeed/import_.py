@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import framework_with
+from debubble.costs.step import STATE_DTYPES
+from debubble.formatting import size_words
 from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.defaults import Defaults
@@ -136,7 +138,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
             read,
             (
                 *_remarks(read, given, pipeline=pipeline, batch=batch, predicted=predicted),
-                *_gathered(read, given.model),
+                *_gathered(read, given.model, dtype),
             ),
         ),
     )
@@ -235,16 +237,20 @@ _LIVE_PARAMETERS = 10**9
 """DeepSpeed's default."""
 
 
-def _gathered(read: SettingsReader, model: Model) -> Iterator[str]:
+def _gathered(read: SettingsReader, model: Model, dtype: str) -> Iterator[str]:
     """A sentence if ZeRO-3 may keep more parameters gathered than the two layers that the prediction counts."""
     setting = "zero_optimization.stage3_"
     given = read.get(f"{setting}max_live_parameters")
+    said = isinstance(given, int | float)
     most = given if isinstance(given, int | float) else _LIVE_PARAMETERS
     for name in ("max_reuse_distance", "prefetch_bucket_size"):
         read.get(f"{setting}{name}")
-    counted = 2 * max(model.layer_parameters(layer) for layer in range(model.layers))
-    if read.number("zero_optimization.stage", 0) == 3 and most > counted:
+    layers = [model.layer_parameters(layer) for layer in range(model.layers)]
+    counted, kept = 2 * max(layers), min(int(most), sum(layers))
+    if read.number("zero_optimization.stage", 0) == 3 and kept > counted:
+        more = size_words(STATE_DTYPES[dtype] * (kept - counted))
         yield (
-            f"{setting}max_live_parameters is {most:,.0f}, and the prediction counts on two gathered layers:"
-            f" {counted:,} parameters."
+            f"{setting}max_live_parameters is {most:,.0f}{'' if said else ' by default'}, and the prediction counts on"
+            f" two gathered layers, {counted:,} parameters: up to {more} per device may be added, which a lower"
+            " value saves."
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from debubble.ir import Kind, Schedule
 from debubble.ir.degrees import CPU_OPTIMIZER, OFFLOAD, RECOMPUTATION, UNEVEN_STAGES, Degrees
+from debubble.planners.degrees.ranking import NEGLIGIBLE
 from debubble.planners.degrees.space import in_order
 from debubble.planners.problem import Solution
 
@@ -72,11 +73,17 @@ def simplest(plans: Sequence[PlannedChoice], *, tolerance: float) -> PlannedChoi
     """The plan with the fewest levers of those whose step is at most that share above the fastest; then the fastest.
 
     Of as many levers, those with the least context parallelism come first: few tokens per rank are nothing that people
-    run where data parallelism is as fast.
+    run where data parallelism is as fast.  Of equally fast ones the least complex is taken.
     """
     most = min(plan.step for plan in plans) * (1 + tolerance)
-    near = [plan for plan in plans if plan.step <= most]
-    return min(near, key=lambda plan: (len(plan.levers), plan.degrees.context, plan.step, in_order(plan.degrees)))
+    near = [(len(plan.levers), plan.degrees.context, plan) for plan in plans if plan.step <= most]
+    fewest = min((levers, context) for levers, context, _ in near)
+    simple = [plan for levers, context, plan in near if (levers, context) == fewest]
+    step = min(plan.step for plan in simple) * (1 + NEGLIGIBLE)
+    equal = [plan for plan in simple if plan.step <= step]
+    if len(equal) == 1:
+        return equal[0]
+    return min(equal, key=lambda plan: (plan.solution.complexity, in_order(plan.degrees)))
 
 
 def usual_choices(legal: Sequence[Degrees]) -> dict[str, list[Degrees]]:

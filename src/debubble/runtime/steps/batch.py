@@ -235,6 +235,8 @@ def _read(batch: Entries, *, accepted: BatchFormat) -> TokenRows:
     if isinstance(batch, Tensor):
         if batch.dim() != 2 or batch.shape[1] < 2:
             raise InputError(f"A batch of tokens has shape [rows, length + 1], not {list(batch.shape)}.")
+        if batch.is_floating_point():
+            raise InputError("A batch of one tensor is tokens, which are whole numbers: give {'inputs', 'targets'}.")
         batch = {"input_ids": batch[:, :-1], "targets": batch[:, 1:]}
     elif any_shape and INPUTS in batch:
         batch = {**batch, "input_ids": batch[INPUTS]}
