@@ -32,7 +32,7 @@ from debubble.planners.process_pool import Answer, Task, by_completion, failure,
 from debubble.planners.progress import Improvement, Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
 from debubble.search.effort import Deadline
-from debubble.targets.orders import COMPUTE, OwnOrders, accumulated, without_transfers
+from debubble.targets.orders import COMPUTE, OwnOrders, accumulated, undivided, without_transfers
 
 LITTLE_EFFORT = 0.5
 """Effort up to which `joint` searches the order of its own fastest plan too, and all others are asked."""
@@ -128,7 +128,7 @@ with fewest stages is taken."""
 LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
 ONE_STAGE = 0.02
-"""Share of a step for such a plan of one stage, which every framework runs; with ZeRO-3 more stages gather less."""
+"""Share of a step for such a plan that runs the model as a whole, as every framework does."""
 
 
 def _tolerance(problem: Problem) -> float:
@@ -193,9 +193,9 @@ class _Answers:
         fastest, *_ = results = self.results
         if not _prefers_plain(self._problem):
             return fastest
-        undivided = [each for each in results if each.plain and each.solution.schedule.stages == 1]
-        if undivided and not self._problem.units.gathers and undivided[0].score <= (1 + ONE_STAGE) * fastest.score:
-            return undivided[0]
+        whole = [each for each in results if each.plain and undivided(each.solution.schedule).stages == 1]
+        if whole and whole[0].score <= (1 + ONE_STAGE) * fastest.score:
+            return whole[0]
         plain = [each for each in results if each.plain and each.score <= _tolerance(self._problem) * fastest.score]
         if not plain:
             return fastest
