@@ -28,7 +28,17 @@ from debubble.costs.operators import (
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
-from debubble.costs.unit import OF_PARAMETERS, HostStates, StateBytes, Strategy, Unit, added, fastest_units, joined_unit
+from debubble.costs.unit import (
+    OF_PARAMETERS,
+    HostStates,
+    StateBytes,
+    Strategy,
+    Unit,
+    added,
+    at_layer,
+    fastest_units,
+    joined_unit,
+)
 from debubble.costs.units import Units
 from debubble.ir import InputError, PlannedUnit, RunOptions
 from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
@@ -291,8 +301,7 @@ class _Builder:
             kind = planned.type, None if layer is None else alike[layer]
             if kind not in priced:
                 priced[kind] = self.unit(planned)
-            # Not `replace`, which takes three times as long: a search of degrees builds thousands of models.
-            yield Unit(**{**vars(priced[kind]), "layer": layer})
+            yield at_layer(priced[kind], layer)
 
     def unit(self, planned: PlannedUnit) -> Unit:
         match planned.type, planned.layer:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +27,7 @@ from debubble.ir.plan_entries import INTERRUPTED, Status
 from debubble.planners.joint.planner import joint_draft
 from debubble.planners.portfolio.planner import SMALL
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
-from debubble.planners.process_pool import Answer, Task, by_completion, failure, side_by_side
+from debubble.planners.process_pool import Task, TaskAnswer, by_completion, failure, side_by_side
 from debubble.planners.progress import Improvement, Progress, tell
 from debubble.planners.registry import Result, planner, planners, verify
 from debubble.search.effort import Deadline
@@ -109,8 +108,9 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
     best = next(iter(answers.results), None)
     if best is not None and answers.late:
         return
-    # A target has orders of its own.
-    if best is not None and "joint" in names and best.gap > 0 and problem.levers is None:
+    # A target has orders of its own, and on one device gradients accumulate in one.
+    accumulates = problem.devices == 1 and best is not None and best.plain and _prefers_plain(problem)
+    if best is not None and "joint" in names and best.gap > 0 and problem.levers is None and not accumulates:
         # It loads the compiler.
         from debubble.planners.joint.search import last_search
 
@@ -358,8 +358,8 @@ def _side_by_side(answers: _Answers, tasks: Mapping[str, Task]) -> Iterator[Solu
             yield from answers.take(name, partial(_verify, name, tasks[name][1], futures[name]))
 
 
-def _verify(name: str, problem: Problem, future: Future[Answer]) -> Result:
-    solution, seconds = future.result()
+def _verify(name: str, problem: Problem, answer: TaskAnswer) -> Result:
+    solution, seconds = answer.result()
     return verify(name, problem, solution, seconds)
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -41,20 +41,52 @@ Key = TypeVar("Key", bound=Hashable)
 
 WORKER = 0.5
 """Effort of a search from which it is worth a worker, in seconds: to start one takes about as long."""
+WORTHWHILE = 1.0
+"""Seconds on the clock from which any task is, where it is known how long tasks take."""
+
+
+class TaskAnswer:
+    """The answer of a task: of a worker, or of this process where no worker has begun when it is asked for."""
+
+    def __init__(self, task: Task, future: Future[Answer] | None = None) -> None:
+        self._task, self.future = task, future
+
+    @property
+    def is_known(self) -> bool:
+        """True if a worker has answered."""
+        return self.future is not None and self.future.done() and not self.future.cancelled()
+
+    def take(self) -> bool:
+        """Keep the task for this process; False if a worker has begun it."""
+        return self.future is None or self.future.cancel()
+
+    def result(self) -> Answer:
+        """The answer; raises the DebubbleError that the task ended with."""
+        if self.future is None or self.take():
+            return _answer(*self._task)
+        return self.future.result()
 
 
 @contextmanager
-def side_by_side(tasks: Mapping[Key, Task]) -> Iterator[dict[Key, Future[Answer]]]:
-    """Give each task that is worth a worker to one, as many at a time as there are cores.
+def side_by_side(tasks: Mapping[Key, Task], *, seconds: float = 0.0) -> Iterator[dict[Key, TaskAnswer]]:
+    """Give tasks that are worth it to workers, one for every core but this process's own, which takes its share.
 
-    Each future is the task's answer or error; what is not worth a worker is worked out here when it is asked for.
     Workers that still search at the end, as after a Ctrl-C, are ended.
+
+    Args:
+        tasks: What is asked.
+        seconds: On the clock, that each of them takes, if that is known.
+
+    Yields:
+        The task's answers, to be asked for `by_completion`.
     """
-    workers = _Workers()
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        asked = {key: pool.submit(workers.ask, task) for key, task in tasks.items() if _is_worth_a_worker(*task)}
+    workers, cores = _Workers(), os.cpu_count() or 1
+    worth = [key for key, task in tasks.items() if seconds >= WORTHWHILE or _is_worth_a_worker(*task)]
+    shared = worth if len(worth) > 1 and cores > 1 else []
+    with ThreadPoolExecutor(max_workers=max(1, cores - 1)) as pool:
+        asked = {key: pool.submit(workers.ask, tasks[key]) for key in shared}
         try:
-            yield {key: asked[key] if key in asked else _LocalAnswer(task) for key, task in tasks.items()}
+            yield {key: TaskAnswer(task, asked.get(key)) for key, task in tasks.items()}
         finally:
             for future in asked.values():
                 future.cancel()
@@ -63,12 +95,18 @@ def side_by_side(tasks: Mapping[Key, Task]) -> Iterator[dict[Key, Future[Answer]
             workers.close()
 
 
-def by_completion(futures: Mapping[Key, Future[Answer]]) -> Iterator[Key]:
-    """The keys as they are answered: those worked out here first, each when it is asked for."""
-    yield from (key for key, future in futures.items() if isinstance(future, _LocalAnswer))
-    key_of = {future: key for key, future in futures.items() if not isinstance(future, _LocalAnswer)}
-    for future in as_completed(key_of):
-        yield key_of[future]
+def by_completion(answers: Mapping[Key, TaskAnswer]) -> Iterator[Key]:
+    """The keys as they are answered; this process works out what no worker has begun, each when it is asked for."""
+    pending = dict(answers)
+    while pending:
+        key = next((key for key, answer in pending.items() if answer.is_known), None)
+        if key is None:
+            key = next((key for key, answer in pending.items() if answer.take()), None)
+        if key is None:
+            wait([answer.future for answer in pending.values() if answer.future], return_when=FIRST_COMPLETED)
+            continue
+        del pending[key]
+        yield key
 
 
 def _is_worth_a_worker(asked: str | Callable[[Problem], Solution], problem: Problem) -> bool:
@@ -76,18 +114,6 @@ def _is_worth_a_worker(asked: str | Callable[[Problem], Solution], problem: Prob
 
     searches = planners[asked].searches if isinstance(asked, str) else True
     return searches and problem.effort >= WORKER
-
-
-class _LocalAnswer(Future[Answer]):
-    """A task's answer that is worked out here when it is asked for."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self._task = task
-
-    def result(self, timeout: float | None = None) -> Answer:
-        """Ask the planner."""
-        return _answer(*self._task)
 
 
 def _answer(asked: str | Callable[[Problem], Solution], problem: Problem) -> Answer:

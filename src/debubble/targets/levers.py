@@ -7,13 +7,13 @@ which a plan lists its stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from debubble.costs import joined_unit
 from debubble.costs.partition import Partition
-from debubble.costs.unit import Strategy, Unit
+from debubble.costs.unit import Strategy, Unit, at_layer, changed_by_kind, kind_of
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Number, PlannedUnit, RunOptions, Schedule
 from debubble.models import Model
@@ -110,11 +110,11 @@ class TargetLevers:
 
     def half_layers(self, units: Units, model: Model, options: RunOptions) -> Units:
         """The half-layers with the framework's memory; without offload, but for what it offloads by module."""
-        kept = tuple(map(self._half_layer, units.units))
         if not self.offload:
-            return replace(units, units=kept, offload_bandwidth=None)
-        known = tuple(with_modules(unit, model, options) for unit in kept)
-        return replace(units, units=known, offload_bandwidth=None, module_bandwidth=units.offload_bandwidth)
+            kept = changed_by_kind(units.units, self._half_layer)
+            return replace(units, units=tuple(kept), offload_bandwidth=None)
+        known = changed_by_kind(units.units, lambda unit: with_modules(self._half_layer(unit), model, options))
+        return replace(units, units=tuple(known), offload_bandwidth=None, module_bandwidth=units.offload_bandwidth)
 
     def offload_of(self, schedule: Schedule, units: Units, partition: Partition) -> ModuleOffload | None:
         """The way to offload that a schedule of these units has; None: another than the framework's, or none."""
@@ -124,12 +124,14 @@ class TargetLevers:
         """The units that `half_layers` gave with every layer whole; `sparse` are the layers with experts."""
         layers = {unit.layer for unit in units.units if unit.type in LAYERS}
         choices = self._distinct(dense=bool(layers - sparse), sparse=bool(layers & sparse))
-        joined = (
-            _joined_layer(
-                units.units[first : last + 1], {name: _way(c, units.units[first].layer, sparse) for name, c in choices}
-            )
-            for first, last in _spans(units.units)
-        )
+        made: dict[tuple[Hashable, ...], Unit] = {}
+        joined = []
+        for first, last in _spans(units.units):
+            halves, layer = units.units[first : last + 1], units.units[first].layer
+            kind = (layer in sparse, *map(kind_of, halves))
+            if kind not in made:
+                made[kind] = _joined_layer(halves, {name: _way(choice, layer, sparse) for name, choice in choices})
+            joined.append(at_layer(made[kind], layer))
         return replace(units, units=tuple(joined))
 
     def uniform_partitions(self, units: Units, lengths: Sequence[int]) -> Iterator[Iterator[Partition]]:

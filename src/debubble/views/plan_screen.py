@@ -279,8 +279,9 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     size = UNITS[unit]
     sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
     word = why.cluster.device_word
-    moment = time_words(scene.peak_times[scene.fullest], seconds=scene.seconds)
-    first = f"{word[0].upper()}{word[1:]} {scene.fullest}, fullest at {moment}, in {unit}: {sizes[0]}"
+    moment = scene.peak_times[scene.fullest]
+    when = f"fullest at {time_words(moment, seconds=scene.seconds)}" if moment else "fullest from its first forward on"
+    first = f"{word[0].upper()}{word[1:]} {scene.fullest}, {when}, in {unit}: {sizes[0]}"
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]
     if scene.devices > BARS:

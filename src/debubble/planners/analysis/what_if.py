@@ -29,7 +29,7 @@ from debubble.planners.degrees.space import slice_choices
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.problem import ModelUnits, Problem, Solution
-from debubble.planners.process_pool import Task, side_by_side
+from debubble.planners.process_pool import Task, by_completion, side_by_side
 from debubble.planners.registry import planners, verify
 from debubble.plans import Plan
 
@@ -56,19 +56,19 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
     found = _changes(plan, *described, effort=EFFORT_SHARE * effort, deadline=deadline)
     changes = {change.words: change for change in found}
     tasks: dict[str, Task] = {words: (change.find, change.problem) for words, change in changes.items()}
-    planned = []
-    with side_by_side(tasks) as futures:
-        for words, future in futures.items():
+    planned = {}
+    with side_by_side(tasks) as answers:
+        for words in by_completion(answers):
             change = changes[words]
             try:
-                solution, seconds = future.result()
+                solution, seconds = answers[words].result()
                 time = float(verify(words, change.problem, solution, seconds).time)
             except DebubbleError:
                 time = float("inf")
             if change.repeats:
                 time = min(time, change.repeats * step_time, _priced_again(plan, change.problem))
-            planned.append(change.with_step(time))
-    return tuple(planned)
+            planned[words] = change.with_step(time)
+    return tuple(planned[words] for words in changes)
 
 
 def _priced_again(plan: Plan, problem: Problem) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -52,7 +52,7 @@ from debubble.planners.degrees.space import (
     smallest_batches,
 )
 from debubble.planners.problem import Problem, Solution, closest
-from debubble.planners.process_pool import Task, side_by_side
+from debubble.planners.process_pool import Task, by_completion, side_by_side
 from debubble.planners.progress import Progress
 from debubble.planners.registry import Result, planners, tell_improvement, verify
 from debubble.search.effort import Deadline, Effort
@@ -62,7 +62,8 @@ BEST = 5
 RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.5
 """Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
 OF_HOST_STEPS = "chronos"
-"""The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice too."""
+"""The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice, too, unless
+that keeps everything on its devices, which leaves hosts nothing to spare."""
 NEAR = 1.1
 """Factor of the best quick plan's step up to which the usual choices are planned thoroughly, too."""
 CLOSE = 1.05
@@ -138,6 +139,8 @@ class _DegreesSearch:
         """Choices that `auto` has planned."""
         self.usual: dict[str, Degrees | str] = {}
         """Name of a usual choice -> its fastest, or why none fits."""
+        self.seconds = 0.0
+        """Seconds on the clock that a thorough plan took."""
         self.interrupted = False
         self.clock = Deadline(math.inf if job.deadline is None else job.deadline)
 
@@ -164,7 +167,7 @@ class _DegreesSearch:
         if self.planner == "auto":
             near = NEAR * min(self.ranking.steps.values(), default=0.0)
             usual = [d for d in self.usual.values() if isinstance(d, Degrees) and self.ranking.steps[d] <= near]
-            self._plan_side_by_side(dict.fromkeys((*self.ranking.best(BEST), *usual)), thorough, share=THOROUGH)
+            self._plan_closest(list(dict.fromkeys((*self.ranking.best(BEST), *usual))))
             self._plan_further()
             self._offload_usual()
             self._finish()
@@ -188,18 +191,23 @@ class _DegreesSearch:
     def rank(self) -> None:
         """The first two steps: rule out by memory, and rank by quick plans."""
         clock = Effort.starting(0.0, self.deadline).deadline
+        ruled_out: dict[Degrees, str] = {}
         for place, degrees in enumerate(self.legal):
             if self.ranking.steps and clock.passed:
                 self.ranking.left = len(self.legal) - place
                 return
             if degrees in self.problems:
                 continue
-            problem = self.job.problem(degrees)
-            reason = too_large(problem)
+            # Larger micro-batches keep more, next to the same states: what rules out small ones rules them out, too.
+            smaller = of_one_size(degrees)
+            reason = ruled_out.get(smaller)
+            if reason is None:
+                problem = self.job.problem(degrees)
+                reason = too_large(problem)
             if reason is None:
                 self.problems[degrees] = problem
             else:
-                self.too_large[degrees] = reason
+                self.too_large[degrees] = ruled_out[smaller] = reason
             self._report("Ruling out by memory")
         effort = Effort.starting(RANKING * self.job.effort, self.deadline)
 
@@ -247,6 +255,23 @@ class _DegreesSearch:
         unplanned = [each for each in self.usual.values() if isinstance(each, Degrees) and each not in self.results]
         self._plan_side_by_side(filter(is_hopeful, unplanned), thorough, share=THOROUGH)
 
+    def _plan_closest(self, choices: Sequence[Degrees]) -> None:
+        """Plan the first of these choices, and those that are close to it, in workers where that takes long."""
+        begun = time.perf_counter()
+        self._plan_side_by_side(choices[:1], thorough, share=THOROUGH)
+        self.seconds = time.perf_counter() - begun
+        self._plan_side_by_side(filter(self._is_close, choices[1:]), thorough, share=THOROUGH)
+
+    def _is_close(self, degrees: Degrees) -> bool:
+        """Tell whether a choice's quick plan is close to the fastest plan, or would be if it did not recompute."""
+        schedule, costs = self.quick[degrees].schedule, self.quick[degrees].costs
+        recomputing = [
+            sum(costs.recompute[s] for s in stages if s in schedule.fused_recompute)
+            for stages in schedule.placement.stages_of
+        ]
+        spared = float(schedule.micro_batches * max(recomputing))
+        return self.ranking.steps[degrees] - spared <= CLOSE * min(self._steps().values())
+
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
     ) -> None:
@@ -256,12 +281,12 @@ class _DegreesSearch:
             degrees: (find, replace(self.problems[degrees], effort=effort, deadline=self.deadline))
             for degrees in choices
         }
-        with side_by_side(tasks) as answers:
-            for degrees, answer_of in answers.items():
+        with side_by_side(tasks, seconds=self.seconds) as answers:
+            for degrees in by_completion(answers):
                 if self.late:
                     return
                 try:
-                    solution, seconds = answer_of.result()
+                    solution, seconds = answers[degrees].result()
                     name = solution.remark or QUICK_PLAN if callable(find) else find
                     answer = verify(name, self.problems[degrees], replace(solution, remark=None), seconds)
                 except DebubbleError as refusal:
@@ -355,7 +380,9 @@ class _DegreesSearch:
         large = problem.devices * problem.micro_batches >= LARGE
         whole = problem.slices == 1
         names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
-        if problem.levers is None and whole and not large and OF_HOST_STEPS not in names:
+        known = self.results.get(degrees)
+        keeps_all = known is not None and known.plain
+        if problem.levers is None and whole and not large and not keeps_all and OF_HOST_STEPS not in names:
             names.append(OF_HOST_STEPS)
         try:
             *_, solution = fastest_of(problem, names)

@@ -120,7 +120,7 @@ class _Portfolio:
                 continue
             self.effort.spend(price)
             try:
-                found = _as_run(self.short, self._fit(trial))
+                found = _as_run(self.short, self._fit(trial, hosts=not candidates))
             except DebubbleError as error:
                 reasons.append(error)
                 continue
@@ -187,12 +187,17 @@ class _Portfolio:
                     self._cuts[key] = lengths, costs
                 return self._cuts[key]
 
-    def _fit(self, trial: Trial) -> PricedSchedule:
-        """The trial on the short step with the least recomputation that fits; raises DebubbleError if it does not."""
+    def _fit(self, trial: Trial, *, hosts: bool) -> PricedSchedule:
+        """The trial on the short step with the least recomputation that fits, `hosts` stepping optimizers if they must.
+
+        Raises DebubbleError if it does not fit.
+        """
         lengths, costs = self._cut(trial)
         try:
             return self._with_least_recomputation(trial.order.build(self.short, costs), lengths, costs)
         except InfeasibleError:
+            if not hosts:
+                raise
             for hosted in self.problem.host_step_choices(trial.order.placement):
                 with suppress(InfeasibleError):
                     self.effort.spend(trial.price(self.short.micro_batches))
