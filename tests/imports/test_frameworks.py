@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import debubble as db
+from debubble.exports import exports
 from debubble.imports import imports
 from debubble.imports.job import ImportedJob
 from debubble.imports.registry import UserFacts
@@ -149,7 +151,35 @@ dataset: {seq_length: 2048}
 
     assert (read.pipeline, read.options.data, read.options.zero) == (1, 4, 3)
     assert (read.options.micro_batch_size, read.micro_batches) == (2, 4)
-    assert "defer_fsdp_grad_sync" in read.unread[0]
+
+
+def test_automodels_gradients_stay_whole_until_the_last_micro_batch(tmp_path: Path) -> None:
+    """Of a gradient in fp32 three quarters are other ranks'."""
+
+    def states(more: str) -> float:
+        text = f"""
+model: {{pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}}
+distributed: {{strategy: fsdp2, dp_size: 4{more}}}
+step_scheduler: {{local_batch_size: 2, global_batch_size: 32}}
+dataset: {{seq_length: 2048}}
+"""
+        plan = job("automodel", tmp_path, "recipe.yaml", text).plan(db.Cluster.parse("4xA100-80GB"))
+        return float(plan.costs.static[0])
+
+    others = states("") - states(", defer_fsdp_grad_sync: false")
+    assert others == pytest.approx(4 * 3 / 4 * db.models["llama3-8b"].parameters)
+
+
+def test_automodels_gradients_are_exported_as_they_are_summed(tmp_path: Path) -> None:
+    text = """
+model: {pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}
+distributed: {strategy: fsdp2, dp_size: 4, mp_policy: {reduce_dtype: bfloat16}}
+step_scheduler: {local_batch_size: 2, global_batch_size: 32}
+dataset: {seq_length: 2048}
+"""
+    plan = job("automodel", tmp_path, "recipe.yaml", text).plan(db.Cluster.parse("4xA100-80GB"))
+    made = yaml.safe_load(exports["automodel"](plan).files["plan.yaml"])["distributed"]
+    assert (made["defer_fsdp_grad_sync"], made["mp_policy"]["reduce_dtype"]) == (True, "bfloat16")
 
 
 def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ class Framework:
     """Tokens travel next to the experts' computing of another micro-batch (DualPipe)."""
     gathers_units: bool = False
     """ZeRO-3 gathers the parameters of a unit at a time, for every micro-batch (FSDP), not those of a stage."""
+    defers_gradients: bool = False
+    """With ZeRO-2 and 3 gradients stay whole on every rank until the last micro-batch (FSDP without its sync)."""
     graphs: Graphs | None = None
     """Kernels that CUDA graphs launch: none, those of dense layers and routers, or all.  None: the host is not priced,
     as if it always kept ahead of its device."""

@@ -194,6 +194,8 @@ class ParameterCosts:
         between = o.expert * o.expert_shards
         of_experts = parameter_bytes(o, shards=o.tensor * shards / between, gradient_bytes=gradient_bytes)
         of_experts = replace(of_experts, of_experts=True)
+        if self.shapes.framework.defers_gradients:
+            each, of_experts = (replace(kind, gradient=kind.summed) for kind in (each, of_experts))
         if o.lora or self.shapes.frozen:
             matrices = [weights / o.tensor for weights in counts.matrices] if o.quantize else []
             divided = shards if o.zero >= 3 else 1

@@ -7,8 +7,18 @@ from typing import Any
 
 import yaml
 
+from debubble.costs.frameworks import framework_name, framework_of_options
 from debubble.exports.layers import StageLayers, hf_names, stage_layers
-from debubble.exports.options import UNSETTABLE, Decision, Lost, OptionTable, as_tree, by_value, one_setting, priced_as
+from debubble.exports.options import (
+    UNSETTABLE,
+    Decision,
+    Lost,
+    OptionTable,
+    as_tree,
+    by_value,
+    of_frameworks,
+    one_setting,
+)
 from debubble.exports.reduction import Alternative, fastest
 from debubble.exports.registry import ExportDraft, exporter
 from debubble.frameworks.torch.export import to_csv
@@ -38,10 +48,20 @@ def _zero(plan: Plan) -> Decision:
     """Over a pipeline FSDP keeps weights and gradients whole until the step's end."""
     if plan.devices > 1 or plan.options.zero == 0:
         return fsdp(plan, target=_TARGET)
+    deferred = plan.options.zero == 1 or framework_of_options(plan.options.framework).defers_gradients
     return {
         "distributed.reshard_after_forward": plan.options.zero == 3,
-        "distributed.defer_fsdp_grad_sync": plan.options.zero == 1,
+        "distributed.defer_fsdp_grad_sync": deferred,
     }
+
+
+def _framework(plan: Plan) -> Decision:
+    """What the priced version of Automodel has been told: the dtype of sums, and how tokens travel."""
+    traits = framework_of_options(plan.options.framework)
+    named = framework_name(plan.options.framework) == "automodel"
+    sums = {"distributed.mp_policy.reduce_dtype": "bfloat16"} if named and traits.gradient_bytes == 2 else {}
+    apart = named and plan.options.expert > 1 and not traits.dispatches_once
+    return {**sums, **({"model.backend.dispatcher": "torch"} if apart else {})}
 
 
 def _length(plan: Plan) -> Decision:
@@ -79,7 +99,7 @@ def _lora(plan: Plan) -> Decision:
 
 OPTIONS: OptionTable = {
     **UNSETTABLE,
-    "framework": priced_as("automodel"),
+    "framework": of_frameworks("automodel", settings=_framework),
     "micro_batch_size": _batch,
     "sequence_length": _length,
     "tensor": lambda plan: {

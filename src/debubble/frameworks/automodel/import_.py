@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from debubble.costs import framework_with
+from debubble.costs import framework_of_options, framework_with
 from debubble.frameworks.torch.shared_settings import (
     balanced_layers,
     chunks_of,
@@ -15,7 +16,7 @@ from debubble.frameworks.torch.shared_settings import (
 )
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
-from debubble.imports.registry import UserFacts, importer
+from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_settings
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
@@ -41,12 +42,23 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
+def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
+    """Gradients that are divided after every micro-batch, and tokens that travel once to a device."""
+    framework = framework_of_options(options.framework)
+    divided = {"distributed.defer_fsdp_grad_sync": False} if framework.defers_gradients else {}
+    once: dict[str, Any] = {}
+    if options.expert > 1 and not framework.dispatches_once:
+        once = {"model.backend.dispatcher": "deepep", "model.backend.enable_deepep": True}
+    yield from filter(None, (divided, once, {**divided, **once} if divided and once else {}))
+
+
 @importer(
     "automodel",
     settings=read_settings,
     file="plan.yaml",
     defaults=DEFAULTS,
     harmless=HARMLESS,
+    switches=switches,
     marks="step_scheduler.* distributed.* model.pretrained_model_name_or_path",
 )
 def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
@@ -64,6 +76,8 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     if length is None:
         raise InputError(f"{read.path} does not say how long its sequences are: give --sequence-length.")
     expert, expert_tensor = expert_ranks(read, "distributed.ep_size", model, tensor=tensor)
+    zero = _zero(read, pipeline) if data * context > 1 else 0
+    micro_batches = given.micro_batches or batch.number * batch.passes
     options = RunOptions(
         micro_batch_size=batch.size,
         sequence_length=length,
@@ -72,7 +86,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         context=context,
         expert=expert,
         expert_tensor=expert_tensor,
-        zero=_zero(read, pipeline) if data * context > 1 else 0,
+        zero=zero,
         optimizer=_optimizer(read),
         dtype=_dtype(read),
         lora=_lora(read),
@@ -82,6 +96,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
             "automodel",
             gradient_bytes=2 if _reduces_in_16_bits(read) else None,
             dispatches_once=None if _dispatches_once(read) else False,
+            defers_gradients=True if zero == 3 and micro_batches > 1 and _defers_gradients(read) else None,
         ),
     )
     checkpointing = bool(read.get("distributed.activation_checkpointing", False))
@@ -90,7 +105,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         model=model,
         options=options,
         pipeline=pipeline,
-        micro_batches=given.micro_batches or batch.number * batch.passes,
+        micro_batches=micro_batches,
         passes=1 if given.micro_batches else batch.passes,
         layers=layers,
         order=order,
@@ -102,7 +117,7 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
             sequence_parallel=("distributed.sequence_parallel",),
             zero=("distributed.strategy", "distributed.reshard_after_forward"),
         ),
-        rest=Unread.of(read, _remarks(read, options, pipeline=pipeline, micro_batches=batch.number)),
+        rest=Unread.of(read, _remarks(read, options, pipeline=pipeline)),
     )
 
 
@@ -211,8 +226,8 @@ def _optimizer_class(read: SettingsReader) -> str:
 
 def _dispatches_once(read: SettingsReader) -> bool:
     """Tell whether tokens travel by DeepEP or HybridEP, as they do by default."""
-    backend = "model.backend."
-    return bool(read.get(f"{backend}enable_deepep", True)) and read.get(f"{backend}dispatcher", "deepep") != "torch"
+    enabled, dispatcher = (read.get(f"model.backend.{name}") for name in ("enable_deepep", "dispatcher"))
+    return enabled is not False and dispatcher != "torch"
 
 
 def _reduces_in_16_bits(read: SettingsReader) -> bool:
@@ -220,7 +235,7 @@ def _reduces_in_16_bits(read: SettingsReader) -> bool:
     return read.get("distributed.mp_policy.reduce_dtype") in _torch_names("bf16")
 
 
-def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_batches: int) -> Iterator[str]:
+def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int) -> Iterator[str]:
     if pipeline == 1:
         read.skip("distributed.pipeline.")
     for part in ("compile", "fp8"):
@@ -228,11 +243,6 @@ def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int, micro_
             read.skip(f"{part}.")
     if options.quantize and read.get("quantization.bnb_4bit_quant_type", "nf4") != "nf4":
         yield "quantization.bnb_4bit_quant_type is another than nf4, and the prediction counts on nf4."
-    if options.zero == 3 and micro_batches > 1 and _defers_gradients(read):
-        yield (
-            "Gradients stay whole until the last micro-batch (defer_fsdp_grad_sync), which takes more memory than is"
-            " predicted."
-        )
     if _optimizer_class(read) not in {*_OPTIMIZERS, "SGD"}:
         yield f"optimizer._target_ is {_optimizer_class(read)}, and the prediction counts on AdamW."
     yield from read.assume("distributed.strategy", "fsdp2")
