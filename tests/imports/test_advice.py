@@ -9,7 +9,7 @@ import pytest
 
 import debubble as db
 from debubble.formatting import size_words
-from debubble.frameworks.megatron.changes import OTHER_CHECKPOINTS, notes, switches
+from debubble.frameworks.megatron.changes import FULL_RECOMPUTATION, OTHER_CHECKPOINTS, notes, switches
 from debubble.imports import imports
 from debubble.imports.advice import SettingAdvice, advised
 from debubble.imports.figures import Figures
@@ -19,6 +19,7 @@ from tests.imports.test_megatron import SCRIPT
 
 SEQUENCE = {"--sequence-parallel": True}
 DIVIDED = {**SEQUENCE, "--tp-comm-overlap": True}
+STATES, FULL = "--use-distributed-optimizer", [*FULL_RECOMPUTATION]
 TENSOR = "--tensor-model-parallel-size 4"
 
 
@@ -37,6 +38,13 @@ def test_sequence_parallelism_and_its_overlap_are_advised(tmp_path: Path) -> Non
     assert [each.settings for each in found] == [DIVIDED]
     assert [each.settings for each in on] == [{"--tp-comm-overlap": True}]
     assert on[0].step_time == found[0].step_time < now.step_time
+
+
+def test_what_saves_most_is_advised_where_nothing_lets_a_job_fit(tmp_path: Path) -> None:
+    now, found = advice(tmp_path, f"{TENSOR} --micro-batch-size 16", "16xRTX4080-16GB")
+
+    assert list(found[0].settings) == ["--sequence-parallel", *FULL]
+    assert found[0].words(now).endswith(" less, which does not fit either")
 
 
 def test_advice_is_a_prediction_of_the_changed_job(tmp_path: Path) -> None:
@@ -74,12 +82,17 @@ def test_the_answer_has_the_advice_in_a_line(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "options", "names"),
     [
-        ({}, {"data": 2}, [["--overlap-grad-reduce"]]),
-        ({}, {"data": 2, "zero": 1}, [["--overlap-grad-reduce", "--overlap-param-gather"]]),
-        ({}, {"data": 2, "zero": 2}, []),
-        ({"--transformer-impl": "local"}, {"tensor": 2, "sequence_parallel": False}, [["--sequence-parallel"]]),
+        ({}, {"data": 2}, [["--overlap-grad-reduce"], [STATES], FULL, [STATES, *FULL]]),
+        ({"--recompute-activations": True}, {"data": 2}, [["--overlap-grad-reduce"], [STATES]]),
+        ({}, {"data": 2, "zero": 1}, [["--overlap-grad-reduce", "--overlap-param-gather"], FULL]),
+        ({}, {"data": 2, "zero": 2}, [FULL]),
+        (
+            {"--transformer-impl": "local"},
+            {"tensor": 2, "sequence_parallel": False},
+            [["--sequence-parallel"], FULL, ["--sequence-parallel", *FULL]],
+        ),
         ({"framework": "megatron-bridge"}, {"tensor": 2}, []),
-        ({}, {"tensor": 2, "sequence_length": 4095}, []),
+        ({}, {"tensor": 2, "sequence_length": 4095}, [FULL]),
     ],
 )
 def test_switches_are_those_that_megatron_takes(

@@ -54,6 +54,8 @@ class SettingAdvice:
         less = yours.peak_memory - self.peak_memory
         if abs(less) >= MIN_GAIN * yours.peak_memory:
             yield f"{size_words(abs(less))} {'less' if less > 0 else 'more'}"
+        if not self.fits:
+            yield "which does not fit either"
 
 
 def advised(
@@ -70,16 +72,20 @@ def advised(
 
     Returns:
         The settings with which the job fits where it did not, or its step is at least 1% shorter than without them and
-        than with fewer of them, the fastest first.
+        than with fewer of them, the fastest first.  Where it fits with none, those that leave it the least memory.
     """
-    found = [SettingAdvice.of({}, yours)]
+    found = [now := SettingAdvice.of({}, yours)]
+    least = now
     for on in importer.switches(settings, yours.options):
         with suppress(DebubbleError):
             then = SettingAdvice.of(on, importer.job({**settings, **on}, path, given).plan(given.cluster))
             fewer = [each for each in found if each.settings.items() <= on.items()]
             faster = then.step_time <= (1 - MIN_GAIN) * min(each.step_time for each in fewer)
+            least = min(least, then, key=lambda each: each.peak_memory)
             if then.fits and (faster or not any(each.fits for each in fewer)):
                 found.append(then)
+    if not any(each.fits for each in found) and least.peak_memory < (1 - MIN_GAIN) * now.peak_memory:
+        return (least,)
     return tuple(sorted(found[1:], key=lambda each: each.step_time))
 
 

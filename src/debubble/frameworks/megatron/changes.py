@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 from debubble.frameworks.megatron.export import FSDP, FSDP_FORMAT
@@ -68,14 +69,29 @@ OTHER_CHECKPOINTS = (
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Sequence parallelism and overlaps, each with the arguments that Megatron-LM asks for next to it."""
+    """Sequence parallelism, overlaps, divided states and recomputation, with what Megatron-LM asks for next to each."""
     if job.get("framework") == "megatron-bridge" or job.get("--deepspeed"):
         return
+    sequence: Settings = {}
     if options.tensor > 1 and options.sequence_length % (options.tensor * options.context) == 0:
         sequence = {} if options.sequence_parallel else {"--sequence-parallel": True}
         if sequence:
             yield sequence
         if job.get("--transformer-impl") != "local":
             yield {**sequence, "--tp-comm-overlap": True}
-    if options.data * options.context > 1 and options.zero < 2:
+    ranks = options.data * options.context
+    if ranks > 1 and options.zero < 2:
         yield {"--overlap-grad-reduce": True, **({"--overlap-param-gather": True} if options.zero else {})}
+    divided = {"--use-distributed-optimizer": True} if ranks > 1 and options.zero == 0 else {}
+    full = {} if any(name.startswith("--recompute") for name in job) else FULL_RECOMPUTATION
+    saving = [each for each in (divided, sequence, full) if each]
+    for count in range(1, len(saving) + 1):
+        for several in combinations(saving, count):
+            if several != (sequence,):
+                yield {name: value for each in several for name, value in each.items()}
+
+
+FULL_RECOMPUTATION: Settings = {
+    "--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1
+}  # fmt: skip
+"""Every layer keeps its input alone."""
