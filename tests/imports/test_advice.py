@@ -79,6 +79,13 @@ def test_the_answer_has_the_advice_in_a_line(run: Any, tmp_path: Path) -> None:
     assert "\nWould help: --sequence-parallel --tp-comm-overlap: " in out
 
 
+def test_deepspeed_is_advised_of_the_zero_level_that_fits(tmp_path: Path, run: Any) -> None:
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}')
+    given = ("--model", "llama3-8b", "--sequence-length", "2048", "--as-it-is")
+    _, out, _ = run("import", "deepspeed", str(tmp_path / "ds.json"), "--cluster", "8xA100-40GB", *given)
+    assert "\nWould help: zero_optimization.stage 3: fits, " in out
+
+
 @pytest.mark.parametrize(
     ("settings", "options", "names"),
     [

@@ -55,18 +55,28 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
+STAGE = "zero_optimization.stage"
 OFFLOADED = "zero_optimization.offload_optimizer"
 PARAMETERS = "zero_optimization.offload_param"
 
 
 def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
     """The job's entries of offload that DeepSpeed refuses under the ZeRO level of the changed ones."""
-    stage = changed.get("zero_optimization.stage", job.get("zero_optimization.stage", 0))
+    stage = changed.get(STAGE, job.get(STAGE, 0))
     needs = {OFFLOADED: 1, PARAMETERS: 3}
     for name in job:
         section = name.rpartition(".")[0]
         if section in needs and isinstance(stage, int) and stage < needs[section]:
             yield name
+
+
+def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
+    """Higher ZeRO levels, on devices and with the optimizer on the host."""
+    stage = job.get(STAGE, 0)
+    levels = range(stage if isinstance(stage, int) else 0, 4)
+    yield from ({STAGE: level} for level in levels[1:])
+    if options.optimizer in ("adam", "adamw") and not options.host_optimizer:
+        yield from ({STAGE: level, f"{OFFLOADED}.device": "cpu"} for level in levels if level)
 
 
 @importer(
@@ -76,6 +86,7 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
     defaults=DEFAULTS,
     harmless=HARMLESS,
     conflicts=conflicts,
+    switches=switches,
     marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
 )
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
@@ -99,7 +110,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     predicted = size * number * data
     # A trainer fills in 'auto' with just that.
     batch = predicted if read.get("train_batch_size") == "auto" else read.number("train_batch_size", predicted)
-    zero = read.number("zero_optimization.stage", 0)
+    zero = read.number(STAGE, 0)
     if pipeline > 1 and zero > 1:
         raise InputError(f"{read.path} has ZeRO-{zero}, with which DeepSpeed runs no pipeline: give --pipeline 1.")
     dtype = given.dtype or _dtype(read)
@@ -131,9 +142,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         ),
         gradients=_gradients(read, dtype),
         warnings=tuple(_warnings(read)),
-        unsaid=read.unsaid(
-            dtype=_DTYPES, gradients=("data_types.grad_accum_dtype",), zero=("zero_optimization.stage",)
-        ),
+        unsaid=read.unsaid(dtype=_DTYPES, gradients=("data_types.grad_accum_dtype",), zero=(STAGE,)),
         rest=Unread.of(
             read,
             (
@@ -167,7 +176,7 @@ def _gradients(read: SettingsReader, dtype: str) -> str:
 
     Source: deepspeed/runtime/engine.py, get_data_types.
     """
-    wide = dtype == "bf16" and read.number("zero_optimization.stage", 0) == 0
+    wide = dtype == "bf16" and read.number(STAGE, 0) == 0
     return str(read.get("data_types.grad_accum_dtype", "fp32" if wide else dtype))
 
 
@@ -185,7 +194,7 @@ def _warnings(read: SettingsReader) -> Iterator[str]:
         )
     if read.get(f"{OFFLOADED}.device") == "nvme":
         yield f"{OFFLOADED} is on NVMe, and predicted as if it were in the host's memory."
-    if _on_host(read, OFFLOADED) and read.number("zero_optimization.stage", 0) == 0:
+    if _on_host(read, OFFLOADED) and read.number(STAGE, 0) == 0:
         yield f"{OFFLOADED} needs ZeRO-1 or more, and has no effect in the prediction under ZeRO-0."
     if read.get(f"{OFFLOADED}.ratio", 1) != 1:
         yield f"{OFFLOADED}.ratio is not 1: all optimizer states are predicted on the host."
@@ -213,7 +222,7 @@ def _pipeline(read: SettingsReader, devices: int) -> int:
 
     Without a batch there is none, as in most jobs; DeepSpeed's pipeline engine refuses ZeRO-2 and ZeRO-3.
     """
-    if read.number("zero_optimization.stage", 0) > 1:
+    if read.number(STAGE, 0) > 1:
         return 1
     local = read.size("gradient_accumulation_steps", 1) * read.size("train_micro_batch_size_per_gpu", 1)
     batch = read.get("train_batch_size")
@@ -224,7 +233,7 @@ def _pipeline(read: SettingsReader, devices: int) -> int:
 def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:
     if batch != predicted:
         yield f"train_batch_size is {batch}, and the micro-batches of the cluster's replicas make {predicted}."
-    if pipeline == 1 and read.number("zero_optimization.stage", 0) < 2:
+    if pipeline == 1 and read.number(STAGE, 0) < 2:
         yield "Nothing says that there is a pipeline: predicted is none; if your script has one, give --pipeline."
     said = read.get(f"{_LAYERS if pipeline == 1 else _MODULE}: RECOMPUTED_LAYERS") is not None
     if not said and given.recompute is None:
@@ -247,7 +256,7 @@ def _gathered(read: SettingsReader, model: Model, dtype: str) -> Iterator[str]:
         read.get(f"{setting}{name}")
     layers = [model.layer_parameters(layer) for layer in range(model.layers)]
     counted, kept = 2 * max(layers), min(int(most), sum(layers))
-    if read.number("zero_optimization.stage", 0) == 3 and kept > counted:
+    if read.number(STAGE, 0) == 3 and kept > counted:
         more = size_words(STATE_DTYPES[dtype] * (kept - counted))
         yield (
             f"{setting}max_live_parameters is {most:,.0f}{'' if said else ' by default'}, and the prediction counts on"
