@@ -79,6 +79,15 @@ def test_the_answer_has_the_advice_in_a_line(run: Any, tmp_path: Path) -> None:
     assert "\nWould help: --sequence-parallel --tp-comm-overlap: " in out
 
 
+def test_torchtitan_is_advised_to_recompute_what_does_not_fit(tmp_path: Path, run: Any) -> None:
+    config = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[compile]\nenable = true\n[activation_checkpoint]\nmode = "none"\n'
+    )
+    (tmp_path / "job.toml").write_text(f"{config}[training]\nlocal_batch_size = 2\nseq_len = 8192\n")
+    _, out, _ = run("import", "torchtitan", str(tmp_path / "job.toml"), "--cluster", "8xH100-80GB", "--as-it-is")
+    assert "\nWould help: activation_checkpoint.mode full: fits, " in out
+
+
 def test_deepspeed_is_advised_of_the_zero_level_that_fits(tmp_path: Path, run: Any) -> None:
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}')
     given = ("--model", "llama3-8b", "--sequence-length", "2048", "--as-it-is")

@@ -57,7 +57,7 @@ def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield _RENAMED.get(name, name), value
 
 
-COMPILE = "compile"
+COMPILE, CHECKPOINTING = "compile", "activation_checkpoint"
 """The part of a configuration that says what torch.compile compiles."""
 
 _RENAMED = {
@@ -120,10 +120,12 @@ HARMLESS = """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
 
-def compiling(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """torch.compile, for jobs without it."""
-    if not job.get(f"{COMPILE}.enable", False):
-        yield {f"{COMPILE}.enable": True}
+def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
+    """torch.compile, for jobs without it, and full recomputation, for those that name another mode."""
+    compiled = {} if job.get(f"{COMPILE}.enable", False) else {f"{COMPILE}.enable": True}
+    mode = job.get(f"{CHECKPOINTING}.mode")
+    full = {} if mode in (None, "full") else {f"{CHECKPOINTING}.mode": "full"}
+    yield from filter(None, (compiled, full, {**compiled, **full} if compiled and full else {}))
 
 
 @importer(
@@ -132,7 +134,7 @@ def compiling(job: Settings, options: RunOptions) -> Iterator[Settings]:
     file="plan.py",
     defaults=DEFAULTS,
     harmless=HARMLESS,
-    switches=compiling,
+    switches=switches,
     marks="parallelism.* model.flavor model_spec.* training.local_batch_size training.seq_len training.batch_size",
 )
 def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
@@ -308,7 +310,7 @@ def _policy(read: SettingsReader) -> str:
     A configuration that torchtitan saved has no name for its policy, but the settings of one.
     """
     own = {"force_recompute_mm_shapes_by_fqns": "op", "memory_budget": "memory_budget", "preserve_rng_state": "full"}
-    part = "activation_checkpoint"
+    part = CHECKPOINTING
     if f"{part}.mode" not in read.settings and any(name.startswith(part) for name in read.settings):
         saved = (policy for name, policy in own.items() if f"{part}.{name}" in read.settings)
         read.skip(part)
