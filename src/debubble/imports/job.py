@@ -18,6 +18,7 @@ from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.partitioning.by_layers import Strategies, partition_by_layers
 from debubble.plans import ModelOnCluster, Plan
 from debubble.schedules import schedules
+from debubble.targets import targets
 from debubble.targets.offload import ModuleOffload
 
 FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
@@ -36,7 +37,7 @@ class ImportedJob:
     Attributes:
         target: The framework, by the name of its target.
         model: The model.
-        options: How it is run.
+        options: How it is run; where they name no framework, the target's is priced.
         pipeline: Pipeline devices.
         micro_batches: Micro-batches per step and replica.
         layers: Decoder layers of every stage, in model order.
@@ -151,8 +152,9 @@ class ImportedJob:
                 f"The stages have {sum(self.layers)} layers together, and the model has {self.model.layers}; give the"
                 " right one with --model."
             )
-        Layout.of(cluster, self.options, self.pipeline).check_all_used(self.options)
-        units = half_layers(self.model, cluster, self.options, pipeline=self.pipeline, target=self.target)
+        options = targets[self.target].priced(self.options)
+        Layout.of(cluster, options, self.pipeline).check_all_used(options)
+        units = half_layers(self.model, cluster, options, pipeline=self.pipeline, target=self.target)
         partition = partition_by_layers(units, self.layers, self.strategies, mtp_stage=self.mtp_stage)
         once = self._schedule()
         if once.stages != len(self.layers):
@@ -164,7 +166,7 @@ class ImportedJob:
         if self.offload is not None:
             schedule, units = self.offload.schedule(schedule, units, partition), units.offloading_modules()
         problem = problem_of(
-            self.model, cluster, self.options, micro_batches=self.micro_batches, pipeline=self.pipeline
+            self.model, cluster, options, micro_batches=self.micro_batches, pipeline=self.pipeline
         )
         return Plan(
             planner="imported",
@@ -173,7 +175,7 @@ class ImportedJob:
             lower_bound=problem.step_bound(lower_bound(problem)),
             partition=units.planned(partition),
             model_on_cluster=ModelOnCluster(self.model, cluster),
-            options=self.options,
+            options=options,
             target=self.target,
         )
 

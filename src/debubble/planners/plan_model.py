@@ -142,9 +142,7 @@ def plan(
 
 def for_target(options: RunOptions, target: str | None) -> RunOptions:
     """The options of a run for a target, whose framework is priced where they name none."""
-    if target is None:
-        return options
-    return replace(options, framework=options.framework or targets[target].framework)
+    return options if target is None else targets[target].priced(options)
 
 
 def _plan_of_problem(

@@ -48,6 +48,10 @@ class Target:
     levers: TargetLevers | None = None
     overlapping: TargetLevers | None = None
 
+    def priced(self, options: RunOptions) -> RunOptions:
+        """The options of a run, whose framework is the target's where they name none."""
+        return replace(options, framework=options.framework or self.framework)
+
     def levers_of(self, options: RunOptions, *, pipeline: int) -> TargetLevers | None:
         """The levers of a plan with these options on so many pipeline devices; None: all.
 
