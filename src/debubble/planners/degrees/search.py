@@ -63,7 +63,7 @@ RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.5
 """Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
 OF_HOST_STEPS = "chronos"
 """The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice, too, unless
-that keeps everything on its devices, which leaves hosts nothing to spare."""
+that keeps everything on its devices and a simpler plan is preferred."""
 NEAR = 1.1
 """Factor of the best quick plan's step up to which the usual choices are planned thoroughly, too."""
 CLOSE = 1.05
@@ -381,7 +381,7 @@ class _DegreesSearch:
         whole = problem.slices == 1
         names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
         known = self.results.get(degrees)
-        keeps_all = known is not None and known.plain
+        keeps_all = simpler and known is not None and known.plain
         if problem.levers is None and whole and not large and not keeps_all and OF_HOST_STEPS not in names:
             names.append(OF_HOST_STEPS)
         try:
