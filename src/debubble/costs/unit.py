@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
@@ -167,12 +168,16 @@ def changed_by_kind(units: Iterable[Unit], change: Callable[[Unit], Unit]) -> It
 
 def kind_of(unit: Unit) -> tuple[int, ...]:
     """The identities of a unit's entries but for the layer: equal layers, which are priced once, have the same."""
-    return tuple(id(value) for name, value in vars(unit).items() if name != "layer")
+    entries = dict(vars(unit))
+    del entries["layer"]
+    return tuple(map(id, entries.values()))
 
 
 def at_layer(unit: Unit, layer: int | None) -> Unit:
-    """The unit of another layer.  `replace` takes three times as long."""
-    return Unit(**{**vars(unit), "layer": layer})
+    """The unit of another layer; `replace` takes five times as long."""
+    moved = copy(unit)
+    object.__setattr__(moved, "layer", layer)
+    return moved
 
 
 def fastest_units(tables: Sequence[Sequence[Unit]]) -> tuple[Unit, ...]:

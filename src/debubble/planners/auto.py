@@ -118,7 +118,7 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         yield from answers.stream("joint", last, partial(last_search, last, best.solution))
     best = next(iter(answers.results), None)
     if best is not None and _prefers_plain(problem):
-        plainer = partial(_plainer, problem, best.solution)
+        plainer = partial(without_levers, problem, best.solution)
         yield from answers.stream(best.planner, problem, plainer, tolerance=_tolerance(problem))
 
 
@@ -142,7 +142,7 @@ def _prefers_plain(problem: Problem) -> bool:
     return problem.plain and problem.levers is None and isinstance(problem.workload, ModelUnits)
 
 
-def _plainer(problem: Problem, answer: Solution) -> Iterator[Solution]:
+def without_levers(problem: Problem, answer: Solution) -> Iterator[Solution]:
     """The answer without offload, recomputation and steps on hosts; it is kept where it fits and is about as fast.
 
     Without a pipeline it accumulates gradients as every framework does.

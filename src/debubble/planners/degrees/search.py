@@ -30,7 +30,7 @@ from debubble.ir.degrees import (
     FasterPlan,
     UsualChoice,
 )
-from debubble.planners.auto import fastest_of, planners_for
+from debubble.planners.auto import fastest_of, planners_for, without_levers
 from debubble.planners.degrees.choice_plans import ALSO_LARGE, LARGE, SOON, summary_of, thorough
 from debubble.planners.degrees.estimate import (
     promise,
@@ -374,19 +374,24 @@ class _DegreesSearch:
                 self._ask(degrees)
 
     def _ask(self, degrees: Degrees) -> None:
+        """Give a choice to `auto`; one that keeps everything on one device has no more to choose than its order."""
         self.asked.add(degrees)
         effort, simpler = FINAL * self.job.effort, self.job.tolerance > 0
+        known = self.results.get(degrees)
+        keeps_all = simpler and known is not None and known.plain
         problem = replace(self.problems[degrees], effort=effort, deadline=self.deadline, plain=simpler)
         large = problem.devices * problem.micro_batches >= LARGE
         whole = problem.slices == 1
         names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
-        known = self.results.get(degrees)
-        keeps_all = simpler and known is not None and known.plain
         if problem.levers is None and whole and not large and not keeps_all and OF_HOST_STEPS not in names:
             names.append(OF_HOST_STEPS)
         try:
-            *_, solution = fastest_of(problem, names)
-            answer = verify("auto", problem, solution, 0.0)
+            if known is not None and keeps_all and problem.devices == 1:
+                *_, solution = known.solution, *without_levers(problem, known.solution)
+                answer = verify(known.planner, problem, solution, 0.0)
+            else:
+                *_, solution = fastest_of(problem, names)
+                answer = verify("auto", problem, solution, 0.0)
         except DebubbleError as refusal:
             self.ranking.refused[degrees] = refusal
         else:
