@@ -165,9 +165,7 @@ class ImportedJob:
         schedule = replace(once, fused_recompute=partition.recomputing)
         if self.offload is not None:
             schedule, units = self.offload.schedule(schedule, units, partition), units.offloading_modules()
-        problem = problem_of(
-            self.model, cluster, options, micro_batches=self.micro_batches, pipeline=self.pipeline
-        )
+        problem = problem_of(self.model, cluster, options, micro_batches=self.micro_batches, pipeline=self.pipeline)
         return Plan(
             planner="imported",
             schedule=schedule,

@@ -199,6 +199,14 @@ class LinearAttention:
         """
         return self.value_heads * (6.0 * self.key * self.value + 2 * CHUNK * (2 * self.key + self.value))
 
+    @property
+    def traffic(self) -> float:
+        """Numbers per token that the core's kernels read and write, forward.
+
+        The state of every chunk, and queries, keys, values and what the chunks make of them.
+        """
+        return self.value_heads * (2 * self.key * self.value / CHUNK + 6 * self.key + 4 * self.value)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StateSpace:
