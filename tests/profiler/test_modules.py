@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ def test_measured_modules_are_planned_by_the_command(model: nn.Sequential, tmp_p
 
     assert load_units(file) == units
     assert answer["step_time"] > 0
+
+
+def test_plans_of_measured_modules_say_their_times_in_seconds(model: nn.Sequential, tmp_path: Path, run: Any) -> None:
+    units, plan = tmp_path / "units.json", tmp_path / "plan.json"
+    db.profile(model, TOKENS, repetitions=1, output=units)
+    rest = ("--micro-batches", "4", "--planner", "dapple", "-o", str(plan))
+    _, out, _ = run("plan", "--units", str(units), "--devices", "2", *rest)
+
+    assert re.search(r"[\d.]+ (s|ms|µs) per step", out)
+    assert db.Plan.load(plan).in_seconds
 
 
 def test_the_model_is_left_as_it_is(model: nn.Sequential) -> None:

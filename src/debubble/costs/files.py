@@ -131,6 +131,7 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A units file, field by field."""
 
     units: list[UnitFile]
+    seconds: bool = False
     communication: int | float = 0
     communication_model: CommunicationModel = "latency"
     offload_bandwidth: int | float | None = None

@@ -23,6 +23,8 @@ class Units(PickledFields):
     """A model in model order, with what joins its units."""
 
     units: tuple[Unit, ...]
+    seconds: bool = False
+    """True if times are seconds, as measured; others have the unit of whoever gives them."""
     communication: Number = 0
     """Time of one boundary tensor between two devices."""
     communication_model: CommunicationModel = "latency"

@@ -72,6 +72,8 @@ class Plan(Simulated):
     """The changes that were planned to say what would help, if that was asked."""
     origin: Origin | None = None
     """The call that made it; None if that was no command."""
+    measured: bool = False
+    """True if its costs are those of units that were measured without a model, in seconds."""
     target: str | None = None
     """The framework for which it was made, by the name of its target; None: for none in particular."""
 
@@ -79,6 +81,11 @@ class Plan(Simulated):
     def model(self) -> ModelConfig | None:
         """The model; None for a plan of abstract costs."""
         return None if self.model_on_cluster is None else self.model_on_cluster.model
+
+    @property
+    def in_seconds(self) -> bool:
+        """True if its times are seconds; abstract ones have no unit."""
+        return self.model is not None or self.measured
 
     @property
     def cluster(self) -> Cluster | None:

@@ -113,4 +113,5 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     degree_search: DegreeSearch | None = None
     what_ifs: tuple[WhatIf, ...] = ()
     origin: Origin | None = None
+    measured: bool = False
     target: str | None = None

@@ -86,6 +86,7 @@ def profile(
             measured_unit(unit, samples_at(index, measured), static=static_bytes(built[index], run))
             for index, unit in enumerate(planned)
         ),
+        seconds=True,
         offload_bandwidth=offload_bandwidth(sequence, repetitions=repetitions),
         host_step_bandwidth=host_step_bandwidth(run, repetitions=repetitions),
     )

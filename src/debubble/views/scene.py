@@ -79,7 +79,7 @@ class Scene:
         return Scene(
             timeline,
             title=f"{said}: {plan.schedule.name}, planned by {plan.planner}",
-            seconds=plan.model is not None,
+            seconds=plan.in_seconds,
             tail=tail_of(plan),
             post_validation=plan.options.post_validation,
             remarks=(*misfit, *plan_remarks(plan, timeline)),
