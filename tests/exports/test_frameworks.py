@@ -22,6 +22,7 @@ from debubble.ir import Kind
 from debubble.plans import Plan
 from debubble.targets.offload import ModuleOffload
 from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, one_f_one_b, priced
+from tests.exports.test_one_device import FSDP
 
 PLANS = [priced(full(1)), priced(config=MIXTRAL, data=2, expert=2, tensor=2, zero=1, micro_batch_size=3)]
 
@@ -131,6 +132,10 @@ MEGATRON_PLANS = [
     pytest.param(priced(data=2, zero=3, host_optimizer=0.5), id="FSDP"),
     pytest.param(offloading(), id="offload"),
     pytest.param(overlapping(), id="overlap"),
+    pytest.param(FSDP, id="one stage"),
+    pytest.param(priced(framework="megatron-bridge", tensor=2, data=2, zero=1), id="Bridge"),
+    pytest.param(priced(moment_dtype="bf16", data=2, zero=1), id="moments"),
+    pytest.param(priced(flash_attention=False), id="scores"),
 ]
 
 
@@ -154,10 +159,13 @@ def test_megatron_core_takes_the_settings_of_the_model(plan: Plan) -> None:
     )  # fmt: skip
     distributed.DistributedDataParallelConfig(**parts["ddp"])
     # It asks for Transformer Engine's version where it is made.
+    dtypes = {field.name for field in fields(optimizer.OptimizerConfig) if field.type is torch.dtype}
     assert {field.name for field in fields(optimizer.OptimizerConfig)} >= parts["optimizer"].keys()
+    assert all(isinstance(value, torch.dtype) == (name in dtypes) for name, value in parts["optimizer"].items())
 
     config.pipeline_model_parallel_layout.validate_layer_layout(layers, 0)
     assert config.virtual_pipeline_model_parallel_size == settings["virtual_pipeline_model_parallel_size"]
+    assert config.attention_backend.name == ("auto" if plan.options.flash_attention else "unfused")
 
 
 @pytest.mark.parametrize(("devices", "chunks"), [(2, 2), (4, 2), (4, 3)])

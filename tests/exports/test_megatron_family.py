@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,31 @@ def test_a_bridge_recipe_gets_the_plan_in_its_parts() -> None:
     assert cfg.model.num_layers_in_first_pipeline_stage is None
     assert cfg.model.account_for_loss_in_pipeline_split is False
     assert changed(priced()).model.recompute_modules is None
+
+
+@pytest.mark.parametrize(
+    ("options", "precision", "wide"),
+    [
+        ({"gradient_dtype": "bf16"}, "bf16_mixed", False),
+        ({"framework": "megatron-bridge"}, "bf16_mixed", False),
+        ({"dtype": "fp16", "gradient_dtype": "fp32"}, "fp16_mixed", True),
+    ],
+)
+def test_a_bridge_recipe_sums_gradients_in_the_planned_dtype(
+    options: dict[str, Any], precision: str, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bridge overwrites what its other parts say of them with what the precision says."""
+    names = ("megatron", "megatron.bridge", "megatron.bridge.training", "megatron.bridge.training.mixed_precision")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules[names[-1]].get_mixed_precision_config = (  # type: ignore[attr-defined]
+        lambda name: SimpleNamespace(name=name, grad_reduce_in_fp32=not wide)
+    )
+
+    cfg = changed(priced(data=2, zero=1, **options))
+
+    assert vars(cfg.mixed_precision) == {"name": precision, "grad_reduce_in_fp32": wide}
+    assert not {"grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32"} & vars(cfg.model).keys()
 
 
 def test_modules_and_virtual_stages_reach_a_bridge_recipe() -> None:

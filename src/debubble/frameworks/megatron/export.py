@@ -386,13 +386,27 @@ _PARTS = {
 _PRECISION = {"--bf16": "bf16_mixed", "--fp16": "fp16_mixed"}
 _FP8 = {"hybrid": "bf16_with_fp8_delayed_scaling_mixed", "e4m3": "bf16_with_mxfp8_mixed"}
 """--fp8-format -> the recipe of Megatron-Bridge."""
-_ELSEWHERE = ("--num-layers", "--fp8-format", "--fp8-recipe", "--attention-backend", *_PRECISION)
+_GRADIENTS = {"--grad-reduce-in-bf16": False, "--accumulate-allreduce-grads-in-fp32": True}
+"""Argument -> whether gradients are summed in fp32, which the precision's recipe says in Megatron-Bridge."""
+_ELSEWHERE = ("--num-layers", "--fp8-format", "--fp8-recipe", "--attention-backend", *_PRECISION, *_GRADIENTS)
+
+
+class _Expression(str):
+    """Python that is written as it stands."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_MOMENTS = ("exp_avg_dtype", "exp_avg_sq_dtype")
+_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
+"""A dtype as an argument -> the same in Megatron-Bridge's optimizer."""
 
 _RECIPE = '''\
 """A plan of debubble for Megatron-Bridge: `apply` changes a recipe's configuration."""
 
 import os
-
+{imports}
 PRECISION = {precision}
 PARTS = {parts}
 ENVIRONMENT = {environment}
@@ -417,8 +431,15 @@ def apply(cfg):
         setattr(cfg.dataset, length, PARTS["model"]["seq_length"])
     if PRECISION is not None:
         cfg.mixed_precision = PRECISION
-    return cfg
+{gradients}    return cfg
 '''
+
+_SUMS = """\
+    from megatron.bridge.training.mixed_precision import get_mixed_precision_config
+
+    cfg.mixed_precision = get_mixed_precision_config(PRECISION)
+    cfg.mixed_precision.grad_reduce_in_fp32 = {wide}
+"""
 
 
 def bridge_recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], *, chunks: int) -> str:
@@ -440,7 +461,17 @@ def bridge_recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], 
     for name in ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"):
         model.setdefault(name, None)
     model.setdefault("fine_grained_activation_offloading", False)
+    imports = []
+    if moments := [name for name in _MOMENTS if name in parts["optimizer"]]:
+        parts["optimizer"] |= {name: _Expression(_DTYPES[parts["optimizer"][name]]) for name in moments}
+        imports.append("import torch")
+    if (backend := arguments.get("--attention-backend", "auto")) != "auto":
+        model["attention_backend"] = _Expression(f"AttnBackend.{backend}")
+        imports.append("from megatron.core.transformer.enums import AttnBackend")
+    gradients = next((_SUMS.format(wide=wide) for flag, wide in _GRADIENTS.items() if flag in arguments), "")
     return _RECIPE.format(
+        imports="".join(f"\n{line}" for line in imports) + "\n" * bool(imports),
+        gradients=gradients,
         precision=repr(_FP8[arguments["--fp8-format"]] if "--fp8-format" in arguments else precision),
         parts=pformat({"model": model, **parts}, width=110, sort_dicts=False),
         environment=dict(environment),
