@@ -286,10 +286,28 @@ class TestDeepSpeed:
 
         assert config["zero_optimization"] == {"stage": 1}
 
-    def test_gradients_in_fp32_without_zero_are_reported(self) -> None:
-        losses = exports["deepspeed"](priced(data=2, framework="deepspeed")).losses
+    @pytest.mark.parametrize(
+        ("layers", "framework", "said"),
+        [
+            ((2, 2), "deepspeed", "a DeepSpeed pipeline keeps gradients twice"),
+            ((4,), "deepspeed", "Before 0.17.6 DeepSpeed sums gradients in fp32 without ZeRO"),
+            ((4,), "deepspeed,gradient_bytes=4", "DeepSpeed sums gradients in bf16 without ZeRO from 0.17.6 on"),
+        ],
+    )
+    def test_gradients_that_are_others_without_zero_are_reported(
+        self, layers: tuple[int, ...], framework: str, said: str
+    ) -> None:
+        losses = exports["deepspeed"](priced(layers=layers, data=2, framework=framework)).losses
 
-        assert any("gradients in fp32 without ZeRO" in loss for loss in losses)
+        assert any(said in loss for loss in losses)
+
+    def test_gradients_in_fp32_are_asked_for_where_they_are_priced_and_not_kept_in_bf16_too(self) -> None:
+        written = exports["deepspeed"](priced(framework="deepspeed,gradient_bytes=4")).files["ds_config.json"]
+        config = json.loads(written)
+
+        assert config["data_types"] == {"grad_accum_dtype": "fp32"}
+        assert config["bf16"] == {"enabled": True, "immediate_grad_update": True}
+        assert config["zero_optimization"] == {"stage": 1}
 
     def test_checkpoints_behind_a_frozen_embedding_are_not_reentrant(self) -> None:
         made = exports["deepspeed"](priced(full(0), lora=8))

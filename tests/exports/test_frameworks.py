@@ -205,6 +205,15 @@ open(f"rank{torch.distributed.get_rank()}.json", "w").write(json.dumps([lost, fo
 """
 
 
+def trained(folder: Path, script: str, *, ranks: int) -> list[Any]:
+    """What every process of a training script writes, next to the files of a plan."""
+    (folder / "train.py").write_text(script)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*launcher, "train.py"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, env={**os.environ, "DS_ACCELERATOR": "cpu"})
+    return [yaml.safe_load((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
 def test_deepspeed_recomputes_the_planned_layers_and_trains_alike(tmp_path: Path) -> None:
     """Layers 0 and 3 run twice per micro-batch; in front of layer 0 is the embedding, whose input has no gradient."""
     pytest.importorskip("deepspeed", exc_type=ImportError)
@@ -213,14 +222,44 @@ def test_deepspeed_recomputes_the_planned_layers_and_trains_alike(tmp_path: Path
         folder = tmp_path / name
         folder.mkdir()
         written(priced(strategy, dtype="fp32"), "deepspeed", folder)
-        (folder / "train.py").write_text(TRAINING)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-        subprocess.run(
-            command, cwd=folder, check=True, capture_output=True, env={**os.environ, "DS_ACCELERATOR": "cpu"}
-        )
-        results.append([yaml.safe_load((folder / f"rank{rank}.json").read_text()) for rank in range(2)])
+        results.append(trained(folder, TRAINING, ranks=2))
 
     plain, recomputing = results
     assert [forwards for _, forwards in plain] == [[8, 8], [8, 8]]
     assert [forwards for _, forwards in recomputing] == [[16, 8], [8, 16]]
     assert [loss for loss, _ in recomputing] == [loss for loss, _ in plain]
+
+
+SUMMING = """
+import json, deepspeed, torch
+deepspeed.init_distributed("gloo")
+model = torch.nn.Linear(1, 1, bias=False)
+optimizer = torch.optim.AdamW(model.parameters())
+engine, *_ = deepspeed.initialize(model=model, config=json.load(open("ds_config.json")), optimizer=optimizer)
+for x in [1] + 7 * [2**-9]:
+    engine.backward(engine(torch.tensor([[x]], dtype=torch.bfloat16)).sum())
+    kept = model.weight.grad is not None
+    engine.step()
+open("rank0.json", "w").write(json.dumps([8 * float(engine.get_global_grad_norm()), kept]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero", "wide"),
+    [
+        ("deepspeed", 0, False),
+        ("deepspeed,gradient_bytes=4", 0, True),
+        ("deepspeed,gradient_bytes=4", 2, True),
+    ],
+)
+def test_deepspeed_sums_gradients_in_the_priced_dtype_once(
+    framework: str, zero: int, wide: bool, tmp_path: Path
+) -> None:
+    """In bf16, 1 + 2**-9 is 1."""
+    pytest.importorskip("deepspeed", exc_type=ImportError)
+    written(priced(layers=(4,), zero=zero, framework=framework), "deepspeed", tmp_path)
+
+    ((total, kept),) = trained(tmp_path, SUMMING, ranks=1)
+
+    assert (total > 1) == wide
+    assert not kept

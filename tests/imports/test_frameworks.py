@@ -487,6 +487,21 @@ def test_offload_of_states_under_zero_0_is_warned_of(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("at_once", "said"), [(False, 1), (True, 0)])
+def test_gradients_that_deepspeed_keeps_in_two_dtypes_are_warned_of(at_once: bool, said: int, tmp_path: Path) -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True, "immediate_grad_update": at_once},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": {"stage": 1},
+    }
+    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+    read = job("deepspeed", tmp_path, "ds.json", json.dumps(config), **given)
+
+    assert sum("bf16.immediate_grad_update saves them" in warning for warning in read.warnings) == said
+    assert not any("immediate_grad_update" in sentence for sentence in read.unread)
+
+
 def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -> None:
     names = {
         "zero_optimization.stage": 3, "zero_optimization.offload_optimizer.device": "cpu",

@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from debubble.costs import framework_of_options
+from debubble.costs.frameworks import framework_name, framework_of_options
 from debubble.exports.layers import StageLayers, stage_layers
 from debubble.exports.options import (
     UNSETTABLE,
@@ -88,8 +88,8 @@ def _length(plan: Plan) -> Decision:
 
 def _zero(plan: Plan) -> Decision:
     """ZeRO-3 keeps two layers gathered at a time, as the plan's memory counts, where DeepSpeed's default keeps more."""
-    # One rank has ZeRO, too: without it DeepSpeed sums gradients in fp32 next to bf16, and offloads nothing.
-    alone = plan.options.data == 1 and _sums_in_16_bits(plan)
+    # One rank has ZeRO, too: without it DeepSpeed sums gradients in another dtype or twice, and offloads nothing.
+    alone = plan.options.data == 1 and (_sums_in_16_bits(plan) or _sums_in_fp32(plan))
     stage = {"zero_optimization.stage": max(plan.options.zero, int(plan.options.host_optimizer > 0 or alone))}
     model = plan.model
     if plan.options.zero < 3 or model is None:
@@ -108,18 +108,43 @@ def _sums_in_16_bits(plan: Plan) -> bool:
     return plan.options.dtype == "bf16" and framework_of_options(plan.options.framework).gradient_bytes == 2
 
 
+def _sums_in_fp32(plan: Plan) -> bool:
+    """Tell whether it is DeepSpeed's gradients that are priced, and in fp32, next to bf16."""
+    o = plan.options
+    named = bool(o.framework) and framework_name(o.framework) in ("", "deepspeed")
+    return named and o.dtype == "bf16" and not _sums_in_16_bits(plan)
+
+
 def _framework(plan: Plan) -> Decision:
     """The dtype of gradients, where it is DeepSpeed's that is priced and another than its default."""
     o = plan.options
-    wide = bool(o.framework) and o.dtype == "bf16" and o.zero > 0 and not _sums_in_16_bits(plan)
-    return {"data_types.grad_accum_dtype": "fp32"} if wide else {}
+    if not _sums_in_fp32(plan) or (o.zero == 0 and o.data > 1):
+        return {}
+    settings: dict[str, Any] = {"data_types.grad_accum_dtype": "fp32"}
+    if o.zero < 2 and not o.host_optimizer:
+        # ZeRO-1 has an optimizer of its own for this, which otherwise keeps the gradients in bf16, too.
+        settings["bf16.immediate_grad_update"] = True
+    return settings
 
 
 def _gradient_dtype(plan: Plan) -> Decision:
-    """Gradients are summed in the dtype of computing, but in fp32 next to bf16 where no states are divided."""
-    if plan.options.zero or plan.options.data == 1 or not _sums_in_16_bits(plan):
+    """Where no states are divided, the dtype depends on DeepSpeed's version, and pipelines keep gradients twice.
+
+    Source: get_data_types in runtime/engine.py of 0.17.0 and 0.17.6; runtime/bf16_optimizer.py of 0.19.8.
+    """
+    if plan.options.zero or plan.options.data == 1:
         return {}
-    return Lost("DeepSpeed sums gradients in fp32 without ZeRO, 2 bytes a parameter more than planned: give --zero 1.")
+    if _sums_in_fp32(plan):
+        return Lost("DeepSpeed sums gradients in bf16 without ZeRO from 0.17.6 on, not in fp32: give --zero 1.")
+    if not _sums_in_16_bits(plan):
+        return {}
+    return Lost(
+        "Without ZeRO a DeepSpeed pipeline keeps gradients twice, 2 bytes a parameter more than planned, and before"
+        " 0.17.6 in fp32, 4 bytes more: give --zero 1."
+        if plan.devices > 1
+        else "Before 0.17.6 DeepSpeed sums gradients in fp32 without ZeRO, 2 bytes a parameter more than planned: give"
+        " --zero 1."
+    )
 
 
 def _optimizer(plan: Plan) -> Decision:

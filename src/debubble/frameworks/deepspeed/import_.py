@@ -141,7 +141,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
             ]
         ),
         gradients=_gradients(read, dtype),
-        warnings=tuple(_warnings(read)),
+        warnings=tuple(_warnings(read, dtype)),
         unsaid=read.unsaid(dtype=_DTYPES, gradients=("data_types.grad_accum_dtype",), zero=(STAGE,)),
         rest=Unread.of(
             read,
@@ -174,7 +174,8 @@ def _dtype(read: SettingsReader) -> str:
 def _gradients(read: SettingsReader, dtype: str) -> str:
     """The dtype in which gradients are summed; without one that of computing, but fp32 next to bf16 without ZeRO.
 
-    Source: deepspeed/runtime/engine.py, get_data_types.
+    Source: deepspeed/runtime/engine.py, get_data_types, before 0.17.6.  Later ones take bf16, whose gradients a
+    pipeline keeps twice, in as much memory.
     """
     wide = dtype == "bf16" and read.number(STAGE, 0) == 0
     return str(read.get("data_types.grad_accum_dtype", "fp32" if wide else dtype))
@@ -185,8 +186,15 @@ def _on_host(read: SettingsReader, section: str) -> bool:
     return bool(read.get(f"{section}.device", "none") != "none")
 
 
-def _warnings(read: SettingsReader) -> Iterator[str]:
-    """Sentences on offload that is priced otherwise, or not at all."""
+def _warnings(read: SettingsReader, dtype: str) -> Iterator[str]:
+    """Sentences on gradients that are kept twice, and on offload that is priced otherwise, or not at all."""
+    summed = read.get("data_types.grad_accum_dtype") == "fp32" and read.number("zero_optimization.stage", 0) == 1
+    at_once = read.get("bf16.immediate_grad_update", False)
+    if dtype == "bf16" and summed and not _on_host(read, OFFLOADED) and not at_once:
+        yield (
+            "Gradients in fp32 under ZeRO-1 are next to those in bf16, whose 2 bytes a parameter are not in the"
+            " prediction: bf16.immediate_grad_update saves them."
+        )
     if _on_host(read, PARAMETERS):
         yield (
             f"{PARAMETERS} is not in the prediction: the parameters of a rank are counted on its device, and their"
