@@ -22,7 +22,7 @@ from debubble.ir import Kind
 from debubble.plans import Plan
 from debubble.targets.offload import ModuleOffload
 from tests.exports.hand_plans import MIXTRAL, full, interleaved, moving, one_f_one_b, priced
-from tests.exports.test_one_device import FSDP
+from tests.exports.test_one_device import CHUNKED, FSDP
 
 PLANS = [priced(full(1)), priced(config=MIXTRAL, data=2, expert=2, tensor=2, zero=1, micro_batch_size=3)]
 
@@ -56,18 +56,46 @@ def test_torchtitan_accepts_the_config(plan: Plan, tmp_path: Path) -> None:
     assert parallelism.data_parallel_shard_degree == plan.options.data
     assert parallelism.expert_parallel_degree == plan.options.expert * plan.options.tensor
     assert config.training.disable_cuda_graphs
+    assert config.compile.enable
 
 
-def test_torchtitan_accumulates_micro_batches_without_a_pipeline(tmp_path: Path) -> None:
+ONE_STAGE = [priced(full(1), layers=(4,), data=2, zero=3, micro_batch_size=3, sequence_length=128), FSDP]
+
+
+@pytest.mark.parametrize("plan", ONE_STAGE)
+def test_torchtitan_accumulates_micro_batches_without_a_pipeline(plan: Plan, tmp_path: Path) -> None:
     trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
-    plan = priced(full(1), layers=(4,), data=2, zero=3, micro_batch_size=3, sequence_length=128)
     written(plan, "torchtitan", tmp_path)
 
     config = applied(tmp_path, trainer.Trainer.Config())
 
     assert config.parallelism.pipeline_parallel_degree == 1
+    assert config.parallelism.module_fqns_per_model_part is None
     assert config.parallelism.fsdp_reshard_after_forward == "always"
-    assert (config.training.local_batch_size, config.training.global_batch_size) == (3, 48)
+    size, batch = plan.options.micro_batch_size, plan.degrees.global_batch
+    assert (config.training.local_batch_size, config.training.global_batch_size) == (size, batch)
+
+
+@pytest.mark.parametrize(
+    ("options", "overlapped"), [({}, False), ({"tensor": 2, "framework": "torchtitan,tensor_overlap=true"}, True)]
+)
+def test_torchtitan_compiles_what_is_priced_as_compiled(
+    options: dict[str, Any], overlapped: bool, tmp_path: Path
+) -> None:
+    """A config refuses products that overlap and are not compiled."""
+    trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
+    written(priced(**options), "torchtitan", tmp_path)
+
+    compiling = applied(tmp_path, trainer.Trainer.Config()).compile
+
+    assert (compiling.enable, compiling.enable_async_tensor_parallel) == (True, overlapped)
+
+
+def test_torchtitan_leaves_what_is_priced_as_it_is_written_uncompiled(tmp_path: Path) -> None:
+    trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
+    written(priced(framework="torchtitan@2024.06"), "torchtitan", tmp_path)
+
+    assert not applied(tmp_path, trainer.Trainer.Config()).compile.enable
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -85,14 +113,16 @@ def test_automodel_parses_the_distributed_section(plan: Plan) -> None:
     assert parsed["pipeline_config"].pp_schedule_csv == "schedule.csv"
 
 
-def test_automodel_parses_fsdp_without_a_pipeline() -> None:
+@pytest.mark.parametrize("plan", ONE_STAGE)
+def test_automodel_parses_fsdp_without_a_pipeline(plan: Plan) -> None:
     recipes = pytest.importorskip("nemo_automodel.recipes._dist_utils", exc_type=ImportError)
-    plan = priced(layers=(4,), data=2, zero=3)
 
     section = yaml.safe_load(exports["automodel"](plan).files["plan.yaml"])["distributed"]
     del section["mp_policy"]
-    strategy = recipes.parse_distributed_section(section)["strategy_config"]
+    parsed = recipes.parse_distributed_section(section)
+    strategy = parsed["strategy_config"]
 
+    assert not parsed["pp_enabled"]
     assert (strategy.reshard_after_forward, strategy.defer_fsdp_grad_sync) == (True, False)
 
 
@@ -228,6 +258,30 @@ def test_deepspeed_recomputes_the_planned_layers_and_trains_alike(tmp_path: Path
     assert [forwards for _, forwards in plain] == [[8, 8], [8, 8]]
     assert [forwards for _, forwards in recomputing] == [[16, 8], [8, 16]]
     assert [loss for loss, _ in recomputing] == [loss for loss, _ in plain]
+
+
+SHARDING = """
+import json, deepspeed, torch
+deepspeed.init_distributed("gloo")
+torch.manual_seed(0)
+layers = [torch.nn.Linear(16, 16) for _ in range(4)]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+engine, *_ = deepspeed.initialize(model=model, config=json.load(open("ds_config.json")), optimizer=optimizer)
+for micro_batch in range(engine.gradient_accumulation_steps()):
+    engine.backward(engine(torch.ones(1, 16, dtype=torch.bfloat16)).square().sum())
+    engine.step()
+rank = torch.distributed.get_rank()
+open(f"rank{rank}.json", "w").write(json.dumps([engine.global_steps, engine.zero_optimization_stage()]))
+"""
+
+
+def test_deepspeed_accumulates_micro_batches_without_a_pipeline(tmp_path: Path) -> None:
+    """A step of the plan is one of DeepSpeed, on as many ranks as the configuration's batch is for."""
+    pytest.importorskip("deepspeed", exc_type=ImportError)
+    written(priced(layers=(2, 2), schedule=CHUNKED, data=2, zero=3), "deepspeed", tmp_path)
+
+    assert trained(tmp_path, SHARDING, ranks=2) == [[1, 3], [1, 3]]
 
 
 SUMMING = """
