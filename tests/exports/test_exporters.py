@@ -564,6 +564,11 @@ class TestStates:
             assert "--ckpt-format fsdp_dtensor" in script
             assert "export CUDA_DEVICE_MAX_CONNECTIONS=32" in script
 
+    def test_megatron_has_one_queue_for_tensor_parallelism_before_blackwell(self) -> None:
+        script = exports["megatron"](priced(tensor=2)).files["megatron-arguments.sh"]
+        assert "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" in script
+        assert "CUDA_DEVICE" not in exports["megatron"](priced()).files["megatron-arguments.sh"]
+
     @pytest.mark.parametrize(("zero", "said"), [(0, ()), (1, (MUON_DIVIDED,))])
     def test_muon_with_divided_states_needs_a_newer_megatron(self, zero: int, said: tuple[str, ...]) -> None:
         made = exports["megatron"](priced(data=2, zero=zero, optimizer="muon"))

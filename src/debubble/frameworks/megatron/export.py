@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pprint import pformat
 from typing import Any
 
+from debubble.costs.accuracy import group_of
 from debubble.costs.frameworks import framework_name, framework_of_options
 from debubble.exports.layers import PlannedLayer, StageLayers, stage_layers
 from debubble.exports.options import (
@@ -201,7 +202,7 @@ def megatron(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
         losses = (*losses, OF_NEW_VERSIONS)
     variables = environment(arguments)
     files = {
-        "megatron-arguments.sh": _script(arguments, variables),
+        "megatron-arguments.sh": _script(arguments, {**_one_queue(plan), **variables}),
         "megatron_bridge.py": bridge_recipe(arguments, variables, chunks=plan.schedule.placement.chunks),
     }
     return ExportDraft(files, plan, (*losses, *untested_settings(plan)))
@@ -265,6 +266,19 @@ def environment(arguments: Mapping[str, Any]) -> dict[str, str]:
     if "--use-megatron-fsdp" in arguments or "--overlap-moe-expert-parallel-comm" in arguments:
         variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     return variables
+
+
+def _one_queue(plan: Plan) -> dict[str, str]:
+    """The variable without which Megatron-LM refuses tensor and context parallelism on GPUs before Blackwell.
+
+    Collectives then start in the order of the products that they stand next to.
+    """
+    divided = plan.options.tensor > 1 or plan.options.context > 1
+    described = plan.model_on_cluster
+    if not divided or described is None:
+        return {}
+    _, generation, _ = group_of(described.model, described.cluster.slowest.name, plan.options.dtype)
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if generation in ("Volta", "Ampere", "Hopper", "Ada") else {}
 
 
 def _script(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> str:

@@ -71,7 +71,8 @@ def apply(config):
         **PARALLELISM,
         **micro_batches,
     )
-    graphs = {{"disable_cuda_graphs": True}} if MODULES is not None else {{}}
+    divided = MODULES is not None or PARALLELISM.get("expert_parallel_degree", 1) > 1
+    graphs = {{"disable_cuda_graphs": True}} if divided else {{}}
     training = replace(config.training, **graphs, **TRAINING, **sizes)
     return replace(
         config,
