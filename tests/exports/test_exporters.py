@@ -354,7 +354,7 @@ class TestTorchHosts:
         plan = priced(layers=(4,), data=2, zero=3, micro_batch_size=3)
         titan, automodel = exports["torchtitan"](plan), exports["automodel"](plan)
 
-        assert list(titan.files) == ["plan.py"]
+        assert list(titan.files) == ["plan.py", "plan.toml"]
         assert "MODULES = None" in titan.files["plan.py"]
         assert "'fsdp_reshard_after_forward': 'always'" in titan.files["plan.py"]
         assert list(automodel.files) == ["plan.yaml"]

@@ -2,17 +2,19 @@
 
 The schedule's name still decides where the stages are placed; the CSV replaces its order.  The recipe asks the config
 which of two sets of fields says how large a micro-batch is: those of 0.3.0, or those that replaced them.  Without a
-pipeline there are no stages and no order: torchtitan accumulates the gradients of the micro-batches itself.
+pipeline there are no stages and no order: torchtitan accumulates the gradients of the micro-batches itself.  Releases
+to 0.2 take a TOML file in place of the recipe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping, Sequence
 from pprint import pformat
 from typing import Any
 
 from debubble.costs.frameworks import framework_of_options
-from debubble.exports.layers import stage_layers, torchtitan_names
+from debubble.exports.layers import StageLayers, stage_layers, torchtitan_names
 from debubble.exports.options import UNSETTABLE, Decision, OptionTable, as_tree, by_value, of_frameworks, one_setting
 from debubble.exports.reduction import recomputed_layers, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
@@ -174,9 +176,46 @@ def torchtitan(plan: Plan, settings: Mapping[str, Any]) -> ExportDraft:
         compile=_python(tree.get("compile", {})),
         checkpointing="PlannedAC.Config()" if recomputed else "None",
     )
+    files = {"plan.py": recipe, **_toml_file(plan, tree, parallelism, stages, recomputed)}
     if not pipeline:
-        return ExportDraft({"plan.py": recipe}, plan, (*losses, *accumulation(plan), *split))
-    return ExportDraft({"plan.py": recipe, "schedule.csv": to_csv(plan.schedule)}, plan, (*losses, *split))
+        return ExportDraft(files, plan, (*losses, *accumulation(plan), *split))
+    return ExportDraft({**files, "schedule.csv": to_csv(plan.schedule)}, plan, (*losses, *split))
+
+
+def _toml_file(
+    plan: Plan,
+    settings: Mapping[str, Any],
+    parallelism: Mapping[str, Any],
+    stages: Sequence[StageLayers],
+    recomputed: Collection[int],
+) -> dict[str, str]:
+    """`plan.toml`, for torchtitan to 0.2; none where that cannot say what recomputes, or divides no norms."""
+    some = 0 < len(recomputed) < sum(len(stage.layers) for stage in stages)
+    divided = dict(settings.get("parallelism", {}))
+    whole_norms = not divided.pop("enable_sequence_parallel", True) and plan.options.tensor > 1
+    if some or whole_norms or "size" not in settings:
+        return {}
+    compiled = dict(settings.get("compile", {}))
+    if compiled.pop("enable_async_tensor_parallel", False):
+        divided["enable_async_tensor_parallel"] = True
+    size, number = settings["size"], plan.micro_batches
+    batch = {"local_batch_size": size, "global_batch_size": plan.degrees.global_batch}
+    if plan.devices > 1:
+        batch = {"local_batch_size": size * number, "global_batch_size": -1}
+        names = [["output" if name == "lm_head" else name for name in part] for part in torchtitan_names(stages)]
+        divided |= {"pipeline_parallel_microbatch_size": size, "pipeline_parallel_schedule_csv": "schedule.csv"}
+        divided |= {"module_fqns_per_model_part": names}
+    tables: dict[str, Mapping[str, Any]] = {
+        "training": {**settings.get("training", {}), "seq_len": settings["length"], **batch},
+        "parallelism": {**parallelism, **divided},
+        "activation_checkpoint": {"mode": "full" if recomputed else "none"},
+        "compile": compiled,
+    }
+    text = "\n".join(
+        f"[{table}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in entries.items())
+        for table, entries in tables.items()
+    )
+    return {"plan.toml": f"# A plan of debubble for torchtitan to 0.2, to be merged into a job's file.\n{text}"}
 
 
 def _python(value: object) -> str:
