@@ -298,7 +298,7 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     assert int(said[1]) == answer["fullest"]
     assert float(said[2]) == pytest.approx(1e3 * answer["peak_times"][answer["fullest"]], rel=1e-3)
     assert "shorter with" in words
-    assert "no plan takes less than" in words
+    assert "no plan with these degrees takes less than" in words
     assert "--details" in words
     assert "Share of the step, per device" not in out
 

@@ -70,6 +70,9 @@ def sweep(
         model=named_model(model or values[0]), cluster=cluster, run=run, asked=asked, given=GivenCosts(),
         search=search, stream=False,
     )  # fmt: skip
+    if name == "memory_limit":
+        for value in values:
+            o.with_memory_limit(cluster, value)
     with log().status(f"Planning {len(values)} times ..."):
         found = swept(**{"model": request.model, "cluster": cluster, **request.arguments, name: values})
     if html is not None:

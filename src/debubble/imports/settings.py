@@ -168,6 +168,11 @@ class SettingsReader:
         return {**self.defaults.values, **self.settings}
 
     @property
+    def missing(self) -> list[str]:
+        """Names that were asked for, and that the file does not have."""
+        return sorted(self._asked - self.settings.keys())
+
+    @property
     def left(self) -> list[str]:
         """Names of the settings that nobody asked for."""
         return [name for name in self.settings if name not in self._asked]

@@ -12,7 +12,9 @@ from difflib import get_close_matches
 from debubble.imports.harmless import is_harmless
 from debubble.imports.settings import SettingsReader
 
-_NEAR = 0.8
+_NEAR, _NEARER = 0.8, 0.94
+"""Likeness of two names from which one may be the other misspelt: among all that a framework has, and among those that
+were looked for in vain."""
 NAMED = 12
 """Settings that the terminal names in a sentence: a log lists hundreds."""
 
@@ -25,7 +27,8 @@ class Unread:
         remarks: Sentences on entries that were read and are predicted otherwise, one each.
         unknown: Names of entries that are not in the prediction.
         free: Names of entries that are known to cost neither time nor memory.
-        strange: Of `unknown`, those that the framework does not know, with its nearest name or nothing.
+        strange: Of `unknown`, those that the framework does not know, with its nearest name or nothing, or that are like
+            a name that was looked for in vain.
         framework: The framework, in words.
     """
 
@@ -41,7 +44,9 @@ class Unread:
         said = tuple(remarks)
         left = sorted(read.left)
         free = tuple(name for name in left if is_harmless(name, read.settings[name], read.harmless))
-        return Unread(said, tuple(name for name in left if name not in free), free)
+        unknown, missing = tuple(name for name in left if name not in free), read.missing
+        near = {name: next(iter(get_close_matches(name, missing, 1, cutoff=_NEARER)), "") for name in unknown}
+        return Unread(said, unknown, free, {name: asked for name, asked in near.items() if asked})
 
     def checked(self, known: Collection[str], framework: str) -> Unread:
         """The entries with the arguments among them that a framework's parser does not know.
@@ -70,8 +75,9 @@ class Unread:
         """
         yield from self.remarks
         if self.strange:
+            whose = f"Not known to {self.framework}, misspelt or of a fork" if self.framework else "Perhaps misspelt"
             words = tuple(f"{name} (did you mean {near}?)" if near else name for name, near in self.strange.items())
-            yield f"Not known to {self.framework}, misspelt or of a fork: {_names(words, most)}."
+            yield f"{whose}: {_names(words, most)}."
         if self.unknown:
             yield f"Not in the prediction: {_names(self.unknown, most)}."
         if self.free:

@@ -173,8 +173,9 @@ class PlannerEntry:
 
 
 def tell_improvement(name: str, problem: Problem, solution: Solution) -> None:
-    """Tell who listens of a planner's answer, if it fits."""
+    """Tell who listens of a planner's answer, as the problem's target runs it, if it fits."""
     with suppress(DebubbleError):
+        solution = as_run(problem, solution)
         time = problem.step_time(solution.simulate())
         bound = max(problem.step_bound(solution.lower_bound), proven_step_bound(problem).time)
         gap = max(0.0, float((time - bound) / time))

@@ -188,7 +188,7 @@ def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
     """
     gap = gap_of(plan, scene.step_time if scene.cores is None else plan.step_time)
     alone = "" if scene.cores is None else "With a core for each device: "
-    which = f"{alone}No plan with these degrees" if plan.degree_search is not None else f"{alone}No plan"
+    which = f"{alone}No plan" if plan.model is None else f"{alone}No plan with these degrees"
     bound = time_words(plan.lower_bound, seconds=scene.seconds)
     counted = "" if plan.bound_argument is None or not argument else f"  The bound counts {plan.bound_argument}."
     wide = f"  {_wide_gap_words(plan, scene)}" if gap >= WIDE and scene.why is not None and scene.why.losses else ""

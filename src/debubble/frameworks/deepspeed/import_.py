@@ -141,12 +141,12 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
             ]
         ),
         gradients=_gradients(read, dtype),
-        warnings=tuple(_warnings(read, dtype)),
+        warnings=(*_batch_warning(batch, predicted), *_warnings(read, dtype)),
         unsaid=read.unsaid(dtype=_DTYPES, gradients=("data_types.grad_accum_dtype",), zero=(STAGE,)),
         rest=Unread.of(
             read,
             (
-                *_remarks(read, given, pipeline=pipeline, batch=batch, predicted=predicted),
+                *_remarks(read, given, pipeline=pipeline),
                 *_gathered(read, given.model, dtype),
             ),
         ),
@@ -238,9 +238,15 @@ def _pipeline(read: SettingsReader, devices: int) -> int:
     return devices // replicas if replicas > 0 and devices % replicas == 0 else 1
 
 
-def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int, batch: int, predicted: int) -> Iterator[str]:
+def _batch_warning(batch: int, predicted: int) -> Iterator[str]:
     if batch != predicted:
-        yield f"train_batch_size is {batch}, and the micro-batches of the cluster's replicas make {predicted}."
+        yield (
+            f"DeepSpeed does not start: train_batch_size is {batch}, and the micro-batches of the cluster's replicas"
+            f" make {predicted}, which is predicted."
+        )
+
+
+def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int) -> Iterator[str]:
     if pipeline == 1 and read.number(STAGE, 0) < 2:
         yield "Nothing says that there is a pipeline: predicted is none; if your script has one, give --pipeline."
     said = read.get(f"{_LAYERS if pipeline == 1 else _MODULE}: RECOMPUTED_LAYERS") is not None

@@ -45,6 +45,8 @@ ADVICE = {
     "optimizer": "ZeRO, or more micro-batches per step,",
 }
 """Remedy for the cause that takes most of the step next to computing."""
+GATHERS = "faster links, larger micro-batches, or a lower ZeRO level,"
+"""Remedy for collectives that are gathers of divided parameters alone."""
 FINER_RECOMPUTATION = "a finer choice of what recomputes (memory is not full), or more memory,"
 """Remedy for recomputation where memory is left: less than the next choice that recomputes less would take."""
 DIVIDED_OPTIMIZER, HOST_OPTIMIZER = (
@@ -234,7 +236,16 @@ class Explanation:
             return HOST_OPTIMIZER
         if self._most.cause == "optimizer" and (self.plan.options.zero or self.plan.options.data == 1):
             return DIVIDED_OPTIMIZER
-        return ADVICE[self._most.cause]
+        return self._advice_on(self._most.cause)
+
+    def _advice_on(self, cause: str) -> str:
+        """The remedy of a cause; degrees that are 1 already cannot be smaller."""
+        o = self.plan.options
+        if cause == "collectives" and o.tensor == o.context == o.expert == 1:
+            return GATHERS if o.zero == 3 else "faster links,"
+        if cause == "optimizer on the host" and o.zero == 0 and o.data * o.context > 1:
+            return f"ZeRO, {ADVICE[cause]}"
+        return ADVICE[cause]
 
     @property
     def _is_full(self) -> bool:
@@ -247,7 +258,7 @@ class Explanation:
         if self.advice is None:
             return ("All else takes too little of the step for another plan to help.",)
         first, *others = (each for each in self._improvable if each.seconds >= MUCH * self.step_time)
-        said = [f"{ADVICE[c.cause].removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in others]
+        said = [f"{self._advice_on(c.cause).removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in others]
         then = (f"Then {'; '.join(said)}.",) if said else ()
         return (f"At stake is what {first.cause} takes: about {self._percent(first.seconds)} of the step.", *then)
 

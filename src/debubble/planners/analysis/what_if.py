@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from debubble.costs import Cluster
 from debubble.costs.partition import partition_named
@@ -112,20 +113,21 @@ def quick_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
             found.append(replace(change.with_step(seconds), quick=True))
             # Quick plans that are far from the plan itself say nothing about its changes, unless they are faster.
             if (found[0].seconds_per_sequence or float("inf")) > REPRESENTATIVE * planned:
-                return _quick_slices(plan)
+                return _quick_options(plan)
     return tuple(found)
 
 
-def _quick_slices(plan: Plan) -> tuple[WhatIf, ...]:
-    """Slices of sequences, if a quick plan of them is faster than the plan itself."""
+def _quick_options(plan: Plan) -> tuple[WhatIf, ...]:
+    """The other options of the same run of which a quick plan is faster than the plan itself."""
     assert plan.model_on_cluster is not None
-    changes = _changes(plan, *plan.model_on_cluster, effort=0.0, deadline=None)
-    for change in (change for change in changes if change.problem.slices > plan.options.slices):
-        with suppress(DebubbleError):
-            seconds = quick_step(change.problem)[0]
-            if seconds < seconds_per_step(plan):
-                return (replace(change.with_step(seconds), quick=True),)
-    return ()
+    found = []
+    for change in _changes(plan, *plan.model_on_cluster, effort=0.0, deadline=None):
+        if change.option:
+            with suppress(DebubbleError):
+                seconds = quick_step(change.problem)[0]
+                if seconds < seconds_per_step(plan):
+                    found.append(replace(change.with_step(seconds), quick=True))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +219,8 @@ class _Change:
     """How often the plan itself, step after step, is an answer to the changed problem; 0: it is none."""
     of_memory: bool = False
     """True if it changes how much memory there is."""
+    option: bool = False
+    """True if it is an option of the same run on the same devices."""
     more_devices: bool = False
 
     def with_step(self, seconds: float) -> WhatIf:
@@ -232,11 +236,9 @@ class _Change:
 
 
 def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadline: float | None) -> Iterator[_Change]:
-    def problem(
-        cluster: Cluster, micro_batches: int, *, data: int = plan.options.data, slices: int = plan.options.slices
-    ) -> Problem:
+    def problem(cluster: Cluster, micro_batches: int, **options: Any) -> Problem:
         return problem_of(
-            model, cluster, replace(plan.options, data=data, slices=slices), micro_batches=micro_batches,
+            model, cluster, replace(plan.options, **options), micro_batches=micro_batches,
             pipeline=plan.devices, effort=effort, deadline=deadline, target=plan.target,
         )  # fmt: skip
 
@@ -272,7 +274,12 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
     if plan.options.slices == 1 and len(choices) > 1:
         with suppress(InputError):  # not every model's sequences can be cut
             cut = problem(cluster, m, slices=choices[-1])
-            yield _Change(words=f"--slices {cut.slices}", problem=cut, find=find, batch=batch)
+            yield _Change(words=f"--slices {cut.slices}", problem=cut, find=find, batch=batch, option=True)
+    if plan.options.data * plan.options.context > 1:
+        for zero in (level for level in DIVIDING if level > plan.options.zero):
+            with suppress(InputError):  # not every framework has it
+                divided = problem(cluster, m, zero=zero)
+                yield _Change(words=f"--zero {zero}", problem=divided, find=find, batch=batch, option=True)
     node = cluster.slowest.devices_per_node
     for count in dict.fromkeys((cluster.count + min(node, cluster.count), 2 * cluster.count)):
         larger = cluster.with_count(count)
@@ -292,6 +299,10 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
     if m % 2 == 0:
         words = f"half the micro-batches (a batch of {batch // 2})"
         yield _Change(words=words, problem=problem(cluster, m // 2), find=find, batch=batch // 2)
+
+
+DIVIDING = (1, 3)
+"""ZeRO levels that are tried: what divides optimizer states, and what divides everything."""
 
 
 def _uses_hosts(plan: Plan) -> bool:

@@ -102,7 +102,8 @@ class Misfit:
     @property
     def states(self) -> str:
         """A sentence on the model's undivided states, and on the room on all devices unless the reason says it."""
-        states, hosted = map(readable_bytes, _states(self.job))
+        on_devices = replace(self.job, options=replace(self.job.options, host_optimizer=0.0))
+        states, hosted = map(readable_bytes, _states(on_devices))
         words = f"One copy of the model's states is {states} ({hosted} with the optimizer on the host)"
         limit = f"a plan may use {readable_bytes(float(sum(self.job.cluster.memory_limits)))} on all"
         if limit in self.reason:
@@ -136,6 +137,8 @@ def option_words(degrees: Degrees) -> str:
 def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
     """Every change that fits."""
     if job.fixed:
+        undivided = {name: degree for name, degree in job.fixed.items() if name != "zero"}
+        yield from _quick_remedy("", replace(job, fixed=undivided))
         free = replace(job, fixed={})
         yield from list(_quick_remedy("", free)) or _host_remedy("", free)
     yield from _cpu_optimizer(job, clock)
