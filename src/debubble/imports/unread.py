@@ -27,7 +27,7 @@ class Unread:
         remarks: Sentences on entries that were read and are predicted otherwise, one each.
         unknown: Names of entries that are not in the prediction.
         free: Names of entries that are known to cost neither time nor memory.
-        strange: Of `unknown`, those that the framework does not know, with its nearest name or nothing, or that are like
+        strange: Of `unknown`, those that the framework does not know, with its nearest name or nothing, and those like
             a name that was looked for in vain.
         framework: The framework, in words.
     """
