@@ -15,6 +15,7 @@ from debubble.models import Model
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.plans import Plan
 from debubble.targets import targets
+from debubble.targets.target import runs_in
 from tests.exports.hand_plans import LLAMA, MIXTRAL, Strategy, full, plain, priced
 
 FRAMEWORKS = [name for name in targets if name != "debubble"]
@@ -78,7 +79,7 @@ def test_a_target_says_that_it_runs_what_its_exporter_takes_unchanged(way: str, 
         if chunks == 1 and name == "1f1b":
             plan = priced(WAYS[way], config=config)
 
-        known = {target: target in plan_runs_in(plan) for target in FRAMEWORKS if target != "torch"}
+        known = {target: target in able(plan) for target in FRAMEWORKS if target != "torch"}
 
         assert known == {target: accepted(plan, target) for target in known}, name
 
@@ -89,8 +90,21 @@ def test_an_mlp_without_a_gate_recomputes_by_the_same_pattern() -> None:
     }  # fmt: skip
     plan = priced(lambda layer: ("none", "norm+activation"), config=config)
 
-    assert "mindformers" in plan_runs_in(plan)
+    assert "mindformers" in able(plan)
     assert accepted(plan, "mindformers")
+
+
+def able(plan: Plan) -> tuple[str, ...]:
+    """The targets that run a plan as it is, whatever devices it is for."""
+    assert plan.model is not None
+    return runs_in(plan.schedule, plan.partition, plan.options, plan.model)
+
+
+def test_what_runs_on_ascend_alone_is_not_offered_for_known_devices() -> None:
+    mine = {"memory": "64GiB", "flops": 3e14, "memory_bandwidth": 1e12, "link_bandwidth": 1e11}
+    assert not targets["mindformers"].runs_on("A100-80GB")
+    cluster = db.Cluster.from_dict({"devices": "8xMine", "hardware": {"Mine": mine}})
+    assert targets["mindformers"].runs_on(cluster.slowest.name)
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {

@@ -58,6 +58,18 @@ def unset(option: str) -> Refusal:
     )
 
 
+divided_tokens = Refusal(
+    lambda o, model: o.sequence_length % _token_parts(o) > 0,
+    "{title} divides the tokens of a sequence among tensor- and context-parallel ranks in equal parts; plan again with"
+    " a --sequence-length that they divide.",
+)
+"""Lengths that sequence and context parallelism do not divide; the latter in two parts for every rank."""
+
+
+def _token_parts(options: RunOptions) -> int:
+    return (options.tensor if options.sequence_parallel else 1) * (2 * options.context if options.context > 1 else 1)
+
+
 whole_sequences = Refusal(
     lambda o, model: o.slices > 1,
     "{title} passes whole sequences through its pipeline; plan again without --slices.",

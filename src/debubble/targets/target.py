@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from debubble.costs import hardware
 from debubble.costs.partition import partition_named
 from debubble.costs.units import Units
 from debubble.ir import InputError, PlannedUnit, RunOptions, Schedule
@@ -27,6 +28,7 @@ class Target:
         name: What `--for` and `--to` call it.
         title: Its name in sentences.
         framework: The framework that is priced for it (see `costs.frameworks`); empty: what is priced without a name.
+        ascend: Whether it runs on Ascend devices alone, of which none is known by name.
         zero: ZeRO levels that it has over a pipeline.
         zero_alone: ZeRO levels that it has without one; level 0 is every target's on a single rank.
         rules: What of a run it refuses, next to a higher ZeRO level.
@@ -40,6 +42,7 @@ class Target:
     name: str
     title: str
     framework: str = ""
+    ascend: bool = False
     zero: tuple[int, ...] = (0, 1)
     zero_alone: tuple[int, ...] = (0, 1)
     rules: Sequence[Rule] = ()
@@ -47,6 +50,10 @@ class Target:
     untested: Sequence[Rule] = ()
     levers: TargetLevers | None = None
     overlapping: TargetLevers | None = None
+
+    def runs_on(self, device: str) -> bool:
+        """Tell whether it may run on a device of that name."""
+        return not self.ascend or device not in hardware
 
     def priced(self, options: RunOptions) -> RunOptions:
         """The options of a run, whose framework is the target's where they name none."""

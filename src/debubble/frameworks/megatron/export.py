@@ -74,6 +74,8 @@ def _zero(plan: Plan) -> Decision:
         "--use-megatron-fsdp": _ON,
         "--data-parallel-sharding-strategy": FSDP[plan.options.zero],
         "--ckpt-format": FSDP_FORMAT,
+        # Required by the guide to Megatron-FSDP; newer versions of Transformer Engine do without.
+        "--no-gradient-accumulation-fusion": _ON,
     }
 
 

@@ -7,6 +7,7 @@ from itertools import product
 from debubble.targets.levers import NOTHING, AllLayers, Choice, TargetLevers, Way, same
 from debubble.targets.limits import (
     adam_on_hosts,
+    divided_tokens,
     eight_bits_divided,
     experts_to_overlap,
     fsdp_with_a_pipeline,
@@ -70,6 +71,7 @@ OFFLOAD = _offload()
 
 MEGATRON = (
     whole_sequences,
+    divided_tokens,
     eight_bits_divided,
     optimizers_of_fsdp,
     adam_on_hosts,

@@ -33,6 +33,7 @@ targets.add(
     Target(
         name="mindformers",
         title="MindFormers",
+        ascend=True,
         zero=(0, 1, 2),
         zero_alone=(0, 1, 2),
         rules=(

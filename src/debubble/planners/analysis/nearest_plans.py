@@ -34,7 +34,9 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
     units = None
     if plan.schedule.offloaded:
         units = half_layers(*described, plan.options, pipeline=plan.devices, profile=plan.profile)
-    found = runs_in(plan.schedule, plan.partition, plan.options, described.model, units=units)
+    device = described.cluster.slowest.name
+    able = runs_in(plan.schedule, plan.partition, plan.options, described.model, units=units)
+    found = tuple(name for name in able if targets[name].runs_on(device))
     o = plan.options
     if o.zero > 2 and o.data * o.context > 1 and not plan.costs.gathers:
         # Its framework gathers parameters unit by unit; debubble's runtime does so stage by stage.
@@ -62,7 +64,8 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
             return None
 
     as_it_is = plan_runs_in(plan)
-    quick = {name: step(name) for name in (None, *targets) if name not in as_it_is}
+    able = [name for name in targets if targets[name].runs_on(described.cluster.slowest.name)]
+    quick = {name: step(name) for name in (None, *able) if name not in as_it_is}
     found = {name: taken for name, taken in quick.items() if taken is not None}
     return {name: taken / min(found.values()) for name, taken in found.items() if name is not None}
 
