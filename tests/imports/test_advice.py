@@ -41,7 +41,7 @@ def test_sequence_parallelism_and_its_overlap_are_advised(tmp_path: Path) -> Non
 
 
 def test_what_saves_most_is_advised_where_nothing_lets_a_job_fit(tmp_path: Path) -> None:
-    now, found = advice(tmp_path, f"{TENSOR} --micro-batch-size 16", "16xRTX4080-16GB")
+    now, found = advice(tmp_path, f"{TENSOR} --num-layers 256", "16xRTX4080-16GB")
 
     assert list(found[0].settings) == ["--sequence-parallel", *FULL]
     assert found[0].words(now).endswith(" less, which does not fit either")
@@ -55,12 +55,19 @@ def test_advice_is_a_prediction_of_the_changed_job(tmp_path: Path) -> None:
 
 def test_settings_that_let_a_job_fit_are_advised(tmp_path: Path) -> None:
     now, found = advice(tmp_path, f"{TENSOR} --micro-batch-size 4", "16xA100-40GB")
-    less = size_words(now.peak_memory - found[0].peak_memory)
+    switched = next(each for each in found if each.settings == DIVIDED)
+    less = size_words(now.peak_memory - switched.peak_memory)
 
     assert not now.fits
-    assert found[0].fits
-    assert found[0].words(now).startswith("--sequence-parallel --tp-comm-overlap: fits, ")
-    assert found[0].words(now).endswith(f"% faster, {less} less")
+    assert switched.fits
+    assert switched.words(now).startswith("--sequence-parallel --tp-comm-overlap: fits, ")
+    assert switched.words(now).endswith(f"% faster, {less} less")
+
+
+def test_the_largest_micro_batches_that_fit_are_advised(tmp_path: Path) -> None:
+    now, found = advice(tmp_path, f"{TENSOR} --micro-batch-size 16", "16xRTX4080-16GB")
+    assert not now.fits
+    assert [each.settings["micro-batch size"] for each in found if "micro-batch size" in each.settings] == [1]
 
 
 def test_a_job_with_nothing_to_switch_on_is_told_nothing(tmp_path: Path) -> None:
@@ -85,7 +92,8 @@ def test_torchtitan_is_advised_to_recompute_what_does_not_fit(tmp_path: Path, ru
     )
     (tmp_path / "job.toml").write_text(f"{config}[training]\nlocal_batch_size = 2\nseq_len = 8192\n")
     _, out, _ = run("import", "torchtitan", str(tmp_path / "job.toml"), "--cluster", "8xH100-80GB", "--as-it-is")
-    assert "\nWould help: activation_checkpoint.mode full: fits, " in out
+    assert "\nWould help: micro-batch size 1: fits, " in out
+    assert "; activation_checkpoint.mode full: fits, " in out
 
 
 def test_deepspeed_is_advised_of_the_zero_level_that_fits(tmp_path: Path, run: Any) -> None:

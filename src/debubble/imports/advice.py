@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from debubble.formatting import size_words
 from debubble.imports.figures import Figures
+from debubble.imports.job import ImportedJob
 from debubble.imports.registry import Importer, Settings, UserFacts
-from debubble.ir import DebubbleError
+from debubble.ir import DebubbleError, RunOptions
 from debubble.plans import Plan
 
 MIN_GAIN = 0.01
@@ -61,7 +62,7 @@ class SettingAdvice:
 def advised(
     importer: Importer, settings: Settings, path: Path, given: UserFacts, yours: Plan
 ) -> tuple[SettingAdvice, ...]:
-    """Predict a job with each of its framework's switches on, and keep what helps.
+    """Predict a job with each of its framework's switches on, and in smaller micro-batches, and keep what helps.
 
     Args:
         importer: The framework's.
@@ -76,9 +77,13 @@ def advised(
     """
     found = [now := SettingAdvice.of({}, yours)]
     least = now
-    for on in importer.switches(settings, yours.options):
+    small_enough = False
+    for on, job in _changed_jobs(importer, settings, path, given, yours.options):
+        if SIZE in on and small_enough:
+            break
         with suppress(DebubbleError):
-            then = SettingAdvice.of(on, importer.job({**settings, **on}, path, given).plan(given.cluster))
+            then = SettingAdvice.of(on, job.plan(given.cluster))
+            small_enough = SIZE in on and then.fits
             fewer = [each for each in found if each.settings.items() <= on.items()]
             faster = then.step_time <= (1 - MIN_GAIN) * min(each.step_time for each in fewer)
             least = min(least, then, key=lambda each: each.peak_memory)
@@ -87,6 +92,24 @@ def advised(
     if not any(each.fits for each in found) and least.peak_memory < (1 - MIN_GAIN) * now.peak_memory:
         return (least,)
     return tuple(sorted(found[1:], key=lambda each: each.step_time))
+
+
+def _changed_jobs(
+    importer: Importer, settings: Settings, path: Path, given: UserFacts, options: RunOptions
+) -> Iterator[tuple[Settings, ImportedJob]]:
+    """The job with each switch on, and in smaller micro-batches, of which it takes more."""
+    for on in importer.switches(settings, options):
+        with suppress(DebubbleError):
+            yield on, importer.job({**settings, **on}, path, given)
+    job, smaller = importer.job(settings, path, given), options.micro_batch_size
+    while smaller % 2 == 0:
+        smaller //= 2
+        number = job.micro_batches * options.micro_batch_size // smaller
+        yield {SIZE: smaller}, replace(job, options=replace(options, micro_batch_size=smaller), micro_batches=number)
+
+
+SIZE = "micro-batch size"
+"""What smaller micro-batches are called, whatever a framework's setting for them is."""
 
 
 def advice_words(advice: Sequence[SettingAdvice], yours: Figures) -> str:

@@ -30,7 +30,8 @@ class SettingChange:
     def __str__(self) -> str:
         if self.then is None:
             return f"leave out {self.name}"
-        then, now = _short(_words(self.then)), _short(_words(self.now))
+        on = "" if self.name.startswith("-") else "true"
+        then, now = (on if value is True else _short(_words(value)) for value in (self.then, self.now))
         return f"{self.name}{then and f' {then}'}" + ("" if self.now is None else f" (now {now or 'on'})")
 
 

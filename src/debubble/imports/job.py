@@ -86,6 +86,8 @@ class ImportedJob:
             "gradients": f"gradients in {gradients}",
             "sequence_parallel": f"sequence parallelism {'on' if o.sequence_parallel else 'off'}",
             "zero": f"ZeRO-{o.zero}",
+            **({"adapters": f"adapters of rank {o.lora}"} if o.lora else {}),
+            **({"quantize": f"frozen weights in {o.quantize}"} if o.quantize else {}),
             **{fact: fact for fact in self.unsaid if fact not in FACTS},
         }
         if o.tensor == 1:

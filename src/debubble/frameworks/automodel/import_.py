@@ -241,6 +241,8 @@ def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int) -> Ite
     for part in ("compile", "fp8"):
         if read.settings.get(f"{part}.enabled", False) is False:
             read.skip(f"{part}.")
+    if options.lora and read.get("peft.match_all_linear", True) is not True:
+        yield "peft.match_all_linear is off, and the prediction counts on adapters of all linear layers."
     if options.quantize and read.get("quantization.bnb_4bit_quant_type", "nf4") != "nf4":
         yield "quantization.bnb_4bit_quant_type is another than nf4, and the prediction counts on nf4."
     if _optimizer_class(read) not in {*_OPTIMIZERS, "SGD"}:
