@@ -238,9 +238,12 @@ class StepTail:
         ranks = options.data * options.context
         replicas = options.tensor * ranks // between
         scattered = scattered_bytes(options, gradient=bytes_of_gradient(options, framework.gradient_bytes))
-        # ZeRO-3 gathers inside the pipeline, where FSDP scatters, too.
-        gathered = speed.element if options.zero in (1, 2) else 0
-        inside = options.zero >= 3 and framework.gathers_units
+        if options.zero >= 2:
+            # They were scattered after every backward.
+            unsummed = 0.0
+        # ZeRO-3 gathers inside the pipeline; so does FSDP that keeps weights whole after their first forward.
+        in_forward = options.zero == 2 and framework.gathers_units and not framework.bucket_bytes
+        gathered = speed.element if options.zero in (1, 2) and not in_forward else 0
         rings = (
             (dense, ranks, ranks_in_node(speed, options)),
             (experts, replicas, expert_replicas_in_node(speed, options)),
@@ -252,9 +255,7 @@ class StepTail:
                 for parameters, count, in_node in rings
             )
 
-        if inside:
-            reduce = 0.0
-        elif not framework.gradient_overlap:
+        if not framework.gradient_overlap:
             reduce = ring(scattered * unsummed + gathered)
         elif hidden_by is None:
             reduce = 0.0
