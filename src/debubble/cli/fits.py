@@ -89,6 +89,6 @@ def _row(footprint: Footprint) -> dict[str, Any]:
 
 def _is_common(degrees: Degrees, fixed: Mapping[str, Any], cluster: Cluster) -> bool:
     """Tell whether a choice of degrees is asked for or usual: tensor parallelism within a node, and little else."""
-    most = {"context": 1, "expert": 1, "tensor": cluster.slowest.devices_per_node}
+    most = {"context": 1, "expert": 1, "slices": 1, "tensor": cluster.slowest.devices_per_node}
     usual = all(name in fixed or getattr(degrees, name) <= limit for name, limit in most.items())
     return usual and (degrees.expert_tensor is None or "expert_tensor" in fixed)

@@ -68,7 +68,9 @@ def render_footprints(footprints: Sequence[Footprint], *, reserve: float, left_o
         f"{sharded}: `yes` as they are,{doubtful} `full` if they recompute"
         " everything; offload and host optimizers, which `plan` knows too, are not counted."
     )
-    more = f"  {left_out} choices with context or expert ranks, or tensor ranks over several nodes, are in --json."
+    more = (
+        f"  {left_out} choices with context or expert ranks, slices, or tensor ranks over several nodes, are in --json."
+    )
     return Group(Text(_verdict(footprints), style="bold"), table, Text(words + more * bool(left_out)))
 
 
