@@ -145,3 +145,19 @@ def test_slices_are_advised_where_sequences_are_few_and_long() -> None:
     (advised,) = [change for change in quick_what_ifs(plan) if change.change == "--slices 4"]
     assert advised.step_time is not None
     assert advised.step_time < plan.simulate().makespan
+
+
+def test_megatrons_overlaps_are_advised_and_keep_their_promise() -> None:
+    given: dict[str, Any] = {"tensor": 4, "data": 2, "zero": 1, "micro_batches": 4, "planner": "adapipe"}
+    plan = db.plan("llama2-7b", "8xA100-80GB", target="megatron", **given)
+    changes = [change for change in quick_what_ifs(plan) if change.change.startswith("--framework ")]
+    framework = "megatron-lm,tensor_overlap=true,gradient_overlap=true"
+    assert [change.change for change in changes] == [f"--framework {framework}"]
+    then = db.plan("llama2-7b", "8xA100-80GB", target="megatron", framework=framework, **given)
+    assert changes[0].step_time == pytest.approx(then.step_time, rel=1e-3)
+    assert not any("--framework" in change.change for change in quick_what_ifs(then))
+
+
+def test_zero_is_advised_where_replicas_have_none() -> None:
+    plan = db.plan("llama3-8b", "8xH100-80GB", data=8, micro_batches=4, planner="chronos", effort=0.2)
+    assert {change.change for change in quick_what_ifs(plan)} >= {"--zero 1", "--zero 3"}

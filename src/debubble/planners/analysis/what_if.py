@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from debubble.costs import Cluster
+from debubble.costs.frameworks import framework_name, framework_of_options
 from debubble.costs.partition import partition_named
 from debubble.ir import DebubbleError, InputError, WhatIf
 from debubble.models import Model
@@ -280,6 +281,10 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
             with suppress(InputError):  # not every framework has it
                 divided = problem(cluster, m, zero=zero)
                 yield _Change(words=f"--zero {zero}", problem=divided, find=find, batch=batch, option=True)
+    overlapping = _overlapping(plan)
+    if overlapping is not None:
+        faster = problem(cluster, m, framework=overlapping)
+        yield _Change(words=f"--framework {overlapping}", problem=faster, find=find, batch=batch, option=True)
     node = cluster.slowest.devices_per_node
     for count in dict.fromkeys((cluster.count + min(node, cluster.count), 2 * cluster.count)):
         larger = cluster.with_count(count)
@@ -301,6 +306,19 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
         yield _Change(words=words, problem=problem(cluster, m // 2), find=find, batch=batch // 2)
 
 
+def _overlapping(plan: Plan) -> str | None:
+    """Megatron-LM as the plan has it, with its collectives next to computing; None: it has them there, or no such."""
+    o = plan.options
+    if plan.target not in OVERLAPPING or not framework_name(o.framework):
+        return None
+    traits = framework_of_options(o.framework)
+    possible = {"tensor_overlap": o.tensor > 1, "gradient_overlap": o.data * o.context > 1}
+    off = [name for name, has in possible.items() if has and not getattr(traits, name)]
+    return ",".join([o.framework, *(f"{name}=true" for name in off)]) if off else None
+
+
+OVERLAPPING = ("megatron", "primus")
+"""Targets that overlap collectives where they are told to."""
 DIVIDING = (1, 3)
 """ZeRO levels that are tried: what divides optimizer states, and what divides everything."""
 
