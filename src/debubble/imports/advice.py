@@ -77,13 +77,13 @@ def advised(
     """
     found = [now := SettingAdvice.of({}, yours)]
     least = now
-    small_enough = False
+    small_fits = False
     for on, job in _changed_jobs(importer, settings, path, given, yours.options):
-        if SIZE in on and small_enough:
+        if SIZE in on and small_fits:
             break
         with suppress(DebubbleError):
             then = SettingAdvice.of(on, job.plan(given.cluster))
-            small_enough = SIZE in on and then.fits
+            small_fits = SIZE in on and then.fits
             fewer = [each for each in found if each.settings.items() <= on.items()]
             faster = then.step_time <= (1 - MIN_GAIN) * min(each.step_time for each in fewer)
             least = min(least, then, key=lambda each: each.peak_memory)
