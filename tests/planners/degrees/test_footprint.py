@@ -116,7 +116,7 @@ def test_the_table_says_what_fits_and_what_is_in_json_alone(run: Any) -> None:
     words = " ".join(out.split())
     assert words.startswith("Yes: ")
     assert "of 28 choices fit; the least memory is" in words
-    assert "choices with context or expert ranks, slices or tensor ranks over several nodes are in --json." in words
+    assert "choices with context or expert ranks, slices, or tensor ranks over several nodes, are in --json." in words
 
 
 def test_micro_batches_are_those_of_every_choice(json_of: Any) -> None:
