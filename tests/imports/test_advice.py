@@ -40,6 +40,27 @@ def test_sequence_parallelism_and_its_overlap_are_advised(tmp_path: Path) -> Non
     assert on[0].step_time == found[0].step_time < now.step_time
 
 
+def test_smaller_micro_batches_are_priced_as_their_framework_sums_gradients(tmp_path: Path) -> None:
+    """Automodel's gradients stay whole where there is more than one micro-batch, as halves of one are."""
+    text = """
+model: {{pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B}}
+distributed: {{strategy: fsdp2, dp_size: 8}}
+step_scheduler: {{local_batch_size: {size}, global_batch_size: 64}}
+dataset: {{seq_length: 4096}}
+"""
+    importer, given = imports["automodel"], UserFacts(cluster=db.Cluster.parse("8xH100-80GB"))
+    plans = {}
+    for size in (8, 1):
+        (file := tmp_path / f"{size}.yaml").write_text(text.format(size=size))
+        settings = importer.read(file, None)
+        plans[size] = importer.job(settings, file, given).plan(given.cluster)
+        if size == 8:
+            found = advised(importer, settings, file, given, plans[size])
+    told = {each.settings["micro-batch size"]: each for each in found if "micro-batch size" in each.settings}
+
+    assert told[1].peak_memory == Figures.of(plans[1]).peak_memory
+
+
 def test_what_saves_most_is_advised_where_nothing_lets_a_job_fit(tmp_path: Path) -> None:
     now, found = advice(tmp_path, f"{TENSOR} --num-layers 256", "16xRTX4080-16GB")
 

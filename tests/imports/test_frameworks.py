@@ -153,6 +153,13 @@ dataset: {seq_length: 2048}
     assert (read.options.micro_batch_size, read.micro_batches) == (2, 4)
 
 
+def test_a_deepspeed_configuration_is_priced_in_fp8(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096, dtype="fp8")
+    assert read.options.dtype == "fp8"
+    assert "up to 1.05 GiB per device may be added" in read.unread[1]
+
+
 def test_automodels_gradients_stay_whole_until_the_last_micro_batch(tmp_path: Path) -> None:
     """Of a gradient in fp32 three quarters are other ranks'."""
 

@@ -297,7 +297,7 @@ class HardwareAnswer(Answer, forbid_unknown_fields=True, kw_only=True):
 
 
 class FrameworkVersion(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a framework fuses, overlaps, keeps and captures from a version on."""
+    """A framework's traits from a version on."""
 
     name: str
     version: str

@@ -91,15 +91,12 @@ class GivenRequest:
 
     def plan(self, status: Status) -> Plan:
         """The fastest plan of them."""
-        from debubble.planners import ModelUnits
         from debubble.planners.plan_model import solve
         from debubble.planners.progress import progress_listener
 
         options = RunOptions(post_validation=self.run.post_validation)
         problem = self._problem
-        workload = problem.workload
-        seconds = isinstance(workload, ModelUnits) and workload.units.seconds
-        with progress_listener(SearchProgress(status, seconds=seconds, stream=self.stream)):
+        with progress_listener(SearchProgress(status, seconds=problem.measured, stream=self.stream)):
             return solve(problem, planner=self.asked.planner, options=options)
 
     @property

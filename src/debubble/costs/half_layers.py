@@ -136,8 +136,8 @@ def _recurrence(shapes: Shapes, recurrence: AnyRecurrence) -> Iterator[Operator]
     yield elementwise(shapes, "activation", forward=4 * n * mixed, backward=6 * n * mixed, saved=e * n * mixed)
     rows = n * recurrence.heads / t
     if isinstance(recurrence, LinearAttention):
-        chunks, traffic = shapes.options.sequence_length * CHUNKED_TOKEN, e * n * recurrence.traffic / t
-        forward, backward = chunks + shapes.speed.stream(traffic), 2 * chunks + shapes.speed.stream(3 * traffic)
+        scan, traffic = shapes.options.sequence_length * SCAN_SECONDS_PER_TOKEN, e * n * recurrence.traffic / t
+        forward, backward = scan + shapes.speed.stream(traffic), 2 * scan + shapes.speed.stream(3 * traffic)
     else:
         forward = shapes.speed.attention(n * flops, rows=rows)
         backward = shapes.speed.attention(3 * n * flops, rows=rows, backward=True)
@@ -146,8 +146,8 @@ def _recurrence(shapes: Shapes, recurrence: AnyRecurrence) -> Iterator[Operator]
     yield matmul(shapes, "output", tokens=n, local=values, out=True)
 
 
-CHUNKED_TOKEN = 18e-9
-"""Seconds per token of a sequence whose chunks follow each other: flash-linear-attention on a B200 takes 0.263 ms for
+SCAN_SECONDS_PER_TOKEN = 18e-9
+"""Seconds per token of a scan over the chunks of a sequence: flash-linear-attention on a B200 takes 0.263 ms for
 4,096 tokens of 8 heads of 128, 0.362 ms for 8,192 and 0.412 ms for 8,192 of 16 (vLLM, pull request 38981)."""
 
 

@@ -241,7 +241,8 @@ class StepTail:
         if options.zero >= 2:
             # They were scattered after every backward.
             unsummed = 0.0
-        # ZeRO-3 gathers inside the pipeline; so does FSDP that keeps weights whole after their first forward.
+        # ZeRO-3 gathers inside the pipeline.  So does FSDP that keeps weights whole after their first forward, but not
+        # DeepSpeed, which has buckets to gather them in after the step.
         in_forward = options.zero == 2 and framework.gathers_units and not framework.bucket_bytes
         gathered = speed.element if options.zero in (1, 2) and not in_forward else 0
         rings = (

@@ -97,11 +97,6 @@ def post_validation(plan: Plan) -> Decision:
     )
 
 
-def priced_as(name: str) -> Callable[[Plan], Decision]:
-    """The rule of the framework that is priced, in a target whose own is `name`, as it runs a model by default."""
-    return lambda plan: {} if plan.options.framework == name else framework(plan)
-
-
 def of_frameworks(*names: str, settings: Callable[[Plan], Decision]) -> Callable[[Plan], Decision]:
     """The rule of the framework that is priced, in a target with settings for what those of these names do."""
     return lambda plan: settings(plan) if framework_name(plan.options.framework) in ("", *names) else framework(plan)

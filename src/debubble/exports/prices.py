@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from debubble.costs import Partition, Units, model_units, with_profile
-from debubble.costs.frameworks import FSDP, MEGATRON, framework_of_options
+from debubble.costs.frameworks import FSDP, MEGATRON, Framework, framework_of_options
 from debubble.costs.partition import partition_named
 from debubble.ir import OutOfMemoryError, PlannedUnit, RunOptions
 from debubble.planners.model_problem import framework_of_plan
@@ -64,18 +64,16 @@ def as_one_stage(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     Frameworks gather what ZeRO-3 divides unit by unit.  The same plan if it is another, or if that would not fit.
     """
     schedule = undivided(plan.schedule)
-    if schedule is plan.schedule or plan.model_on_cluster is None or units_of(plan) is None:
+    if schedule is plan.schedule or units_of(plan) is None:
         return plan, ()
-    options = plan.options
-    framework = framework_of_options(options.framework, FSDP if options.zero >= 3 else MEGATRON)
-    units = model_units(*plan.model_on_cluster, options, pipeline=1, framework=framework)
-    if plan.profile is not None:
-        units = with_profile(units, plan.profile, model=plan.model_on_cluster.model, options=options)
+    o = plan.options
+    units = _units(plan, o, framework_of_options(o.framework, FSDP if o.zero >= 3 else MEGATRON))
+    assert units is not None
     whole = [sum(plan.partition, ())]
     one = with_partition(replace(plan, schedule=schedule), units, partition_named(whole, units))
     if not fits(one):
         return plan, ()
-    if not is_slower(one, plan) and not is_slower(plan, one):
+    if not changes_step(one, plan):
         return one, ()
     count = plan.schedule.stages
     return one, (f"Parameters are gathered unit by unit, not in the plan's {count} stages: {slowdown(one, plan)}.",)
@@ -90,13 +88,13 @@ def fits(plan: Plan) -> bool:
     return True
 
 
-UNTOLD = 0.002
-"""Share of a step by which it may change without a word."""
+MIN_CHANGE = 0.002
+"""Share of a step from which a change of it is told."""
 
 
-def is_slower(changed: Plan, plan: Plan) -> bool:
-    """Tell whether a change makes the step longer by what is worth a word."""
-    return seconds_per_step(changed) > (1 + UNTOLD) * seconds_per_step(plan)
+def changes_step(changed: Plan, plan: Plan) -> bool:
+    """Tell whether a change makes the step longer or shorter by what is worth a word."""
+    return abs(seconds_per_step(changed) / seconds_per_step(plan) - 1) > MIN_CHANGE
 
 
 def slowdown(changed: Plan, plan: Plan) -> str:
@@ -104,11 +102,12 @@ def slowdown(changed: Plan, plan: Plan) -> str:
     return f"the step is predicted to take {seconds_per_step(changed) / seconds_per_step(plan):.3f} times as long"
 
 
-def _units(plan: Plan, options: RunOptions) -> Units | None:
+def _units(plan: Plan, options: RunOptions, framework: Framework | None = None) -> Units | None:
+    """The plan's model units under these options, with another framework's kernels where one is given."""
     described = plan.model_on_cluster
     if described is None:
         return None
-    framework = framework_of_plan(replace(plan, options=options))
+    framework = framework or framework_of_plan(replace(plan, options=options))
     units = model_units(*described, options, pipeline=plan.devices, framework=framework)
     if plan.profile is not None:
         units = with_profile(units, plan.profile, model=described.model, options=options)

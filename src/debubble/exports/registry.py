@@ -11,8 +11,8 @@ from debubble.exports.layers import ENDS, require_layers
 from debubble.exports.options import OptionTable, settings_of
 from debubble.exports.prices import (
     as_one_stage,
+    changes_step,
     fits,
-    is_slower,
     module_offload,
     slowdown,
     to_whole_layers,
@@ -95,8 +95,12 @@ def _without_limit(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     if plan.planner != "imported" or fits(plan):
         return plan, ()
     unlimited = replace(plan, costs=plan.costs.with_limit(None))
-    peak = readable(float(max(unlimited.simulate().peak_memory)))
-    return unlimited, (f"The imported job is predicted not to fit: its fullest device needs {peak}.",)
+    return unlimited, (f"The imported job is predicted not to fit: its fullest device needs {_peak(unlimited)}.",)
+
+
+def _peak(plan: Plan) -> str:
+    """The bytes of the fullest device of a plan without a limit, in words."""
+    return readable(float(max(plan.simulate().peak_memory)))
 
 
 def _check(target: Target, plan: Plan) -> None:
@@ -109,7 +113,7 @@ def _check(target: Target, plan: Plan) -> None:
 
 
 def _own_kernels(target: Target, runs: Plan) -> str | None:
-    """What the target's own kernels and overlaps make of a plan that prices no framework's; None: the same."""
+    """Say how the target's own kernels change the step of a plan that prices no framework's; None: they do not."""
     if runs.model is None or runs.profile is not None or runs.options.framework or not target.framework:
         return None
     own = with_options(runs, replace(runs.options, framework=target.framework))
@@ -117,9 +121,9 @@ def _own_kernels(target: Target, runs: Plan) -> str | None:
         return None
     beginning = f"The plan prices no framework's kernels; with those of {target.framework}"
     if not fits(own):
-        peak = readable(float(max(replace(own, costs=own.costs.with_limit(None)).simulate().peak_memory)))
+        peak = _peak(replace(own, costs=own.costs.with_limit(None)))
         return f"{beginning} its fullest device needs {peak} and does not fit: plan again with --for {target.name}."
-    if not is_slower(own, runs) and not is_slower(runs, own):
+    if not changes_step(own, runs):
         return None
     return f"{beginning} {slowdown(own, runs)}: --for {target.name} plans with them."
 

@@ -77,18 +77,17 @@ def advised(
     """
     found = [now := SettingAdvice.of({}, yours)]
     least = now
-    small_fits = False
     for on, job in _changed_jobs(importer, settings, path, given, yours.options):
-        if SIZE in on and small_fits:
-            break
         with suppress(DebubbleError):
             then = SettingAdvice.of(on, job.plan(given.cluster))
-            small_fits = SIZE in on and then.fits
             fewer = [each for each in found if each.settings.items() <= on.items()]
             faster = then.step_time <= (1 - MIN_GAIN) * min(each.step_time for each in fewer)
             least = min(least, then, key=lambda each: each.peak_memory)
             if then.fits and (faster or not any(each.fits for each in fewer)):
                 found.append(then)
+            if SIZE in on and then.fits:
+                # Smaller ones are slower.
+                break
     if not any(each.fits for each in found) and least.peak_memory < (1 - MIN_GAIN) * now.peak_memory:
         return (least,)
     return tuple(sorted(found[1:], key=lambda each: each.step_time))
@@ -101,11 +100,13 @@ def _changed_jobs(
     for on in importer.switches(settings, options):
         with suppress(DebubbleError):
             yield on, importer.job({**settings, **on}, path, given)
-    job, smaller = importer.job(settings, path, given), options.micro_batch_size
-    while smaller % 2 == 0:
-        smaller //= 2
-        number = job.micro_batches * options.micro_batch_size // smaller
-        yield {SIZE: smaller}, replace(job, options=replace(options, micro_batch_size=smaller), micro_batches=number)
+    job, size = importer.job(settings, path, given), options.micro_batch_size
+    while size % 2 == 0:
+        size //= 2
+        number = job.micro_batches * options.micro_batch_size // size
+        # What a framework does may follow from how many micro-batches there are.
+        again = importer.job(settings, path, replace(given, micro_batches=number))
+        yield {SIZE: size}, replace(again, options=replace(again.options, micro_batch_size=size), passes=job.passes)
 
 
 SIZE = "micro-batch size"

@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from debubble.imports.harmless import is_harmless
 from debubble.imports.settings import SettingsReader
 
-_NEAR, _NEARER = 0.8, 0.94
-"""Likeness of two names from which one may be the other misspelt: among all that a framework has, and among those that
-were looked for in vain."""
+_CUTOFF_OF_KNOWN, _CUTOFF_OF_MISSING = 0.8, 0.94
+"""Similarity (difflib's cutoff) from which a name may be another one misspelt: one of all that a framework has, or one
+that was looked for in vain."""
 NAMED = 12
 """Settings that the terminal names in a sentence: a log lists hundreds."""
 
@@ -45,8 +45,8 @@ class Unread:
         left = sorted(read.left)
         free = tuple(name for name in left if is_harmless(name, read.settings[name], read.harmless))
         unknown, missing = tuple(name for name in left if name not in free), read.missing
-        near = {name: next(iter(get_close_matches(name, missing, 1, cutoff=_NEARER)), "") for name in unknown}
-        return Unread(said, unknown, free, {name: asked for name, asked in near.items() if asked})
+        near = {name: get_close_matches(name, missing, 1, cutoff=_CUTOFF_OF_MISSING) for name in unknown}
+        return Unread(said, unknown, free, {name: found[0] for name, found in near.items() if found})
 
     def checked(self, known: Collection[str], framework: str) -> Unread:
         """The entries with the arguments among them that a framework's parser does not know.
@@ -56,7 +56,7 @@ class Unread:
             framework: The framework, in words.
         """
         strange = {
-            name: next(iter(get_close_matches(name, known, 1, cutoff=_NEAR)), "")
+            name: next(iter(get_close_matches(name, known, 1, cutoff=_CUTOFF_OF_KNOWN)), "")
             for name in self.unknown
             if name.startswith("--") and name not in known
         }

@@ -9,7 +9,8 @@ Planners that do not search answer first, so that there is a plan at once.  `joi
 search in processes of their own where that is worth one; `portfolio` only where the fastest answer is close to its
 bound, as memory suffices.  Last, `joint` searches the order of the fastest answer at length, whoever gave it.  An
 answer that neither recomputes, offloads nor steps on hosts, whoever gave it, replaces the fastest one if its step is at
-most 1% longer; on CPUs, where hosts have the devices' own cores and memory, if it fits.
+most 1% longer; on CPUs, where hosts have the devices' own cores and memory, if it fits.  Without a pipeline such an
+answer that accumulates gradients, as every framework does, may take 2% longer.
 """
 
 from __future__ import annotations
@@ -353,9 +354,9 @@ def _skips_library(answers: _Answers, problem: Problem) -> bool:
 
 def _side_by_side(answers: _Answers, tasks: Mapping[str, Task]) -> Iterator[Solution]:
     """Have tasks answered, in processes of their own where that is worth one."""
-    with side_by_side(tasks) as futures:
-        for name in by_completion(futures):
-            yield from answers.take(name, partial(_verify, name, tasks[name][1], futures[name]))
+    with side_by_side(tasks) as found:
+        for name in by_completion(found):
+            yield from answers.take(name, partial(_verify, name, tasks[name][1], found[name]))
 
 
 def _verify(name: str, problem: Problem, answer: TaskAnswer) -> Result:

@@ -20,7 +20,7 @@ from debubble.planners.degrees.simplest import TOLERANCE
 from debubble.planners.micro_batch_order import with_lengths
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_cache import CachedAnswer
-from debubble.planners.problem import ModelUnits, Problem, Swap
+from debubble.planners.problem import Problem, Swap
 from debubble.planners.progress import Listener, tell
 from debubble.planners.registry import Result, planners
 from debubble.plans import ModelOnCluster, Plan
@@ -289,8 +289,7 @@ def solve(
     if the planner finds nothing that fits.
     """
     plan = _plan_of(planners[planner](problem), options or RunOptions())
-    measured = isinstance(problem.workload, ModelUnits) and problem.workload.units.seconds
-    return replace(plan, model_on_cluster=model_on_cluster, measured=measured)
+    return replace(plan, model_on_cluster=model_on_cluster, measured=problem.measured)
 
 
 def _plan_of(result: Result, options: RunOptions) -> Plan:

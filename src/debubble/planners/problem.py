@@ -132,6 +132,11 @@ class Problem:
                 return units
 
     @property
+    def measured(self) -> bool:
+        """True if its units were measured, in seconds."""
+        return isinstance(self.workload, ModelUnits) and self.workload.units.seconds
+
+    @property
     def units(self) -> Units:
         """The units of a model's problem."""
         assert isinstance(self.workload, ModelUnits)

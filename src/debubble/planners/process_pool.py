@@ -41,12 +41,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 WORKER = 0.5
 """Effort of a search from which it is worth a worker, in seconds: to start one takes about as long."""
-WORTHWHILE = 1.0
+WORKER_SECONDS = 1.0
 """Seconds on the clock from which any task is, where it is known how long tasks take."""
 
 
 class TaskAnswer:
-    """The answer of a task: of a worker, or of this process where no worker has begun when it is asked for."""
+    """The answer of a task, which a worker or, where none has begun it when it is asked for, this process works out."""
 
     def __init__(self, task: Task, future: Future[Answer] | None = None) -> None:
         self._task, self.future = task, future
@@ -61,10 +61,15 @@ class TaskAnswer:
         return self.future is None or self.future.cancel()
 
     def result(self) -> Answer:
-        """The answer; raises the DebubbleError that the task ended with."""
-        if self.future is None or self.take():
+        """The answer; raises the DebubbleError that the task ended with, PlannerFailedError for any other."""
+        if self.future is not None and not self.take():
+            return self.future.result()
+        try:
             return _answer(*self._task)
-        return self.future.result()
+        except DebubbleError:
+            raise
+        except Exception as error:
+            raise failure(error) from error
 
 
 @contextmanager
@@ -74,14 +79,14 @@ def side_by_side(tasks: Mapping[Key, Task], *, seconds: float = 0.0) -> Iterator
     Workers that still search at the end, as after a Ctrl-C, are ended.
 
     Args:
-        tasks: What is asked.
-        seconds: On the clock, that each of them takes, if that is known.
+        tasks: The planners and what each is asked, by key.
+        seconds: The time on the clock that a task takes, if that is known.
 
     Yields:
-        The task's answers, to be asked for `by_completion`.
+        The answers by the tasks' keys, to be asked for `by_completion`.
     """
     workers, cores = _Workers(), os.cpu_count() or 1
-    worth = [key for key, task in tasks.items() if seconds >= WORTHWHILE or _is_worth_a_worker(*task)]
+    worth = [key for key, task in tasks.items() if seconds >= WORKER_SECONDS or _is_worth_a_worker(*task)]
     shared = worth if len(worth) > 1 and cores > 1 else []
     with ThreadPoolExecutor(max_workers=max(1, cores - 1)) as pool:
         asked = {key: pool.submit(workers.ask, tasks[key]) for key in shared}

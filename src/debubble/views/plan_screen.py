@@ -16,7 +16,7 @@ from rich.text import Text
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import unlike
 from debubble.costs.frameworks import TARGET, framework_name
-from debubble.costs.step import STATE_DTYPES
+from debubble.costs.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.planners.analysis.explanation import Explanation
@@ -127,7 +127,7 @@ def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Tex
     days = "" if tokens is None else f"{SEPARATOR}{why.days(tokens):,.1f} days for {count_words(tokens)} tokens"
     each = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
     dtype = why.plan.options.dtype
-    peak = "" if dtype in STATE_DTYPES else f" of {dtype}'s peak"
+    peak = f" of {dtype}'s peak" if dtype in PRODUCT_BYTES else ""
     utilization = "" if why.mfu is None else f"{SEPARATOR}MFU {mfu_words(why.mfu)}{peak}"
     yield Text.assemble(
         (f"{step} per step", "bold"),

@@ -118,3 +118,9 @@ def test_a_schedule_for_a_planner_is_told_the_planner(run: Any) -> None:
         2,
         "debubble: There is no planner '1f1b', which is a schedule; did you mean 'megatron-even'?\n",
     )
+
+
+def test_own_degrees_with_zero_are_told_once() -> None:
+    told = [remedy.change for remedy in remedies(job("8xA100-40GB", batch=32, data=8, zero=0))]
+    assert told[0] == "--data 8 --zero 3"
+    assert len(told) == len(set(told))

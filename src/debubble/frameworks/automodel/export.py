@@ -56,7 +56,7 @@ def _zero(plan: Plan) -> Decision:
 
 
 def _framework(plan: Plan) -> Decision:
-    """What the priced version of Automodel has been told: the dtype of sums, and how tokens travel."""
+    """Set the dtype of summed gradients and the dispatcher of tokens, where Automodel's own are priced."""
     traits = framework_of_options(plan.options.framework)
     named = framework_name(plan.options.framework) == "automodel"
     sums = {"distributed.mp_policy.reduce_dtype": "bfloat16"} if named and traits.gradient_bytes == 2 else {}

@@ -43,7 +43,7 @@ HARMLESS = """
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Gradients that are divided after every micro-batch, and tokens that travel once to a device."""
+    """Yield gradients that are divided after every micro-batch, and tokens that travel once to a device (DeepEP)."""
     framework = framework_of_options(options.framework)
     divided = {"distributed.defer_fsdp_grad_sync": False} if framework.defers_gradients else {}
     once: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.costs import framework_with
-from debubble.costs.step import STATE_DTYPES
+from debubble.costs.speed import element_bytes
 from debubble.formatting import size_words
 from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
@@ -71,7 +71,7 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Higher ZeRO levels, on devices and with the optimizer on the host."""
+    """Yield higher ZeRO levels, with the optimizer on devices and on the host."""
     stage = job.get(STAGE, 0)
     levels = range(stage if isinstance(stage, int) else 0, 4)
     yield from ({STAGE: level} for level in levels[1:])
@@ -188,7 +188,7 @@ def _on_host(read: SettingsReader, section: str) -> bool:
 
 def _warnings(read: SettingsReader, dtype: str) -> Iterator[str]:
     """Sentences on gradients that are kept twice, and on offload that is priced otherwise, or not at all."""
-    summed = read.get("data_types.grad_accum_dtype") == "fp32" and read.number("zero_optimization.stage", 0) == 1
+    summed = read.get("data_types.grad_accum_dtype") == "fp32" and read.number(STAGE, 0) == 1
     at_once = read.get("bf16.immediate_grad_update", False)
     if dtype == "bf16" and summed and not _on_host(read, OFFLOADED) and not at_once:
         yield (
@@ -271,7 +271,7 @@ def _gathered(read: SettingsReader, model: Model, dtype: str) -> Iterator[str]:
     layers = [model.layer_parameters(layer) for layer in range(model.layers)]
     counted, kept = 2 * max(layers), min(int(most), sum(layers))
     if read.number(STAGE, 0) == 3 and kept > counted:
-        more = size_words(STATE_DTYPES[dtype] * (kept - counted))
+        more = size_words(element_bytes(dtype) * (kept - counted))
         yield (
             f"{setting}max_live_parameters is {most:,.0f}{'' if said else ' by default'}, and the prediction counts on"
             f" two gathered layers, {counted:,} parameters: up to {more} per device may be added, which a lower"

@@ -69,7 +69,7 @@ OTHER_CHECKPOINTS = (
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Sequence parallelism, overlaps, divided states and recomputation, with what Megatron-LM asks for next to each."""
+    """Yield arguments for sequence parallelism, overlaps, divided states and recomputation, alone and together."""
     if job.get("framework") == "megatron-bridge" or job.get("--deepspeed"):
         return
     sequence: Settings = {}

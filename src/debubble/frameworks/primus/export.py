@@ -14,10 +14,10 @@ import yaml
 from debubble.exports.layers import StageLayers, stage_layers
 from debubble.exports.reduction import fastest, recomputed_layers, require_order, whole_where_needed
 from debubble.exports.registry import ExportDraft, exporter
+from debubble.frameworks.megatron.bridge_recipe import as_settings
 from debubble.frameworks.megatron.export import (
     OPTIONS,
     arguments_of,
-    as_settings,
     environment,
     ladders,
     offload_arguments,

@@ -116,7 +116,7 @@ def _zero(plan: Plan) -> Decision:
 
 
 def _framework(plan: Plan) -> Decision:
-    """Whether torch.compile is on, and pipelines tensor-parallel collectives."""
+    """Turn on torch.compile, and its pipelining of tensor-parallel collectives, where they are priced."""
     traits = framework_of_options(plan.options.framework)
     overlapping = traits.compiled and traits.tensor_overlap and plan.options.tensor > 1
     return {

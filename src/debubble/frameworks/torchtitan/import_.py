@@ -58,7 +58,7 @@ def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 COMPILE, CHECKPOINTING = "compile", "activation_checkpoint"
-"""The part of a configuration that says what torch.compile compiles."""
+"""The parts of a configuration on torch.compile and on activation checkpointing."""
 
 _RENAMED = {
     "training.batch_size": LOCAL,
@@ -121,7 +121,7 @@ HARMLESS = """
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """torch.compile, for jobs without it, and full recomputation, for those that name another mode."""
+    """Yield torch.compile for jobs without it, and full recomputation for those that name another mode."""
     compiled = {} if job.get(f"{COMPILE}.enable", False) else {f"{COMPILE}.enable": True}
     mode = job.get(f"{CHECKPOINTING}.mode")
     full = {} if mode in (None, "full") else {f"{CHECKPOINTING}.mode": "full"}

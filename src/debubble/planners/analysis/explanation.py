@@ -225,22 +225,17 @@ class Explanation:
     @property
     def advice(self) -> str | None:
         """The remedy of the cause that takes most next to computing; None where all take hardly any time."""
-        return None if self._most.seconds < MUCH * self.step_time else self._remedy.removesuffix(",")
+        return None if self._most.seconds < MUCH * self.step_time else self._remedy(self._most.cause).removesuffix(",")
 
-    @property
-    def _remedy(self) -> str:
-        """The remedy of the cause that takes most next to computing."""
-        if self._most.cause == "recomputation" and not self._is_full:
-            return FINER_RECOMPUTATION
-        if self._most.cause == "optimizer" and self.plan.options.host_optimizer:
-            return HOST_OPTIMIZER
-        if self._most.cause == "optimizer" and (self.plan.options.zero or self.plan.options.data == 1):
-            return DIVIDED_OPTIMIZER
-        return self._advice_on(self._most.cause)
-
-    def _advice_on(self, cause: str) -> str:
-        """The remedy of a cause; degrees that are 1 already cannot be smaller."""
+    def _remedy(self, cause: str) -> str:
+        """The remedy of a cause that the plan does not have already, such as degrees of 1 or ZeRO."""
         o = self.plan.options
+        if cause == "recomputation" and not self._is_full:
+            return FINER_RECOMPUTATION
+        if cause == "optimizer" and o.host_optimizer:
+            return HOST_OPTIMIZER
+        if cause == "optimizer" and (o.zero or o.data == 1):
+            return DIVIDED_OPTIMIZER
         if cause == "collectives" and o.tensor == o.context == o.expert == 1:
             return GATHERS if o.zero == 3 else "faster links,"
         if cause == "optimizer on the host" and o.zero == 0 and o.data * o.context > 1:
@@ -258,7 +253,7 @@ class Explanation:
         if self.advice is None:
             return ("All else takes too little of the step for another plan to help.",)
         first, *others = (each for each in self._improvable if each.seconds >= MUCH * self.step_time)
-        said = [f"{self._advice_on(c.cause).removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in others]
+        said = [f"{self._remedy(c.cause).removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in others]
         then = (f"Then {'; '.join(said)}.",) if said else ()
         return (f"At stake is what {first.cause} takes: about {self._percent(first.seconds)} of the step.", *then)
 

@@ -137,10 +137,10 @@ def option_words(degrees: Degrees) -> str:
 def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
     """Every change that fits."""
     if job.fixed:
-        undivided = {name: degree for name, degree in job.fixed.items() if name != "zero"}
-        yield from _quick_remedy("", replace(job, fixed=undivided))
-        free = replace(job, fixed={})
-        yield from list(_quick_remedy("", free)) or _host_remedy("", free)
+        own = {name: degree for name, degree in job.fixed.items() if name != "zero"}
+        divided, free = list(_quick_remedy("", replace(job, fixed=own))), replace(job, fixed={})
+        others = list(_quick_remedy("", free)) or list(_host_remedy("", free))
+        yield from {remedy.change: remedy for remedy in (*divided, *others)}.values()
     yield from _cpu_optimizer(job, clock)
     yield from _adapters(job, clock)
     if job.options.gradient_dtype == "fp32" and job.options.dtype == "bf16" and not job.options.lora and not clock.over:

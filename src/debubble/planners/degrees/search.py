@@ -3,8 +3,8 @@
 1. Every legal choice (`space`) of which memory alone shows that nothing fits is dropped (`memory.too_large`).
 2. Quick plans of the others are made (`estimate`) in the order of their lower bounds, until these are above the fifth
    best step: no other choice can be among the five best quick plans.  Choices that take the same step count as one.
-3. The five best are planned thoroughly, in parallel, and the fastest one of them by more planners (or all five by the
-   planner that was asked for).
+3. The best is planned thoroughly, then those of the five best that are close to it, in parallel, and the fastest one
+   of them by more planners (or all five by the planner that was asked for).
 4. Of all plans within the job's tolerance of the fastest, the simplest is the answer (`simplest`).
 
 All of it is counted in work, so that the same call gives the same plan on every machine.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -139,8 +139,6 @@ class _DegreesSearch:
         """Choices that `auto` has planned."""
         self.usual: dict[str, Degrees | str] = {}
         """Name of a usual choice -> its fastest, or why none fits."""
-        self.seconds = 0.0
-        """Seconds on the clock that a thorough plan took."""
         self.interrupted = False
         self.clock = Deadline(math.inf if job.deadline is None else job.deadline)
 
@@ -167,7 +165,10 @@ class _DegreesSearch:
         if self.planner == "auto":
             near = NEAR * min(self.ranking.steps.values(), default=0.0)
             usual = [d for d in self.usual.values() if isinstance(d, Degrees) and self.ranking.steps[d] <= near]
-            self._plan_closest(list(dict.fromkeys((*self.ranking.best(BEST), *usual))))
+            best, others = self.ranking.best(1), dict.fromkeys((*self.ranking.best(BEST), *usual))
+            self._plan_side_by_side(best, thorough, share=THOROUGH)
+            close = [each for each in others if each not in best and self._is_close(each)]
+            self._plan_side_by_side(close, thorough, share=THOROUGH)
             self._plan_further()
             self._offload_usual()
             self._finish()
@@ -255,13 +256,6 @@ class _DegreesSearch:
         unplanned = [each for each in self.usual.values() if isinstance(each, Degrees) and each not in self.results]
         self._plan_side_by_side(filter(is_hopeful, unplanned), thorough, share=THOROUGH)
 
-    def _plan_closest(self, choices: Sequence[Degrees]) -> None:
-        """Plan the first of these choices, and those that are close to it, in workers where that takes long."""
-        begun = time.perf_counter()
-        self._plan_side_by_side(choices[:1], thorough, share=THOROUGH)
-        self.seconds = time.perf_counter() - begun
-        self._plan_side_by_side(filter(self._is_close, choices[1:]), thorough, share=THOROUGH)
-
     def _is_close(self, degrees: Degrees) -> bool:
         """Tell whether a choice's quick plan is close to the fastest plan, or would be if it did not recompute."""
         schedule, costs = self.quick[degrees].schedule, self.quick[degrees].costs
@@ -275,13 +269,14 @@ class _DegreesSearch:
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
     ) -> None:
-        """Plan these choices."""
+        """Plan these choices, in workers if the choices planned before them took long."""
+        taken = max((result.solve_seconds for result in self.results.values()), default=0.0)
         effort = share * self.job.effort
         tasks: dict[Degrees, Task] = {
             degrees: (find, replace(self.problems[degrees], effort=effort, deadline=self.deadline))
             for degrees in choices
         }
-        with side_by_side(tasks, seconds=self.seconds) as answers:
+        with side_by_side(tasks, seconds=taken) as answers:
             for degrees in by_completion(answers):
                 if self.late:
                     return

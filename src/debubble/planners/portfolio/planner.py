@@ -6,7 +6,7 @@ between neighbouring stages for the best few, re-choosing the recomputation afte
 
 Where the states of a split by work do not fit, units are divided by their states too, which count as little as fits.
 
-Where an order does not fit, hosts step the optimizers of the last chunks, of as few as that takes.
+As long as no order fits, hosts step the optimizers of the last chunks, of as few as that takes.
 
 A step of many micro-batches is ranked and searched by a short one, to which the busiest device's time is added for
 each micro-batch that it lacks; only the best are built and simulated in full.
