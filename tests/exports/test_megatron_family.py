@@ -92,6 +92,12 @@ def test_offload_reaches_a_bridge_recipe_and_its_environment(monkeypatch: pytest
     assert changed(priced()).model.fine_grained_activation_offloading is False
 
 
+def test_arguments_that_turn_something_off_are_settings_of_it() -> None:
+    plan = priced(data=2, zero=3)
+    assert changed(plan).model.gradient_accumulation_fusion is False
+    assert overrides(plan)["gradient_accumulation_fusion"] is False
+
+
 def test_primus_offloads_as_megatron_does_and_says_what_to_set() -> None:
     plan = moving(priced(), ModuleOffload(("core_attn",), 0.5))
     made = exports["primus"](plan)

@@ -144,7 +144,7 @@ def import_(
 
 
 def _show(job: ImportedJob, yours: Plan, comparison: JobComparison, *, own_degrees: bool) -> None:
-    """What the job is and takes, what would help it, and what of it is not in the prediction."""
+    """Print what the job is and takes, what would help it, and what of it is not in the prediction."""
     from debubble.costs.calibration import calibration_words
     from debubble.imports.comparison import recomputation_words
     from debubble.imports.unread import NAMED

@@ -48,7 +48,7 @@ def models(json: Json = False) -> None:
 
 
 def _vision(vision: VisionTower) -> dict[str, Any]:
-    """What is told of a vision tower."""
+    """The answer's entries on a vision tower."""
     tower = vision.tower
     return {
         "kind": vision.kind, "parameters": vision.parameters, "layers": tower.layers, "hidden": tower.hidden,

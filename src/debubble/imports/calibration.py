@@ -62,7 +62,7 @@ class CalibratedCluster:
     figures: dict[Figure, CalibratedFigure]
 
     def sentences(self) -> Iterator[str]:
-        """What was predicted and measured, what is predicted now, and for which runs."""
+        """Say what was predicted and measured, what is predicted now, and for which runs."""
         for what, figure in self.figures.items():
             words = size_words if what == "memory" else _seconds
             before, after = ([words(end) for end in (each.low, each.high)] for each in (figure.before, figure.after))

@@ -61,7 +61,7 @@ class JobComparison:
 
     @property
     def fits(self) -> bool:
-        """Whether the job fits, or a plan of it, or nobody has looked for one."""
+        """True if the job fits, or a plan of it, or nobody has looked for one."""
         return self.yours.fits or self.planned is not None or self.reason is None or self.refused
 
     @property

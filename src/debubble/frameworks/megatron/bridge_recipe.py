@@ -117,8 +117,15 @@ def bridge_recipe(arguments: Mapping[str, Any], environment: Mapping[str, str], 
 
 
 def as_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments such as `--num-layers` by names such as `num_layers`, with lists for several words."""
-    return {
-        flag[2:].replace("-", "_"): list(value) if isinstance(value, tuple) else value
-        for flag, value in arguments.items()
-    }
+    """Arguments such as `--num-layers` by names such as `num_layers`, with lists for several words.
+
+    An argument such as `--no-fusion` is the name `fusion`, false.
+    """
+    return dict(_setting(flag, value) for flag, value in arguments.items())
+
+
+def _setting(flag: str, value: Any) -> tuple[str, Any]:
+    name = flag[2:].replace("-", "_")
+    if name.startswith("no_") and value is True:
+        return name.removeprefix("no_"), False
+    return name, list(value) if isinstance(value, tuple) else value

@@ -23,7 +23,7 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 
 
 def required(job: Settings, changed: Settings) -> Mapping[str, Any]:
-    """What Megatron-LM's checks of its arguments ask for: FSDP, and the checkpoint format that goes with it."""
+    """The arguments that Megatron-LM's checks ask for: FSDP, and the checkpoint format that goes with it."""
     after = {name: value for name, value in {**job, **changed}.items() if value not in (None, False)}
     said, needed = job.get("--ckpt-format"), dict[str, Any]()
     if _leaves_torch_fsdp(job, changed):

@@ -400,7 +400,7 @@ class _Follower:
 
     @property
     def _by_place(self) -> str:
-        """What to do with an argument that the script takes for another."""
+        """Say what to do with an argument that the script takes for another."""
         how = how_to_give(f"${next(iter(self.numbered), '1')}", self.numbered)
         return f"{how}, and the training's own after them; or put those into a copy"
 

@@ -149,7 +149,7 @@ class _DegreesSearch:
 
     @property
     def deadline(self) -> float | None:
-        """What is left of the job's deadline in seconds; None: it has none."""
+        """The seconds that are left of the job's deadline; None: it has none."""
         return None if self.job.deadline is None else max(self.clock.left, SOON)
 
     @cached_property
