@@ -51,6 +51,7 @@ def decode_json(content: bytes, type_: type[T]) -> T:
     """Decode JSON of that type; raises msgspec.DecodeError for all other content, whatever it is."""
     prepare(type_)
     try:
+        content.decode()
         return msgspec.json.decode(content, type=type_)
     except UnicodeDecodeError as error:
         raise msgspec.DecodeError("it is not UTF-8") from error

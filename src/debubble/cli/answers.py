@@ -5,6 +5,7 @@ A key that is added leaves the version as it is; one that goes, or means somethi
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -527,4 +528,8 @@ ANSWERS: dict[str, type[Struct]] = {
 
 def json_schema(command: str) -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of what a command prints with `--json`."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(ANSWERS[command])}
+    schema = msgspec.json.schema(ANSWERS[command])
+    for type_ in schema["$defs"].values():
+        if "description" in type_:
+            type_["description"] = cleandoc(type_["description"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -199,7 +199,7 @@ class Explanation:
     @property
     def binding(self) -> str:
         """A sentence that says what binds, and what would shorten it."""
-        remedy = "" if self.advice is None else f", which {self._remedy} would shorten"
+        remedy = "" if self.advice is None else f", which {self._remedy(self._most.cause)} would shorten"
         return f"{self.shares}{remedy}; {self.memory_words}."
 
     @property
