@@ -25,6 +25,7 @@ def double(pair):
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Path) -> None:
     """In a process of its own, twice: the second one finds a file that names a class that is gone.
 
@@ -40,7 +41,7 @@ def test_a_kernel_whose_file_another_version_wrote_is_compiled_anew(tmp_path: Pa
         assert done.stdout == "42\n", done.stderr
 
 
-@pytest.mark.parametrize("decorator", ["jit", "inlined"])
+@pytest.mark.parametrize("decorator", ["jit", pytest.param("inlined", marks=pytest.mark.slow)])
 def test_a_kernel_that_calls_another_is_compiled_anew_when_that_one_changes(tmp_path: Path, decorator: str) -> None:
     """In a process of its own for each version of the other one and of a constant."""
     head = f"from debubble.kernels import {decorator}\n"
@@ -71,6 +72,7 @@ def test_that_a_kernel_is_compiled_is_logged_once(tmp_path: Path) -> None:
     assert said == [sentence, ""]
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
     """Whatever folder each has for what its user keeps: they share the machine code beside the source."""
     (tmp_path / "shapes.py").write_text("from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n")

@@ -226,6 +226,7 @@ def test_errors_are_json_too_where_json_was_asked_for(run: Any, call: str, code:
     assert (ended, json.loads(out)["kind"]) == (code, kind)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_report_says_so_and_what_would(run: Any, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     code, _, err = run(
@@ -401,6 +402,7 @@ def test_several_schedules_are_compared_and_drawn(run: Any, tmp_path: Path) -> N
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
     tight = ("llama3.1-8b", "--cluster", "4xH100-80GB", "--sequence-length", "8192", "--for", "megatron")
     code, out, _ = run("plan", *tight, "--global-batch", "32", "--effort", "0.2")

@@ -24,7 +24,12 @@ def one_step(rank: Any, folder: Any, path: Any, tokens: Any, device: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "data"), [("1f1b", 2, 2), pytest.param("zb-v", 4, 1, marks=pytest.mark.cuda)]
+    ("name", "devices", "data"),
+    [
+        ("1f1b", 2, 1),
+        pytest.param("1f1b", 2, 2, marks=pytest.mark.cuda),
+        pytest.param("zb-v", 4, 1, marks=pytest.mark.cuda),
+    ],
 )
 def test_a_step_has_the_gradients_of_one_process(
     device: Any, name: str, devices: int, data: int, tmp_path: Path

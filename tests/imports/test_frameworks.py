@@ -489,9 +489,22 @@ def test_offload_of_states_under_zero_0_is_warned_of(tmp_path: Path) -> None:
     read = job("deepspeed", tmp_path, "ds.json", config, model=db.models["llama3-8b"], sequence_length=4096)
 
     assert read.options.host_optimizer == 0
-    assert read.warnings == (
-        "zero_optimization.offload_optimizer needs ZeRO-1 or more, and has no effect in the prediction under ZeRO-0.",
+    assert read.warnings[-1] == (
+        "zero_optimization.offload_optimizer needs ZeRO-1 or more, and has no effect in the prediction under ZeRO-0."
     )
+
+
+@pytest.mark.parametrize(("pipeline", "gradients", "warned"), [(1, "bf16", True), (2, "fp32", False)])
+def test_deepspeed_without_zero_sums_gradients_in_bf16(
+    pipeline: int, gradients: str, *, warned: bool, tmp_path: Path
+) -> None:
+    """A pipeline keeps them twice, in as much memory as fp32 takes."""
+    config = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}"""
+    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096, "pipeline": pipeline}
+    read = job("deepspeed", tmp_path, "ds.json", config, **given)
+
+    assert read.gradients == gradients
+    assert any("from 0.17.6 on" in warning for warning in read.warnings) is warned
 
 
 @pytest.mark.parametrize(("at_once", "said"), [(False, 1), (True, 0)])

@@ -53,6 +53,7 @@ def test_every_candidate_has_its_partition_and_strategies() -> None:
         assert len(candidate.recompute) == len(partition)
 
 
+@pytest.mark.slow
 def test_every_planner_that_is_asked_has_the_whole_effort() -> None:
     asked = replace(problem(), effort=0.2)
     *_, best = fastest_of(asked, ["joint", "chronos", "portfolio"])

@@ -311,6 +311,7 @@ def units_of(data: st.DataObject) -> Units:
     )
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=3)
 def test_no_plan_of_a_model_beats_the_bound(data: st.DataObject) -> None:

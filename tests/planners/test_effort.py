@@ -60,6 +60,7 @@ def test_a_clock_that_runs_faster_changes_no_plan(
     assert faster.lower_bound == usual.lower_bound
 
 
+@pytest.mark.slow
 def test_the_same_command_prints_the_same_plan_in_another_process(run: Any, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(json.dumps(COSTS))
     command = [

@@ -132,12 +132,14 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     assert planners["joint"](problem).solution.schedule == planners["joint"](problem).solution.schedule
 
 
+@pytest.mark.slow
 def test_a_device_alone_has_several_stages_only_where_memory_is_short() -> None:
     ample, short = (planners["joint"](problem_of(devices=1, limit=limit)) for limit in (200, 90))
     assert (ample.time, ample.solution.schedule.stages) == (216, 1)
     assert short.time == 216 < planners["joint"](replace(problem_of(devices=1, limit=90), chunks=1)).time
 
 
+@pytest.mark.slow
 def test_single_micro_batches_recompute_deeper_where_that_is_faster() -> None:
     problem = replace(problem_of(limit=70, micro_batches=8, bandwidth=None), chunks=2, deadline=1e6)
     assert isinstance(problem.workload, ModelUnits)

@@ -25,6 +25,7 @@ def llama_like(layers: int, *, offload: bool = False) -> Units:
     return Units(units=(*(layer,) * layers, head), communication=1, offload_bandwidth=bandwidth, memory_limit=(400,))
 
 
+@pytest.mark.slow
 def test_no_schedule_of_the_library_is_faster() -> None:
     units = llama_like(11)
     found = planners["portfolio"](
@@ -56,6 +57,7 @@ def test_a_long_step_that_fits_only_as_a_short_one_is_not_the_answer() -> None:
     assert max(result.timeline.peak_memory) <= 8
 
 
+@pytest.mark.slow
 def test_what_keeps_the_limit_by_its_own_order_is_no_faster() -> None:
     costs = StageCosts.of(
         stages=8, forward=10, backward_input=10, backward_weight=10, communication=1, activation=1, memory_limit=5
@@ -101,6 +103,7 @@ def with_hosts(*, limit: int, step: float = 1) -> Problem:
     return Problem(workload=ModelUnits(units), devices=2, micro_batches=6, effort=1, deadline=1e6)
 
 
+@pytest.mark.slow
 def test_states_that_do_not_fit_are_the_hosts() -> None:
     result = planners["portfolio"](with_hosts(limit=300))
     assert result.solution.schedule.host_steps

@@ -19,6 +19,7 @@ def planned(**options: Any) -> db.Plan:
     return db.plan("llama3-8b", "8xH100-80GB", **{**LONG, **options})
 
 
+@pytest.mark.slow
 def test_slices_fill_the_pipeline_with_one_long_sequence() -> None:
     few, plan = (planned(slices=slices) for slices in (4, 8))
     assert few.simulate().makespan > 1.6 * plan.simulate().makespan
@@ -46,6 +47,7 @@ def test_slices_of_equal_work_take_equally_long() -> None:
     assert sum(work) == pytest.approx(sum(times((1,) * 8, units.attention_scale)))
 
 
+@pytest.mark.slow
 def test_hosts_step_optimizers_that_do_not_fit() -> None:
     options: dict[str, Any] = {**LONG, "tensor": 2, "slices": 32}
     plan = db.plan("llama3-8b", "8xRTX4090-24GB", planner="seq1f1b", **options)

@@ -164,6 +164,7 @@ def test_whole_layers_of_another_family_are_measured(tmp_path: Path) -> None:
     assert units[1].strategies["full"].activation == 4 * TOKENS * 32
 
 
+@pytest.mark.slow
 def test_adapters_are_measured_beside_frozen_layers(tmp_path: Path) -> None:
     units = profile_of(tmp_path / "costs.json", run=replace(RUN, lora=4)).units
     mlp, adapters = 3 * 32 * 48 + 32, 4 * 3 * (32 + 48)
@@ -171,6 +172,7 @@ def test_adapters_are_measured_beside_frozen_layers(tmp_path: Path) -> None:
     assert units[0].static == 4 * 256 * 32
 
 
+@pytest.mark.slow
 def test_samples_of_a_slice_are_as_many_as_asked_for() -> None:
     measured = ModelSlice(CONFIG, RUN, torch.device("cpu")).measure(repetitions=1)
     times = measured[1, "full"].times

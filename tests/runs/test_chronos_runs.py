@@ -156,6 +156,7 @@ def updated(plan: Any, *, clip: Any) -> Any:
     return run_threads(plan, one, optimizer=ADAMW)
 
 
+@pytest.mark.slow
 def test_a_clipped_run_with_host_steps_stays_within_its_limit(tiny: Any) -> None:
     clip = 0.1
     assert {Kind.P, Kind.D, Kind.S} <= kinds_of(tiny)

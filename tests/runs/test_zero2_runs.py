@@ -50,6 +50,7 @@ def divided() -> Any:
     return on_threads(plan_with(EVEN, zero=2))
 
 
+@pytest.mark.slow
 def test_the_planner_reduces_gradients_inside_the_step() -> None:
     units = units_of(LLAMA8, dtype=torch.float32)
     reducing = type(units)(**{**vars(units), "stage_entries": {"gradient_reduce": 1e-3}})
@@ -84,6 +85,7 @@ def test_dividing_changes_no_bit() -> None:
         assert all(torch.equal(state[name], parameters[name]) for name in state)
 
 
+@pytest.mark.slow
 def test_divided_states_may_be_the_hosts() -> None:
     plans = [plan_of(host_stepped(schedule_1f1b()), EVEN, data=2, zero=zero, dtype="fp32") for zero in (0, 2)]
     (whole, *_), (divided, *_) = (on_threads(plan) for plan in plans)

@@ -97,6 +97,7 @@ def test_two_ranks_split_recompute_and_offload_with_compiled_units(tmp_path: Pat
     check_processes(tmp_path, plans, LLAMA, "aot_eager")
 
 
+@pytest.mark.slow
 def test_two_ranks_run_transformers_layers_compiled_whole() -> None:
     check_threads(plan_of(schedule("1f1b", 2), GENERIC["olmo2"], strategy="full"), GENERIC["olmo2"])
 

@@ -73,6 +73,7 @@ def test_all_ranks_evaluate_whole_sequences() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_context_parallelism_runs_over_gloo(tmp_path: Any) -> None:
     tokens = tokens_of(LLAMA, rows=4, length=16)
     gloo_ranks.assert_gradients_over_gloo([plan_for(LLAMA, context=2)], [tokens], tmp_path)

@@ -111,6 +111,7 @@ def test_rows_travel_to_their_experts_and_back() -> None:
         assert torch.equal(gradient, torch.full_like(gradient, 2))
 
 
+@pytest.mark.slow
 def test_every_step_equals_that_of_undivided_experts() -> None:
     """Clipping, AdamW, ZeRO and the routers' auxiliary loss included."""
     config = {**FOUR, "output_router_logits": True, "router_aux_loss_coef": 0.3}
@@ -132,6 +133,7 @@ def test_the_auxiliary_loss_is_that_of_transformers() -> None:
     assert_trains_as_alone(model, plan_for(model.config.to_dict()), tokens_of(FOUR, rows=4))
 
 
+@pytest.mark.slow
 def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
     plan = plan_for(name="zb-h1", strategy="full")
     gloo_ranks.assert_norm_over_gloo(plan, tokens_of(FOUR, rows=2), tmp_path)

@@ -36,6 +36,7 @@ def test_two_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
     check(plans, tmp_path)
 
 
+@pytest.mark.slow
 def test_four_gloo_ranks_equal_one_process(tmp_path: Path) -> None:
     plans = [replace(case, devices=4).plan() for case in one_per_schedule(first_family=1)]
     check([plan for plan in plans if plan.schedule.name in ("bpipe", "zb-v")], tmp_path)

@@ -59,6 +59,7 @@ def test_other_sizes_use_the_buffers_that_are_there(tmp_path: Path) -> None:
     assert files.bytes == 10_000
 
 
+@pytest.mark.slow
 def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import os, signal; from pathlib import Path; from debubble.runtime.memory.host import Files\n"

@@ -106,6 +106,7 @@ def test_a_stage_that_the_host_steps_takes_and_gives_units() -> None:
     assert_goes_on_alike(*divisions(2, schedule=hosted, dtype="bf16"))
 
 
+@pytest.mark.slow
 def test_modules_of_transformers_move() -> None:
     config = GENERIC["deepseek_v3"]
     plans = [plan_of(schedule_for(2), config, counts=counts, dtype="bf16") for counts in ([2, 4], [4, 2])]

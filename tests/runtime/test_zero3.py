@@ -106,11 +106,10 @@ def trained(plan: Any, *, max_norm: float | None = None) -> Any:
 @pytest.mark.parametrize(
     ("schedule", "options"),
     [
-        (interleaved(), {"dtype": "fp32"}),
-        (host_stepped(schedule_1f1b()), {"dtype": "bf16"}),
-        (schedule_1f1b(), {"dtype": "bf16", "lora": 4}),
+        pytest.param(interleaved(), {"dtype": "fp32"}, id="fp32", marks=pytest.mark.slow),
+        pytest.param(host_stepped(schedule_1f1b()), {"dtype": "bf16"}, id="host steps in bf16"),
+        pytest.param(schedule_1f1b(), {"dtype": "bf16", "lora": 4}, id="LoRA", marks=pytest.mark.slow),
     ],
-    ids=["fp32", "host steps in bf16", "LoRA"],
 )
 def test_dividing_parameters_changes_no_bit(schedule: Any, options: Any) -> None:
     divided = zero3(schedule, with_layers(LLAMA, 2), data=2, **options)
@@ -120,6 +119,7 @@ def test_dividing_parameters_changes_no_bit(schedule: Any, options: Any) -> None
         assert all(torch.equal(tensor, parameters[name]) for name, tensor in state.items())
 
 
+@pytest.mark.slow
 def test_a_post_validated_step_that_is_taken_back_gathers_again() -> None:
     plan = zero3(schedule_1f1b(), LLAMA, dtype="fp32", data=2)
 

@@ -43,6 +43,7 @@ def optimum(problem: OrderProblem) -> Number | None:
     return round(solver.objective_value) * model.unit if status == "OPTIMAL" else None
 
 
+@pytest.mark.slow
 @given(problem=tight_problems())
 @settings(max_examples=25)
 def test_no_optimum_is_below_the_bound(problem: OrderProblem) -> None:

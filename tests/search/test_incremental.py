@@ -68,6 +68,7 @@ def test_an_evaluation_from_a_mark_equals_one_from_the_start(problem: OrderProbl
     assert len(meetings) == 1 if a.by_arrival else len(meetings) > 10
 
 
+@pytest.mark.slow
 def test_lists_that_stay_late_are_given_up_and_were_mostly_worse() -> None:
     start = next(iter(search(SMALL, steps=0)))
     chain = OrderChain(SMALL, start, seed=0)

@@ -90,7 +90,7 @@ def test_what_fits_nowhere_is_refused() -> None:
 
 
 def test_optimize_streams_better_values_and_higher_bounds() -> None:
-    stream = list(optimize(uniform(3, 5, offload=20, limit=4), effort=8))
+    stream = list(optimize(uniform(2, 4, offload=20, limit=4), effort=8))
     values, bounds = [float(i.value) for i in stream], [float(i.bound) for i in stream]
     assert values == sorted(values, reverse=True)
     assert bounds == sorted(bounds)

@@ -119,6 +119,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
     assert first[-1] == second[-1]
 
 
+@pytest.mark.slow
 def test_fine_times_start_from_the_best_order_of_rounded_ones() -> None:
     problem = problem_of(8, 32, 4, times=(10, 11, 9, 1), activation=1, activation_after_input=1)
     *_, best = improve_tight(problem, start(problem), steps=0)

@@ -64,6 +64,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
     return db.simulate(schedule, costs.replace(activation_deeper=left))
 
 
+@pytest.mark.slow
 @given(timelines())
 @settings(max_examples=40)
 def test_an_arena_of_the_planned_size_never_fails(timeline: Timeline) -> None:

@@ -86,6 +86,7 @@ def test_what_recomputes_is_not_offloaded(modules: tuple[str, ...], recomputed: 
 MIXTRAL_RUN: dict[str, Any] = {"data": 4, "zero": 1, "expert": 4, "sequence_length": 8192}
 
 
+@pytest.mark.slow
 def test_an_answer_that_offloads_is_verified_as_the_same() -> None:
     problem = problem_of(
         db.models["mixtral-8x7b"], Cluster.parse("16xH100-80GB"),

@@ -57,6 +57,7 @@ def validated(options: TrainOptions) -> list[float | None]:
     return [report.validation_loss for report in train_alone(options).reports]
 
 
+@pytest.mark.slow
 def test_a_run_validates_its_averages_also_when_resumed(options: Any, tmp_path: Path) -> None:
     whole, plain = validated(options), validated(replace(options, ema_decay=None))
     assert whole[0] == plain[0]

@@ -21,6 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_planners_that_search_run_beside_a_users_random(folder: Path) -> None:
     (folder / "costs.json").write_text('{"stages": 2, "memory_limit": 2}')
     call = ["plan", "--costs", "costs.json", "--devices", "2", "--micro-batches", "4", "--effort", "0.1", "--json"]

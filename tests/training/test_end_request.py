@@ -52,8 +52,10 @@ class Signalling:
 @pytest.mark.usefixtures("process_group", "forked_processes")
 @pytest.mark.parametrize(
     ("number", "post_validation"),
-    [(signal.SIGTERM, False), (signal.SIGINT, True)],
-    ids=["SIGTERM", "Ctrl-C, validated afterwards"],
+    [
+        pytest.param(signal.SIGTERM, False, id="SIGTERM"),
+        pytest.param(signal.SIGINT, True, id="Ctrl-C, validated afterwards", marks=pytest.mark.slow),
+    ],
 )
 def test_a_checkpoint_is_written_on_request(
     tmp_path: Path, plan_file: Callable[[int], Path], number: signal.Signals, post_validation: bool

@@ -224,6 +224,7 @@ def test_what_does_not_go_with_lengths_is_refused(tmp_path: Path, changes: dict[
         check(TrainOptions(**options))
 
 
+@pytest.mark.slow
 def test_train_takes_sequences_of_their_own_lengths(run: Any, forked_processes: None, tmp_path: Path) -> None:
     # One device has one order, which takes no search.
     plan_for("1xCPU").save(tmp_path / "plan.json")

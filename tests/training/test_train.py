@@ -304,7 +304,7 @@ MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok
     ("degrees", "config"),
     [
         pytest.param({"data": 2, "zero": 2}, {}, id="states", marks=pytest.mark.slow),
-        pytest.param({"data": 2, "zero": 3}, {}, id="parameters"),
+        pytest.param({"data": 2, "zero": 3}, {}, id="parameters", marks=pytest.mark.slow),
         pytest.param({"tensor": 2}, {}, id="layers"),
         pytest.param({"context": 2}, {}, id="sequences", marks=pytest.mark.slow),
         pytest.param({"data": 2, "expert": 2}, MIXTURE, id="experts", marks=pytest.mark.slow),

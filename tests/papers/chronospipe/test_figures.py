@@ -61,6 +61,7 @@ def test_figure_16_hosts_more_chunks_the_faster_the_host_is() -> None:
     assert [hosted_chunks(4, time) for time in (16, 24, 32, 64)] == [3, 2, 1, 0]
 
 
+@pytest.mark.slow
 def test_the_page_has_the_throughputs_by_model_of_messages() -> None:
     page = (Path(__file__).parents[3] / "docs" / "notes" / "chronospipe.md").read_text()
     shown = re.findall(r"^\| \d+a?: .*?\|.*?\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)

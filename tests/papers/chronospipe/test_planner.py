@@ -116,6 +116,7 @@ def test_a_slow_host_is_priced_honestly() -> None:
     assert Kind.S not in kinds(result)
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(
     devices=st.integers(1, 4), count=st.integers(8, 12), micro_batches=st.integers(1, 8), share=st.integers(30, 100),

@@ -103,6 +103,7 @@ def alternatives(problem: Problem) -> list[Solution]:
     return found
 
 
+@pytest.mark.slow
 @given(st.one_of(fixed_problems(), model_problems()))
 @settings(max_examples=16)
 def test_obscura_never_loses_to_what_the_paper_compares_it_with(problem: Problem) -> None:
@@ -303,6 +304,7 @@ def test_the_planner_says_what_it_chose(size: str, micro_batches: int, said: str
     assert re.match(said, remark)
 
 
+@pytest.mark.slow
 def test_the_page_quotes_what_the_planner_says_of_23b() -> None:
     problem = problem_of(
         models["llama2-23b"], Cluster.parse("8xA100-80GB"), RunOptions(sequence_length=4096), micro_batches=32

@@ -75,6 +75,7 @@ def test_what_optpipe_found_fits_the_room() -> None:
     assert attempt(setting, "1F1B", capacity(4, "1.5B")) is None
 
 
+@pytest.mark.slow
 def test_figure_4s_idle_time_is_halved_against_adaoffload_alone() -> None:
     toys = {4: toy(4)}
     assert {name: timeline.makespan for name, timeline in toys[4].items()} == {

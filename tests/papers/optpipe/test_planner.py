@@ -71,6 +71,7 @@ def test_units_are_partitioned_and_ordered_within_memory() -> None:
 BASELINES = ("adaoffload", "pipeoffload", "zb")
 
 
+@pytest.mark.slow
 @given(limit=st.integers(2, 8), to=st.sampled_from([1, 5, 10, 20, 40]), m=st.integers(1, 6))
 @settings(max_examples=6)
 def test_optpipe_without_effort_is_as_fast_as_the_best_baseline(limit: int, to: int, m: int) -> None:
@@ -84,6 +85,7 @@ def test_optpipe_without_effort_is_as_fast_as_the_best_baseline(limit: int, to: 
     assert result.makespan <= min(times)
 
 
+@pytest.mark.slow
 def test_zb_as_searched_is_a_start_where_nothing_need_be_moved() -> None:
     tight = costs(4, 40, 3)
     searched = simulate(schedules["zb"](devices=4, micro_batches=8, costs=tight), tight).makespan

@@ -133,6 +133,7 @@ def _simulated(problem: Problem, units: Units, repricer: Repricer) -> Iterator[f
                 yield price.makespan
 
 
+@pytest.mark.slow
 @given(units=model_units(limit=True), devices=st.integers(1, 3), micro_batches=st.integers(1, 8))
 @settings(max_examples=3)
 def test_scope_is_never_worse_than_its_baselines(units: Units, devices: int, micro_batches: int) -> None:

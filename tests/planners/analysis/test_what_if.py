@@ -39,14 +39,12 @@ def test_every_change_is_planned_and_none_is_slower_for_nothing() -> None:
     assert not twice.lever
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "cluster", "options", "deeper"),
     [
         ("llama3.2-1b", "2xRTX4090-24GB", {"planner": "dapple", "pipeline": 1, "tensor": 2, "micro_batches": 2}, False),
-        pytest.param(
-            "qwen3-8b", "4xRTX4090-24GB", {"pipeline": 2, "tensor": 2, "micro_batches": 8, "effort": 0.1}, True,
-            marks=pytest.mark.slow,
-        ),
+        ("qwen3-8b", "4xRTX4090-24GB", {"pipeline": 2, "tensor": 2, "micro_batches": 8, "effort": 0.1}, True),
     ],
 )  # fmt: skip
 def test_the_plan_itself_is_faster_on_faster_links(
@@ -61,6 +59,7 @@ def test_the_plan_itself_is_faster_on_faster_links(
     assert faster < 0.97 * step
 
 
+@pytest.mark.slow
 def test_one_more_node_has_more_replicas_and_takes_less_per_sequence() -> None:
     cluster = db.Cluster.from_dict({"devices": "4xA100-80GB", "devices_per_node": 2})
     plan = db.plan(db.models["llama3.2-1b"], cluster, planner="dapple", micro_batches=4, pipeline=2, data=2, zero=1)

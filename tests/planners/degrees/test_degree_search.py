@@ -178,6 +178,7 @@ def test_where_optimizers_must_be_on_hosts_no_fixed_choice_is_faster() -> None:
         assert float(best.result.time) <= 1.02 * float(fixed.time)
 
 
+@pytest.mark.slow
 def test_choices_that_planners_do_not_answer_keep_their_quick_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_answer(problem: Problem) -> Solution:
         raise db.InfeasibleError("It did not answer in time.")

@@ -168,6 +168,7 @@ def test_units_move_if_enough_steps_are_left_to_pay_for_it(steps: int | None, mo
     assert (controller.plan.lengths != plan.lengths) == moves
 
 
+@pytest.mark.slow
 def test_units_that_made_steps_slower_move_back(tmp_path: Path) -> None:
     plan = even_plan(2)
     controller = controlled(plan, tmp_path, steps=10**6, policy=QUICK)

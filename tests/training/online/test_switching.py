@@ -129,7 +129,8 @@ def test_post_validated_steps_go_on_with_the_shorter_span(tmp_path: Path) -> Non
     assert [found[step] for step in sorted(found)] == [expected[step] for step in sorted(found)]
 
 
-@pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [1, 3])
 def test_replicas_switch_together(zero: int, tmp_path: Path) -> None:
     gathers: Any = {"gathered": 1, "static": 2} if zero == 3 else {}
     costs = StageCosts.of(stages=2, activation=2, memory_limit=20, **gathers)
@@ -140,6 +141,7 @@ def test_replicas_switch_together(zero: int, tmp_path: Path) -> None:
     assert losses == losses_and_parameters(plan, steps=5)[0]
 
 
+@pytest.mark.slow
 def test_an_order_that_measures_worse_is_taken_back_by_all_ranks(tmp_path: Path) -> None:
     plan = bad_plan(LLAMA, "fp32")
     controller = controlled(plan, tmp_path)

@@ -116,6 +116,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     dtype = given.dtype or _dtype(read)
     for name in _DTYPES:
         read.get(name)
+    gradients = _gradients(read, dtype, pipeline=pipeline)
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=given.sequence_length,
@@ -124,7 +125,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         optimizer=str(read.get("optimizer.type", "AdamW")).lower(),
         dtype=dtype,
         host_optimizer=float(zero > 0 and _on_host(read, OFFLOADED)),
-        framework=framework_with("deepspeed", gradient_bytes=4 if _gradients(read, dtype) == "fp32" else None),
+        framework=framework_with("deepspeed", gradient_bytes=4 if gradients == "fp32" else None),
     )
     return ImportedJob(
         target="deepspeed",
@@ -140,9 +141,9 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
                 *read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS"),
             ]
         ),
-        gradients=_gradients(read, dtype),
-        warnings=(*_batch_warning(batch, predicted), *_warnings(read, dtype)),
-        unsaid=read.unsaid(dtype=_DTYPES, gradients=("data_types.grad_accum_dtype",), zero=(STAGE,)),
+        gradients=gradients,
+        warnings=(*_batch_warning(batch, predicted), *_warnings(read, dtype, pipeline=pipeline)),
+        unsaid=read.unsaid(dtype=_DTYPES, gradients=(SUMMED_IN,), zero=(STAGE,)),
         rest=Unread.of(
             read,
             (
@@ -171,14 +172,18 @@ def _dtype(read: SettingsReader) -> str:
     return on[0].partition(".")[0] if on else "fp32"
 
 
-def _gradients(read: SettingsReader, dtype: str) -> str:
-    """The dtype in which gradients are summed; without one that of computing, but fp32 next to bf16 without ZeRO.
+SUMMED_IN = "data_types.grad_accum_dtype"
+"""The dtype of gradients that are summed."""
 
-    Source: deepspeed/runtime/engine.py, get_data_types, before 0.17.6.  Later ones take bf16, whose gradients a
-    pipeline keeps twice, in as much memory.
+
+def _gradients(read: SettingsReader, dtype: str, *, pipeline: int) -> str:
+    """The dtype in which gradients are summed; without one that of computing.
+
+    Without ZeRO a pipeline keeps those in bf16 twice, in as much memory as fp32 takes.  Source:
+    deepspeed/runtime/engine.py, get_data_types, from 0.17.6 on.
     """
-    wide = dtype == "bf16" and read.number(STAGE, 0) == 0
-    return str(read.get("data_types.grad_accum_dtype", "fp32" if wide else dtype))
+    twice = dtype == "bf16" and read.number(STAGE, 0) == 0 and pipeline > 1
+    return str(read.get(SUMMED_IN, "fp32" if twice else dtype))
 
 
 def _on_host(read: SettingsReader, section: str) -> bool:
@@ -186,9 +191,14 @@ def _on_host(read: SettingsReader, section: str) -> bool:
     return bool(read.get(f"{section}.device", "none") != "none")
 
 
-def _warnings(read: SettingsReader, dtype: str) -> Iterator[str]:
-    """Sentences on gradients that are kept twice, and on offload that is priced otherwise, or not at all."""
-    summed = read.get("data_types.grad_accum_dtype") == "fp32" and read.number(STAGE, 0) == 1
+def _warnings(read: SettingsReader, dtype: str, *, pipeline: int) -> Iterator[str]:
+    """Sentences on gradients that take more, and on offload that is priced otherwise, or not at all."""
+    if dtype == "bf16" and read.number(STAGE, 0) == 0 and pipeline == 1 and read.get(SUMMED_IN) is None:
+        yield (
+            "Without ZeRO gradients are predicted in bf16, as DeepSpeed sums them from 0.17.6 on; before, they are in"
+            f" fp32, with 2 bytes a parameter more: {SUMMED_IN} decides."
+        )
+    summed = read.get(SUMMED_IN) == "fp32" and read.number(STAGE, 0) == 1
     at_once = read.get("bf16.immediate_grad_update", False)
     if dtype == "bf16" and summed and not _on_host(read, OFFLOADED) and not at_once:
         yield (
