@@ -14,7 +14,7 @@ import pytest
 import debubble as db
 from debubble.cli import main
 
-CASES, SLOW_CASES = 8, 500
+CASES, SLOW_CASES = 12, 500
 """Per kind of file."""
 
 UNIT = {

@@ -57,9 +57,10 @@ def test_a_host_that_is_too_small_refuses_the_plan_with_what_it_lacks() -> None:
     assert refusal.value.missing == 1
 
 
+@pytest.mark.slow
 def test_hosts_that_would_step_more_than_they_hold_are_refused() -> None:
     cluster = {"devices": "4xA100-80GB", "memory_limit": "8GiB"}
-    given: dict[str, Any] = {"micro_batches": 8, "sequence_length": 4096, "planner": "chronos", "effort": 0}
+    given: dict[str, Any] = {"micro_batches": 8, "sequence_length": 4096, "planner": "chronos", "effort": 0.1}
     model = db.models["llama3.2-1b"]
     db.plan(model, db.Cluster.from_dict(cluster), **given)
 

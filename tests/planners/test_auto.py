@@ -105,7 +105,7 @@ def test_a_plain_answer_neither_recomputes_nor_offloads(name: str, plain: bool) 
     assert planners[name](problem).plain == plain
 
 
-@pytest.mark.parametrize("limit", ["80GiB", "14GiB"])
+@pytest.mark.parametrize("limit", ["80GiB", pytest.param("14GiB", marks=pytest.mark.slow)])
 def test_a_plain_answer_of_any_planner_wins_within_a_percent(limit: str) -> None:
     cluster = db.Cluster.parse("4xA100-80GB").with_limit(limit)
     problem = replace(problem_of(MODEL, cluster, RunOptions(sequence_length=2048), micro_batches=8), effort=0.1)
@@ -137,7 +137,7 @@ def one_device(zero: int) -> tuple[Solution, float]:
     return plan, min(each.step_time for each in plan.candidates if each.step_time is not None)
 
 
-@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_accumulating_gradients_on_one_device_wins_within_two_percent(zero: int) -> None:
     plan, fastest = one_device(zero)
     assert undivided(plan.schedule).stages == 1

@@ -43,7 +43,11 @@ def test_two_ranks_for_each_sequence_train_as_one(family: str, packed: bool) -> 
     assert_as_alone(plan_for(config, context=2), config, batch_of(config, packed=packed))
 
 
-@pytest.mark.parametrize("options", [{"context": 4, "zero": 2}, {"context": 2, "tensor": 2, "data": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"context": 4, "zero": 2}, pytest.param({"context": 2, "tensor": 2, "data": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_context_parallelism_goes_with_the_other_kinds(options: Any) -> None:
     plan = plan_for(LLAMA_TIED, **options)
     assert_as_alone(plan, LLAMA_TIED, batch_of(LLAMA_TIED, rows=4 * plan.options.data))

@@ -235,7 +235,7 @@ def streaming(problem: OrderProblem, overlap: Number) -> OrderProblem:
 
 
 @given(problem=offload_problems(micro_batches=3))
-@settings(max_examples=12)
+@settings(max_examples=5)
 def test_no_bound_is_above_what_the_exact_model_finds(problem: OrderProblem) -> None:
     problem = replace(problem, costs=problem.costs.replace(communication_model="latency"))
     *_, start = search(problem, steps=200)

@@ -179,7 +179,8 @@ def on_two_ranks(folder: Path, *, dtype: str = "fp64", replicas: int = 1) -> lis
     return [*zip(*(torch.load(answers / f"rank{rank}.pt") for rank in range(2)), strict=True)]
 
 
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path, replicas: int) -> None:
     data = sequences(replicas=replicas)
     for step, ranks in enumerate(on_two_ranks(tmp_path, replicas=replicas)):
