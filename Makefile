@@ -52,7 +52,7 @@ golden: $(VENV)/.ready ## hold this version's plans to the golden corpus (ARGS=-
 check: $(VENV)/.ready ## ruff, mypy, the contracts of the imports, words of names
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=auto $(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/check_words.py
 

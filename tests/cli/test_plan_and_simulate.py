@@ -389,6 +389,7 @@ def test_a_stream_has_a_line_for_every_better_plan_and_the_answer(run: Any) -> N
     assert answer["step_time"] == plans[0]["step_time"]
 
 
+@pytest.mark.slow
 def test_several_schedules_are_compared_and_drawn(run: Any, tmp_path: Path) -> None:
     page, png = tmp_path / "all.html", tmp_path / "all.png"
     code, out, _ = run(
@@ -421,7 +422,11 @@ def test_hardly_any_gain_of_the_fastest_plan_is_not_told(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "fits"), [("8xA100-40GB", "on 8 x A100-40GB likely fits:"), ("8xH100-80GB", "on 8 x H100-80GB fits:")]
+    ("cluster", "fits"),
+    [
+        ("8xA100-40GB", "on 8 x A100-40GB likely fits:"),
+        pytest.param("8xH100-80GB", "on 8 x H100-80GB fits:", marks=pytest.mark.slow),
+    ],
 )
 def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str, fits: str) -> None:
     _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "adapipe")

@@ -67,6 +67,7 @@ def test_states_that_fit_no_deal_are_refused() -> None:
         assign(replace(problem, workload=ModelUnits(tight)), tight)
 
 
+@pytest.mark.slow
 def test_joint_deals_a_job_that_is_too_large_for_its_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_planner, "MOST_PAIRS", 100)
     problem = problem_of()

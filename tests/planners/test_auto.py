@@ -93,6 +93,7 @@ def test_a_stage_stepped_inside_the_pipeline_leaves_less_behind_it() -> None:
 NAMES = ("chronos", "adapipe", "scope", "dapple", "dapple+", "pipeoffload")
 
 
+@pytest.mark.slow
 def test_a_plan_with_room_neither_offloads_nor_recomputes() -> None:
     plan = db.plan("llama-tiny", "2xCPU", micro_batches=4, sequence_length=128, dtype="fp32", effort=0.1)
     assert not any(op.kind in (Kind.O, Kind.R) for op in plan.schedule.operations)

@@ -110,6 +110,7 @@ def test_the_order_of_any_planners_answer_is_searched_further() -> None:
     assert begun.time > db.simulate(further.schedule, further.costs).makespan >= 57
 
 
+@pytest.mark.slow
 def test_a_stage_without_room_for_recomputation_leaves_it_to_others() -> None:
     # A backward brings back 1 at a time, an R all 3, for which the second device has no room.
     costs = db.StageCosts.of(

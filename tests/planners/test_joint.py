@@ -158,6 +158,7 @@ def test_single_micro_batches_recompute_deeper_where_that_is_faster() -> None:
     assert strategies == [[[name for _, name in stage] for stage in stages] for stages in (partition, deeper)]
 
 
+@pytest.mark.slow
 def test_one_device_offloads_activations_chunk_by_chunk() -> None:
     model, cluster = db.models["qwen2.5-7b"], db.Cluster.parse("1xRTX4090-24GB")
     result = planners["joint"](problem_of_model(model, cluster, RunOptions(lora=16), micro_batches=8, effort=0.5))

@@ -61,6 +61,7 @@ def test_the_bound_counts_the_paces_of_all_devices() -> None:
     assert fast < mixed < slow
 
 
+@pytest.mark.slow
 def test_the_search_of_degrees_takes_them() -> None:
     job = Job(model=LLAMA, cluster=MIXED, global_batch=8, options=OPTIONS, effort=0.5)
     assert len(configurations(job)) > 10

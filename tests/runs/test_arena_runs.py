@@ -103,7 +103,7 @@ def test_a_schedule_runs_in_an_arena_of_its_size(name: str, units: Any, expected
     assert_runs_in_its_arena(SCHEDULED[name](units), expected)
 
 
-@pytest.mark.parametrize("name", slow_unless(PLANNED, "obscura", "chronos"))
+@pytest.mark.parametrize("name", slow_unless(PLANNED, "obscura"))
 def test_a_planners_plan_runs_in_an_arena_of_its_size(name: str, units: Any, peak_of_1f1b: Any, expected: Any) -> None:
     assert_runs_in_its_arena(PLANNED[name](units, peak_of_1f1b), expected)
 

@@ -111,6 +111,7 @@ def test_the_host_steps_all_chunks_beside_compute(plan: Any, trained: Any) -> No
     assert overlapping(plan, lanes=(Lane.HOST,))
 
 
+@pytest.mark.slow
 def test_the_host_steps_bit_for_bit_as_the_device_does(plan: Any, trained: Any) -> None:
     orders = tuple(tuple(op for op in order if op.kind not in (Kind.P, Kind.D)) for order in plan.schedule.orders)
     on_device = replace(

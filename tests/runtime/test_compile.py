@@ -110,9 +110,8 @@ def test_two_ranks_train_with_compiled_kernels(tmp_path: Path, family: Any) -> N
     check_processes(tmp_path, [plan_of(schedule("1f1b", 2), family)], family, "inductor", tolerance=tolerance)
 
 
-@pytest.mark.parametrize(
-    "config", [LLAMA, pytest.param(GENERIC["olmo2"], marks=pytest.mark.slow)], ids=["own units", "transformers"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [LLAMA, GENERIC["olmo2"]], ids=["own units", "transformers"])
 def test_layers_that_are_alike_share_their_graphs(config: Any) -> None:
     graphs = []
     for layers in (1, 2):
@@ -125,6 +124,7 @@ def test_layers_that_are_alike_share_their_graphs(config: Any) -> None:
     assert graphs[0] == graphs[1] > 0
 
 
+@pytest.mark.slow
 def test_compiled_units_keep_what_others_do() -> None:
     tokens = tokens_of(SMALL, rows=ROWS, length=LENGTH)
     plan = plan_of(schedule("gpipe", 1), SMALL, strategy="full")

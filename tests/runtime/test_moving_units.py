@@ -91,6 +91,7 @@ def test_every_kind_of_run_goes_on_alike(config: Any, options: Any) -> None:
     assert_goes_on_alike(*divisions(2, config, dtype="fp32", **options))
 
 
+@pytest.mark.slow
 def test_parameters_that_replicas_divide_move_as_they_are() -> None:
     costs = StageCosts.of(stages=2, offload=1, parameter_gather=1, gathered=1, static=2)
     assert_goes_on_alike(*divisions(2, dtype="fp32", data=2, zero=3, costs=costs))

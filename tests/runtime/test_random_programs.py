@@ -53,7 +53,7 @@ def check(plan: Any, **arguments: Any) -> None:
         assert_gradients(found, gradients)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plans())
 def test_random_programs_equal_the_reference(plan: Any) -> None:
     check(plan)
@@ -65,7 +65,7 @@ def in_bytes(costs: Any) -> Any:
     return costs.replace(**{name: [4096 * number for number in getattr(costs, name)] for name in names})
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(plans())
 def test_random_programs_find_their_addresses_free(plan: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -51,6 +51,7 @@ def test_a_shortage_names_operation_and_bytes_and_a_plan_that_fits(plan: Any) ->
     assert "then fits, at " in said
 
 
+@pytest.mark.slow
 def test_advice_for_a_measured_plan_counts_with_what_was_measured() -> None:
     """MLPs that take and keep far more than computed costs have it: planned with these, a step would take nothing."""
     mlp = {

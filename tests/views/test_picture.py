@@ -35,7 +35,7 @@ def test_the_title_names_model_and_cluster() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["svg", "pdf"])
+@pytest.mark.parametrize("name", ["svg", pytest.param("pdf", marks=pytest.mark.slow)])
 def test_the_same_plan_gives_the_same_picture(name: str) -> None:
     scene = Scene.predicted(small_plan())
 

@@ -96,6 +96,7 @@ def test_zb_as_searched_is_a_start_where_nothing_need_be_moved() -> None:
     assert [problem.value(initial(problem, Effort(effort))[0]) for effort in (10, 1)] == [326, 330]
 
 
+@pytest.mark.slow
 @given(data=st.data(), limit=st.integers(2, 9), moved=st.booleans())
 @settings(max_examples=2)
 def test_no_schedule_of_two_chunks_is_faster(data: st.DataObject, limit: int, moved: bool) -> None:
