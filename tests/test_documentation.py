@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import re
 import shlex
 import tomllib
@@ -111,6 +112,14 @@ def test_commands_are_found_in_pages() -> None:
     named = {page.name for page in PAGES if commands(page)}
 
     assert {"README.md", "start.md", "how-to.md", "views.md", "training.md"} <= named
+
+
+def test_the_readmes_picture_has_the_step_of_the_golden_corpus() -> None:
+    expected = json.loads((ROOT / "benchmarks/golden/expected.json").read_text())["answers"]["A"]
+    step, less = re.findall(r"The step takes (\S+) s; no plan takes (\S+)% less", (ROOT / "README.md").read_text())[0]
+
+    assert float(step) == pytest.approx(expected["step"], rel=0.005)
+    assert float(less) / 100 == pytest.approx(1 - expected["bound"] / expected["step"], abs=0.005)
 
 
 def test_every_word_of_the_glossary_is_explained_once() -> None:
