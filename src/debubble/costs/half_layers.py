@@ -304,6 +304,8 @@ def _experts(shapes: Shapes, experts: Experts, layer: int) -> Iterator[Operator]
         saved=h * (shapes.kept_input * routed + copies) + e * sent + orders, always=orders,
     )  # fmt: skip
     yield from (replace(op, per_expert=True) for op in body)
+    if experts.bias:
+        yield _biases(shapes, routed * h)
     if experts.shared:
         yield collectives(shapes)
         yield from _body(shapes, tokens=shapes.tokens, ffn=experts.shared / o.tensor)
@@ -335,6 +337,24 @@ def _places(count: float, experts: Experts) -> float:
     """Mean number of devices or nodes, of so many, that a token's experts are on: n (1 - (1 - 1/n)^k)."""
     reached = max(1.0, count * experts.reach)
     return reached * (1 - (1 - 1 / reached) ** experts.per_token)
+
+
+BIASES_16, BIASES_32 = (12.0, 16.0), (28.0, 40.0)
+"""Bytes moved per number of the experts' results, forward and backward, to add biases times probabilities to 16 bits,
+where probabilities are in 16 bits, as without `--moe-router-dtype`, or in fp32, as DeepEP has them."""
+
+
+def _biases(shapes: Shapes, size: float) -> Operator:
+    """The biases of the experts' last product, weighed by the router's probabilities: torch's operators per expert.
+
+    The products, the sums and what joins all experts' are written one after the other.  Source:
+    megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias (0.16.1).
+    """
+    forward, backward = BIASES_32 if shapes.framework.dispatches_once else BIASES_16
+    stream = shapes.speed.stream
+    return Operator(
+        name="biases", forward=stream(forward * size), backward_input=stream(backward * size), per_expert=True
+    )
 
 
 def _body(shapes: Shapes, *, tokens: float, ffn: float, experts: float = 1) -> Iterator[Operator]:
