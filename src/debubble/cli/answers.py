@@ -1,14 +1,12 @@
-"""The JSON objects that `--json` prints, as types: what each key is, and the JSON schema of all of them.
+"""The JSON objects that `--json` prints, as types: what each key is.
 
 A key that is added leaves the version as it is; one that goes, or means something else, raises it.
 """
 
 from __future__ import annotations
 
-from inspect import cleandoc
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from debubble.costs.accuracy import Accuracy
@@ -524,12 +522,3 @@ ANSWERS: dict[str, type[Struct]] = {
     "reproduce": ReproduceAnswer,
 }
 """Command -> what its `--json` prints."""
-
-
-def json_schema(command: str) -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of what a command prints with `--json`."""
-    schema = msgspec.json.schema(ANSWERS[command])
-    for type_ in schema["$defs"].values():
-        if "description" in type_:
-            type_["description"] = cleandoc(type_["description"])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from inspect import cleandoc
+from typing import Annotated, Any
 
 from debubble.cli.app import app
 from debubble.cli.names import answer_names, name_argument
@@ -23,6 +24,17 @@ def schema(
 
     The schema is a JSON object itself, so that --json changes nothing.
     """
-    from debubble.cli.answers import json_schema
-
     print_json(json_schema(command))
+
+
+def json_schema(command: str) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of what a command prints with `--json`."""
+    import msgspec
+
+    from debubble.cli.answers import ANSWERS
+
+    described = msgspec.json.schema(ANSWERS[command])
+    for type_ in described["$defs"].values():
+        if "description" in type_:
+            type_["description"] = cleandoc(type_["description"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}

@@ -25,6 +25,7 @@ from debubble.costs.operators import (
     product,
     strategies,
 )
+from debubble.costs.option_checks import check, check_slices
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.parameter_costs import Counts, ParameterCosts
 from debubble.costs.speed import Speed
@@ -40,15 +41,11 @@ from debubble.costs.unit import (
     joined_unit,
 )
 from debubble.costs.units import Units
-from debubble.ir import InputError, PlannedUnit, RunOptions
-from debubble.models.architecture import Architecture, Experts, Layer, VisionTower
+from debubble.ir import PlannedUnit, RunOptions
+from debubble.models.architecture import Experts, Layer, VisionTower
 from debubble.models.config import ModelConfig
-from debubble.models.mixers import Attention
-from debubble.models.quantization import FORMATS, NF4_BLOCK, NF4_DQ
+from debubble.models.quantization import NF4_BLOCK, NF4_DQ
 from debubble.models.vision import as_trained
-
-MOST_TOKENS = 10**9
-"""Most tokens of a micro-batch: more than any has, and few enough for bytes to be counted in 64 bits."""
 
 
 def model_units(
@@ -115,24 +112,6 @@ def model_units(
     return units.corrected(step.factor, memory.deviation) if step.runs or memory.runs else units
 
 
-def check_slices(model: Architecture, options: RunOptions) -> None:
-    """Refuse slices of sequences where they cannot be computed one after the other; raises InputError."""
-    slices, length = options.slices, options.sequence_length
-    if slices < 1 or length % slices:
-        raise InputError(f"A sequence of {length} tokens cannot be cut into {slices} equal slices.")
-    if options.context > 1:
-        raise InputError("Slices of sequences are not planned together with context-parallel ranks: use one of them.")
-    if not options.flash_attention:
-        raise InputError("Slices of sequences are priced with a fused attention core alone: leave out its option.")
-    if model.vision is not None:
-        raise InputError(f"Sequences of '{model.family}' are not cut into slices: its vision tower sees whole images.")
-    if any(not isinstance(layer.attention, Attention) for layer in model.per_layer):
-        raise InputError(
-            f"Sequences of '{model.family}' are not cut into slices: only layers of causal attention with keys and"
-            " values of their own hand them on."
-        )
-
-
 def _vision_units(language: _Builder, vision: VisionTower) -> Iterator[Unit]:
     """The layers of a vision tower, for the images of each sequence; the first has what is before them, the last after.
 
@@ -186,77 +165,6 @@ TORCH_LOGIT_BYTES = 14
 DTENSOR_LOGIT_BYTES = 16
 """Bytes per logit where tensor-parallel ranks divide them: in fp32 the log-softmax, its gradient before and after it is
 multiplied, and the sum of probabilities and targets (torch.distributed.tensor.parallel.loss_parallel)."""
-
-
-def check(model: Architecture, options: RunOptions) -> None:
-    """Refuse options that the model cannot be run with; raises InputError."""
-    model = as_trained(model, options)
-    _check_tokens(model, options)
-    _check_tensor(model, options)
-    _check_adapters(model, options)
-    _check_experts(model, options)
-
-
-def _check_tokens(model: Architecture, options: RunOptions) -> None:
-    size, length = options.micro_batch_size, options.sequence_length
-    if size < 1 or length < 1:
-        raise InputError(f"Micro-batches need at least one sequence of at least one token, not {size} of {length}.")
-    if size * length > MOST_TOKENS:
-        raise InputError(f"A micro-batch may have up to {MOST_TOKENS:,} tokens, not {size} sequences of {length}.")
-    if length % options.context:
-        raise InputError(f"A sequence of {length} cannot be divided over {options.context} context-parallel ranks.")
-    if model.positions and length > model.positions:
-        raise InputError(
-            f"The model has learned positions for {model.positions} tokens; a sequence of {length} is too long."
-        )
-    if model.vision is not None and model.vision.images * model.vision.tokens > length:
-        images, each = model.vision.images, model.vision.merged
-        fewer = ", fewer --images" if images > 1 else ""
-        smaller = "" if model.vision.sizes == "one" else f", or --image-patches {length // images * each} or fewer"
-        image = f"{'An image' if images == 1 else f'Each of {images} images'} of {model.vision.patches} patches takes"
-        raise InputError(
-            f"{image} {model.vision.tokens} tokens, and a sequence has {length}: give a larger --sequence-length"
-            f"{fewer}{smaller}."
-        )
-
-
-def _check_tensor(model: Architecture, options: RunOptions) -> None:
-    divided = {"attention heads": model.heads, "columns of the MLP": model.ffn}
-    if model.vision is not None:
-        tower = model.vision.tower
-        divided |= {"attention heads of the vision tower": tower.heads, "columns of its MLP": tower.ffn}
-    for name, size in divided.items():
-        if size % options.tensor:
-            raise InputError(f"{size} {name} cannot be divided over {options.tensor} tensor-parallel ranks.")
-
-
-def _check_adapters(model: Architecture, options: RunOptions) -> None:
-    if not 0 <= options.lora <= model.hidden:
-        raise InputError(
-            f"The rank of LoRA adapters must be at least 1 (or 0 for none) and at most the {model.hidden} features of a"
-            f" layer, not {options.lora}."
-        )
-    if options.lora and any(not isinstance(layer.attention, Attention) for layer in model.per_layer):
-        raise InputError(f"LoRA adapters are not priced for '{model.family}', whose layers mix tokens in other ways.")
-    if options.quantize not in (None, *FORMATS):
-        raise InputError(f"Frozen weights may be quantised to {' or '.join(FORMATS)}, not to '{options.quantize}'.")
-    if options.quantize and not options.lora:
-        raise InputError("Quantised weights are frozen, and something must train beside them: give --lora RANK, too.")
-
-
-def _check_experts(model: Architecture, options: RunOptions) -> None:
-    experts = model.experts
-    if experts is None:
-        if options.expert > 1 or options.expert_tensor is not None:
-            raise InputError("The model has no experts: leave out --expert and --expert-tensor.")
-        return
-    if options.expert > 1 and experts.count % options.expert:
-        raise InputError(f"{experts.count} experts cannot be divided over {options.expert} expert-parallel ranks.")
-    if options.expert_tensor is not None and experts.ffn % options.expert_tensor:
-        raise InputError(
-            f"{experts.ffn} columns of an expert cannot be divided over {options.expert_tensor}"
-            " expert-tensor-parallel ranks."
-        )
 
 
 @lru_cache(maxsize=64)

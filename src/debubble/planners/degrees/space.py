@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import TypeVar, cast
 
 from debubble.costs import Cluster, framework_of_options
-from debubble.costs.model_units import check, check_slices
+from debubble.costs.option_checks import check, check_slices
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.step import parameter_bytes
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
