@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.costs import Unit, Units
+from debubble.costs import Unit, Units, model_units
 from debubble.costs.host_memory import check_host_memory, host_peaks
 from debubble.costs.partition import Partition
 from debubble.costs.unit import HostStates, StateBytes, Strategy
 from debubble.errors import HostMemoryError
-from debubble.ir import InfeasibleError, Op, Placement, Schedule
+from debubble.ir import InfeasibleError, Op, Placement, RunOptions, Schedule
 from debubble.planners.problem import closest
 
 
@@ -46,6 +46,17 @@ def test_states_of_hosted_stages_are_on_the_host_throughout() -> None:
     partition, run = timeline(units(), ["0F0 0F1 0B0 0B1 0D0 0S0 0P0", "1F0 1B0 1F1 1B1"])
 
     assert host_peaks(units(), partition, run) == [2 * (100 + 30 + 20), 0]
+
+
+def test_states_that_options_put_on_hosts_are_there_throughout() -> None:
+    """An fp32 master copy, two moments and a gradient per parameter, divided by two replicas."""
+    model, options = db.models["llama-tiny"], RunOptions(host_optimizer=1.0, zero=1, data=2, sequence_length=64)
+    found = model_units(model, db.Cluster.parse("2xA100-80GB"), options, pipeline=1)
+    schedule = db.schedules["1f1b"](devices=1, micro_batches=2)
+    partition = Partition.cut(found, [len(found.units)])
+    run = db.simulate(schedule, found.stage_costs(partition, schedule.placement))
+
+    assert host_peaks(found, partition, run) == [pytest.approx((4 + 8 + 4) * model.parameters / 2)]
 
 
 def test_a_host_that_is_too_small_refuses_the_plan_with_what_it_lacks() -> None:

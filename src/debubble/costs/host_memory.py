@@ -1,4 +1,4 @@
-"""Memory of the hosts that a plan uses: offloaded activations, and the optimizer states of stages that hosts step."""
+"""Memory of the hosts that a plan uses: offloaded activations, and the optimizer states that hosts step."""
 
 from __future__ import annotations
 
@@ -33,10 +33,13 @@ def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[f
         Bytes per device.
     """
     schedule = timeline.program.schedule
-    hosted = [[stage for stage in own if stage in schedule.host_steps] for own in schedule.placement.stages_of]
-    states = [
-        sum(states_on_host(units.units[index] for index, _ in partition[stage]) for stage in own) for own in hosted
-    ]
+
+    def states_of(stage: int) -> float:
+        own = [units.units[index] for index, _ in partition[stage]]
+        stepped = states_on_host(own) if stage in schedule.host_steps else 0.0
+        return stepped + sum(float(unit.hosted) for unit in own)
+
+    states = [sum(map(states_of, own)) for own in schedule.placement.stages_of]
     return [size + float(peak) for size, peak in zip(states, offloaded_peaks(timeline), strict=True)]
 
 

@@ -69,6 +69,7 @@ class ParameterCosts:
                 optimizer=sum(count * each.optimizer for count, each in own),
             ),
             on_host=self._on_host(counts, stepped),
+            hosted=sum(count * each.hosted for count, each in own),
             gradient_reduce=self._gradient_reduce(own),
             optimizer_step=step_seconds(s.model, s.speed, s.options, s.framework, stepped, matrices=orthogonalized),
             parameter_gather=self._gather_seconds(own) if self._gathers_stages else 0.0,

@@ -57,6 +57,8 @@ class ParameterBytes:
     """Ranks that share the parameter."""
     of_experts: bool = False
     """True if it is an expert's."""
+    hosted: float = 0.0
+    """Bytes on the host of what `--host-optimizer` puts there: the optimizer states, and an fp32 gradient."""
     quantized: float | None = None
     """Bytes of a whole weight that is quantised, which ZeRO-3 gathers so (FSDP-QLoRA); None: it is not."""
 
@@ -68,7 +70,7 @@ class ParameterBytes:
     @property
     def frozen(self) -> ParameterBytes:
         """The bytes of a parameter that is not trained: it has no gradient and no optimizer state."""
-        return replace(self, gradient=0, optimizer=0, summed=0)
+        return replace(self, gradient=0, optimizer=0, summed=0, hosted=0)
 
 
 def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) -> ParameterBytes:
@@ -86,12 +88,14 @@ def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) 
     gradient = bytes_of_gradient(options, gradient_bytes)
     moments = moment_bytes(options) + (4 if mixed else 0) + copied_bytes(options)
     optimizer = moments * (1 - options.host_optimizer)
+    hosted = (moments + HOST_ELEMENT) * options.host_optimizer
     return ParameterBytes(
         weight=weight / shards if options.zero >= 3 else weight,
         gradient=gradient / shards if options.zero >= 2 else gradient,
         optimizer=optimizer / shards if options.zero >= 1 else optimizer,
         summed=gradient,
         shards=shards,
+        hosted=hosted / shards if options.zero >= 1 else hosted,
     )
 
 

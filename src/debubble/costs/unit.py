@@ -88,6 +88,8 @@ class Unit:
     """The parts of `static`; None: a units file does not say."""
     on_host: HostStates | None = None
     """None: its optimizer states stay on the device."""
+    hosted: Number = 0
+    """Bytes on the host of what `--host-optimizer` puts there."""
     gradient_reduce: Number = 0
     """Time of summing its gradients over the data-parallel ranks, next to what every stage takes."""
     optimizer_step: Number = 0
@@ -209,7 +211,7 @@ TIMES = ("forward", "backward_input", "backward_weight", "attention_forward", "a
 STEP_TIMES = ("gradient_reduce", "optimizer_step", "parameter_gather")
 """Times of a unit's parameters."""
 OF_TOKENS = ("keys_and_values", "key_value_gradient")
-OF_PARAMETERS = ("static", *STEP_TIMES, "gathered", "undivided")
+OF_PARAMETERS = ("static", "hosted", *STEP_TIMES, "gathered", "undivided")
 """The entries of a unit that its parameters cost."""
 
 

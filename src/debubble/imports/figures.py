@@ -23,7 +23,9 @@ class Figures:
         step_time: Seconds of a step.
         peak_memory: Bytes on the fullest device, next to what no plan may use.
         memory_limit: Bytes that a plan may use of that device; None: it has no limit.
-        fits: Whether all peaks are within the limits.
+        host_memory: Bytes of its host that a device's optimizer states and activations take, at most.
+        host_memory_limit: Bytes of its host that there are for a device; None: it is not known.
+        fits: Whether all peaks are within the limits, and what hosts keep too.
         tokens_per_second_per_device: Tokens per second of all devices, divided by their number.
         mfu: Model FLOPs utilization, a fraction; None: the devices' peak is not known.
         accuracy: Errors of `step` and `memory` on published runs like this, and the intervals that hold nine in ten.
@@ -32,6 +34,8 @@ class Figures:
     step_time: float
     peak_memory: float
     memory_limit: float | None
+    host_memory: float
+    host_memory_limit: float | None
     fits: bool
     tokens_per_second_per_device: float
     mfu: float | None
@@ -48,13 +52,16 @@ class Figures:
             timeline, fits = simulate(plan.schedule, plan.costs.with_limit(None)), False
         seconds, peak = seconds_per_step(plan, timeline), float(max(timeline.peak_memory))
         why = Explanation(plan, timeline, seconds, *described)
+        hosted, on_host = max(why.host_memory), why.units.host_memory
         predicted: Mapping[Figure, float] = {"step": seconds, "memory": peak}
         limit = plan.costs.limit_of(timeline.peak_memory.index(max(timeline.peak_memory)))
         return Figures(
             step_time=seconds,
             peak_memory=peak,
             memory_limit=None if limit is None else float(limit),
-            fits=fits,
+            host_memory=hosted,
+            host_memory_limit=None if on_host is None else float(on_host),
+            fits=fits and (on_host is None or hosted <= on_host),
             tokens_per_second_per_device=why.tokens_per_second_per_device,
             mfu=why.mfu,
             accuracy={what: accuracy_of(what, *described, plan.options).of(value) for what, value in predicted.items()},
@@ -67,5 +74,13 @@ class Figures:
             f"{time_words(self.step_time, seconds=True)} ({low} to {high}),"
             f" {self.tokens_per_second_per_device:,.0f} tokens/s per GPU, MFU {mfu_words(self.mfu)};"
             f" {size_words(self.peak_memory)} of {size_words(self.memory_limit)} (up to {size_words(memory.high)})"
-            f"{'' if self.fits else ', which does not fit'}"
+            f"{self._on_host}{'' if self.fits else ', which does not fit'}"
         )
+
+    @property
+    def _on_host(self) -> str:
+        """The clause on the host's memory that is taken."""
+        if not self.host_memory:
+            return ""
+        limit = "" if self.host_memory_limit is None else f" of {size_words(self.host_memory_limit)}"
+        return f", and {size_words(self.host_memory)}{limit} of host memory per GPU"

@@ -101,7 +101,7 @@ def _missing_overlap(options: RunOptions) -> str | None:
     """Say what runs next to the pipeline in other frameworks alone; None if nothing does."""
     if options.host_optimizer:
         return (
-            "hosts step whole stages here, as planners choose, and no share of all: make the plan without"
+            "hosts step the stages that a planner chooses, and not a share of every stage: make the plan without"
             " --host-optimizer to train it."
         )
     if options.expert_overlap:

@@ -49,6 +49,11 @@ def test_a_remark_says_that_the_runtime_cannot_run_a_plan(options: dict[str, Any
     assert remark.startswith(f"The runtime cannot run this plan, because {reason}")
 
 
+def test_a_plan_for_a_framework_needs_no_runtime() -> None:
+    planned_for = replace(planned(data=2, zero=1, host_optimizer=1.0), target="deepspeed")
+    assert not any("runtime" in remark for remark in remarks(planned_for))
+
+
 def test_experts_on_ranks_of_their_own_are_beyond_the_runtime() -> None:
     assert beyond_runtime(RunOptions(data=2), db.models["mixtral-8x7b"]) is None
     assert "experts of its own units alone" in str(beyond_runtime(RunOptions(data=2, expert=2), None))

@@ -349,20 +349,37 @@ def plan_remarks(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
     if described is None:
         return (*failed, *timeline_remarks(timeline))
     model, cluster = described
-    said = model_remarks(timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None)
+    said = model_remarks(
+        timeline, plan.options, model=model, cluster=cluster, profiled=plan.profile is not None, target=plan.target
+    )
     if plan.target is not None:
         said += targets[plan.target].untested_parts(plan.options, model, pipeline=plan.devices)
     return (*failed, PROPORTIONAL, *said) if plan.has_lengths else (*failed, *said)
 
 
 def model_remarks(
-    timeline: Timeline, options: RunOptions, *, model: Model, cluster: Cluster, profiled: bool = False
+    timeline: Timeline,
+    options: RunOptions,
+    *,
+    model: Model,
+    cluster: Cluster,
+    profiled: bool = False,
+    target: str | None = None,
 ) -> tuple[str, ...]:
-    """The remarks on a model's step on a cluster; `profiled`: its units were measured, not computed."""
+    """The remarks on a model's step on a cluster.
+
+    Args:
+        timeline: The step.
+        options: How it is run.
+        model: The model.
+        cluster: The devices.
+        profiled: True if its units were measured, not computed.
+        target: The framework that it was planned for.
+    """
     remarks = [
         None if profiled else as_trained(model, options).remark,
         *cluster.remarks,
-        beyond_runtime(options, model),
+        beyond_runtime(options, model) if target in (None, "debubble") else None,
     ]
     return (*(remark for remark in remarks if remark is not None), *timeline_remarks(timeline))
 

@@ -160,7 +160,7 @@ class PipelineBounds:
             spent, missing = spent + seconds, missing - saved
         raise InfeasibleError(
             f"Device {device} needs {readable(limit + missing)} even if everything recomputes; its limit is"
-            f" {readable(limit)}; raise it, or use more devices or a larger --tensor degree.",
+            f" {readable(limit)}; raise it, or divide the model among more devices.",
             missing=missing,
         )
 

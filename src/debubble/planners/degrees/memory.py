@@ -16,6 +16,7 @@ from debubble.costs.accuracy import accuracy_of
 from debubble.costs.partition import Partition
 from debubble.costs.unit import StateBytes, Unit
 from debubble.costs.units import Units
+from debubble.formatting import size_words
 from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
 from debubble.ir.degrees import Degrees, MemoryParts
 from debubble.planners.bounds import check_states
@@ -110,6 +111,7 @@ def _uncertainty(problem: Problem, limit: float) -> dict[str, float]:
 def too_large(problem: Problem) -> str | None:
     """Say why no plan fits, whatever it recomputes, offloads or leaves to the host; None if one may.
 
+    What `--host-optimizer` puts on hosts must fit there, as all devices have the same share at best.
     The states must fit on all devices together, and each unit next to its own whole activation, which its backward has
     on the device even if it was recomputed or offloaded; a pipeline of one device holds all states at that moment.
     """
@@ -118,6 +120,12 @@ def too_large(problem: Problem) -> str | None:
     except InfeasibleError as error:
         return str(error)
     units, limit = problem.units, max(problem.limits)
+    hosted = sum(float(unit.hosted) for unit in units.units) / problem.devices
+    if units.host_memory is not None and hosted > units.host_memory:
+        return (
+            f"Each device needs {size_words(hosted)} of its host's memory, which has {size_words(units.host_memory)} for"
+            " it: say in a cluster file how much there is (host_memory)."
+        )
 
     def static(unit: Unit) -> float:
         return float(unit.on_host.static if unit.on_host and units.hostable else unit.static)

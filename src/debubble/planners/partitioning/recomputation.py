@@ -142,8 +142,8 @@ def cheapest_uniform(repricer: Repricer, units: Units, lengths: Sequence[int], l
             missing = min(missing, excess)
     if not fitting:
         raise InfeasibleError(
-            f"{readable(missing)} are missing on the fullest device, in whatever way the target recomputes; use"
-            " more devices or a larger --tensor degree.",
+            f"{readable(missing)} are missing on the fullest device, in whatever way the target recomputes;"
+            " divide the model among more devices.",
             missing=missing,
         )
     return min(fitting, key=lambda pair: pair[0])[1]
@@ -210,7 +210,7 @@ def _fewest(
         if peak > limits[device]:
             raise InfeasibleError(
                 f"Device {device} needs {readable(peak)} even if everything recomputes;"
-                f" its limit is {readable(limits[device])}; raise it, or use more devices or a larger --tensor degree.",
+                f" its limit is {readable(limits[device])}; raise it, or divide the model among more devices.",
                 missing=peak - limits[device],
             )
     while any(a < b for a, b in zip(low, high, strict=True)):
