@@ -58,7 +58,8 @@ def test_a_command_leaves_the_keys_of_others_alone(json_of: Any, job: Path) -> N
 def test_wrong_job_files_are_refused_with_a_sentence(run: Any, job: Path, text: str, sentence: str) -> None:
     job.write_text(text)
     for command in JOB_COMMANDS:
-        code, _, err = run(command, str(job))
+        varied = ("--over", "memory-limit=1GiB,2GiB") if command == "sweep" else ()
+        code, _, err = run(command, str(job), *varied)
         assert (code, sentence in err) == (2, True)
 
 

@@ -29,6 +29,13 @@ def test_its_json_has_the_figures_of_every_value(run: Any, tmp_path: Path) -> No
     assert "slider" in (tmp_path / "page.html").read_text()
 
 
+def test_a_sweep_takes_a_job_file(json_of: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('model = "llama-tiny"\ncluster = "2xA100-80GB"\nmicro_batches = 4\n')
+    answer = json_of("sweep", str(tmp_path / "job.toml"), "--planner", "dapple", "--over", "memory-limit=1GiB,2GiB")
+
+    assert [point["value"] for point in answer["points"]] == ["1GiB", "2GiB"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

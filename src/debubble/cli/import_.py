@@ -134,7 +134,7 @@ def import_(
         log().print(f"{output} is not written: the job does not fit, and there is no other plan.", soft_wrap=True)
     if json:
         print_answer(
-            target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary, warnings=list(job.warnings),
+            target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary, warnings=[*job.warnings, *job.rest.warnings],
             not_predicted=job.rest.not_predicted, unread=list(job.unread),
         )  # fmt: skip
     else:
@@ -149,7 +149,7 @@ def _show(job: ImportedJob, yours: Plan, comparison: JobComparison, *, own_degre
     from debubble.imports.comparison import recomputation_words
     from debubble.imports.unread import NAMED
 
-    for warning in job.warnings:
+    for warning in (*job.warnings, *job.rest.warnings):
         console().print(f"Warning: {warning}", style="yellow", soft_wrap=True)
     share = yours.options.host_optimizer
     hosts = [f"{share:.0%} of the optimizer states on hosts"] if share else []

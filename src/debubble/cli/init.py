@@ -26,7 +26,7 @@ def init(
     sequence_length: o.SequenceLength = 4096,
     lora: o.Lora = 0,
 ) -> None:
-    """Write a commented job file, which `plan`, `fits` and `simulate` take in place of a MODEL and its options."""
+    """Write a commented job file, which `plan`, `fits`, `simulate` and `sweep` take in place of a MODEL and its options."""
     from debubble.cli.job_file import job_text
 
     o.check_counts(global_batch=global_batch, sequence_length=sequence_length)
@@ -51,6 +51,10 @@ PLAN_ENTRIES = ("micro_batches", "memory_limit", "target", "effort")
 """Further options of `plan` that a new job file names."""
 
 
+def _as_toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _notes() -> dict[str, str]:
     """The help of every option of a model's run, and of some of `plan`, by the name of its entry."""
     found = {}
@@ -59,6 +63,6 @@ def _notes() -> dict[str, str]:
         for f in fields(group):
             if group is o.ModelRun or f.name in PLAN_ENTRIES:
                 declared = f.metadata.get("option") or types[f.name].__metadata__[0]
-                default = "" if f.default in (None, "", False) else f" (default: {f.default})"
+                default = "" if f.default in (None, "", False) else f" (default: {_as_toml(f.default)})"
                 found["for" if f.name == "target" else f.name] = f"{declared.help}{default}"
     return found

@@ -20,7 +20,7 @@ from debubble.registry import unknown_name
 if TYPE_CHECKING:
     from debubble.plans import Plan
 
-JOB_COMMANDS = ("plan", "fits", "simulate")
+JOB_COMMANDS = ("plan", "fits", "simulate", "sweep")
 """The commands that take a job file in place of a MODEL."""
 DEGREES = ("pipeline", "tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size", "slices")
 """Keys of the degrees."""

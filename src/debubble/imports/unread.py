@@ -67,19 +67,24 @@ class Unread:
         """The number of entries that are not in the prediction as they are."""
         return len(self.remarks) + len(self.unknown)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence on entries that are names of the framework misspelt, which it would refuse; none if none is."""
+        near = tuple(f"{name} (did you mean {near}?)" for name, near in self.strange.items() if near)
+        whose = f"Not known to {self.framework}, misspelt or of a fork" if self.framework else "Perhaps misspelt"
+        return (f"{whose}, and not in the prediction: {_names(near, None)}.",) if near else ()
+
     def sentences(self, most: int | None = None) -> Iterator[str]:
-        """All that is to be known, the remarks first.
+        """All that is to be known besides the warnings, the remarks first.
 
         Args:
             most: Names in a sentence; None: all.
         """
         yield from self.remarks
-        if self.strange:
-            whose = f"Not known to {self.framework}, misspelt or of a fork" if self.framework else "Perhaps misspelt"
-            words = tuple(f"{name} (did you mean {near}?)" if near else name for name, near in self.strange.items())
-            yield f"{whose}: {_names(words, most)}."
-        if self.unknown:
-            yield f"Not in the prediction: {_names(self.unknown, most)}."
+        if forks := tuple(name for name, near in self.strange.items() if not near):
+            yield f"Not known to {self.framework}, and not in the prediction: {_names(forks, most)}."
+        if unknown := tuple(name for name in self.unknown if name not in self.strange):
+            yield f"Not in the prediction: {_names(unknown, most)}."
         if self.free:
             yield f"Known to cost neither time nor memory: {_names(self.free, most)}."
 
