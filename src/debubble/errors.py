@@ -70,8 +70,8 @@ class ExportError(DebubbleError):
 class OutOfMemoryError(InfeasibleError):
     """An operation can never start under its device's limit.
 
-    `missing` and `peak`, what the device would need at most, are in bytes (or abstract units); the sentence ends with
-    the cheapest change that would make it fit.
+    `missing` and `peak`, what the device would need at most, are in bytes (or abstract units); the sentence is `found`
+    and the cheapest change that would make it fit.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class OutOfMemoryError(InfeasibleError):
         self.device = device
         self.operation = operation
         self.limit = limit
-        super().__init__(
+        self.found = (
             f"Device {device} runs out of memory at {operation} (stage {stage}, micro-batch {micro_batch}): its peak"
-            f" would be {readable(peak)}, above its limit of {readable(limit)}; {advice}.",
-            missing=missing,
+            f" would be {readable(peak)}, above its limit of {readable(limit)}"
         )
+        super().__init__(f"{self.found}; {advice}.", missing=missing)
 
 
 def readable_bytes(size: float) -> str:

@@ -458,9 +458,17 @@ def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytes
 
 def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> None:
     call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--planner", "chronos", "--effort", "0.1")
-    [most] = re.findall(r"up to ([0-9.]+) GiB of host memory per GPU", run(*call)[1])
+    [most] = re.findall(r"up to ([0-9.]+) GiB of [0-9.]+ GiB of\s+host memory", run(*call)[1])
 
     assert float(most) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)
+
+
+def test_a_model_that_does_not_fit_is_told_what_recomputation_fits(run: Any) -> None:
+    code, _, error = run(
+        "simulate", "qwen2.5-7b", "--schedule", "1f1b", "--cluster", "8xA100-40GB", "--micro-batches", "32"
+    )
+    assert code == 1
+    assert error.endswith("above its limit of 36.00 GiB; --recompute selective fits.\n")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import yaml
 import debubble as db
 from debubble.exports import exports
 from debubble.imports import imports
+from debubble.imports.figures import Figures
 from debubble.imports.job import ImportedJob
 from debubble.imports.registry import UserFacts
 from debubble.ir import InputError
@@ -481,6 +482,18 @@ def test_what_deepspeed_offloads_is_predicted_on_hosts_or_warned_of(tmp_path: Pa
     assert parameters.startswith("zero_optimization.offload_param is not in the prediction")
     assert nvme == "zero_optimization.offload_optimizer is on NVMe, and predicted as if it were in the host's memory."
     assert ratio.endswith("ratio is not 1: all optimizer states are predicted on the host.")
+
+
+def test_states_that_hosts_lack_memory_for_do_not_fit(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given)
+    told = [
+        Figures.of(read.plan(db.Cluster.from_dict({"devices": "4xA100-80GB", "host_memory": host})))
+        for host in ("24GiB", "32GiB")
+    ]
+
+    assert [each.fits for each in told] == [False, True]
+    assert "29.92 GiB of 24.00 GiB of host memory per GPU, which does not fit" in str(told[0])
 
 
 def test_offload_of_states_under_zero_0_is_warned_of(tmp_path: Path) -> None:

@@ -316,8 +316,8 @@ def test_what_the_arguments_overlap_and_keep_is_priced(tmp_path: Path, flags: st
     [
         (
             "--recompute-granularty full",
-            "Not known to Megatron-LM, misspelt or of a fork, and not in the prediction: --recompute-granularty (did you"
-            " mean --recompute-granularity?).",
+            "Not known to Megatron-LM, misspelt or of a fork, and not in the prediction: --recompute-granularty (did"
+            " you mean --recompute-granularity?).",
         ),
         ("--frobnicate-weights", None),
     ],

@@ -134,8 +134,8 @@ def import_(
         log().print(f"{output} is not written: the job does not fit, and there is no other plan.", soft_wrap=True)
     if json:
         print_answer(
-            target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary, warnings=[*job.warnings, *job.rest.warnings],
-            not_predicted=job.rest.not_predicted, unread=list(job.unread),
+            target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary,
+            warnings=[*job.warnings, *job.rest.warnings], not_predicted=job.rest.not_predicted, unread=list(job.unread),
         )  # fmt: skip
     else:
         _show(job, yours, comparison, own_degrees=not degrees and not as_it_is)

@@ -15,7 +15,7 @@ from debubble.cli.names import schedule_names
 from debubble.cli.options import option
 from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable, write_whole
-from debubble.ir import InfeasibleError, InputError, Schedule, StageCosts
+from debubble.ir import DebubbleError, InfeasibleError, InputError, OutOfMemoryError, Schedule, StageCosts
 from debubble.plans import Plan
 
 if TYPE_CHECKING:
@@ -213,11 +213,31 @@ def _scene_of_plan(path: str | None, choice: ScheduleChoice, given: AbstractCost
     return replace(Scene.predicted(plan), title=plan.schedule.name)
 
 
+MORE_RECOMPUTATION = ("selective", "full")
+"""What is tried where a schedule does not fit without recomputation."""
+
+
 def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun) -> Scene:
     """The step of a model by a schedule."""
     from debubble.models import named_model
     from debubble.planners.fixed_plan import fixed_plan
     from debubble.views.scene import Scene
+
+    def scene(recompute: str | None) -> Scene:
+        plan = fixed_plan(
+            model, run.require_cluster(), schedule=choice.schedule or "",
+            micro_batches=choice.step_micro_batches, pipeline=run.pipeline, chunks=choice.chunks,
+            recompute=recompute, memory_limit=choice.memory_limit, layers=choice.stage_layers,
+            host_chunks=choice.host_chunks, schedule_options=choice.settings, **asdict(run.run_options),
+        )  # fmt: skip
+        return replace(Scene.predicted(plan), title=plan.schedule.name)
+
+    def fits(recompute: str) -> bool:
+        try:
+            scene(recompute)
+        except DebubbleError:
+            return False
+        return True
 
     if choice.schedule is None or choice.csv is not None:
         raise InputError("--csv is simulated with --costs, not with a MODEL; leave one of them out.")
@@ -225,13 +245,14 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
         raise InputError("Give either MODEL or --costs, not both.")
     if given.devices is not None:
         raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
-    plan = fixed_plan(
-        named_model(name), run.require_cluster(), schedule=choice.schedule,
-        micro_batches=choice.step_micro_batches, pipeline=run.pipeline, chunks=choice.chunks,
-        recompute=choice.recompute, memory_limit=choice.memory_limit, layers=choice.stage_layers,
-        host_chunks=choice.host_chunks, schedule_options=choice.settings, **asdict(run.run_options),
-    )  # fmt: skip
-    return replace(Scene.predicted(plan), title=plan.schedule.name)
+    model = named_model(name)
+    try:
+        return scene(choice.recompute)
+    except OutOfMemoryError as error:
+        fitting = [way for way in MORE_RECOMPUTATION if choice.recompute in (None, "none") and fits(way)]
+        if not fitting:
+            raise
+        raise InfeasibleError(f"{error.found}; --recompute {fitting[0]} fits.", missing=error.missing) from error
 
 
 def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun, *, divided: bool) -> Scene:

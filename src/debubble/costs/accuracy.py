@@ -99,7 +99,7 @@ def accuracy_of(what: Figure, model: Architecture, cluster: Cluster, options: Ru
     known, device = stated_accuracies()[what], cluster.slowest.name
     found = next(known[name] for name in groups_of(model, device, options.dtype) if name in known)
     measured = group_of(model, device, options.dtype)[1] != OTHER
-    named = found if measured else replace(found, group=f"{found.group}, on {OTHER}")
+    named = found if measured else replace(found, group=f"{found.group}, none on such hardware")
     step, memory = corrections(model, cluster, options)
     return named.corrected(step if what == "step" else memory)
 

@@ -194,7 +194,11 @@ def _offload(plan: Plan, why: Explanation) -> Iterator[str]:
         yield "CPU optimizer" if all_ else f"CPU optimizer for {stepped} of {plan.schedule.stages} stages"
     if any(why.host_memory):
         most, total = max(why.host_memory), sum(why.host_memory) * plan.ranks / plan.devices
-        yield f"up to {size_words(most)} of host memory per {why.cluster.device_word}, {size_words(total)} in all"
+        limit = why.units.host_memory
+        there = "" if limit is None else f" of {size_words(limit)}"
+        yield f"up to {size_words(most)}{there} of host memory per {why.cluster.device_word}, {size_words(total)} in all"
+        if limit is not None and "host_memory" not in why.cluster.to_dict():
+            yield "assumed; host_memory in a cluster file says yours"
 
 
 def _faster(plan: Plan) -> Iterator[str]:

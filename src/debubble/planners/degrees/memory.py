@@ -123,8 +123,8 @@ def too_large(problem: Problem) -> str | None:
     hosted = sum(float(unit.hosted) for unit in units.units) / problem.devices
     if units.host_memory is not None and hosted > units.host_memory:
         return (
-            f"Each device needs {size_words(hosted)} of its host's memory, which has {size_words(units.host_memory)} for"
-            " it: say in a cluster file how much there is (host_memory)."
+            f"Each device needs {size_words(hosted)} of its host's memory, which has"
+            f" {size_words(units.host_memory)} for it: say in a cluster file how much there is (host_memory)."
         )
 
     def static(unit: Unit) -> float:
