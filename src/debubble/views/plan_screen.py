@@ -196,7 +196,8 @@ def _offload(plan: Plan, why: Explanation) -> Iterator[str]:
         most, total = max(why.host_memory), sum(why.host_memory) * plan.ranks / plan.devices
         limit = why.units.host_memory
         there = "" if limit is None else f" of {size_words(limit)}"
-        yield f"up to {size_words(most)}{there} of host memory per {why.cluster.device_word}, {size_words(total)} in all"
+        device = why.cluster.device_word
+        yield f"up to {size_words(most)}{there} of host memory per {device}, {size_words(total)} in all"
         if limit is not None and "host_memory" not in why.cluster.to_dict():
             yield "assumed; host_memory in a cluster file says yours"
 

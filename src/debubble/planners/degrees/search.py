@@ -452,8 +452,20 @@ class _DegreesSearch:
     def _verified(self, degrees: Degrees) -> Result:
         """The best plan of a choice, its quick plan if no planner has answered."""
         if degrees not in self.results:
-            self.results[degrees] = verify(QUICK_PLAN, self.problems[degrees], self.quick[degrees], 0.0)
+            self.results[degrees] = self._verified_quick(degrees, self.quick[degrees])
         return self.results[degrees]
+
+    def _verified_quick(self, degrees: Degrees, solution: Solution) -> Result:
+        """A quick plan, which accumulates gradients on one device if that is about as fast."""
+        problem = self.problems[degrees]
+        result = verify(QUICK_PLAN, problem, solution, 0.0)
+        if problem.devices == 1 and problem.levers is None:
+            for plainer in without_levers(problem, result.solution):
+                with suppress(DebubbleError):
+                    plain = verify(QUICK_PLAN, problem, plainer, 0.0)
+                    if plain.time <= result.time * (1 + self.job.tolerance):
+                        return plain
+        return result
 
     def _simplest(self) -> tuple[PlannedChoice, tuple[str, ...]]:
         """The plan to recommend, which becomes its choice's result, and the levers of the fastest plan."""
@@ -481,7 +493,7 @@ class _DegreesSearch:
                 self.results[plan.degrees] = result
                 return plan, fastest.levers
             # A quick plan's target may offload, which is a lever more.
-            result = verify(QUICK_PLAN, self.problems[plan.degrees], plan.solution, 0.0)
+            result = self._verified_quick(plan.degrees, plan.solution)
             known.append(result)
             plans.remove(plan)
             plans.append(replace(plan, solution=result.solution, step=float(result.time)))
