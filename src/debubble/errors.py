@@ -67,6 +67,10 @@ class ExportError(DebubbleError):
     """Another framework cannot keep what the plan depends on: its order, its partition, or its fit in memory."""
 
 
+class StoppedError(DebubbleError):
+    """A signal has stopped a training run after a step, whose checkpoint is saved."""
+
+
 class OutOfMemoryError(InfeasibleError):
     """An operation can never start under its device's limit.
 

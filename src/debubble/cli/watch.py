@@ -78,7 +78,7 @@ def _render(run: WatchedRun) -> RenderableType:
 
 def _silence(run: WatchedRun) -> str | None:
     """The problem of the run, as far as its record tells; None: none."""
-    if run.state == "failed":
+    if run.state in ("failed", "stopped"):
         return run.error
     if run.state == "died":
         return "Its process is gone without a word: see what it printed, and go on with --resume."

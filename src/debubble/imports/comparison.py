@@ -17,6 +17,7 @@ from debubble.imports.figures import Figures
 from debubble.imports.registry import Importer, Settings
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.plans import Plan
+from debubble.targets import targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +131,21 @@ def compare(
         importer.notes(settings, {change.name: change.then for change in changes}) if changes else _unset(yours, plan)
     )
     comparison = JobComparison(
-        yours=figures, planned=planned, changes=changes, corrections=corrections, notes=tuple(notes)
-    )
+        yours=figures, planned=planned, changes=changes, corrections=corrections,
+        notes=(*notes, *_newly_untested(yours, plan)),
+    )  # fmt: skip
     return comparison, plan
+
+
+def _newly_untested(yours: Plan, plan: Plan) -> list[str]:
+    """Sentences on what the framework's project does not test of the plan, and the job does not have."""
+
+    def untested(of: Plan) -> tuple[str, ...]:
+        if of.target is None or of.model is None:
+            return ()
+        return targets[of.target].untested_parts(of.options, of.model, pipeline=of.devices)
+
+    return [sentence for sentence in untested(plan) if sentence not in untested(yours)]
 
 
 def _is_faster(planned: Figures, yours: Figures) -> bool:

@@ -22,7 +22,7 @@ from debubble.ir import InputError, Trace
 from debubble.plans import Plan
 from debubble.processes import available_cores, own_cores
 from debubble.runtime import Batch
-from debubble.runtime.launch.failures import DeviceMemoryError, RunError
+from debubble.runtime.launch.failures import DeviceMemoryError, RunError, StoppedRunError
 from debubble.runtime.parameters.post_validation import StepResult
 from debubble.runtime.pipeline import Pipeline
 from debubble.runtime.topology import default_device
@@ -187,7 +187,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
             for show in shows:
                 show(report)
         if run.saver is not None and run.ended_by is not None:
-            raise RunError(
+            raise StoppedRunError(
                 f"The run was stopped by a signal after step {run.step} of {options.steps}: go on from"
                 f" {run.saver.newest} by the same call with --resume."
             )

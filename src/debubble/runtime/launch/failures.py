@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from debubble.errors import StoppedError
 from debubble.ir import DebubbleError, Instruction
 
 
@@ -88,6 +89,10 @@ It has the ranks' rendezvous, their heartbeats, and the reasons of those that fa
 
 class RunError(DebubbleError):
     """An error of the run, not of the rank that has found it."""
+
+
+class StoppedRunError(RunError, StoppedError):
+    """A run that a signal has stopped, on all ranks."""
 
 
 class EndedError(DebubbleError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import DecodeError, Struct
 from msgspec.json import encode
 
-from debubble.errors import InputError
+from debubble.errors import InputError, StoppedError
 from debubble.files import decode_json
 from debubble.training.monitoring.progress import Show, StepReport
 
@@ -70,6 +70,8 @@ class RunEnd(Struct, frozen=True, kw_only=True, tag_field="event", tag="end"):
 
     error: str | None
     """The error that ended it; None: it took all its steps."""
+    stopped: bool = False
+    """True if that was a signal, after which it saved a checkpoint."""
 
 
 @contextmanager
@@ -92,7 +94,7 @@ def record(file: Path, *, plan: Path, done: int, steps: int, cores: int | None =
         try:
             yield lambda report: append(RunStep.of(report))
         except BaseException as error:
-            append(RunEnd(error=str(error) or type(error).__name__))
+            append(RunEnd(error=str(error) or type(error).__name__, stopped=isinstance(error, StoppedError)))
             raise
         append(RunEnd(error=None))
 
@@ -152,9 +154,9 @@ class RunRecord:
 
     @property
     def state(self) -> str:
-        """`running`, `ended` (with all its steps), `failed`, or `died` (without a word, on this host)."""
+        """`running`, `ended` (with all its steps), `stopped` (by a signal), `failed`, or `died` (without a word)."""
         if self.end is not None:
-            return "ended" if self.end.error is None else "failed"
+            return "ended" if self.end.error is None else "stopped" if self.end.stopped else "failed"
         return "running" if self.start.host != socket.gethostname() or _lives(self.start.process) else "died"
 
 

@@ -37,7 +37,7 @@ class DeviceState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run at its newest step; null: not known (yet)."""
 
-    state: Annotated[str, Meta(description="running, ended, failed, or died: its process is gone without a word.")]
+    state: Annotated[str, Meta(description="running, ended, stopped by a signal, failed, or died: it is gone.")]
     error: Annotated[str | None, Meta(description="The error that ended it.")]
     plan: Annotated[str, Meta(description="The plan's file.")]
     step: Annotated[int, Meta(description="Steps done.")]
