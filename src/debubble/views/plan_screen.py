@@ -15,7 +15,7 @@ from rich.text import Text
 
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import unlike
-from debubble.costs.frameworks import TARGET, framework_name
+from debubble.costs.frameworks import TARGET
 from debubble.costs.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
@@ -142,7 +142,7 @@ def _parallelism(plan: Plan) -> Iterator[str]:
     if plan.devices == 1:
         yield "no pipeline"
     else:
-        lengths = sorted({len(stage) for stage in plan.partition})
+        lengths = sorted({sum(unit.layer is not None for unit in stage) for stage in plan.partition})
         units = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
         yield f"pipeline {plan.devices} ({len(plan.partition)} stages of {units} {_unit_words(plan)})"
     for name, degree in (("tensor", o.tensor), ("context", o.context), ("data", o.data), ("expert", o.expert)):
@@ -175,14 +175,14 @@ def _planner(plan: Plan) -> str:
 def _recomputation(plan: Plan) -> Iterator[str]:
     """The strategies of the units that recompute."""
     strategies = Counter(unit.strategy for stage in plan.partition for unit in stage)
-    total = sum(strategies.values())
+    total = sum(unit.layer is not None for stage in plan.partition for unit in stage)
     ways = [(name, count) for name, count in strategies.most_common() if name != "none"]
     for n, (name, count) in enumerate(ways[:WAYS]):
         yield f"{name} in {count}{f' of {total} {_unit_words(plan)}' if n == 0 else ''}"
     if others := ways[WAYS:]:
-        yield f"{len(others)} other way{'s' * (len(others) != 1)} in {sum(count for _, count in others)}"
+        yield f"in other ways {sum(count for _, count in others)}"
     if deeper := len(plan.schedule.deeper & plan.schedule.explicit_recompute):
-        yield f"more for {deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards"
+        yield f"{deeper} of {plan.schedule.stages * plan.schedule.micro_batches} forwards recompute more"
 
 
 def _offload(plan: Plan, why: Explanation) -> Iterator[str]:
@@ -238,8 +238,9 @@ def _kernels(plan: Plan) -> str:
     """Words on whose kernels are priced; none where they were measured."""
     if plan.profile is not None:
         return ""
-    named = plan.options.framework or TARGET
-    return f" with the kernels of {named if framework_name(named) else named.replace(TARGET, 'Megatron-LM', 1)}"
+    named, comma, traits = (plan.options.framework or TARGET).partition(",")
+    titles = {TARGET: "Megatron-LM", **{target.framework: target.title for target in targets.values()}}
+    return f" with the kernels of {titles.get(named, named)}{comma}{traits}"
 
 
 def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
@@ -276,7 +277,7 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     option = f"--memory-limit {limit}"
     told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == option)
     price = next((gain.effect.removesuffix(" per sequence") for gain in told), None)
-    yield f"{option} keeps even that below the limit ({price or '--why tells its step'})"
+    yield f"{option} keeps even that within the device ({price or '--why tells its step'})"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
