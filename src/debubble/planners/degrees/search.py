@@ -425,13 +425,13 @@ class _DegreesSearch:
                 self._verified(degrees)
         shown = sorted(self.results, key=lambda degrees: steps[degrees])[:BEST]
         fastest = self._summary(shown[0])
+        plan, levers = self._simplest()
+        best = plan.degrees
         usual = tuple(
             self._usual_row(name, choice)
             for name, choice in self.usual.items()
             if not self.late or choice in self.results or isinstance(choice, str)
         )
-        plan, levers = self._simplest()
-        best = plan.degrees
         shown = [best, *(degrees for degrees in shown if degrees != best)][:BEST]
         slower = plan.step > fastest.step_time * (1 + NEGLIGIBLE)
         found = DegreeSearch(
