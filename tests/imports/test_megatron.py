@@ -326,6 +326,11 @@ def test_a_misspelt_argument_of_megatron_is_warned_of(flag: str, said: str | Non
     assert job(tmp_path, SCRIPT.replace("EXTRA", flag)).rest.warnings == ((said,) if said else ())
 
 
+def test_a_missing_argument_names_the_one_that_is_like_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not say --num-layers, but --num-layer; give it with --args"):
+        job(tmp_path, SCRIPT.replace("--num-layers", "--num-layer"))
+
+
 def test_an_argument_that_megatron_lacks_is_listed_once(tmp_path: Path) -> None:
     unread = job(tmp_path, SCRIPT.replace("EXTRA", "--frobnicate-weights")).unread
 

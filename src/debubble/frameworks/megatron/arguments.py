@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from debubble.imports.command_line import how_to_give, variables_in
 from debubble.imports.settings import SOURCED, SettingsReader
 from debubble.ir import InputError
+
+ALIKE = 0.9
+"""Similarity (difflib's cutoff) from which an argument may be the one that is missing, misspelt."""
 
 
 class Arguments(SettingsReader):
@@ -47,8 +51,13 @@ class Arguments(SettingsReader):
         word = self.word(name)
         if word is None:
             if default is None:
+                near = get_close_matches(
+                    name, [each for each in self.settings if each.startswith("--")], 1, cutoff=ALIKE
+                )
+                misspelt = f", but {near[0]}" if near else ""
                 raise InputError(
-                    f"{self.path} does not say {name}{self.sources} give it with --args, as in --args '{name} N'."
+                    f"{self.path} does not say {name}{misspelt}{self.sources} give it with --args, as in"
+                    f" --args '{name} N'."
                 )
             return default
         return self._whole(name, word)
