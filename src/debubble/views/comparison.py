@@ -192,7 +192,7 @@ def _which(comparison: Comparison) -> str:
     first, last = min(comparison.steps), max(comparison.steps)
     if first == last:
         return f"Step {comparison.step}"
-    return f"Step {comparison.step}, the typical one of steps {first} to {last}"
+    return f"Step {comparison.step} (counted from 0), the typical one of steps {first} to {last}"
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
