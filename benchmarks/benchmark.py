@@ -130,7 +130,8 @@ def provenance() -> dict[str, Any]:
         "commit": commit(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "machine": {"cpu": _cpu(), "cores": os.cpu_count()},
-        "command": " ".join(["python", *sys.argv]),
+        # `python -m` has the script's whole path.
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], Path(__file__).parents[1]), *sys.argv[1:]]),
     }
 
 

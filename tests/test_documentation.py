@@ -114,6 +114,13 @@ def test_commands_are_found_in_pages() -> None:
     assert {"README.md", "start.md", "how-to.md", "views.md", "training.md"} <= named
 
 
+def test_results_name_their_commands_without_places_of_a_machine() -> None:
+    results = [*(ROOT / "benchmarks/results").glob("*.json"), ROOT / "benchmarks/golden/expected.json"]
+    commands_of = {file.name: json.loads(file.read_text()).get("command", "") for file in results}
+
+    assert {name: command for name, command in commands_of.items() if "/work" in command or " /" in command} == {}
+
+
 def test_the_readmes_picture_has_the_step_of_the_golden_corpus() -> None:
     expected = json.loads((ROOT / "benchmarks/golden/expected.json").read_text())["answers"]["A"]
     step, less = re.findall(r"The step takes (\S+) s; no plan takes (\S+)% less", (ROOT / "README.md").read_text())[0]
