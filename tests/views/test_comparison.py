@@ -41,7 +41,8 @@ def test_the_warm_up_is_left_out_and_the_step_is_named() -> None:
     comparison = compare(plan, three_steps(plan))
 
     assert comparison.makespan == pair(19, 57)
-    assert printed(comparison).startswith("Step 2 (counted from 0), the typical one of steps 1 to 2: 57 s, predicted 19 s;")
+    first = "Step 2 (counted from 0), the typical one of steps 1 to 2: 57 s, predicted 19 s;"
+    assert printed(comparison).startswith(first)
     assert (as_dict(comparison)["step"], as_dict(comparison)["steps"]) == (2, (1, 2))
     assert comparison.peak_memory == (pair(3, 12), pair(2, 8))
 
