@@ -9,7 +9,7 @@ from debubble.imports.command_line import how_to_give, variables_in
 from debubble.imports.settings import SOURCED, SettingsReader
 from debubble.ir import InputError
 
-ALIKE = 0.9
+SIMILARITY = 0.9
 """Similarity (difflib's cutoff) from which an argument may be the one that is missing, misspelt."""
 
 
@@ -52,7 +52,7 @@ class Arguments(SettingsReader):
         if word is None:
             if default is None:
                 near = get_close_matches(
-                    name, [each for each in self.settings if each.startswith("--")], 1, cutoff=ALIKE
+                    name, [each for each in self.settings if each.startswith("--")], 1, cutoff=SIMILARITY
                 )
                 misspelt = f", but {near[0]}" if near else ""
                 raise InputError(
