@@ -456,6 +456,13 @@ def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytes
     assert err.endswith(": `show` and `compare` take it.\n")
 
 
+@pytest.mark.parametrize(("framework", "title"), [("megatron-lm", "Megatron-LM"), ("deepspeed", "DeepSpeed")])
+def test_the_answer_names_whose_kernels_are_priced(run: Any, framework: str, title: str) -> None:
+    _, out, _ = run("plan", "llama-tiny", "--cluster", "2xL4", "--planner", "dapple", "--framework", framework)
+
+    assert f"with the kernels of {title}" in " ".join(out.split())
+
+
 def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> None:
     call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--planner", "chronos", "--effort", "0.1")
     [most] = re.findall(r"up to ([0-9.]+) GiB of [0-9.]+ GiB of\s+host memory", run(*call)[1])

@@ -223,9 +223,17 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
     from debubble.planners.fixed_plan import fixed_plan
     from debubble.views.scene import Scene
 
+    if choice.schedule is None or choice.csv is not None:
+        raise InputError("--csv is simulated with --costs, not with a MODEL; leave one of them out.")
+    if given.costs is not None:
+        raise InputError("Give either MODEL or --costs, not both.")
+    if given.devices is not None:
+        raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
+    model, schedule = named_model(name), choice.schedule
+
     def scene(recompute: str | None) -> Scene:
         plan = fixed_plan(
-            model, run.require_cluster(), schedule=choice.schedule or "",
+            model, run.require_cluster(), schedule=schedule,
             micro_batches=choice.step_micro_batches, pipeline=run.pipeline, chunks=choice.chunks,
             recompute=recompute, memory_limit=choice.memory_limit, layers=choice.stage_layers,
             host_chunks=choice.host_chunks, schedule_options=choice.settings, **asdict(run.run_options),
@@ -239,13 +247,6 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
             return False
         return True
 
-    if choice.schedule is None or choice.csv is not None:
-        raise InputError("--csv is simulated with --costs, not with a MODEL; leave one of them out.")
-    if given.costs is not None:
-        raise InputError("Give either MODEL or --costs, not both.")
-    if given.devices is not None:
-        raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
-    model = named_model(name)
     try:
         return scene(choice.recompute)
     except OutOfMemoryError as error:

@@ -174,8 +174,8 @@ def _planner(plan: Plan) -> str:
 
 def _recomputation(plan: Plan) -> Iterator[str]:
     """The strategies of the units that recompute."""
-    strategies = Counter(unit.strategy for stage in plan.partition for unit in stage)
-    total = sum(unit.layer is not None for stage in plan.partition for unit in stage)
+    strategies = Counter(unit.strategy for stage in plan.partition for unit in stage if unit.layer is not None)
+    total = sum(strategies.values())
     ways = [(name, count) for name, count in strategies.most_common() if name != "none"]
     for n, (name, count) in enumerate(ways[:WAYS]):
         yield f"{name} in {count}{f' of {total} {_unit_words(plan)}' if n == 0 else ''}"
@@ -239,8 +239,10 @@ def _kernels(plan: Plan) -> str:
     if plan.profile is not None:
         return ""
     named, comma, traits = (plan.options.framework or TARGET).partition(",")
-    titles = {TARGET: "Megatron-LM", **{target.framework: target.title for target in targets.values()}}
-    return f" with the kernels of {titles.get(named, named)}{comma}{traits}"
+    priced = targets["megatron"].framework if named == TARGET else named
+    # Primus has Megatron-LM's kernels, and comes after it.
+    title = next((target.title for target in targets.values() if target.framework == priced), priced)
+    return f" with the kernels of {title}{comma}{traits}"
 
 
 def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
