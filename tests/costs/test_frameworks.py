@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.costs import DEEPSPEED, FSDP, MEGATRON, Cluster, Framework, StepTail, Units, model_units
+from debubble.costs import DEEPSPEED, FSDP, MEGATRON, TORCH, Cluster, Framework, StepTail, Units, model_units
 from debubble.costs.frameworks import FRAMEWORKS, framework_of_options, framework_with, named_framework
 from debubble.costs.known_hardware import HOST_CALL, hardware
 from debubble.costs.speed import Speed
@@ -30,7 +30,7 @@ def test_a_version_before_the_first_is_the_first() -> None:
 
 
 def test_a_name_without_a_version_is_the_newest() -> None:
-    assert named_framework("torchtitan") == FRAMEWORKS["torchtitan"]["2025.06"]
+    assert named_framework("torchtitan") == FRAMEWORKS["torchtitan"]["2025.10"]
 
 
 def test_single_traits_override_the_frameworks() -> None:
@@ -202,3 +202,43 @@ def test_replicas_of_experts_meet_over_the_network() -> None:
     )
 
     assert across.after() > 0.2 * within.after()
+
+
+def test_torch_has_receive_buffers_for_every_micro_batch() -> None:
+    options = RunOptions(sequence_length=4096, data=2)
+    plain, torch = (
+        model_units(models["llama3-8b"], H100, options, framework=framework, micro_batches=16)
+        for framework in (FSDP, TORCH)
+    )
+    message = 2 * 4096 * 4096
+
+    assert plain.receive_buffers == 0
+    assert torch.receive_buffers == 16 * message
+    assert [torch.buffers((stage,), 4) for stage in range(4)] == [
+        16 * message,
+        32 * message,
+        32 * message,
+        16 * message,
+    ]
+    assert torch.buffers((0, 4), 8) == 3 * 16 * message
+
+
+def test_kept_outputs_are_the_logits_of_all_but_one() -> None:
+    options = RunOptions(sequence_length=4096, data=2)
+    units = model_units(
+        models["llama3-8b"], H100, options, framework=named_framework("automodel"), micro_batches=16
+    )  # fmt: skip
+
+    assert units.kept_outputs == 15 * 2 * 4096 * 128256
+    assert units.buffers((3,), 4) == units.receive_buffers + units.kept_outputs
+
+
+def test_a_device_alone_has_no_receive_buffers() -> None:
+    options = RunOptions(data=8)
+
+    assert model_units(models["llama3-8b"], H100, options, framework=TORCH, micro_batches=16).receive_buffers == 0
+
+
+def test_torchtitan_returns_no_outputs_from_october_2025() -> None:
+    assert named_framework("torchtitan@2025.06").keeps_outputs
+    assert not named_framework("torchtitan").keeps_outputs

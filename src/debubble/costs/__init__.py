@@ -10,7 +10,16 @@ from debubble.costs.files import (
     read_profile,
     with_profile,
 )
-from debubble.costs.frameworks import DEEPSPEED, EAGER, FSDP, MEGATRON, Framework, framework_of_options, framework_with
+from debubble.costs.frameworks import (
+    DEEPSPEED,
+    EAGER,
+    FSDP,
+    MEGATRON,
+    TORCH,
+    Framework,
+    framework_of_options,
+    framework_with,
+)
 from debubble.costs.known_hardware import hardware
 from debubble.costs.model_units import model_units
 from debubble.costs.partition import Partition
@@ -28,6 +37,7 @@ __all__ = [
     "Partition",
     "StepTail",
     "Strategy",
+    "TORCH",
     "Unit",
     "Units",
     "apply_profile",

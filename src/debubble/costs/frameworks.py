@@ -66,6 +66,10 @@ class Framework:
     """ZeRO-3 gathers the parameters of a unit at a time, for every micro-batch (FSDP), not those of a stage."""
     defers_gradients: bool = False
     """With ZeRO-2 and 3 gradients stay whole on every rank until the last micro-batch (FSDP without its sync)."""
+    receives_ahead: bool = False
+    """A stage has buffers for what both sides send it in every micro-batch of a step (torch's PipelineStage)."""
+    keeps_outputs: bool = False
+    """The last stage keeps the logits of all micro-batches to the end of a step (torch's `return_outputs`)."""
     graphs: Graphs | None = None
     """Kernels that CUDA graphs launch: none, those of dense layers and routers, or all.  None: the host is not priced,
     as if it always kept ahead of its device."""
@@ -75,6 +79,7 @@ MEGATRON = Framework()
 DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2, gathers_units=True)
 EAGER = Framework(fused_activation=False, whole_layers=False)
 FSDP = Framework(gathers_units=True)
+TORCH = replace(FSDP, receives_ahead=True)
 
 TARGET = "target"
 """The name of what is priced where no framework is named."""
@@ -88,7 +93,9 @@ _ZERO_BUCKETS = 2 * 500_000_000 * 2
 _OF_2021 = Framework(flash=False, sequence_parallel=False, fused_loss=False, graphs="none")
 
 _UNCOMPILED: Mapping[str, Any] = {"compiled": False, "fused_activation": False, "fused_loss": False}
-_TITAN = Framework(gathers_units=True, keeps_gathered=True, attention="flash-2", graphs="none")
+_TITAN = Framework(
+    gathers_units=True, keeps_gathered=True, attention="flash-2", receives_ahead=True, keeps_outputs=True, graphs="none"
+)
 
 _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
     # Narayanan et al. 2021; Korthikanti et al. 2022 (sequence parallelism); Megatron-LM's defaults with Transformer
@@ -111,14 +118,21 @@ _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
             keeps_8_bits=True, gradient_overlap=True, dispatches_once=True, dispatch_overlap=True, graphs="none"
         ),
     },
-    # FSDP2 and DTensor; benchmarks are compiled from the end of 2024 on, the loss from 2025 on.
+    # FSDP2 and DTensor; benchmarks are compiled from the end of 2024 on, the loss from 2025 on; a step returns no
+    # outputs from October 2025 on.
     "torchtitan": {
         "2024.06": replace(_TITAN, **_UNCOMPILED),
         "2024.12": replace(_TITAN, fused_loss=False),
         "2025.06": _TITAN,
+        "2025.10": replace(_TITAN, keeps_outputs=False),
     },
     # Transformer Engine's layers and DeepEP on FSDP2.
-    "automodel": {"25.10": Framework(gathers_units=True, keeps_gathered=True, dispatches_once=True, graphs="none")},
+    "automodel": {
+        "25.10": Framework(
+            gathers_units=True, keeps_gathered=True, dispatches_once=True, receives_ahead=True, keeps_outputs=True,
+            graphs="none",
+        ),
+    },
     # FSDP1 with Triton's flash attention.
     "llm-foundry": {"2023": replace(FSDP, attention="flash-1", graphs="none", **_UNCOMPILED)},
     "maxtext": {"2024": replace(FSDP, gradient_bytes=2, graphs="step")},

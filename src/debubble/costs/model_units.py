@@ -55,6 +55,7 @@ def model_units(
     *,
     pipeline: int | None = None,
     framework: Framework | None = None,
+    micro_batches: int | None = None,
 ) -> Units:
     """Seconds and bytes of a model's units: embedding, attention and MLP half-layers (or whole layers), head.
 
@@ -64,6 +65,7 @@ def model_units(
         options: Degrees, sequence length and number format of the run.
         pipeline: Pipeline devices; None: as many as the cluster has for these degrees.
         framework: The framework whose kernels are priced; None: that of the options, or Megatron-LM.
+        micro_batches: Micro-batches of a step, for frameworks that have buffers for all of them; None: no such buffers.
 
     Raises:
         InputError: The degrees fit neither the model nor the cluster.
@@ -94,6 +96,7 @@ def model_units(
         for name, hardware in {hardware.name: hardware for hardware in paces}.items()
     }
     mixed = len(tables) > 1
+    received = micro_batches or 0 if layout.pipeline > 1 else 0
     units = Units(
         units=fastest_units([*tables.values()]) if mixed else next(iter(tables.values())),
         on_devices=tuple(tables[hardware.name] for hardware in paces) if mixed else (),
@@ -105,6 +108,8 @@ def model_units(
         memory_limit=layout.memory_limit,
         stage_entries=builder.parameters.per_stage(),
         divides_gradients=options.zero >= 2,
+        receive_buffers=builder.boundary * received if framework.receives_ahead else 0,
+        kept_outputs=builder.logits * (received - 1) if framework.keeps_outputs and received else 0,
         slices=options.slices,
         attention_scale=None if options.slices == 1 else tuple(2 * i + 1 for i in range(options.slices)),
     )
@@ -187,6 +192,12 @@ class _Builder:
     def boundary(self) -> float:
         """Bytes of the tensor between two units, on one device."""
         return self.shapes.element * self.shapes.stream
+
+    @property
+    def logits(self) -> float:
+        """Bytes of a micro-batch's logits on one device."""
+        s = self.shapes
+        return s.element * s.tokens * s.model.vocab / s.options.tensor
 
     def on(self, speed: Speed) -> _Builder:
         """The builder for another type of device."""

@@ -42,6 +42,10 @@ class Units(PickledFields):
     """Per device, or one for all."""
     static: Number = 0
     """Bytes on every device next to its units' own."""
+    receive_buffers: Number = 0
+    """Bytes of a stage's buffers for what one side sends, where a framework has one for every micro-batch."""
+    kept_outputs: Number = 0
+    """Bytes of the logits that the last stage keeps to the end of a step, where a framework keeps them."""
     micro_batch_scale: tuple[Number, ...] | None = None
     slices: int = 1
     """Slices of every sequence: the units are those of its first one."""
@@ -117,7 +121,10 @@ class Units(PickledFields):
             reload=transfer,
             host_link=self.host_link,
             link_groups=self.link_groups,
-            static=tuple(self._static([stages[s] for s in own], own, on_host) for own in placement.stages_of),
+            static=tuple(
+                self._static([stages[s] for s in own], own, on_host) + self.buffers(own, placement.stages)
+                for own in placement.stages_of
+            ),
             memory_limit=self.memory_limit,
             micro_batch_scale=self.micro_batch_scale,
         )
@@ -294,6 +301,16 @@ class Units(PickledFields):
             "host_step": [sum(h.step for h in stage) for stage in hosted],
             "parameter_load": [sum(h.parameters for h in stage) / self.offload_bandwidth for stage in hosted],
         }
+
+    def buffers(self, own: Collection[int], stages: int) -> Number:
+        """Bytes of a device's buffers for the messages and outputs of a whole step.
+
+        Args:
+            own: The device's stages.
+            stages: The number of all stages.
+        """
+        sides = sum((s > 0) + (s < stages - 1) for s in own)
+        return sides * self.receive_buffers + (stages - 1 in own) * self.kept_outputs
 
     def _static(self, sums: Sequence[StageSums], own: Sequence[int], on_host: Collection[int]) -> Number:
         states = sum(s.static_on_host if stage in on_host else s.static for stage, s in zip(own, sums, strict=True))

@@ -108,7 +108,13 @@ def _units(plan: Plan, options: RunOptions, framework: Framework | None = None) 
     if described is None:
         return None
     framework = framework or framework_of_plan(replace(plan, options=options))
-    units = model_units(*described, options, pipeline=plan.devices, framework=framework)
+    units = model_units(
+        *described,
+        options,
+        pipeline=plan.devices,
+        framework=framework,
+        micro_batches=plan.schedule.micro_batches // plan.options.slices,
+    )
     if plan.profile is not None:
         units = with_profile(units, plan.profile, model=described.model, options=options)
     return units if len(units.units) == sum(map(len, plan.partition)) else None

@@ -156,7 +156,14 @@ class ImportedJob:
             )
         options = targets[self.target].priced(self.options)
         Layout.of(cluster, options, self.pipeline).check_all_used(options)
-        units = half_layers(self.model, cluster, options, pipeline=self.pipeline, target=self.target)
+        units = half_layers(
+            self.model,
+            cluster,
+            options,
+            pipeline=self.pipeline,
+            target=self.target,
+            micro_batches=self.micro_batches // self.passes,
+        )
         partition = partition_by_layers(units, self.layers, self.strategies, mtp_stage=self.mtp_stage)
         once = self._schedule()
         if once.stages != len(self.layers):

@@ -122,7 +122,13 @@ def fit_units(plan: Plan, measured: MeasuredStep) -> Fit:
     if described is None:
         raise InputError("Only a MODEL's plan can be fitted to a trace; this one is of abstract costs.")
     factors = tuple(_factors(plan, measured))
-    units = half_layers(*described, plan.options, pipeline=plan.devices, target=plan.target)
+    units = half_layers(
+        *described,
+        plan.options,
+        pipeline=plan.devices,
+        target=plan.target,
+        micro_batches=plan.schedule.micro_batches,
+    )
     stage_of = [stage for stage, units_of_stage in enumerate(plan.partition) for _ in units_of_stage]
     scaled = replace(units, units=tuple(_with_times(unit, *factors[stage_of[i]]) for i, unit in enumerate(units.units)))
     costs = scaled.stage_costs(

@@ -129,7 +129,8 @@ class DynamicPrograms:
 
     def _budget(self, s: int, begin: int, end: int) -> float:
         units = self.units.units[begin:end]
-        static = self.units.static + sum(u.static + u.gathered for u in units) + max(u.workspace for u in units)
+        static = self.units.static + self.units.buffers((s,), self.problem.devices)
+        static += sum(u.static + u.gathered for u in units) + max(u.workspace for u in units)
         return self.problem.limits[s] - float(static)
 
     @cached_property

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from debubble.costs import FSDP, MEGATRON, Cluster, Framework, StepTail, framework_of_options, model_units, with_profile
+from debubble.costs import (
+    FSDP,
+    MEGATRON,
+    TORCH,
+    Cluster,
+    Framework,
+    StepTail,
+    framework_of_options,
+    model_units,
+    with_profile,
+)
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Units
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
@@ -14,6 +24,9 @@ from debubble.planners.problem import ModelUnits, Problem
 from debubble.plans import Plan
 from debubble.search.problem import Objective
 from debubble.targets.target import sparse_layers, targets
+
+_UNNAMED: Mapping[str | None, Framework] = {None: MEGATRON, "debubble": MEGATRON, "torch": TORCH}
+"""Target -> the framework that is priced where none is named; FSDP for others."""
 
 
 def problem_of(
@@ -39,7 +52,9 @@ def problem_of(
     devices = pipeline_devices(cluster, options, pipeline)
     if target is not None:
         targets[target].check(options, model, pipeline=devices)
-    units = half_layers(model, cluster, options, pipeline=devices, profile=profile, target=target)
+    units = half_layers(
+        model, cluster, options, pipeline=devices, profile=profile, target=target, micro_batches=micro_batches
+    )
     levers = None if target is None else targets[target].levers_of(options, pipeline=devices)
     if levers is not None:
         units = levers.layers(units, sparse_layers(model))
@@ -59,11 +74,13 @@ def framework_of(options: RunOptions, target: str | None) -> Framework:
 
     debubble's own runtime gathers whole stages with ZeRO-3, the others unit by unit.
     """
-    return framework_of_options(options.framework, MEGATRON if target in (None, "debubble") else FSDP)
+    return framework_of_options(options.framework, _UNNAMED.get(target, FSDP))
 
 
 def framework_of_plan(plan: Plan) -> Framework:
     """The framework with which a plan's costs were made."""
+    if plan.target == "torch":
+        return framework_of(plan.options, plan.target)
     gathers_units = plan.options.zero >= 3 and not plan.costs.gathers
     return framework_of_options(plan.options.framework, FSDP if gathers_units else MEGATRON)
 
@@ -83,9 +100,12 @@ def half_layers(
     pipeline: int,
     profile: Mapping[str, Any] | None = None,
     target: str | None = None,
+    micro_batches: int | None = None,
 ) -> Units:
-    """The units in which plans list a model's stages, with the memory of the target."""
-    units = model_units(model, cluster, options, pipeline=pipeline, framework=framework_of(options, target))
+    """The units in which plans list a model's stages, with the memory of the target for so many micro-batches."""
+    units = model_units(
+        model, cluster, options, pipeline=pipeline, framework=framework_of(options, target), micro_batches=micro_batches
+    )
     levers = None if target is None else targets[target].levers_of(options, pipeline=pipeline)
     if units.on_devices and (profile is not None or levers is not None):
         raise InputError("Pipelines on devices of several types are planned without a profile and without --for.")

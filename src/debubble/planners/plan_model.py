@@ -239,7 +239,14 @@ def _model_plan(
     if levers is None:
         return replace(plan, target=problem.target)
     assert solution.partition is not None
-    units = half_layers(*described, options, pipeline=problem.devices, profile=profile, target=problem.target)
+    units = half_layers(
+        *described,
+        options,
+        pipeline=problem.devices,
+        profile=profile,
+        target=problem.target,
+        micro_batches=problem.micro_batches // options.slices,
+    )
     partition = levers.halves(units, problem.units, solution.partition)
     linked = units.offloading_modules() if solution.schedule.offloaded else units
     return replace(

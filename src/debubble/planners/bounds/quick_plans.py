@@ -85,7 +85,8 @@ class PipelineBounds:
             indices = range(d, p * chunks, p)
             own_stages = [stages[s] for s in indices]
             on_device = [min(n, IN_TRANSIT) if chunk < offloaded else n for chunk, n in enumerate(alive[d])]
-            capacity = limit + sum(self._on_host[b] - self._on_host[a] for a, b in own_stages[chunks - hosted :])
+            capacity = limit - float(self._units.buffers(indices, p * chunks))
+            capacity += sum(self._on_host[b] - self._on_host[a] for a, b in own_stages[chunks - hosted :])
             again = self._least_recomputation(own_stages, on_device, capacity, device=d)
             own = problem.micro_batches * (sum(forward[s] + backward[s] for s in indices) + again)
             filled = sum(count * forward[s] for count, s in zip(alive[d], indices, strict=True))

@@ -171,7 +171,9 @@ class _Assignments:
     def _capacity(self) -> Floats:
         """The bytes of each device for states and activations."""
         workspace = max(float(unit.workspace) for unit in self.units.units)
-        capacity: Floats = np.minimum(self.problem.limits, 1e30) - float(self.units.static) - workspace
+        devices = self.problem.devices
+        buffers = [float(self.units.buffers((d,), devices)) for d in range(devices)]
+        capacity: Floats = np.minimum(self.problem.limits, 1e30) - float(self.units.static) - workspace - buffers
         return capacity
 
     @cached_property

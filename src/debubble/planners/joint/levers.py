@@ -95,6 +95,8 @@ def policy_choices(stages: int, *, first: Sequence[float] = ()) -> tuple[Sequenc
 
 LESS = 0.85
 """The part of what a stage keeps, below which a level is a deeper one for some of its micro-batches."""
+LEAST_CAPACITY = 1.0
+"""Bytes of a device on which nothing fits: measures of what it lacks divide by its capacity."""
 SPARE = 0.95
 """The part of devices' room that states may take: in the partitions that a search begins with, and where all stay."""
 
@@ -121,7 +123,8 @@ class Levers:
         self.down = np.array([lanes[link] for link in links])
         half = self.units.host_link == "half-duplex"
         self.up = self.down if half else self.down + placement.devices
-        self.limits = np.array(problem.limits)
+        buffers = [float(units.buffers(own, placement.stages)) for own in placement.stages_of]
+        self.limits = np.maximum(np.array(problem.limits) - buffers, LEAST_CAPACITY)
         work = np.array([float(sum(unit.work for unit in units.on(device))) for device in self.examples])
         self.paces = (work / work.min() if work.min() else np.ones(len(work)))[self.type_of]
         """Per stage, the time of the model on its device over that on the fastest."""
@@ -243,7 +246,7 @@ class Levers:
         pace_of[self.device_of] = self.paces
         states = np.concatenate(([0.0], np.cumsum([float(unit.static) for unit in self.units.units])))
         cuts = self._balanced_stages.copy()
-        capacity = self.limits - float(self.units.static)
+        capacity = np.maximum(self.limits - float(self.units.static), LEAST_CAPACITY)
         even_out(cuts, self._work_before, states, self.device_of, self.paces, pace_of, capacity, self.most_units)
         return tuple(np.diff(cuts).tolist())
 
