@@ -16,6 +16,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from textwrap import TextWrapper
 from typing import Annotated, Any
 
 import typer
@@ -111,7 +112,7 @@ def main() -> None:
         if any(len(word) > 2 and "--json-stream".startswith(word) for word in sys.argv):
             json.dump({"error": str(error), "kind": type(error).__name__}, sys.stdout)
             sys.stdout.write("\n")
-        sys.stderr.write(f"debubble: {error}\n")
+        sys.stderr.write(f"{_wrapped(f'debubble: {error}')}\n")
         sys.exit(error.exit_code)
     except OSError as error:
         sys.stderr.write(f"debubble: {error.strerror or error}.\n")
@@ -122,6 +123,17 @@ def main() -> None:
         if end.code == INTERRUPTED:  # how typer passes a Ctrl-C on
             _interrupted()
         raise
+
+
+def _wrapped(message: str) -> str:
+    """A message of several lines at the width of other answers; one of a single line stays whole."""
+    lines = message.split("\n")
+    if len(lines) == 1:
+        return message
+    from debubble.cli.output import log
+
+    words = TextWrapper(log().width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(map(words.fill, lines))
 
 
 def _make_streams_robust() -> None:
