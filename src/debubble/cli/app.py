@@ -16,7 +16,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from textwrap import TextWrapper
 from typing import Annotated, Any
 
 import typer
@@ -127,13 +126,12 @@ def main() -> None:
 
 def _wrapped(message: str) -> str:
     """A message of several lines at the width of other answers; one of a single line stays whole."""
-    lines = message.split("\n")
-    if len(lines) == 1:
+    if "\n" not in message:
         return message
     from debubble.cli.output import log
+    from debubble.formatting import wrapped
 
-    words = TextWrapper(log().width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(map(words.fill, lines))
+    return wrapped(message, log().width)
 
 
 def _make_streams_robust() -> None:

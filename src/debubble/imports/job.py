@@ -26,8 +26,6 @@ FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
 
 RECOMPUTATIONS: Mapping[str, tuple[str, str] | None] = {"none": None, "full": ("full", "full")}
 """What every layer recomputes, as a user says it -> the strategies of its halves; None: nothing."""
-_NAMED = 3
-"""Entries that the first line of an answer names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +100,9 @@ class ImportedJob:
 
     @property
     def left_out(self) -> str | None:
-        """Words on how many entries of the file are not in the prediction, and which, or are otherwise; None: none."""
+        """Words on how many entries of the file are not in the prediction, or are otherwise; None: none."""
         unknown, otherwise = len(self.rest.unknown), len(self.rest.remarks)
-        names = " ".join(self.rest.unknown[:_NAMED]) + (" ..." if unknown > _NAMED else "")
-        words = [f"{_entries(unknown)} not in the prediction ({names})"] if unknown else []
+        words = [f"{_entries(unknown)} not in the prediction"] if unknown else []
         words += [f"{_entries(otherwise)} predicted otherwise"] if otherwise else []
         return "; ".join(words) or None
 
