@@ -9,7 +9,7 @@ from typing import Any
 
 from debubble.costs import framework_with
 from debubble.costs.speed import element_bytes
-from debubble.formatting import size_words
+from debubble.formatting import listed, size_words
 from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.defaults import Defaults
@@ -91,10 +91,9 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
 )
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
-    if given.model is None:
-        raise InputError("A DeepSpeed configuration does not describe the model: give it with --model.")
-    if given.sequence_length is None:
-        raise InputError("A DeepSpeed configuration does not say how long sequences are: give --sequence-length.")
+    _check_complete(read, given)
+    assert given.model is not None
+    assert given.sequence_length is not None
     bounds = read.numbers(f"{_MODULE}: BOUNDS")
     layers = given.model.layers
     if len(bounds) > 1:
@@ -154,19 +153,44 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     )
 
 
+def _check_complete(read: SettingsReader, given: UserFacts) -> None:
+    """Raise InputError with all that a configuration leaves to its user or trainer, and the options that give it."""
+    batch = ("train_micro_batch_size_per_gpu", *(() if given.micro_batches else ("gradient_accumulation_steps",)))
+    numbers = [name for name in (*batch, STAGE) if read.get(name) == "auto"]
+    auto = [*([] if given.dtype else _auto_dtypes(read)), *numbers]
+    missing = [
+        *(["the model"] if given.model is None else []),
+        *(["the length of sequences"] if given.sequence_length is None else []),
+    ]
+    open_entries = [
+        *([f"does not say {listed(missing)}"] if missing else []),
+        *([f"leaves {listed(auto)} to your trainer ('auto')"] if auto else []),
+    ]
+    options = {
+        "--model llama3-8b": given.model is None,
+        "--sequence-length 4096": given.sequence_length is None,
+        "--dtype bf16": len(auto) > len(numbers),
+        f"--args '{' '.join(f'--{name} 1' for name in numbers)}'": bool(numbers),
+    }
+    if open_entries:
+        needed = " ".join(option for option, is_open in options.items() if is_open)
+        raise InputError(f"{read.path} {' and '.join(open_entries)}: add {needed}, with your values.")
+
+
 _DTYPES = ("bf16.enabled", "fp16.enabled")
 _PARTITIONS = ("pipeline.partition_method", "pipeline.partition", "partition_method")
 
 
+def _auto_dtypes(read: SettingsReader) -> list[str]:
+    """The entries of dtypes that a trainer decides; none where one is enabled."""
+    if any(read.get(name) is True for name in _DTYPES):
+        return []
+    return [name for name in _DTYPES if read.get(name) == "auto"]
+
+
 def _dtype(read: SettingsReader) -> str:
-    """The dtype that is enabled; raises InputError if a trainer decides, or both are."""
-    auto = [name for name in _DTYPES if read.get(name) == "auto"]
+    """The dtype that is enabled; raises InputError if both are."""
     on = [name for name in _DTYPES if read.get(name, False) is True]
-    if auto and not on:
-        raise InputError(
-            f"{read.path}: {' and '.join(auto)} {'are' if len(auto) > 1 else 'is'} 'auto', which your trainer fills in:"
-            " give --dtype, such as --dtype bf16."
-        )
     if len(on) > 1:
         raise InputError(f"{read.path} enables bf16 and fp16, of which DeepSpeed takes one.")
     return on[0].partition(".")[0] if on else "fp32"
