@@ -546,6 +546,18 @@ def test_all_that_deepspeed_leaves_open_is_asked_for_at_once(tmp_path: Path) -> 
     )
 
 
+def test_live_parameters_that_may_exceed_the_limit_are_warned_of(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}'
+    read = job("deepspeed", tmp_path, "a.json", text, model=db.models["llama3-8b"], sequence_length=1024)
+    assert read.more_memory is not None
+    assert read.more_memory.size == 2 * (10**9 - 2 * 218_112_000)
+    assert [len(read.all_warnings(peak=peak, limit=70e9)) for peak in (68.8e9, 68.9e9, 70.1e9)] == [0, 1, 0]
+    assert read.all_warnings(peak=69e9, limit=70e9) == (
+        "The fullest device may need 65.31 GiB of 65.19 GiB with what zero_optimization.stage3_max_live_parameters lets"
+        " it keep: give that a lower value.",
+    )
+
+
 def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -> None:
     names = {
         "zero_optimization.stage": 3, "zero_optimization.offload_optimizer.device": "cpu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -133,18 +134,21 @@ def import_(
         log().print(f"{what} is in {output}.", soft_wrap=True)
     elif output is not None:
         log().print(f"{output} is not written: the job does not fit, and there is no other plan.", soft_wrap=True)
+    warnings = job.all_warnings(peak=comparison.yours.peak_memory, limit=comparison.yours.memory_limit)
     if json:
         print_answer(
             target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary,
-            warnings=[*job.warnings, *job.rest.warnings], not_predicted=job.rest.not_predicted, unread=list(job.unread),
+            warnings=list(warnings), not_predicted=job.rest.not_predicted, unread=list(job.unread),
         )  # fmt: skip
     else:
-        _show(job, yours, comparison, own_degrees=not degrees and not as_it_is)
+        _show(job, yours, comparison, warnings=warnings, own_degrees=not degrees and not as_it_is)
     if not comparison.fits:
         raise typer.Exit(InfeasibleError.exit_code)
 
 
-def _show(job: ImportedJob, yours: Plan, comparison: JobComparison, *, own_degrees: bool) -> None:
+def _show(
+    job: ImportedJob, yours: Plan, comparison: JobComparison, *, warnings: Sequence[str], own_degrees: bool
+) -> None:
     """Print what the job is and takes, what would help it, and what of it is not in the prediction."""
     from debubble.costs.calibration import calibration_words
     from debubble.imports.comparison import recomputation_words
@@ -153,7 +157,7 @@ def _show(job: ImportedJob, yours: Plan, comparison: JobComparison, *, own_degre
     def say(text: str, **style: Any) -> None:
         console().print(wrapped(text, console().width), soft_wrap=True, markup=False, **style)
 
-    for warning in (*job.warnings, *job.rest.warnings):
+    for warning in warnings:
         say(f"Warning: {warning}", style="yellow")
     share = yours.options.host_optimizer
     hosts = [f"{share:.0%} of the optimizer states on hosts"] if share else []

@@ -13,7 +13,7 @@ from debubble.formatting import listed, size_words
 from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.defaults import Defaults
-from debubble.imports.job import ImportedJob, batches_in, replicas
+from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.unread import Unread
@@ -116,6 +116,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     for name in _DTYPES:
         read.get(name)
     gradients = _gradients(read, dtype, pipeline=pipeline)
+    gathered = _gathered(read, given.model, dtype)
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=given.sequence_length,
@@ -147,9 +148,10 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
             read,
             (
                 *_remarks(read, given, pipeline=pipeline),
-                *_gathered(read, given.model, dtype),
+                *([] if gathered is None else [gathered.sentence]),
             ),
         ),
+        more_memory=gathered,
     )
 
 
@@ -294,20 +296,22 @@ _LIVE_PARAMETERS = 10**9
 """DeepSpeed's default."""
 
 
-def _gathered(read: SettingsReader, model: Model, dtype: str) -> Iterator[str]:
-    """A sentence if ZeRO-3 may keep more parameters gathered than the two layers that the prediction counts."""
-    setting = "zero_optimization.stage3_"
-    given = read.get(f"{setting}max_live_parameters")
-    said = isinstance(given, int | float)
+def _gathered(read: SettingsReader, model: Model, dtype: str) -> MoreMemory | None:
+    """The parameters that ZeRO-3 may keep gathered besides the two layers that the prediction counts; None: none."""
+    name = "zero_optimization.stage3_max_live_parameters"
+    given = read.get(name)
     most = given if isinstance(given, int | float) else _LIVE_PARAMETERS
-    for name in ("max_reuse_distance", "prefetch_bucket_size"):
-        read.get(f"{setting}{name}")
+    for other in ("max_reuse_distance", "prefetch_bucket_size"):
+        read.get(f"zero_optimization.stage3_{other}")
     layers = [model.layer_parameters(layer) for layer in range(model.layers)]
     counted, kept = 2 * max(layers), min(int(most), sum(layers))
-    if read.number(STAGE, 0) == 3 and kept > counted:
-        more = size_words(element_bytes(dtype) * (kept - counted))
-        yield (
-            f"{setting}max_live_parameters is {most:,.0f}{'' if said else ' by default'}, and the prediction counts on"
-            f" two gathered layers, {counted:,} parameters: up to {more} per device may be added, which a lower"
-            " value saves."
-        )
+    if read.number(STAGE, 0) != 3 or kept <= counted:
+        return None
+    more = element_bytes(dtype) * (kept - counted)
+    said = "" if most is given else " by default"
+    return MoreMemory(
+        size=more,
+        setting=name,
+        sentence=f"{name} is {most:,.0f}{said}, and the prediction counts on two gathered layers, {counted:,}"
+        f" parameters: up to {size_words(more)} per device may be added, which a lower value saves.",
+    )
