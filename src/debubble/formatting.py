@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import TextWrapper
 
 from debubble.errors import readable
 from debubble.ir import Number
@@ -42,6 +43,18 @@ def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text with each line broken between words at a width; what continues an indented line is indented further."""
+    lines = text.split("\n")
+    return "\n".join(_wrapper(width, " " * (len(line) - len(line.lstrip()))).fill(line) for line in lines)
+
+
+def _wrapper(width: int, indent: str) -> TextWrapper:
+    """Breaks a line of this indent."""
+    further = indent and f"{indent}  "
+    return TextWrapper(width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
 
 
 def cores_words(cores: int) -> str:

@@ -37,6 +37,17 @@ def test_a_sweep_takes_a_job_file(json_of: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "over", ["micro-batches=2,8", "micro_batches=2,8", "cluster=2xL4,4xL4", "model=llama-tiny,gpt2-tiny"]
+)
+def test_over_wins_over_the_job_files_entry(json_of: Any, tmp_path: Path, over: str) -> None:
+    entries = 'model = "llama-tiny"\ncluster = "2xA100-80GB"\nmicro_batches = 4\nsequence_length = 256\n'
+    (tmp_path / "job.toml").write_text(entries)
+    answer = json_of("sweep", str(tmp_path / "job.toml"), "--planner", "dapple", "--over", over)
+
+    assert [point["value"] for point in answer["points"]] == over.partition("=")[2].split(",")
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         ("colour=red,blue", "--over varies one of model, cluster, memory-limit"),

@@ -33,6 +33,11 @@ def megatron(run: Any, tmp_path: Path) -> Any:
     return call
 
 
+def unwrapped(out: str) -> str:
+    """The words of an answer, without its line breaks."""
+    return " ".join(out.split())
+
+
 def test_the_answer_compares_and_names_the_settings_to_change(megatron: Any, tmp_path: Path) -> None:
     code, out, _ = megatron(RECOMPUTING, "--cluster", "4xA100-80GB", "--json", "-o", str(tmp_path / "plan.json"))
     answer = json.loads(out)
@@ -97,6 +102,22 @@ def test_the_checkpoint_format_goes_with_what_divides_parameters(
     assert dict(required(job, changed)) == wanted
 
 
+GRADIENTS = {"--overlap-grad-reduce": True, "--use-distributed-optimizer": True}
+
+
+@pytest.mark.parametrize(
+    ("job", "wanted"),
+    [
+        (GRADIENTS, {"--overlap-param-gather": True}),
+        ({**GRADIENTS, "--overlap-param-gather": True}, {}),
+        ({**GRADIENTS, "framework": "megatron-bridge"}, {}),
+        ({"--overlap-grad-reduce": True}, {}),
+    ],
+)
+def test_the_overlap_that_an_export_adds_is_listed(job: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert dict(required(job, {"--micro-batch-size": 2})) == wanted
+
+
 @pytest.mark.parametrize("changed", [{"--use-megatron-fsdp": None}, {"--pipeline-model-parallel-size": 2}])
 def test_torchs_fsdp_is_left_out_where_the_plan_has_none(changed: dict[str, Any]) -> None:
     assert list(conflicts(FSDP2, changed)) == ["--use-torch-fsdp2"]
@@ -111,14 +132,15 @@ def test_a_job_of_fsdp_is_told_the_checkpoint_format(megatron: Any) -> None:
     )
 
     assert "  --ckpt-format fsdp_dtensor (now torch_dist)\n" in out
-    assert f"\n{OTHER_CHECKPOINTS}\n" in out
+    assert OTHER_CHECKPOINTS in unwrapped(out)
 
 
 def test_the_answer_has_pace_and_intervals(megatron: Any) -> None:
     _, out, _ = megatron(SCRIPT, "--cluster", "4xA100-80GB", "--as-it-is")
+    said = unwrapped(out)
 
-    assert re.search(r"Yours: [\d.]+ s \([\d.]+ s to [\d.]+ s\), [\d,]+ tokens/s per GPU, MFU [\d.]+%; ", out)
-    assert re.search(r" of 72\.00 GiB \(up to [\d.]+ GiB\)", out)
+    assert re.search(r"Yours: [\d.]+ s \([\d.]+ s to [\d.]+ s\), [\d,]+ tokens/s per GPU, MFU [\d.]+%; ", said)
+    assert re.search(r" of 72\.00 GiB \(up to [\d.]+ GiB\)", said)
 
 
 def test_a_gain_within_the_interval_is_told() -> None:
@@ -150,7 +172,7 @@ def test_a_gain_within_the_interval_is_told() -> None:
 def test_recomputation_is_told_by_layers(megatron: Any, flags: str, words: str) -> None:
     _, out, _ = megatron(SCRIPT.replace("EXTRA", flags), "--cluster", "4xA100-80GB", "--as-it-is")
 
-    assert words in out
+    assert words in unwrapped(out)
 
 
 PRODUCT = SCRIPT.replace("torchrun --nproc_per_node 4", "WORLD_SIZE=$((2*8))\nsrun python")
@@ -170,7 +192,7 @@ def test_what_the_script_says_otherwise_is_warned_of(
 ) -> None:
     _, out, _ = megatron(script, "--cluster", f"{devices}xA100-80GB", "--as-it-is", *more)
 
-    assert f"Warning: {warning}" in out if warning else "Warning: " not in out
+    assert f"Warning: {warning}" in unwrapped(out) if warning else "Warning: " not in out
 
 
 def test_json_names_every_entry(megatron: Any) -> None:
@@ -180,7 +202,13 @@ def test_json_names_every_entry(megatron: Any) -> None:
     _, shown, _ = megatron(job, "--cluster", "4xA100-80GB", "--as-it-is")
 
     assert all(flag in " ".join(json.loads(out)["unread"]) for flag in flags)
-    assert "and 8 more." in shown
+    assert " ".join(sorted(flags)) in unwrapped(shown)
+
+
+def test_lines_are_no_wider_than_the_terminal(megatron: Any) -> None:
+    flags = " ".join(f"--unheard-of-{number}" for number in range(20))
+    _, out, _ = megatron(SCRIPT.replace("EXTRA", flags), "--cluster", "4xA100-80GB", "--as-it-is")
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_a_measured_run_that_corrects_a_job_is_told(megatron: Any, run: Any, tmp_path: Path) -> None:
@@ -189,15 +217,15 @@ def test_a_measured_run_that_corrects_a_job_is_told(megatron: Any, run: Any, tmp
     run("calibrate", plan, "--step", "5", "-o", cluster)
     _, out, _ = megatron(SCRIPT, "--cluster", cluster, "--as-it-is")
 
-    assert "The prediction is corrected by 1 measured run of the cluster: the step " in out
+    assert "The prediction is corrected by 1 measured run of the cluster: the step " in unwrapped(out)
 
 
 def test_no_plan_is_written_where_none_fits(megatron: Any, tmp_path: Path) -> None:
     code, out, err = megatron(SCRIPT, "--cluster", "4xL4", "-o", str(tmp_path / "plan.json"))
 
     assert code == 1
-    assert ", which does not fit." in out
-    assert "No plan fits: The model's states alone need" in out
+    assert ", which does not fit." in unwrapped(out)
+    assert "No plan fits: The model's states alone need" in unwrapped(out)
     assert "plan.json is not written: the job does not fit, and there is no other plan." in " ".join(
         (out + err).split()
     )
@@ -214,7 +242,8 @@ def test_what_no_setting_says_is_told_in_words(run: Any, tmp_path: Path) -> None
     _, out, _ = run("import", "deepspeed", str(config), *asked, "--cluster", "8xA100-80GB", "--effort", "0.2")
 
     assert "Planned: " in out
-    assert "has no setting for it; change in the script that it starts: recompute nothing (now full in every" in out
+    words = "has no setting for it; change in the script that it starts: recompute nothing (now full in every"
+    assert words in unwrapped(out)
 
 
 def test_the_best_job_is_left_alone(megatron: Any, tmp_path: Path) -> None:
@@ -226,7 +255,7 @@ def test_the_best_job_is_left_alone(megatron: Any, tmp_path: Path) -> None:
         SCRIPT.replace("EXTRA", f"--pipeline-model-parallel-layout '{new}'"), "--cluster", "4xA100-80GB"
     )
 
-    assert "Nothing faster was found." in out
+    assert "Nothing faster was found." in unwrapped(out)
 
 
 def test_stages_of_deepspeed_are_among_the_changes(tmp_path: Path, json_of: Any) -> None:
@@ -260,9 +289,7 @@ def test_the_page_shows_what_an_import_answers(run: Any) -> None:
     code, out, _ = run(*call.replace("examples/", f"{ROOT}/examples/").replace(" -o plan.json", "").split()[1:])
 
     assert code == 0
-    head, *changes = answer.split("\n\n")[0].splitlines()
-    assert " ".join(out.split()).startswith(head)
-    assert [line for line in changes if line not in out] == []
+    assert out.startswith(answer.split("\n\n")[0])
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ FORMS: dict[str, Form] = {
     "deepspeed's auto": Form(
         "deepspeed", "ds.json", '{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
         given={"model": db.models["llama3-8b"], "sequence_length": 1024},
-        refused="are 'auto', which your trainer fills in: give --dtype",
+        refused="to your trainer .'auto'.: add --dtype bf16, with",
     ),
     "mindformers' expert ranks": Form(
         "mindformers", "run.yaml",

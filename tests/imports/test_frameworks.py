@@ -346,7 +346,7 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
         ("torchtitan", "a.py", "import os\n", "no recipe of debubble's"),
         ("automodel", "a.yaml", "model: {}\n", "names no model: give it with --model"),
         ("automodel", "a.yaml", "[1, 2]\n", "has no settings by name"),
-        ("deepspeed", "a.json", "{}", "does not describe the model"),
+        ("deepspeed", "a.json", "{}", "does not say the model and the length of sequences: add --model llama3-8b"),
         (
             "automodel",
             "a.yaml",
@@ -533,6 +533,29 @@ def test_gradients_that_deepspeed_keeps_in_two_dtypes_are_warned_of(at_once: boo
 
     assert sum("bf16.immediate_grad_update saves them" in warning for warning in read.warnings) == said
     assert not any("immediate_grad_update" in sentence for sentence in read.unread)
+
+
+def test_all_that_deepspeed_leaves_open_is_asked_for_at_once(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}'
+    with pytest.raises(InputError) as refused:
+        job("deepspeed", tmp_path, "a.json", text)
+    assert str(refused.value) == (
+        f"{tmp_path / 'a.json'} does not say the model and the length of sequences and leaves bf16.enabled and"
+        " train_micro_batch_size_per_gpu to your trainer ('auto'): add --model llama3-8b --sequence-length 4096 --dtype"
+        " bf16 --args '--train_micro_batch_size_per_gpu 1', with your values."
+    )
+
+
+def test_live_parameters_that_may_exceed_the_limit_are_warned_of(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}'
+    read = job("deepspeed", tmp_path, "a.json", text, model=db.models["llama3-8b"], sequence_length=1024)
+    assert read.more_memory is not None
+    assert read.more_memory.size == 2 * (10**9 - 2 * 218_112_000)
+    assert [len(read.all_warnings(peak=peak, limit=70e9)) for peak in (68.8e9, 68.9e9, 70.1e9)] == [0, 1, 0]
+    assert read.all_warnings(peak=69e9, limit=70e9) == (
+        "The fullest device may need 65.31 GiB of 65.19 GiB with what zero_optimization.stage3_max_live_parameters lets"
+        " it keep: give that a lower value.",
+    )
 
 
 def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -> None:

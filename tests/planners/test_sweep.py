@@ -1,6 +1,10 @@
+from typing import Any
+
 import pytest
 
 import debubble as db
+from debubble.planners.sweep import Sweep, SweepPoint
+from debubble.views.html.sweep import sweep_curve
 
 CLUSTER = "2xA100-80GB"
 
@@ -42,3 +46,28 @@ def test_the_page_has_a_slider_over_the_values() -> None:
     page = found.show().content.decode()
     assert '<input id="slider" type="range" min="0" max="2" value="0"' in page
     assert page.count("data-point=") == page.count("<svg") - 1 == 3
+
+
+@pytest.mark.parametrize(
+    ("over", "values", "places"),
+    [
+        ("micro_batches", [4, 8, 32], [0, 1 / 3, 1]),
+        ("micro_batches", [2, 3, 6], [0, 0.25, 1]),
+        ("zero", [0, 1, 3], [0, 1 / 3, 1]),
+        ("memory_limit", ["24GiB", "32GiB", "40GiB", "80GiB"], [0, 1 / 7, 2 / 7, 1]),
+        ("cluster", ["4xH100-80GB", "8xH100-80GB", "32xH100-80GB"], [0, 1 / 3, 1]),
+        ("cluster", ["4xH100-80GB", "8xA100-80GB", "32xH100-80GB"], [0, 0.5, 1]),
+        ("optimizer", ["adamw", "adam", "sgd"], [0, 0.5, 1]),
+        ("micro_batches", [2, 2], [0, 1]),
+    ],
+)
+def test_values_that_are_numbers_are_to_scale(over: str, values: list[Any], places: list[float]) -> None:
+    found = Sweep(over, tuple(SweepPoint(value, None, "Nothing fits.") for value in values))
+    curve = sweep_curve(found)
+    xs = [mark["x"] for mark in curve["marks"]]
+    assert [(x - xs[0]) / (xs[-1] - xs[0]) for x in xs] == pytest.approx(places)
+
+
+def test_labels_of_near_values_do_not_overlap() -> None:
+    found = Sweep("micro_batches", tuple(SweepPoint(value, None, "Nothing fits.") for value in (1000, 1001, 9000)))
+    assert [mark["label"] for mark in sweep_curve(found)["marks"]] == ["1000", "", "9000"]

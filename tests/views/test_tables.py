@@ -15,6 +15,7 @@ from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline
 from debubble.views import Scene
 from debubble.views.memory_table import memory_words
+from debubble.views.plan_screen import framework_to_plan_for
 from debubble.views.plan_table import render as render_plan
 from debubble.views.rows import chosen_degrees_words, chosen_words, configuration_rows
 from debubble.views.scene_table import render_scenes
@@ -216,7 +217,23 @@ def test_the_answer_names_a_planner_that_is_faster(ratio: float, said: bool) -> 
     other = replace(first, planner="b", step_time=ratio * step, makespan=ratio * step)
     compared = replace(plan, candidates=(first, other))
 
-    assert ("2.0% less time by b" in printed(render_plan(compared, Scene.predicted(compared)))) is said
+    answer = printed(render_plan(compared, Scene.predicted(compared)))
+    assert ("2.0% less time by b" in answer) is said
+
+
+def test_the_answer_says_within_what_simpler_plans_win() -> None:
+    plan = db.plan("llama2-7b", "4xA100-80GB", planner="dapple", micro_batches=4)
+    step = float(plan.simulate().makespan)
+    first = replace(plan.candidates[0], step_time=step, makespan=step)
+    compared = replace(plan, candidates=(first, replace(first, planner="b", step_time=0.993 * step)))
+    answer = printed(render_plan(compared, Scene.predicted(compared)))
+    assert "a plan without recomputation or offload wins within 1%" in answer
+
+
+@pytest.mark.parametrize(("rank", "named"), [(0, "megatron"), (8, "torch")])
+def test_the_usual_framework_is_named_unless_there_are_adapters(rank: int, named: str) -> None:
+    plan = db.plan("llama-tiny", "2xA100-80GB", planner="dapple", micro_batches=4, lora=rank)
+    assert framework_to_plan_for(plan, {"torch": 1.0, "megatron": 1.001}) == named
 
 
 def search(*steps: float, fastest: float | None = None, tolerance: float = 0.02) -> DegreeSearch:

@@ -111,7 +111,7 @@ def main() -> None:
         if any(len(word) > 2 and "--json-stream".startswith(word) for word in sys.argv):
             json.dump({"error": str(error), "kind": type(error).__name__}, sys.stdout)
             sys.stdout.write("\n")
-        sys.stderr.write(f"debubble: {error}\n")
+        sys.stderr.write(f"{_wrapped(f'debubble: {error}')}\n")
         sys.exit(error.exit_code)
     except OSError as error:
         sys.stderr.write(f"debubble: {error.strerror or error}.\n")
@@ -122,6 +122,16 @@ def main() -> None:
         if end.code == INTERRUPTED:  # how typer passes a Ctrl-C on
             _interrupted()
         raise
+
+
+def _wrapped(message: str) -> str:
+    """A message of several lines at the width of other answers; one of a single line stays whole."""
+    if "\n" not in message:
+        return message
+    from debubble.cli.output import log
+    from debubble.formatting import wrapped
+
+    return wrapped(message, log().width)
 
 
 def _make_streams_robust() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -24,6 +25,7 @@ from debubble.cli.names import (
 )
 from debubble.cli.output import Json, SearchProgress, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable
+from debubble.formatting import wrapped
 from debubble.ir import InfeasibleError
 
 if TYPE_CHECKING:
@@ -129,41 +131,47 @@ def import_(
     elif output is not None and (comparison.yours.fits or best is not yours or as_it_is):
         best.save(output)
         what = "The job's own plan" if best is yours else "The faster plan"
-        log().print(f"{what} is in {output}.")
+        log().print(f"{what} is in {output}.", soft_wrap=True)
     elif output is not None:
         log().print(f"{output} is not written: the job does not fit, and there is no other plan.", soft_wrap=True)
+    warnings = job.all_warnings(peak=comparison.yours.peak_memory, limit=comparison.yours.memory_limit)
     if json:
         print_answer(
             target=target, degrees=yours.degrees, **vars(comparison), summary=job.summary,
-            warnings=[*job.warnings, *job.rest.warnings], not_predicted=job.rest.not_predicted, unread=list(job.unread),
+            warnings=list(warnings), not_predicted=job.rest.not_predicted, unread=list(job.unread),
         )  # fmt: skip
     else:
-        _show(job, yours, comparison, own_degrees=not degrees and not as_it_is)
+        _show(job, yours, comparison, warnings=warnings, own_degrees=not degrees and not as_it_is)
     if not comparison.fits:
         raise typer.Exit(InfeasibleError.exit_code)
 
 
-def _show(job: ImportedJob, yours: Plan, comparison: JobComparison, *, own_degrees: bool) -> None:
+def _show(
+    job: ImportedJob, yours: Plan, comparison: JobComparison, *, warnings: Sequence[str], own_degrees: bool
+) -> None:
     """Print what the job is and takes, what would help it, and what of it is not in the prediction."""
     from debubble.costs.calibration import calibration_words
     from debubble.imports.comparison import recomputation_words
     from debubble.imports.unread import NAMED
 
-    for warning in (*job.warnings, *job.rest.warnings):
-        console().print(f"Warning: {warning}", style="yellow", soft_wrap=True)
+    def say(text: str, **style: Any) -> None:
+        console().print(wrapped(text, console().width), soft_wrap=True, markup=False, **style)
+
+    for warning in warnings:
+        say(f"Warning: {warning}", style="yellow")
     share = yours.options.host_optimizer
     hosts = [f"{share:.0%} of the optimizer states on hosts"] if share else []
     first = [f"{yours.degrees}", yours.schedule.name, f"recomputing {recomputation_words(yours)}", *hosts]
-    console().print("; ".join(filter(None, [*first, job.left_out])), soft_wrap=True)
-    console().print(f"It {job.summary}.", soft_wrap=True)
+    say("; ".join(filter(None, [*first, job.left_out])))
+    say(f"It {job.summary}.")
     assert yours.cluster is not None
     if corrected := calibration_words(job.model, yours.cluster, yours.options):
-        console().print(corrected, soft_wrap=True)
+        say(corrected)
     for sentence in comparison.sentences():
-        console().print(sentence, soft_wrap=True)
+        say(sentence)
     if own_degrees:
-        console().print("Degrees are the job's own: --degrees searches them too.", style="dim")
+        say("Degrees are the job's own: --degrees searches them too.", style="dim")
     if job.unread:
-        console().print("\nEntries that are not in the prediction, or cost nothing:")
+        say("\nEntries that are not in the prediction, or cost nothing:")
         for sentence in job.rest.sentences(NAMED):
-            console().print(f"  - {sentence}", soft_wrap=True)
+            say(f"  - {sentence}")

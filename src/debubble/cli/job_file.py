@@ -1,7 +1,7 @@
 """Job files: the MODEL, its devices and the options of a run as TOML, in place of a command line.
 
-A key is an option's name, with `_` or `-`; options of the command line override it.  Keys that belong to another of the
-commands that take job files are left alone, so that one file serves all of them.
+A key is an option's name, with `_` or `-`; options of the command line override it, and so does `sweep --over`.  Keys
+that belong to another of the commands that take job files are left alone, so that one file serves all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +47,26 @@ def with_job_file(arguments: Sequence[str], ctx: Any, parameters: Sequence[Any])
         known = ctx.obj(JOB_COMMANDS)
         for key in sorted(others - known):
             raise InputError(f"{file}: {_unknown_entry(key, _written(file)[key], sorted(known))}")
+    varied = _varied(arguments)
+    entries.pop(varied, None)
     ctx.default_map = {names[key]: value for key, value in entries.items() if key in names}
+    if varied == "model":
+        return [*arguments[:place], *arguments[place + 1 :]]
     if "model" not in entries:
         raise InputError(f'The job file {file} has no model: write model = "llama3-8b", or see `debubble init`.')
     written, called = _written(file), {argument.partition("=")[0].removeprefix("--") for argument in arguments}
     ctx.meta[PLACES] = {
         names[key]: f"{file}: {written[key]} = {json.dumps(entries[key])}"
-        for key in names.keys() & written.keys() - called
+        for key in names.keys() & entries.keys() - called
     }
     return [*arguments[:place], str(entries["model"]), *arguments[place + 1 :]]
+
+
+def _varied(arguments: Sequence[str]) -> str:
+    """The option whose values a sweep has (`--over NAME=...`), without its dashes; empty: there is none."""
+    words = " ".join(arguments).replace("--over=", "--over ").split()
+    over = next((value for name, value in pairwise(words) if name == "--over"), "")
+    return over.partition("=")[0].removeprefix("--").replace("_", "-")
 
 
 def read_job(file: Path) -> dict[str, Any]:

@@ -146,8 +146,8 @@ def _find_plan(request: Request, status: Status, output: Output) -> Plan:
             raise
         from debubble.planners.degrees import misfit
 
-        # The answer comes at once; what would help takes longer.
-        log().print(f"It does not fit: {error}  Trying what would ...", soft_wrap=True)
+        # That it does not fit is told at once; what would help takes longer.
+        log().print("Nothing fits.  Trying what would ...")
         status.update("Trying what would fit ...")
         answer = misfit(request.job, str(error))
         if output.html is not None:

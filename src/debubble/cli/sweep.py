@@ -34,7 +34,8 @@ def sweep(
     over: Annotated[
         str,
         typer.Option(
-            help="The option to vary, with its values: memory-limit=24GiB,32GiB,40GiB.", metavar="OPTION=VALUE,VALUE"
+            help="The option to vary, with its values, in place of a job file's: memory-limit=24GiB,32GiB,40GiB.",
+            metavar="OPTION=VALUE,VALUE",
         ),
     ],
     run: o.ModelRun,

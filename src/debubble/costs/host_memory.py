@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -12,7 +12,7 @@ from debubble.costs.unit import Unit
 from debubble.costs.units import Units
 from debubble.errors import HostMemoryError
 from debubble.formatting import size_words
-from debubble.ir import Kind, Number
+from debubble.ir import Kind, Number, Schedule
 from debubble.ir.ops import CODE
 from debubble.simulator import Timeline
 
@@ -32,15 +32,19 @@ def host_peaks(units: Units, partition: Partition, timeline: Timeline) -> list[f
     Returns:
         Bytes per device.
     """
-    schedule = timeline.program.schedule
+    states = _states(units, partition, timeline.program.schedule)
+    return [size + float(peak) for size, peak in zip(states, offloaded_peaks(timeline), strict=True)]
+
+
+def _states(units: Units, partition: Partition, schedule: Schedule) -> list[float]:
+    """The bytes of optimizer states, with copies of gradients and weights, that each device has on its host."""
 
     def states_of(stage: int) -> float:
         own = [units.units[index] for index, _ in partition[stage]]
         stepped = states_on_host(own) if stage in schedule.host_steps else 0.0
         return stepped + sum(float(unit.hosted) for unit in own)
 
-    states = [sum(map(states_of, own)) for own in schedule.placement.stages_of]
-    return [size + float(peak) for size, peak in zip(states, offloaded_peaks(timeline), strict=True)]
+    return [sum(map(states_of, own)) for own in schedule.placement.stages_of]
 
 
 def offloaded_peaks(timeline: Timeline) -> list[Number]:
@@ -60,16 +64,25 @@ def offloaded_peaks(timeline: Timeline) -> list[Number]:
 
 def check_host_memory(units: Units, partition: Partition, timeline: Timeline) -> None:
     """Refuse a plan that keeps more on a host than there is for a device; raises HostMemoryError."""
-    limit = units.host_memory
-    if limit is None:
-        return
-    peaks = host_peaks(units, partition, timeline)
+    if units.host_memory is not None:
+        _check(units, host_peaks(units, partition, timeline))
+
+
+def check_host_states(units: Units, partition: Partition, schedule: Schedule) -> None:
+    """Refuse a plan whose optimizer states alone need more than a host has for a device; raises HostMemoryError."""
+    if units.host_memory is not None:
+        _check(units, _states(units, partition, schedule))
+
+
+def _check(units: Units, peaks: Sequence[float]) -> None:
+    """Raise HostMemoryError if a device needs more of its host's memory than there is for it."""
+    limit = float(units.host_memory or 0)
     device, most = max(enumerate(peaks), key=lambda peak: peak[1])
     if most > limit:
         raise HostMemoryError(
             f"Device {device} needs {size_words(most)} of its host's memory, which has {size_words(limit)} for it: plan"
             " with less offload, or say in a cluster file how much there is (host_memory).",
-            missing=most - float(limit),
+            missing=most - limit,
         )
 
 

@@ -32,7 +32,7 @@ class SettingChange:
         if self.then is None:
             return f"leave out {self.name}"
         on = "" if self.name.startswith("-") else "true"
-        then, now = (on if value is True else _short(_words(value)) for value in (self.then, self.now))
+        then, now = (on if value is True else _words(value) for value in (self.then, self.now))
         return f"{self.name}{then and f' {then}'}" + ("" if self.now is None else f" (now {now or 'on'})")
 
 
@@ -250,15 +250,6 @@ def _exported_settings(importer: Importer, plan: Plan) -> Mapping[str, Any]:
 def _file(value: Any) -> bool:
     """Tell whether a setting names a file of the export, whose content is the plan's."""
     return str(value).endswith(".csv")
-
-
-def _short(words: str) -> str:
-    """The words, or their beginning: lists of modules fill pages, and an export writes them."""
-    return words if len(words) <= MOST_LETTERS else f"{words[:MOST_LETTERS]} ..."
-
-
-MOST_LETTERS = 80
-"""Letters of a value that are shown."""
 
 
 def _words(value: Any) -> str:

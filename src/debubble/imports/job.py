@@ -9,6 +9,7 @@ from typing import Any
 
 from debubble.costs import Cluster, framework_of_options
 from debubble.costs.parallel_layout import Layout
+from debubble.formatting import size_words
 from debubble.imports.torch_orders import ZERO_BUBBLE, interleaved_zero_bubble
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions, Schedule
@@ -26,8 +27,30 @@ FACTS = ("dtype", "gradients", "sequence_parallel", "zero")
 
 RECOMPUTATIONS: Mapping[str, tuple[str, str] | None] = {"none": None, "full": ("full", "full")}
 """What every layer recomputes, as a user says it -> the strategies of its halves; None: nothing."""
-_NAMED = 3
-"""Entries that the first line of an answer names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreMemory:
+    """Memory that a job may take besides what is predicted.
+
+    Attributes:
+        size: Bytes per device, at most.
+        setting: The setting that decides it.
+        sentence: How much that is, and against what.
+    """
+
+    size: float
+    setting: str
+    sentence: str
+
+    def warning(self, *, peak: float, limit: float) -> str | None:
+        """A sentence if a device of this predicted peak may exceed its limit; None if it does not."""
+        if not peak <= limit < peak + self.size:
+            return None
+        return (
+            f"The fullest device may need {size_words(peak + self.size)} of {size_words(limit)} with what"
+            f" {self.setting} lets it keep: give that a lower value."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +73,7 @@ class ImportedJob:
         unsaid: Facts of the summary that the configuration does not say -> whose default stands for them.
         warnings: Sentences on what the user gives that is not what the configuration runs.
         rest: What of the configuration is not in the prediction, or costs nothing.
+        more_memory: Memory that may be added to the prediction; None: none that is known.
     """
 
     target: str
@@ -67,6 +91,14 @@ class ImportedJob:
     unsaid: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     rest: Unread = field(default_factory=Unread)
+    more_memory: MoreMemory | None = None
+
+    def all_warnings(self, *, peak: float, limit: float | None) -> tuple[str, ...]:
+        """All sentences of warning on a job of which the fullest device takes so much of its limit, in bytes."""
+        exceeded = None
+        if self.more_memory is not None and limit is not None:
+            exceeded = self.more_memory.warning(peak=peak, limit=limit)
+        return (*self.warnings, *self.rest.warnings, *([] if exceeded is None else [exceeded]))
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -102,10 +134,9 @@ class ImportedJob:
 
     @property
     def left_out(self) -> str | None:
-        """Words on how many entries of the file are not in the prediction, and which, or are otherwise; None: none."""
+        """Words on how many entries of the file are not in the prediction, or are otherwise; None: none."""
         unknown, otherwise = len(self.rest.unknown), len(self.rest.remarks)
-        names = " ".join(self.rest.unknown[:_NAMED]) + (" ..." if unknown > _NAMED else "")
-        words = [f"{_entries(unknown)} not in the prediction ({names})"] if unknown else []
+        words = [f"{_entries(unknown)} not in the prediction"] if unknown else []
         words += [f"{_entries(otherwise)} predicted otherwise"] if otherwise else []
         return "; ".join(words) or None
 

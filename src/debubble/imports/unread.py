@@ -16,7 +16,7 @@ _CUTOFF_OF_KNOWN, _CUTOFF_OF_MISSING = 0.8, 0.94
 """Similarity (difflib's cutoff) from which a name may be another one misspelt: one of all that a framework has, or one
 that was looked for in vain."""
 NAMED = 12
-"""Settings that the terminal names in a sentence: a log lists hundreds."""
+"""Settings that cost nothing that the terminal names: a log lists hundreds."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +72,23 @@ class Unread:
         """A sentence on entries that are names of the framework misspelt, which it would refuse; none if none is."""
         near = tuple(f"{name} (did you mean {near}?)" for name, near in self.strange.items() if near)
         whose = f"Not known to {self.framework}, misspelt or of a fork" if self.framework else "Perhaps misspelt"
-        return (f"{whose}, and not in the prediction: {_names(near, None)}.",) if near else ()
+        return (f"{whose}, and not in the prediction: {_names(near)}.",) if near else ()
 
     def sentences(self, most: int | None = None) -> Iterator[str]:
         """All that is to be known besides the warnings, the remarks first.
 
         Args:
-            most: Names in a sentence; None: all.
+            most: Names of those that cost nothing; None: all.
         """
         yield from self.remarks
         if forks := tuple(name for name, near in self.strange.items() if not near):
-            yield f"Not known to {self.framework}, and not in the prediction: {_names(forks, most)}."
+            yield f"Not known to {self.framework}, and not in the prediction: {_names(forks)}."
         if unknown := tuple(name for name in self.unknown if name not in self.strange):
-            yield f"Not in the prediction: {_names(unknown, most)}."
+            yield f"Not in the prediction: {_names(unknown)}."
         if self.free:
             yield f"Known to cost neither time nor memory: {_names(self.free, most)}."
 
 
-def _names(names: tuple[str, ...], most: int | None) -> str:
+def _names(names: tuple[str, ...], most: int | None = None) -> str:
     more = "" if most is None or len(names) <= most else f" and {len(names) - most} more"
     return f"{' '.join(names[:most])}{more}"

@@ -54,7 +54,7 @@ class Degrees:
         if self.slices > 1:
             yield f"{self.slices} slices"
         if self.chunks is not None and self.chunks > 1:
-            yield f"{self.chunks} chunks" if self.pipeline > 1 else f"all {self.chunks} chunks on one device"
+            yield f"{self.chunks} chunks" if self.pipeline > 1 else f"layers in {self.chunks} stages on each device"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,10 +176,18 @@ def tell_improvement(name: str, problem: Problem, solution: Solution) -> None:
     """Tell who listens of a planner's answer, as the problem's target runs it, if it fits."""
     with suppress(DebubbleError):
         solution = as_run(problem, solution)
-        time = problem.step_time(solution.simulate())
+        timeline = solution.simulate()
+        _check_hosts(problem, solution, timeline)
+        time = problem.step_time(timeline)
         bound = max(problem.step_bound(solution.lower_bound), proven_step_bound(problem).time)
         gap = max(0.0, float((time - bound) / time))
         tell(Improvement(planner=name, schedule=solution.schedule.name, step_time=float(time), gap=gap))
+
+
+def _check_hosts(problem: Problem, solution: Solution, timeline: Timeline) -> None:
+    """Refuse an answer for a model that keeps more on a host than there is; raises HostMemoryError."""
+    if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
+        check_host_memory(problem.workload.units, solution.partition, timeline)
 
 
 def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float) -> Result:
@@ -191,8 +199,7 @@ def verify(name: str, problem: Problem, solution: Solution, solve_seconds: float
     solution = with_module_offload(problem, as_run(problem, solution))
     timeline = solution.simulate()
     partition = _planned_units(problem, solution)
-    if isinstance(problem.workload, ModelUnits) and solution.partition is not None:
-        check_host_memory(problem.workload.units, solution.partition, timeline)
+    _check_hosts(problem, solution, timeline)
     proven = proven_bound(problem)
     bound = max(solution.lower_bound, proven.time)
     of_step = proven_step_bound(problem)

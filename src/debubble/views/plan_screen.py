@@ -28,7 +28,7 @@ from debubble.simulator import Cause
 from debubble.targets.target import targets
 from debubble.views.memory_table import PARTS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
-from debubble.views.rows import fastest_other
+from debubble.views.rows import fastest_other, where_simpler_wins
 from debubble.views.scene import Scene, subject
 
 LABEL = 13
@@ -209,6 +209,7 @@ def _faster(plan: Plan) -> Iterator[str]:
         if 100 * (1 - ratio) >= LITTLE:
             yield f"{100 * (1 - ratio):.1f}% less time by {planner}"
             yield f"--planner {planner} asks it alone"
+            yield f"a plan without recomputation or offload wins {where_simpler_wins(plan)}"
         return
     if plan.degree_search.fastest is None:
         return
@@ -218,6 +219,7 @@ def _faster(plan: Plan) -> Iterator[str]:
         return
     yield f"{gained:.1f}% less time with {', '.join(faster.levers) or str(faster.configuration.degrees)}"
     yield "--fastest takes it"
+    yield f"simpler plans win within {plan.degree_search.tolerance:.0%}"
 
 
 def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
@@ -375,10 +377,13 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         yield "other planners (--planner auto)"
 
 
-def _framework_to_plan_for(elsewhere: Mapping[str, float]) -> str:
-    """The framework with the fastest of the nearest quick plans; the usual one where it loses little against that."""
+def framework_to_plan_for(plan: Plan, elsewhere: Mapping[str, float]) -> str:
+    """The framework with the fastest of the nearest quick plans; the usual one where it loses little against that.
+
+    Adapters are nothing for which one of them is usual.
+    """
     fastest = min(elsewhere, key=elsewhere.__getitem__, default="NAME")
-    if USUAL in elsewhere and 100 * (elsewhere[USUAL] / elsewhere[fastest] - 1) < LITTLE:
+    if not plan.options.lora and USUAL in elsewhere and 100 * (elsewhere[USUAL] / elsewhere[fastest] - 1) < LITTLE:
         return USUAL
     return fastest
 
@@ -399,7 +404,7 @@ def _next(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
         run = f"debubble show {file}"
     yield f"{'' if written else '-o plan.json, then '}{run}"
     if plan.target is None and not frameworks and not plan.has_lengths:
-        named = _framework_to_plan_for(elsewhere)
+        named = framework_to_plan_for(plan, elsewhere)
         if plan_runs_in(plan):
             yield "runs in debubble only"
         yield f"--for {named} plans what {'a framework' if named == 'NAME' else 'it'} runs"

@@ -82,12 +82,10 @@ def chosen_words(plan: Plan) -> str | None:
     equal = [c.planner for c in answers[1:] if abs(_score(c) / _score(first) - 1) < EQUAL]
     fastest, least = fastest_other(plan)
     if least < 1 - EQUAL:
-        slower = 1 / least - 1
-        kind, share = (" of one stage", ONE_STAGE) if plan.schedule.stages == 1 else ("", LITTLE)
-        rule = f"within {share:.0%}" if slower <= share else "on CPUs, whose hosts are the same cores"
+        kind = " of one stage" if plan.schedule.stages == 1 else ""
         return (
-            f"{first.planner} is taken, {100 * slower:.2f}% slower than {fastest}: a plan{kind} that neither"
-            f" recomputes, offloads nor steps on hosts wins {rule}."
+            f"{first.planner} is taken, {100 * (1 / least - 1):.2f}% slower than {fastest}: a plan{kind} that neither"
+            f" recomputes, offloads nor steps on hosts wins {where_simpler_wins(plan)}."
         )
     if equal:
         return (
@@ -100,6 +98,13 @@ def chosen_words(plan: Plan) -> str | None:
 
 EQUAL = 1e-9
 """Share by which the steps of equally fast plans may differ."""
+
+
+def where_simpler_wins(plan: Plan) -> str:
+    """Words on when a plan without recomputation, offload and steps on hosts is taken for a faster one, as this was."""
+    share = ONE_STAGE if plan.schedule.stages == 1 else LITTLE
+    slower = 1 / fastest_other(plan)[1] - 1
+    return f"within {share:.0%}" if slower <= share else "on CPUs, whose hosts are the same cores"
 
 
 def fastest_other(plan: Plan) -> tuple[str, float]:

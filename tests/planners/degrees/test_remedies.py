@@ -4,13 +4,16 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.errors import HostMemoryError
 from debubble.ir import RunOptions
+from debubble.ir.degrees import Degrees
 from debubble.planners.degrees import Job
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.memory import too_large
-from debubble.planners.degrees.remedies import MOST, Misfit, misfit, remedies
+from debubble.planners.degrees.remedies import MOST, Misfit, Remedy, misfit, remedies
 from debubble.planners.degrees.shortlist import least_states, shortlist
 from debubble.planners.degrees.space import smallest_batches
+from debubble.planners.problem import Problem
 
 LLAMA = db.models["llama3-8b"]
 
@@ -80,6 +83,38 @@ def test_where_no_change_fits_that_is_said() -> None:
         cluster=db.Cluster.from_dict({"devices": "1xA100-40GB", "memory_limit": ["1GiB"]}),
     )  # fmt: skip
     assert str(misfit(asked, "Why.")).endswith("No change that was tried fits.")
+
+
+def test_what_fits_is_told_a_line_a_change() -> None:
+    fits = [Remedy(change=change, degrees=Degrees(), step_time=2.0) for change in ("--lora 16", "--zero 3")]
+    assert str(Misfit(job=job(), reason="Why.", remedies=tuple(fits))).split("\n") == [
+        "Nothing fits 8xH100-80GB with 8 sequences of 4096 tokens per step.",
+        "Why.",
+        Misfit(job=job(), reason="Why.", remedies=()).states,
+        "What fits (tried); add one of these:",
+        "  --lora 16: 2 s per step",
+        "  --zero 3: 2 s per step",
+    ]
+
+
+def test_that_nothing_fits_is_told_at_the_terminals_width(run: Any) -> None:
+    asked = ("llama3-8b", "--cluster", "1xA100-40GB", "--sequence-length", "512", "--memory-limit", "1GiB")
+    code, _, said = run("plan", *asked, "--micro-batches", "1", "--lora", "16", "--quantize", "nf4-dq")
+    assert (code, max(map(len, said.splitlines())) <= 80) == (1, True)
+    assert said.splitlines()[-1].startswith("  --cluster 8xA100-40GB --tensor 8: ")
+
+
+def test_a_quick_plan_keeps_to_the_hosts_memory() -> None:
+    def asked(host: str) -> Problem:
+        cluster = db.Cluster.from_dict({"devices": "4xH100-80GB", "host_memory": host})
+        options = RunOptions(sequence_length=4096, host_optimizer=1.0)
+        each = Job(model=LLAMA, cluster=cluster, global_batch=8, fixed={"pipeline": 4}, options=options)
+        return each.problem(Degrees(pipeline=4, micro_batches=8))
+
+    quick_step(asked("37GiB"))
+    assert too_large(asked("30GiB")) is None
+    with pytest.raises(HostMemoryError, match=r"of its host's memory, which has 30\.00 GiB"):
+        quick_step(asked("30GiB"))
 
 
 def test_quantized_weights_are_tried_where_lora_does_not_fit() -> None:

@@ -138,3 +138,9 @@ def test_ordinary_choices_keep_what_is_fixed() -> None:
         fixed={"tensor": 2, "micro_batch_size": 4},
     )  # fmt: skip
     assert {(each.tensor, each.micro_batch_size) for each in ordinary_choices(job)} == {(2, 4)}
+
+
+def test_chunks_of_one_device_are_called_stages() -> None:
+    assert str(Degrees(data=8, zero=3, micro_batches=4, chunks=16)) == (
+        "data 8, ZeRO-3, 4 micro-batches of 1, layers in 16 stages on each device"
+    )

@@ -9,11 +9,11 @@ from typing import Any
 
 from debubble.costs import framework_with
 from debubble.costs.speed import element_bytes
-from debubble.formatting import size_words
+from debubble.formatting import listed, size_words
 from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
 from debubble.imports.defaults import Defaults
-from debubble.imports.job import ImportedJob, batches_in, replicas
+from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.settings import SettingsReader, read_constants, read_settings
 from debubble.imports.unread import Unread
@@ -91,10 +91,9 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
 )
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
-    if given.model is None:
-        raise InputError("A DeepSpeed configuration does not describe the model: give it with --model.")
-    if given.sequence_length is None:
-        raise InputError("A DeepSpeed configuration does not say how long sequences are: give --sequence-length.")
+    _check_complete(read, given)
+    assert given.model is not None
+    assert given.sequence_length is not None
     bounds = read.numbers(f"{_MODULE}: BOUNDS")
     layers = given.model.layers
     if len(bounds) > 1:
@@ -117,6 +116,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     for name in _DTYPES:
         read.get(name)
     gradients = _gradients(read, dtype, pipeline=pipeline)
+    gathered = _gathered(read, given.model, dtype)
     options = RunOptions(
         micro_batch_size=size,
         sequence_length=given.sequence_length,
@@ -148,25 +148,51 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
             read,
             (
                 *_remarks(read, given, pipeline=pipeline),
-                *_gathered(read, given.model, dtype),
+                *([] if gathered is None else [gathered.sentence]),
             ),
         ),
+        more_memory=gathered,
     )
+
+
+def _check_complete(read: SettingsReader, given: UserFacts) -> None:
+    """Raise InputError with all that a configuration leaves to its user or trainer, and the options that give it."""
+    batch = ("train_micro_batch_size_per_gpu", *(() if given.micro_batches else ("gradient_accumulation_steps",)))
+    numbers = [name for name in (*batch, STAGE) if read.get(name) == "auto"]
+    auto = [*([] if given.dtype else _auto_dtypes(read)), *numbers]
+    missing = [
+        *(["the model"] if given.model is None else []),
+        *(["the length of sequences"] if given.sequence_length is None else []),
+    ]
+    open_entries = [
+        *([f"does not say {listed(missing)}"] if missing else []),
+        *([f"leaves {listed(auto)} to your trainer ('auto')"] if auto else []),
+    ]
+    options = {
+        "--model llama3-8b": given.model is None,
+        "--sequence-length 4096": given.sequence_length is None,
+        "--dtype bf16": len(auto) > len(numbers),
+        f"--args '{' '.join(f'--{name} 1' for name in numbers)}'": bool(numbers),
+    }
+    if open_entries:
+        needed = " ".join(option for option, is_open in options.items() if is_open)
+        raise InputError(f"{read.path} {' and '.join(open_entries)}: add {needed}, with your values.")
 
 
 _DTYPES = ("bf16.enabled", "fp16.enabled")
 _PARTITIONS = ("pipeline.partition_method", "pipeline.partition", "partition_method")
 
 
+def _auto_dtypes(read: SettingsReader) -> list[str]:
+    """The entries of dtypes that a trainer decides; none where one is enabled."""
+    if any(read.get(name) is True for name in _DTYPES):
+        return []
+    return [name for name in _DTYPES if read.get(name) == "auto"]
+
+
 def _dtype(read: SettingsReader) -> str:
-    """The dtype that is enabled; raises InputError if a trainer decides, or both are."""
-    auto = [name for name in _DTYPES if read.get(name) == "auto"]
+    """The dtype that is enabled; raises InputError if both are."""
     on = [name for name in _DTYPES if read.get(name, False) is True]
-    if auto and not on:
-        raise InputError(
-            f"{read.path}: {' and '.join(auto)} {'are' if len(auto) > 1 else 'is'} 'auto', which your trainer fills in:"
-            " give --dtype, such as --dtype bf16."
-        )
     if len(on) > 1:
         raise InputError(f"{read.path} enables bf16 and fp16, of which DeepSpeed takes one.")
     return on[0].partition(".")[0] if on else "fp32"
@@ -270,20 +296,22 @@ _LIVE_PARAMETERS = 10**9
 """DeepSpeed's default."""
 
 
-def _gathered(read: SettingsReader, model: Model, dtype: str) -> Iterator[str]:
-    """A sentence if ZeRO-3 may keep more parameters gathered than the two layers that the prediction counts."""
-    setting = "zero_optimization.stage3_"
-    given = read.get(f"{setting}max_live_parameters")
-    said = isinstance(given, int | float)
+def _gathered(read: SettingsReader, model: Model, dtype: str) -> MoreMemory | None:
+    """The parameters that ZeRO-3 may keep gathered besides the two layers that the prediction counts; None: none."""
+    name = "zero_optimization.stage3_max_live_parameters"
+    given = read.get(name)
     most = given if isinstance(given, int | float) else _LIVE_PARAMETERS
-    for name in ("max_reuse_distance", "prefetch_bucket_size"):
-        read.get(f"{setting}{name}")
+    for other in ("max_reuse_distance", "prefetch_bucket_size"):
+        read.get(f"zero_optimization.stage3_{other}")
     layers = [model.layer_parameters(layer) for layer in range(model.layers)]
     counted, kept = 2 * max(layers), min(int(most), sum(layers))
-    if read.number(STAGE, 0) == 3 and kept > counted:
-        more = size_words(element_bytes(dtype) * (kept - counted))
-        yield (
-            f"{setting}max_live_parameters is {most:,.0f}{'' if said else ' by default'}, and the prediction counts on"
-            f" two gathered layers, {counted:,} parameters: up to {more} per device may be added, which a lower"
-            " value saves."
-        )
+    if read.number(STAGE, 0) != 3 or kept <= counted:
+        return None
+    more = element_bytes(dtype) * (kept - counted)
+    said = "" if most is given else " by default"
+    return MoreMemory(
+        size=more,
+        setting=name,
+        sentence=f"{name} is {most:,.0f}{said}, and the prediction counts on two gathered layers, {counted:,}"
+        f" parameters: up to {size_words(more)} per device may be added, which a lower value saves.",
+    )

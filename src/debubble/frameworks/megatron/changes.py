@@ -23,7 +23,7 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 
 
 def required(job: Settings, changed: Settings) -> Mapping[str, Any]:
-    """The arguments that Megatron-LM's checks ask for: FSDP, and the checkpoint format that goes with it."""
+    """The arguments that Megatron-LM's checks ask for (FSDP, and its checkpoints' format), or the prediction."""
     after = {name: value for name, value in {**job, **changed}.items() if value not in (None, False)}
     said, needed = job.get("--ckpt-format"), dict[str, Any]()
     if _leaves_torch_fsdp(job, changed):
@@ -35,7 +35,16 @@ def required(job: Settings, changed: Settings) -> Mapping[str, Any]:
         divided = _divides(after, "--tensor-model-parallel-size", "--pipeline-model-parallel-size")
         if divided or changed.get("--use-megatron-fsdp", True) is None:
             needed["--ckpt-format"] = None
+    if _gathers_alone(after):
+        needed = {**needed, "--overlap-param-gather": True}
     return needed
+
+
+def _gathers_alone(settings: Settings) -> bool:
+    """Tell whether gradients are summed next to backwards, but parameters are not gathered next to forwards."""
+    on = all(name in settings for name in ("--overlap-grad-reduce", "--use-distributed-optimizer"))
+    is_bridge = settings.get("framework") == "megatron-bridge"  # its recipes decide
+    return on and not is_bridge and "--overlap-param-gather" not in settings
 
 
 def _leaves_torch_fsdp(job: Settings, changed: Settings) -> bool:

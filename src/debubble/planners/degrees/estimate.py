@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from debubble.costs.host_memory import check_host_states
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.planners.bounds import lower_bound
 from debubble.planners.bounds.quick_plans import PipelineBounds
@@ -141,7 +142,10 @@ def _fit(problem: Problem, chunks: int) -> PricedSchedule:
     repricer = _repricer(
         _order(problem, chunks), problem.devices, problem.micro_batches // problem.slices, chunks, problem.slices
     )
-    return PartitionSearch(problem, units, repricer).fitted(balanced_counts(units, problem.devices * chunks))
+    plan = PartitionSearch(problem, units, repricer).fitted(balanced_counts(units, problem.devices * chunks))
+    assert plan.partition is not None
+    check_host_states(units, plan.partition, plan.schedule)
+    return plan
 
 
 @lru_cache(maxsize=8)

@@ -88,16 +88,21 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A job of which no choice of degrees fits, a sentence that says why, and changes that were tried, and fit."""
+    """A job of which no choice of degrees fits, a sentence that says why, and changes that were tried, and fit.
+
+    As text it is a line for what was asked, for the reason, for the model's states, and for each change.
+    """
 
     job: Job
     reason: str
     remedies: tuple[Remedy, ...]
 
     def __str__(self) -> str:
-        changes = "; ".join(map(str, self.remedies))
-        tried = f"What fits (tried): {changes}." if changes else "No change that was tried fits."
-        return f"Nothing fits.  {self.reason}  {self.states}  {tried}"
+        job, devices = self.job, self.job.cluster.to_dict()["devices"]
+        asked = f"{job.global_batch} sequence{'s' * (job.global_batch != 1)} of {job.options.sequence_length} tokens"
+        changes = [f"  {remedy}" for remedy in self.remedies]
+        tried = "What fits (tried); add one of these:" if changes else "No change that was tried fits."
+        return "\n".join((f"Nothing fits {devices} with {asked} per step.", self.reason, self.states, tried, *changes))
 
     @property
     def states(self) -> str:

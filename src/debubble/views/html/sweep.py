@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
+from debubble.costs.cluster import parse_size
 from debubble.formatting import percent, size_words, time_words
 from debubble.planners.plan_step import gap_of, seconds_per_step
 from debubble.planners.sweep import Sweep, SweepPoint
@@ -14,6 +17,8 @@ from debubble.views.scene import Scene, subject
 
 WIDTH, HEIGHT, LEFT, BELOW = 860, 220, 70, 34
 """Pixels of the curve, and of the room for its axes."""
+LETTER = 7
+"""Pixels that a letter of the axis is wide, at most."""
 
 
 def sweep_page(sweep: Sweep, pictures: list[str]) -> bytes:
@@ -34,7 +39,7 @@ def sweep_page(sweep: Sweep, pictures: list[str]) -> bytes:
             for point, picture in zip(sweep.points, pictures, strict=True)
         ],
         start=next((place for place, point in enumerate(sweep.points) if point.plan is not None), 0),
-        curve=_curve(sweep),
+        curve=sweep_curve(sweep),
         rows=sweep_rows(sweep),
     )
 
@@ -69,20 +74,57 @@ def _words(point: SweepPoint) -> str:
     return f"{time_words(seconds_per_step(point.plan), seconds=True)} per step"
 
 
-def _curve(sweep: Sweep) -> dict[str, Any]:
+def sweep_curve(sweep: Sweep) -> dict[str, Any]:
     """Marks of the plans, and the labels of the axes, in pixels."""
     steps = [None if point.plan is None else seconds_per_step(point.plan) for point in sweep.points]
     most = max((step for step in steps if step is not None), default=1.0)
-    wide = (WIDTH - LEFT) / len(steps)
-    marks = [
-        {"x": LEFT + wide * (place + 0.5), "y": None if step is None else (HEIGHT - BELOW) * (1 - 0.9 * step / most)}
-        for place, step in enumerate(steps)
-    ]
-    line = " ".join(f"{mark['x']:.1f},{mark['y']:.1f}" for mark in marks if mark["y"] is not None)
+    margin = (WIDTH - LEFT) / len(steps)
+    xs = [LEFT + margin / 2 + (WIDTH - LEFT - margin) * place for place in _places(sweep)]
+    ys = [None if step is None else (HEIGHT - BELOW) * (1 - 0.9 * step / most) for step in steps]
+    labels = _labels(xs, [str(point.value) for point in sweep.points])
+    marks = [{"x": x, "y": y, "label": label} for x, y, label in zip(xs, ys, labels, strict=True)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(zip(xs, ys, strict=True)) if y is not None)
     return {
         "width": WIDTH, "height": HEIGHT, "left": LEFT, "marks": marks, "line": line,
         "ticks": list(_ticks(most)),
     }  # fmt: skip
+
+
+def _places(sweep: Sweep) -> list[float]:
+    """The places of the values on the horizontal axis, 0 to 1: to scale if they are numbers, else evenly.
+
+    The scale is logarithmic where neighbours are powers of two apart.
+    """
+    numbers = _numbers(sweep) or [float(place) for place in range(len(sweep.points))]
+    if min(numbers) > 0:
+        logs = [math.log2(number) for number in numbers]
+        if all(math.isclose(log - logs[0], round(log - logs[0]), abs_tol=1e-9) for log in logs):
+            numbers = logs
+    low, high = min(numbers), max(numbers)
+    return [(number - low) / (high - low) for number in numbers]
+
+
+def _numbers(sweep: Sweep) -> list[float] | None:
+    """The values as numbers: sizes in bytes, clusters of one device as their counts; None: they are none."""
+    values = [point.value for point in sweep.points]
+    if sweep.over == "memory_limit":
+        values = [parse_size(value) for value in values if value is not None]
+    elif sweep.over == "cluster":
+        counts = [re.fullmatch(r"(\d+)x([^+]+)", str(value)) for value in values]
+        names = {None if count is None else count[2] for count in counts}
+        values = [int(count[1]) for count in counts if count is not None and len(names) == 1]
+    is_numeric = len(values) == len(sweep.points) and all(isinstance(value, int | float) for value in values)
+    return [float(value) for value in values] if is_numeric and len({*values}) > 1 else None
+
+
+def _labels(xs: list[float], words: list[str]) -> list[str]:
+    """The words below the marks at these places; empty where they would overlap those before them."""
+    end, shown = -math.inf, [""] * len(xs)
+    for x, place in sorted(zip(xs, range(len(xs)), strict=True)):
+        half = LETTER * len(words[place]) / 2
+        if x - half >= end:
+            shown[place], end = words[place], x + half + LETTER
+    return shown
 
 
 def _ticks(most: float) -> Iterator[dict[str, Any]]:
