@@ -432,7 +432,8 @@ def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str,
     _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "adapipe")
 
     assert fits in out
-    assert ("--memory-limit 32GiB keeps even that within the device" in out) == ("likely" in fits)
+    kept_within = re.search(r"--memory-limit \d+GiB keeps even that within the device", out)
+    assert (kept_within is not None) == ("likely" in fits)
 
 
 def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:

@@ -100,8 +100,9 @@ def _places(sweep: Sweep) -> list[float]:
         logs = [math.log2(number) for number in numbers]
         if all(math.isclose(log - logs[0], round(log - logs[0]), abs_tol=1e-9) for log in logs):
             numbers = logs
-    low, high = min(numbers), max(numbers)
-    return [(number - low) / (high - low) for number in numbers]
+    low = min(numbers)
+    span = max(numbers) - low or 1.0
+    return [(number - low) / span for number in numbers]
 
 
 def _numbers(sweep: Sweep) -> list[float] | None:
