@@ -85,9 +85,9 @@ class PipelineBounds:
             indices = range(d, p * chunks, p)
             own_stages = [stages[s] for s in indices]
             on_device = [min(n, IN_TRANSIT) if chunk < offloaded else n for chunk, n in enumerate(alive[d])]
-            capacity = limit - float(self._units.buffers(indices, p * chunks))
-            capacity += sum(self._on_host[b] - self._on_host[a] for a, b in own_stages[chunks - hosted :])
-            again = self._least_recomputation(own_stages, on_device, capacity, device=d)
+            buffers = float(self._units.buffers(indices, p * chunks))
+            capacity = limit + sum(self._on_host[b] - self._on_host[a] for a, b in own_stages[chunks - hosted :])
+            again = self._least_recomputation(own_stages, on_device, capacity, device=d, buffers=buffers)
             own = problem.micro_batches * (sum(forward[s] + backward[s] for s in indices) + again)
             filled = sum(count * forward[s] for count, s in zip(alive[d], indices, strict=True))
             arrival = through[-1] - hop - through[d] + back[-1] - back[indices[-1] + 1]
@@ -124,7 +124,13 @@ class PipelineBounds:
         return end
 
     def _least_recomputation(
-        self, stages: Sequence[tuple[int, int]], alive: Sequence[int], limit: float, *, device: int
+        self,
+        stages: Sequence[tuple[int, int]],
+        alive: Sequence[int],
+        limit: float,
+        *,
+        device: int,
+        buffers: float = 0.0,
     ) -> float:
         """Seconds of recomputation per micro-batch that a device needs at least to hold so many of each stage.
 
@@ -134,7 +140,7 @@ class PipelineBounds:
         workspace = max(float(unit.workspace) for a, b in stages for unit in units.units[a:b])
         gathered = sorted(self._gathered[b] - self._gathered[a] for a, b in stages)[-2:] if units.gathers else ()
         states = float(units.static) + workspace + sum(self._static[b] - self._static[a] for a, b in stages)
-        states += sum(gathered)
+        states += sum(gathered) + buffers
         kept = sum(count * (self._kept[b] - self._kept[a]) for count, (a, b) in zip(alive, stages, strict=True))
         missing = (states + kept) * (1 - ROUNDING) - limit
         if missing <= 0:

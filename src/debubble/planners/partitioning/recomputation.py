@@ -143,10 +143,20 @@ def cheapest_uniform(repricer: Repricer, units: Units, lengths: Sequence[int], l
     if not fitting:
         raise InfeasibleError(
             f"{readable(missing)} are missing on the fullest device, in whatever way the target recomputes;"
-            " divide the model among more devices.",
+            f"{_kept_outputs(units)} divide the model among more devices.",
             missing=missing,
         )
     return min(fitting, key=lambda pair: pair[0])[1]
+
+
+def _kept_outputs(units: Units) -> str:
+    """The logits that the framework keeps, as part of a sentence on what is missing; empty if it keeps none."""
+    if not units.kept_outputs:
+        return ""
+    return (
+        f" {readable(units.kept_outputs)} are logits, which its last stage keeps of all micro-batches of a step: take"
+        " fewer of them, or"
+    )
 
 
 def cheapest_stages(repricer: Repricer, costs: StageCosts) -> frozenset[int]:
