@@ -81,7 +81,7 @@ def test_settings_that_let_a_job_fit_are_advised(tmp_path: Path) -> None:
 
     assert not now.fits
     assert switched.fits
-    assert switched.words(now).startswith("--sequence-parallel --tp-comm-overlap: fits, ")
+    assert switched.words(now).startswith("--sequence-parallel --tp-comm-overlap: fits with ")
     assert switched.words(now).endswith(f"% faster, {less} less")
 
 
@@ -113,15 +113,15 @@ def test_torchtitan_is_advised_to_recompute_what_does_not_fit(tmp_path: Path, ru
     )
     (tmp_path / "job.toml").write_text(f"{config}[training]\nlocal_batch_size = 2\nseq_len = 8192\n")
     _, out, _ = run("import", "torchtitan", str(tmp_path / "job.toml"), "--cluster", "8xH100-80GB", "--as-it-is")
-    assert "\nWould help: micro-batch size 1: fits, " in out
-    assert "; activation_checkpoint.mode full: fits, " in " ".join(out.split())
+    assert "\nWould help: micro-batch size 1: fits with " in out
+    assert "; activation_checkpoint.mode full: fits with " in " ".join(out.split())
 
 
 def test_deepspeed_is_advised_of_the_zero_level_that_fits(tmp_path: Path, run: Any) -> None:
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}')
     given = ("--model", "llama3-8b", "--sequence-length", "2048", "--as-it-is")
     _, out, _ = run("import", "deepspeed", str(tmp_path / "ds.json"), "--cluster", "8xA100-40GB", *given)
-    assert "\nWould help: zero_optimization.stage 3: fits, " in out
+    assert "\nWould help: zero_optimization.stage 3: fits with " in out
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,4 @@ def test_without_a_pipeline_there_is_one_stage(target: str) -> None:
 def test_a_refusal_names_the_logits_that_automodel_keeps() -> None:
     """The last stage keeps those of 63 micro-batches of 8192 tokens x 128256 entries of 2 bytes, next to one."""
     with pytest.raises(db.InfeasibleError, match=r"123\.29 GiB are logits, .* take fewer of them"):
-        db.plan(
-            "llama3-8b", "4xA100-80GB", micro_batches=64, sequence_length=8192, target="automodel", effort=0.02
-        )
+        db.plan("llama3-8b", "4xA100-80GB", micro_batches=64, sequence_length=8192, target="automodel", effort=0.02)

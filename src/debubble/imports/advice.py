@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from debubble.formatting import size_words
+from debubble.formatting import size_words, time_words
 from debubble.imports.figures import Figures
 from debubble.imports.job import ImportedJob
 from debubble.imports.registry import Importer, Settings, UserFacts
@@ -48,7 +48,7 @@ class SettingAdvice:
 
     def _effects(self, yours: Figures) -> Iterator[str]:
         if self.fits and not yours.fits:
-            yield "fits"
+            yield f"fits with {time_words(self.step_time, seconds=True)} per step"
         share = 1 - self.step_time / yours.step_time
         if abs(share) >= MIN_GAIN:
             yield f"{100 * abs(share):.0f}% {'faster' if share > 0 else 'slower'}"
