@@ -36,7 +36,7 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
         units = half_layers(*described, plan.options, pipeline=plan.devices, profile=plan.profile)
     device = described.cluster.slowest.name
     able = runs_in(plan.schedule, plan.partition, plan.options, described.model, units=units)
-    found = tuple(name for name in able if targets[name].runs_on(device))
+    found = tuple(name for name in able if name == plan.target or targets[name].runs_on(device))
     o = plan.options
     if o.zero > 2 and o.data * o.context > 1 and not plan.costs.gathers:
         # Its framework gathers parameters unit by unit; debubble's runtime does so stage by stage.
