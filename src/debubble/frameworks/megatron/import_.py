@@ -83,7 +83,7 @@ HARMLESS = """
     peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method deepspeed_config
     ddp_impl actor_num_* rollout_* *_checkpoint ref_load advantage_estimator apply_chat_template balance_data
     colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type n_samples_per_*
-    sglang_* eval_* address runtime_env_json use_tis num_rollout num_steps_per_rollout
+    sglang_* eval_* address runtime_env_json use_tis num_rollout
 """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
@@ -137,7 +137,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
     context = arguments.size("--context-parallel-size", 1)
     data = replicas(given.cluster, arguments.path, pipeline=pipeline, tensor=tensor, context=context)
     size = arguments.size("--micro-batch-size", 1)
-    batch = arguments.number("--global-batch-size", size * data * (given.micro_batches or 1))
+    batch = _global_batch(arguments, size * data * (given.micro_batches or 1))
     micro_batches = given.micro_batches or batch // (size * data)
     if micro_batches * size * data != batch and given.micro_batches is None:
         raise InputError(
@@ -182,6 +182,15 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         warnings=tuple(warnings_on(arguments, given.cluster.count)),
         rest=Unread.of(arguments, remarks_on(arguments, options, model)),
     )
+
+
+def _global_batch(arguments: Arguments, default: int) -> int:
+    """Sequences of a step: slime may say instead how many steps it divides a rollout into."""
+    steps = arguments.number("--num-steps-per-rollout", 0)
+    if "--global-batch-size" in arguments or steps == 0:
+        return arguments.number("--global-batch-size", default)
+    samples = arguments.number("--rollout-batch-size") * arguments.number("--n-samples-per-prompt", 1)
+    return samples // steps
 
 
 def _zero(arguments: Arguments) -> int:

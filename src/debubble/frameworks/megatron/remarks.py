@@ -93,7 +93,7 @@ def warnings_on(arguments: Arguments, devices: int) -> Iterator[str]:
 
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
-    RANKS, ("--world-size",),
+    ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),
 )  # fmt: skip
 """The arguments whose product is the world size, the last of them needed, by launcher."""
 
