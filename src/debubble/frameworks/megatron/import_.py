@@ -262,14 +262,21 @@ def _gradient_dtype(arguments: Arguments) -> str:
 
     Source: Megatron-LM, validate_args.
     """
-    accumulates = "--accumulate-allreduce-grads-in-fp32" in arguments
-    if _dtype(arguments) == "fp16":
+    accumulates, dtype = "--accumulate-allreduce-grads-in-fp32" in arguments, _dtype(arguments)
+    of_fsdp = arguments.word(_FSDP_GRADIENTS) if "--use-megatron-fsdp" in arguments else None
+    if of_fsdp is not None:
+        of_parameters = dtype if dtype in ("fp16", "fp32") else "bf16"
+        return of_parameters if of_fsdp == "auto" else of_fsdp
+    if dtype == "fp16":
         return "fp32" if accumulates else "fp16"
     small = arguments.word("--main-grads-dtype", "fp32") != "fp32" and not accumulates
     return "bf16" if small or "--grad-reduce-in-bf16" in arguments else "fp32"
 
 
 def _moment_dtype(arguments: Arguments) -> str:
+_FSDP_GRADIENTS = "--megatron-fsdp-main-grads-dtype"
+
+
     """The dtype of both moments, which has fewer bytes in the precision-aware optimizer alone."""
     said = {arguments.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
     return "bf16" if said <= {"bf16", "fp16"} and "--use-precision-aware-optimizer" in arguments else "fp32"
@@ -299,7 +306,12 @@ def _unsaid(arguments: Arguments, given: UserFacts) -> dict[str, str]:
     divided = ("--use-distributed-optimizer", "--use-megatron-fsdp", "--use-torch-fsdp2", "--use-custom-fsdp")
     facts: dict[str, tuple[str, ...]] = {
         "dtype": _DTYPES,
-        "gradients": ("--grad-reduce-in-bf16", "--main-grads-dtype", "--accumulate-allreduce-grads-in-fp32"),
+        "gradients": (
+            "--grad-reduce-in-bf16",
+            "--main-grads-dtype",
+            "--accumulate-allreduce-grads-in-fp32",
+            _FSDP_GRADIENTS,
+        ),
         "sequence_parallel": ("--sequence-parallel",),
         "zero": (*divided, "--zero-stage"),
     }

@@ -44,6 +44,8 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
     yield from arguments.assume("--main-params-dtype", "fp32")
     if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
+    yield from arguments.assume("--megatron-fsdp-main-params-dtype", "fp32")
+    yield from arguments.assume("--megatron-fsdp-grad-comm-dtype", "auto", options.gradient_dtype)
         for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
             yield from arguments.assume(name, "fp32")
     if options.lora:
