@@ -224,12 +224,12 @@ def _dtype(arguments: Arguments) -> str:
     said = [name for name in names if arguments.settings.get(f"--{name}")]
     if any(name in arguments for name in _FP8):
         return "mxfp8" if arguments.word("--fp8-recipe") == "mxfp8" else "fp8"
-    return "nvfp4" if _FP4 in arguments else next(iter(said or names), "fp32")
+    return "nvfp4" if any(name in arguments for name in _FP4) else next(iter(said or names), "fp32")
 
 
 _FP8 = ("--fp8-format", "--fp8", "--fp8-hybrid", "--fp8-e4m3")
-_FP4 = "--fp4-format"
-_DTYPES = ("--bf16", "--fp16", *_FP8, _FP4)
+_FP4 = ("--fp4-format", "--fp4")
+_DTYPES = ("--bf16", "--fp16", *_FP8, *_FP4)
 
 
 def _framework(arguments: Arguments) -> str:
@@ -251,8 +251,9 @@ def _dispatches_once(arguments: Arguments) -> bool:
 
 def _graphs(arguments: Arguments) -> str | None:
     """The CUDA graphs: of a step, of layers, or what Megatron has by default."""
-    kind, scope = arguments.word("--cuda-graph-impl", "none"), arguments.words("--cuda-graph-scope")
-    if kind == "full_iteration" or "full_iteration" in scope:
+    kind = arguments.word("--cuda-graph-impl", "none")
+    modules = {*arguments.words("--cuda-graph-scope"), *arguments.words("--cuda-graph-modules")}
+    if kind == "full_iteration" or "full_iteration" in modules:
         return "step"
     return "layers" if kind != "none" or "--enable-cuda-graph" in arguments else None
 
@@ -273,10 +274,10 @@ def _gradient_dtype(arguments: Arguments) -> str:
     return "bf16" if small or "--grad-reduce-in-bf16" in arguments else "fp32"
 
 
-def _moment_dtype(arguments: Arguments) -> str:
 _FSDP_GRADIENTS = "--megatron-fsdp-main-grads-dtype"
 
 
+def _moment_dtype(arguments: Arguments) -> str:
     """The dtype of both moments, which has fewer bytes in the precision-aware optimizer alone."""
     said = {arguments.word(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
     return "bf16" if said <= {"bf16", "fp16"} and "--use-precision-aware-optimizer" in arguments else "fp32"

@@ -42,10 +42,11 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if "--deepspeed" in arguments and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
+    yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")
-    if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
     yield from arguments.assume("--megatron-fsdp-main-params-dtype", "fp32")
     yield from arguments.assume("--megatron-fsdp-grad-comm-dtype", "auto", options.gradient_dtype)
+    if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
         for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
             yield from arguments.assume(name, "fp32")
     if options.lora:
@@ -109,7 +110,8 @@ _COUNTED = (
     "--checkpoint-activations", "--checkpoint-num-layers", "--deepspeed-activation-checkpointing",
     "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights", "--main-grads-dtype",
     "--grad-reduce-in-bf16", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather",
-    "--moe-enable-deepep", "--enable-cuda-graph", "--cuda-graph-impl", "--cuda-graph-scope", "--fp4-format",
+    "--moe-enable-deepep", "--enable-cuda-graph", "--cuda-graph-impl", "--cuda-graph-scope", "--cuda-graph-modules",
+    "--fp4-format", "--fp4", "--megatron-fsdp-main-grads-dtype",
 )  # fmt: skip
 """Arguments that change nothing next to those that were read."""
 
