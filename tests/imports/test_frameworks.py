@@ -343,7 +343,12 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
     [
         ("torchtitan", "a.toml", "[model]\nname = 'mine'\n", "give it with --model"),
         ("torchtitan", "a.toml", "not toml", "is no TOML"),
-        ("torchtitan", "a.py", "import os\n", "no recipe of debubble's"),
+        (
+            "torchtitan",
+            "a.py",
+            "import os\n",
+            "only debubble's own plan.py is read: start the job once with --debug.save-config",
+        ),
         ("automodel", "a.yaml", "model: {}\n", "names no model: give it with --model"),
         ("automodel", "a.yaml", "[1, 2]\n", "has no settings by name"),
         ("deepspeed", "a.json", "{}", "does not say the model and the length of sequences: add --model llama3-8b"),
