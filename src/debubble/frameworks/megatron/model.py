@@ -39,6 +39,8 @@ def model_of(arguments: Arguments, given: Model | None) -> Model:
         raise InputError(
             f"{arguments.path} names the model '{name}', which is not known here: give its config.json with --model."
         )
+    if arguments.word("framework") == "megatron-bridge" and arguments.word("--hidden-size") is None:
+        raise InputError(f"{arguments.path} names no model, and its recipe does: give it with --model.")
     return _described_model(arguments)
 
 
