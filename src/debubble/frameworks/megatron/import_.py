@@ -16,6 +16,7 @@ from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.export import FSDP, environment
+from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
@@ -44,7 +45,7 @@ from debubble.targets.target import sparse_layers
 
 
 def read_job(path: Path, given: CommandLine | None = None) -> Settings:
-    """The arguments of a file; YAML is Megatron-Bridge's.  Raises InputError if it has none.
+    """The arguments of a file; YAML is Megatron-Bridge's or FlagScale's.  Raises InputError if it has none.
 
     Args:
         path: The file.
@@ -53,7 +54,11 @@ def read_job(path: Path, given: CommandLine | None = None) -> Settings:
     if path.suffix not in (".yaml", ".yml"):
         arguments = read_arguments(path, given)
         return read_swift(arguments, path) if COMMAND in arguments else arguments
-    return with_arguments(read_bridge(path, given or CommandLine({})), given)
+    line = given or CommandLine({})
+    settings = read_settings(path)
+    if is_flagscale(settings):
+        return with_arguments(read_flagscale({name: line.filled(value) for name, value in settings.items()}), given)
+    return with_arguments(read_bridge(path, line), given)
 
 
 def with_arguments(settings: Settings, given: CommandLine | None) -> Settings:
