@@ -35,7 +35,7 @@ from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import SOURCED, SettingsReader, read_arguments
+from debubble.imports.settings import SOURCED, SettingsReader, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
@@ -131,7 +131,10 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
     if "--no-pipeline-parallel" in arguments and given.pipeline is None:
         pipeline = 1
     if arguments.number("--ds-sequence-parallel-size", 1) > 1:
-        raise InputError(f"{arguments.path}: --ds-sequence-parallel-size is not predicted; only 1 is.")
+        raise InputError(
+            f"{arguments.path}: --ds-sequence-parallel-size is not predicted: to predict the job without,"
+            " give --args '--ds-sequence-parallel-size 1'."
+        )
     tensor = arguments.size("--tensor-model-parallel-size", 1)
     model = model_of(arguments, given.model)
     if model.heads % tensor:
@@ -220,6 +223,9 @@ def _optimizer(arguments: Arguments) -> str:
 
 
 def _host_optimizer(arguments: Arguments) -> float:
+    """The share of the optimizer's states on the host, which --cpu-optimizer of Megatron-DeepSpeed moves whole."""
+    if "--cpu-optimizer" in arguments and "--deepspeed" in arguments:
+        return 1.0
     return arguments.share("--optimizer-offload-fraction") if "--optimizer-cpu-offload" in arguments else 0.0
 
 

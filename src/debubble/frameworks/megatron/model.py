@@ -113,6 +113,11 @@ def _latent(arguments: Arguments) -> LatentSizes | None:
 
 def _experts(arguments: Arguments, layers: int, ffn: int) -> ExpertSizes | None:
     """The mixtures of experts; Megatron-DeepSpeed's default of one expert is a dense layer."""
+    if len(arguments.words("--num-experts")) > 1:
+        raise InputError(
+            f"{arguments.path}: --num-experts has a number for each layer, which is not read here: give the model's"
+            " config.json with --model."
+        )
     count = arguments.number("--num-experts", 0)
     if count in (0, 1):
         arguments.get("--moe-shared-expert-intermediate-size")

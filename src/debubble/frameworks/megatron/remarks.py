@@ -19,7 +19,7 @@ from debubble.targets.offload import MODULES
 def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Iterator[str]:
     """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
     counted_on = {
-        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0,
+        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0 and "--deepspeed" not in arguments,
         "--delay-wgrad-compute": options.expert_overlap,
     }
     for name, needed in counted_on.items():
