@@ -250,6 +250,27 @@ def test_a_switch_of_mindformers_recomputes_a_cell_in_every_layer(tmp_path: Path
     assert read.strategies[0] == ("none", "multiply")
 
 
+OWN_CELLS = {("none", "activation+multiply")}
+
+
+@pytest.mark.parametrize(
+    ("said", "layers", "ways"),
+    [
+        ("true", 32, OWN_CELLS),
+        ("[3, 2, 1, 0]", 6, OWN_CELLS),
+        ("['feed_forward\\.mul']", 32, {("none", "multiply")}),
+        ("false", 0, set()),
+    ],
+)
+def test_mindformers_recomputes_its_own_cells(
+    said: str, layers: int, ways: set[tuple[str, str]], tmp_path: Path
+) -> None:
+    text = MINDFORMERS.replace("recompute: [3, 2, 1, 0]", f"select_recompute: {said}")
+    read = job("mindformers", tmp_path, "run.yaml", text)
+
+    assert (len(read.strategies), set(read.strategies.values())) == (layers, ways)
+
+
 def test_an_automodel_recipe(tmp_path: Path) -> None:
     read = job("automodel", tmp_path, "recipe.yaml", AUTOMODEL)
 
