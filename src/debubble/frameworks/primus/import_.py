@@ -22,6 +22,11 @@ from debubble.ir import InputError
 _TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_trainer.")
 _BASES = {"trainers": "primus/configs/modules/megatron", "models": "primus/configs/models/megatron"}
 """Kinds of base configurations -> their folder in a checkout."""
+_INSTEAD = {
+    "torchtitan": "import torchtitan's own configuration of the job with `debubble import torchtitan`",
+    "megatron_bridge": "import the configuration that Megatron-Bridge saves with `debubble import megatron`",
+}
+"""Primus's other frameworks -> what a user can do with their experiments."""
 _LORA = "--lora."
 _MOST_BASES = 20
 _SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
@@ -46,7 +51,8 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
     framework = settings.get(f"{trainer}framework", "megatron")
     if framework != "megatron":
-        raise InputError(f"{path} is for Primus's framework '{framework}'; only experiments of megatron are read.")
+        instead = _INSTEAD.get(str(framework), "plan the job with `debubble plan`")
+        raise InputError(f"{path} is for Primus's framework '{framework}', and only megatron's are read: {instead}.")
     named = {"trainers": settings.get(f"{trainer}config"), "models": settings.get(f"{trainer}model")}
     bases = {kind: name for kind, name in named.items() if name is not None}
     return with_arguments({**_with_adapters(overrides), **bases}, given)
