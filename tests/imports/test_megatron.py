@@ -182,6 +182,14 @@ def test_modules_of_cuda_graphs_are_read(arguments: str, graphs: str, tmp_path: 
     assert not [sentence for sentence in read.unread if "--cuda-graph-modules" in sentence]
 
 
+def test_instances_of_the_distributed_optimizer_are_told(tmp_path: Path) -> None:
+    arguments = "--use-distributed-optimizer --num-distributed-optimizer-instances"
+    one, two = (job(tmp_path, SCRIPT.replace("EXTRA", f"{arguments} {number}")).unread for number in (1, 2))
+
+    assert two[0].startswith("--num-distributed-optimizer-instances 2: states are divided within each")
+    assert not [sentence for sentence in one if "instances" in sentence]
+
+
 def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
     text = SCRIPT.replace(
         "EXTRA",

@@ -65,6 +65,12 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if arguments.word("--optimizer") == "dist_muon" and options.data > 1:
         yield "--optimizer dist_muon divides its states between replicas, and the prediction keeps them whole."
     yield from arguments.assume("--min-offloaded-tensor-size", "0")
+    instances = arguments.word("--num-distributed-optimizer-instances", "1")
+    if instances != "1":
+        yield (
+            f"--num-distributed-optimizer-instances {instances}: states are divided within each, and the prediction"
+            " divides them among all replicas."
+        )
     for name in _COUNTED:
         arguments.get(name)
     for name, sentence in _UNPRICED.items():
