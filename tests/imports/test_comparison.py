@@ -176,6 +176,9 @@ def test_recomputation_is_told_by_layers(megatron: Any, flags: str, words: str) 
 
 
 PRODUCT = SCRIPT.replace("torchrun --nproc_per_node 4", "WORLD_SIZE=$((2*8))\nsrun python")
+ACTORS = SCRIPT.replace("torchrun --nproc_per_node 4", "python").replace(
+    "EXTRA", "--actor-num-nodes 2 --actor-num-gpus-per-node 8"
+)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,7 @@ PRODUCT = SCRIPT.replace("torchrun --nproc_per_node 4", "WORLD_SIZE=$((2*8))\nsr
         (SCRIPT, 4, (), None),
         (SCRIPT, 8, (), "The job starts 4 ranks (--nproc-per-node 4), and --cluster has 8"),
         (PRODUCT, 8, (), "The job starts 16 ranks (--world-size 16)"),
+        (ACTORS, 4, (), "The job starts 16 ranks (--actor-num-nodes 2 x --actor-num-gpus-per-node 8)"),
         (SCRIPT, 4, ("--args", "PP=2"), "--args has PP=2, which the script itself sets to '4': change it there."),
     ],
 )

@@ -250,6 +250,27 @@ def test_a_switch_of_mindformers_recomputes_a_cell_in_every_layer(tmp_path: Path
     assert read.strategies[0] == ("none", "multiply")
 
 
+OWN_CELLS = {("none", "activation+multiply")}
+
+
+@pytest.mark.parametrize(
+    ("said", "layers", "ways"),
+    [
+        ("true", 32, OWN_CELLS),
+        ("[3, 2, 1, 0]", 6, OWN_CELLS),
+        ("['feed_forward\\.mul']", 32, {("none", "multiply")}),
+        ("false", 0, set()),
+    ],
+)
+def test_mindformers_recomputes_its_own_cells(
+    said: str, layers: int, ways: set[tuple[str, str]], tmp_path: Path
+) -> None:
+    text = MINDFORMERS.replace("recompute: [3, 2, 1, 0]", f"select_recompute: {said}")
+    read = job("mindformers", tmp_path, "run.yaml", text)
+
+    assert (len(read.strategies), set(read.strategies.values())) == (layers, ways)
+
+
 def test_an_automodel_recipe(tmp_path: Path) -> None:
     read = job("automodel", tmp_path, "recipe.yaml", AUTOMODEL)
 
@@ -343,7 +364,12 @@ def test_a_csv_of_more_devices_than_the_cluster_has_is_refused(tmp_path: Path) -
     [
         ("torchtitan", "a.toml", "[model]\nname = 'mine'\n", "give it with --model"),
         ("torchtitan", "a.toml", "not toml", "is no TOML"),
-        ("torchtitan", "a.py", "import os\n", "no recipe of debubble's"),
+        (
+            "torchtitan",
+            "a.py",
+            "import os\n",
+            "only debubble's own plan.py is read: start the job once with --debug.save-config",
+        ),
         ("automodel", "a.yaml", "model: {}\n", "names no model: give it with --model"),
         ("automodel", "a.yaml", "[1, 2]\n", "has no settings by name"),
         ("deepspeed", "a.json", "{}", "does not say the model and the length of sequences: add --model llama3-8b"),

@@ -149,6 +149,47 @@ def test_recomputation_is_read(arguments: str, recomputed: dict[tuple[str, str],
     assert {way: strategies.count(way) for way in set(strategies)} == recomputed
 
 
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [
+        ("--megatron-fsdp-main-grads-dtype bf16", "bf16"),
+        ("--megatron-fsdp-main-grads-dtype auto", "bf16"),
+        ("--megatron-fsdp-main-grads-dtype fp32", "fp32"),
+        ("--fp8-format hybrid --megatron-fsdp-main-grads-dtype auto", "bf16"),
+    ],
+)
+def test_the_gradients_of_fsdp_have_its_dtype(arguments: str, dtype: str, tmp_path: Path) -> None:
+    text = SCRIPT.replace("PP=4", "PP=1").replace("EXTRA", f"--use-megatron-fsdp {arguments}")
+    assert job(tmp_path, text, cluster="4xH100-80GB").options.gradient_dtype == dtype
+
+
+def test_gradients_of_fsdp_concern_no_other_optimizer(tmp_path: Path) -> None:
+    text = SCRIPT.replace("EXTRA", "--megatron-fsdp-main-grads-dtype bf16")
+    assert job(tmp_path, text).options.gradient_dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "graphs"),
+    [
+        ("--cuda-graph-impl local --cuda-graph-modules '[attn mlp]'", "layers"),
+        ("--cuda-graph-impl local --cuda-graph-modules full_iteration", "step"),
+    ],
+)
+def test_modules_of_cuda_graphs_are_read(arguments: str, graphs: str, tmp_path: Path) -> None:
+    read = job(tmp_path, SCRIPT.replace("EXTRA", arguments))
+
+    assert read.options.framework == f"megatron-lm,graphs={graphs}"
+    assert not [sentence for sentence in read.unread if "--cuda-graph-modules" in sentence]
+
+
+def test_instances_of_the_distributed_optimizer_are_told(tmp_path: Path) -> None:
+    arguments = "--use-distributed-optimizer --num-distributed-optimizer-instances"
+    one, two = (job(tmp_path, SCRIPT.replace("EXTRA", f"{arguments} {number}")).unread for number in (1, 2))
+
+    assert two[0].startswith("--num-distributed-optimizer-instances 2: states are divided within each")
+    assert not [sentence for sentence in one if "instances" in sentence]
+
+
 def test_what_is_not_priced_is_listed(tmp_path: Path) -> None:
     text = SCRIPT.replace(
         "EXTRA",

@@ -178,6 +178,25 @@ def test_a_variable_that_nobody_sets_is_an_entry_of_its_own(tmp_path: Path) -> N
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("basename $FILE", "eight.yaml"), ("basename conf/$FILE .yaml", "eight"), ("basename $NOBODY", None)],
+)
+def test_the_name_of_a_file_is_told(command: str, name: str | None, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(f"FILE=conf/eight.yaml\nrun --num-layers 4 --lr $({command}) --bf16\n")
+
+    assert read_arguments(tmp_path / "job.sh")["--lr"] == (name or f"$({command})")
+
+
+def test_a_condition_names_its_variable_not_its_command(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(
+        'if [ "$(basename "$FILE")" = a ]; then run --num-layers 4; else run --num-layers 8; fi\n'
+    )
+
+    with pytest.raises(InputError, match="give it with --args 'FILE=1'"):
+        read_arguments(tmp_path / "job.sh")
+
+
 def test_several_trainings_in_a_script_are_refused(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("run --num-layers 4 --bf16\nrun --num-layers 8 --bf16\n")
 

@@ -91,7 +91,8 @@ def variables_in(text: str) -> list[str]:
     return list(_UNKNOWN.findall(text))
 
 
-_UNKNOWN = re.compile(r"\$\(?\{?([A-Za-z_]\w*|\d+)")
+# A substituted command is no variable; `$(NAME: line 3 decides)` is what the reader makes of one.
+_UNKNOWN = re.compile(r"\$(?:\((?=\w+: )|\{)?([A-Za-z_]\w*|\d+)")
 
 
 def _value(text: str) -> Any:

@@ -146,7 +146,10 @@ class Importer:
     def job(self, settings: Settings, path: Path, given: UserFacts) -> ImportedJob:
         """The job of a file's settings; raises InputError if they are wrong, or decide what the user gave otherwise."""
         self._check_marks(settings, path)
-        read = self.read_job(SettingsReader(settings, path, self.defaults, self.harmless), given)
+        reader = SettingsReader(settings, path, self.defaults, self.harmless)
+        read = self.read_job(reader, given)
+        if self.marks and settings and not (self._marked(settings) or reader.has_read):
+            raise InputError(f"{path} has no entry that {self.name} reads: give the file that has its configuration.")
         given.check_followed(read, path)
         if not read.model.known:
             raise InputError(
@@ -156,7 +159,13 @@ class Importer:
         return read.with_given(given.options).recomputing(given.recompute).with_whole_layers()
 
     def _check_marks(self, settings: Settings, path: Path) -> None:
-        """Refuse a file that has another framework's marks, and none of this one's."""
+        """Refuse a trainer's file, and one that has another framework's marks and none of this one's."""
+        if any(name in settings for name in _OF_TRAINERS):
+            raise InputError(
+                f"{path} is for a trainer such as LLaMA-Factory, axolotl or TRL, whose files are not read: import the"
+                " DeepSpeed JSON that it names, with --model, --sequence-length and"
+                " --args '--train_micro_batch_size_per_gpu 1'."
+            )
         if not self.marks or self._marked(settings):
             return
         other = next((each.name for each in imports.values() if each._marked(settings)), None)
@@ -166,6 +175,9 @@ class Importer:
     def _marked(self, settings: Settings) -> bool:
         return any(fnmatch(name, mark) for mark in self.marks.split() for name in settings)
 
+
+_OF_TRAINERS = ("per_device_train_batch_size", "model_name_or_path", "base_model")
+"""Names by which the files of trainers on Transformers are known."""
 
 imports: Registry[Importer] = Registry(
     "debubble.imports", folders=(FRAMEWORKS, "import_"), what="framework to import from"

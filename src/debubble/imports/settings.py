@@ -158,6 +158,11 @@ class SettingsReader:
         if value not in values:
             yield f"{name} is {value}, and the prediction counts on {values[0]}."
 
+    @property
+    def has_read(self) -> bool:
+        """Whether any of the file's settings was asked for."""
+        return not self._asked.isdisjoint(self.settings)
+
     def skip(self, prefix: str) -> None:
         """Count all settings that begin so as asked for: something else says what they say."""
         self._asked.update(name for name in self.settings if name.startswith(prefix))

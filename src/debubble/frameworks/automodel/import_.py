@@ -63,6 +63,7 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
 )
 def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Degrees, stages, order and recomputation of an Automodel recipe."""
+    _check_recipe(read)
     model = given.model or _model(read)
     pipeline = read.size("distributed.pp_size", 1, instead=given.pipeline)
     tensor, context = read.size("distributed.tp_size", 1), read.size("distributed.cp_size", 1)
@@ -119,6 +120,23 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         ),
         rest=Unread.of(read, _remarks(read, options, pipeline=pipeline)),
     )
+
+
+_RECIPES = (
+    "TrainFinetuneRecipeForNextTokenPrediction", "BenchmarkingRecipeForNextTokenPrediction", "FinetuneRecipeForVLM",
+    "FinetuneRecipeForMultimodal", "PretrainRecipeForMultimodal",
+)  # fmt: skip
+"""The recipes whose step is forward, loss on the next token, backward and optimizer."""
+
+
+def _check_recipe(read: SettingsReader) -> None:
+    """Raise InputError for a recipe whose step has a teacher, a second encoder, a draft model or another loss."""
+    name = str(read.get("recipe", read.get("recipe._target_", _RECIPES[0]))).rpartition(".")[2]
+    if name not in _RECIPES:
+        raise InputError(
+            f"{read.path}: {name} does more than train on the next token: to predict that alone, give --args"
+            f" '--recipe {_RECIPES[0]}'."
+        )
 
 
 _DTYPE_NAMES = (

@@ -92,6 +92,11 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
     _check_complete(read, given)
+    if read.number(_TENSOR, 1) > 1:
+        raise InputError(
+            f"{read.path}: {_TENSOR} is {read.number(_TENSOR)}, and DeepSpeed's tensor parallelism is not predicted: to"
+            f" predict the job without, give --args '--{_TENSOR} 1'."
+        )
     assert given.model is not None
     assert given.sequence_length is not None
     bounds = read.numbers(f"{_MODULE}: BOUNDS")
@@ -179,6 +184,7 @@ def _check_complete(read: SettingsReader, given: UserFacts) -> None:
         raise InputError(f"{read.path} {' and '.join(open_entries)}: add {needed}, with your values.")
 
 
+_TENSOR = "tensor_parallel.autotp_size"
 _DTYPES = ("bf16.enabled", "fp16.enabled")
 _PARTITIONS = ("pipeline.partition_method", "pipeline.partition", "partition_method")
 

@@ -39,7 +39,10 @@ def read_bridge(path: Path, given: CommandLine) -> Mapping[str, Any]:
         if value not in (None, []) and (not name.rpartition(".")[2].startswith("_") or name == _ADAPTERS)
     }
     if not any(name.startswith("model.") for name in settings):
-        raise InputError(f"{path} has no model, as configurations of Megatron-Bridge have.")
+        raise InputError(
+            f"{path} has no model, as configurations of Megatron-Bridge have: give the run's configuration, or a YAML"
+            " with Megatron-LM's arguments under MODEL_ARGS."
+        )
     return {"framework": "megatron-bridge", **dict(_arguments(settings))}
 
 

@@ -16,6 +16,7 @@ from debubble.frameworks.megatron.arguments import Arguments
 from debubble.frameworks.megatron.bridge import read_bridge
 from debubble.frameworks.megatron.changes import conflicts, notes, required, switches
 from debubble.frameworks.megatron.export import FSDP, environment
+from debubble.frameworks.megatron.flagscale import is_flagscale, read_flagscale
 from debubble.frameworks.megatron.model import model_of, takes_gpt2_words
 from debubble.frameworks.megatron.orders import order_of
 from debubble.frameworks.megatron.remarks import remarks_on, warnings_on
@@ -34,7 +35,7 @@ from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.script_arguments import named_arguments
-from debubble.imports.settings import SOURCED, SettingsReader, read_arguments
+from debubble.imports.settings import SOURCED, SettingsReader, read_arguments, read_settings
 from debubble.imports.training_scripts import COMMAND
 from debubble.imports.unread import Unread
 from debubble.ir import InputError, RunOptions
@@ -44,7 +45,7 @@ from debubble.targets.target import sparse_layers
 
 
 def read_job(path: Path, given: CommandLine | None = None) -> Settings:
-    """The arguments of a file; YAML is Megatron-Bridge's.  Raises InputError if it has none.
+    """The arguments of a file; YAML is Megatron-Bridge's or FlagScale's.  Raises InputError if it has none.
 
     Args:
         path: The file.
@@ -53,7 +54,11 @@ def read_job(path: Path, given: CommandLine | None = None) -> Settings:
     if path.suffix not in (".yaml", ".yml"):
         arguments = read_arguments(path, given)
         return read_swift(arguments, path) if COMMAND in arguments else arguments
-    return with_arguments(read_bridge(path, given or CommandLine({})), given)
+    line = given or CommandLine({})
+    settings = read_settings(path)
+    if is_flagscale(settings):
+        return with_arguments(read_flagscale({name: line.filled(value) for name, value in settings.items()}), given)
+    return with_arguments(read_bridge(path, line), given)
 
 
 def with_arguments(settings: Settings, given: CommandLine | None) -> Settings:
@@ -83,7 +88,7 @@ HARMLESS = """
     peft.alpha peft.dropout peft.dropout_position peft.lora_a_init_method peft.lora_b_init_method deepspeed_config
     ddp_impl actor_num_* rollout_* *_checkpoint ref_load advantage_estimator apply_chat_template balance_data
     colocate entropy_coef eps_clip* kl_* use_kl_loss prompt_data input_key label_key rm_type n_samples_per_*
-    sglang_* eval_* address runtime_env_json use_tis num_rollout num_steps_per_rollout
+    sglang_* eval_* address runtime_env_json use_tis num_rollout
 """
 """Entries that cost neither time nor memory of a step, besides those of all frameworks."""
 
@@ -126,7 +131,10 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
     if "--no-pipeline-parallel" in arguments and given.pipeline is None:
         pipeline = 1
     if arguments.number("--ds-sequence-parallel-size", 1) > 1:
-        raise InputError(f"{arguments.path}: --ds-sequence-parallel-size is not predicted; only 1 is.")
+        raise InputError(
+            f"{arguments.path}: --ds-sequence-parallel-size is not predicted: to predict the job without,"
+            " give --args '--ds-sequence-parallel-size 1'."
+        )
     tensor = arguments.size("--tensor-model-parallel-size", 1)
     model = model_of(arguments, given.model)
     if model.heads % tensor:
@@ -137,7 +145,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
     context = arguments.size("--context-parallel-size", 1)
     data = replicas(given.cluster, arguments.path, pipeline=pipeline, tensor=tensor, context=context)
     size = arguments.size("--micro-batch-size", 1)
-    batch = arguments.number("--global-batch-size", size * data * (given.micro_batches or 1))
+    batch = _global_batch(arguments, size * data * (given.micro_batches or 1))
     micro_batches = given.micro_batches or batch // (size * data)
     if micro_batches * size * data != batch and given.micro_batches is None:
         raise InputError(
@@ -184,6 +192,15 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
     )
 
 
+def _global_batch(arguments: Arguments, default: int) -> int:
+    """Sequences of a step: slime may say instead how many steps it divides a rollout into."""
+    steps = arguments.number("--num-steps-per-rollout", 0)
+    if "--global-batch-size" in arguments or steps == 0:
+        return arguments.number("--global-batch-size", default)
+    samples = arguments.number("--rollout-batch-size") * arguments.number("--n-samples-per-prompt", 1)
+    return samples // steps
+
+
 def _zero(arguments: Arguments) -> int:
     """The ZeRO level of Megatron's distributed optimizer, or of its FSDP, which divides everything by default."""
     if "--use-torch-fsdp2" in arguments:
@@ -206,6 +223,9 @@ def _optimizer(arguments: Arguments) -> str:
 
 
 def _host_optimizer(arguments: Arguments) -> float:
+    """The share of the optimizer's states on the host, which --cpu-optimizer of Megatron-DeepSpeed moves whole."""
+    if "--cpu-optimizer" in arguments and "--deepspeed" in arguments:
+        return 1.0
     return arguments.share("--optimizer-offload-fraction") if "--optimizer-cpu-offload" in arguments else 0.0
 
 
@@ -215,12 +235,12 @@ def _dtype(arguments: Arguments) -> str:
     said = [name for name in names if arguments.settings.get(f"--{name}")]
     if any(name in arguments for name in _FP8):
         return "mxfp8" if arguments.word("--fp8-recipe") == "mxfp8" else "fp8"
-    return "nvfp4" if _FP4 in arguments else next(iter(said or names), "fp32")
+    return "nvfp4" if any(name in arguments for name in _FP4) else next(iter(said or names), "fp32")
 
 
 _FP8 = ("--fp8-format", "--fp8", "--fp8-hybrid", "--fp8-e4m3")
-_FP4 = "--fp4-format"
-_DTYPES = ("--bf16", "--fp16", *_FP8, _FP4)
+_FP4 = ("--fp4-format", "--fp4")
+_DTYPES = ("--bf16", "--fp16", *_FP8, *_FP4)
 
 
 def _framework(arguments: Arguments) -> str:
@@ -242,8 +262,9 @@ def _dispatches_once(arguments: Arguments) -> bool:
 
 def _graphs(arguments: Arguments) -> str | None:
     """The CUDA graphs: of a step, of layers, or what Megatron has by default."""
-    kind, scope = arguments.word("--cuda-graph-impl", "none"), arguments.words("--cuda-graph-scope")
-    if kind == "full_iteration" or "full_iteration" in scope:
+    kind = arguments.word("--cuda-graph-impl", "none")
+    modules = {*arguments.words("--cuda-graph-scope"), *arguments.words("--cuda-graph-modules")}
+    if kind == "full_iteration" or "full_iteration" in modules:
         return "step"
     return "layers" if kind != "none" or "--enable-cuda-graph" in arguments else None
 
@@ -253,11 +274,18 @@ def _gradient_dtype(arguments: Arguments) -> str:
 
     Source: Megatron-LM, validate_args.
     """
-    accumulates = "--accumulate-allreduce-grads-in-fp32" in arguments
-    if _dtype(arguments) == "fp16":
+    accumulates, dtype = "--accumulate-allreduce-grads-in-fp32" in arguments, _dtype(arguments)
+    of_fsdp = arguments.word(_FSDP_GRADIENTS) if "--use-megatron-fsdp" in arguments else None
+    if of_fsdp is not None:
+        of_parameters = dtype if dtype in ("fp16", "fp32") else "bf16"
+        return of_parameters if of_fsdp == "auto" else of_fsdp
+    if dtype == "fp16":
         return "fp32" if accumulates else "fp16"
     small = arguments.word("--main-grads-dtype", "fp32") != "fp32" and not accumulates
     return "bf16" if small or "--grad-reduce-in-bf16" in arguments else "fp32"
+
+
+_FSDP_GRADIENTS = "--megatron-fsdp-main-grads-dtype"
 
 
 def _moment_dtype(arguments: Arguments) -> str:
@@ -290,7 +318,12 @@ def _unsaid(arguments: Arguments, given: UserFacts) -> dict[str, str]:
     divided = ("--use-distributed-optimizer", "--use-megatron-fsdp", "--use-torch-fsdp2", "--use-custom-fsdp")
     facts: dict[str, tuple[str, ...]] = {
         "dtype": _DTYPES,
-        "gradients": ("--grad-reduce-in-bf16", "--main-grads-dtype", "--accumulate-allreduce-grads-in-fp32"),
+        "gradients": (
+            "--grad-reduce-in-bf16",
+            "--main-grads-dtype",
+            "--accumulate-allreduce-grads-in-fp32",
+            _FSDP_GRADIENTS,
+        ),
         "sequence_parallel": ("--sequence-parallel",),
         "zero": (*divided, "--zero-stage"),
     }

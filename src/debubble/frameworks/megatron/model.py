@@ -39,6 +39,8 @@ def model_of(arguments: Arguments, given: Model | None) -> Model:
         raise InputError(
             f"{arguments.path} names the model '{name}', which is not known here: give its config.json with --model."
         )
+    if arguments.word("framework") == "megatron-bridge" and arguments.word("--hidden-size") is None:
+        raise InputError(f"{arguments.path} names no model, and its recipe does: give it with --model.")
     return _described_model(arguments)
 
 
@@ -111,6 +113,11 @@ def _latent(arguments: Arguments) -> LatentSizes | None:
 
 def _experts(arguments: Arguments, layers: int, ffn: int) -> ExpertSizes | None:
     """The mixtures of experts; Megatron-DeepSpeed's default of one expert is a dense layer."""
+    if len(arguments.words("--num-experts")) > 1:
+        raise InputError(
+            f"{arguments.path}: --num-experts has a number for each layer, which is not read here: give the model's"
+            " config.json with --model."
+        )
     count = arguments.number("--num-experts", 0)
     if count in (0, 1):
         arguments.get("--moe-shared-expert-intermediate-size")

@@ -10,6 +10,8 @@ from debubble.targets.orders import COMBINED
 
 _ZERO_BUBBLE, _V, _V_MEMORY = "--enable-zero-bubble", "--zero-bubble-v-schedule", "--zero-bubble-v-schedule-mem-setup"
 _PENDING = "--zero-bubble-max-pending-backward"
+_DEEPSPEED = "--enable-zbh1-pipeline"
+"""Megatron-DeepSpeed's switch of ZB-H1."""
 _FORK = "--patch-zero-bubble"
 """The switch by which Primus runs the fork's schedules."""
 _PRIMUS, _ALGORITHM = "--patch-primus-pipeline", "--pp-algorithm"
@@ -47,6 +49,8 @@ def order_of(arguments: Arguments, *, pipeline: int, chunks: int, combined: bool
             raise InputError(f"{arguments.path}: {name} is {words}, which is not predicted; leave it out.")
     if combined and chunks > 1:
         return COMBINED
+    if pipeline > 1 and _DEEPSPEED in arguments:
+        return "zb-h1"
     if pipeline > 1 and _zero_bubble(arguments):
         if has_v(arguments):
             return _chosen(arguments, _OF_V, _V_MEMORY, "zb")
@@ -71,15 +75,16 @@ def remarks_on_order(arguments: Arguments) -> Iterator[str]:
             yield f"{_PENDING} is {pending}, and the prediction counts on {pipeline} (ZB-H1) or {2 * pipeline} (ZB-H2)."
     if _PRIMUS in arguments and arguments.word(_ALGORITHM) == _HEURISTIC:
         yield f"{_ALGORITHM} is {_HEURISTIC}, and the prediction counts on ZB-H2."
-    for name in (*_TIMERS, *([_PENDING] if has_v(arguments) else [])):
+    for name in (_DEEPSPEED, *_TIMERS, *([_PENDING] if has_v(arguments) else [])):
         arguments.get(name)
 
 
 _TIMERS = (
     "--enable-zb-runtime", "--zero-bubble-pipeline-timers-start-iter", "--zero-bubble-pipeline-timers-end-iter",
     "--enable-exactly-numeric-match", "--zero-bubble-adaptive-memory-limit-percentile",
+    "--enable-zbh1-exact-semantics",
 )  # fmt: skip
-"""Arguments of the fork that change nothing next to those that were read, as do pending backwards next to a V."""
+"""Arguments of zero-bubble orders that change nothing next to those read; next to a V pending backwards too."""
 
 
 def _with_fork(arguments: Arguments) -> bool:

@@ -19,7 +19,7 @@ from debubble.targets.offload import MODULES
 def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Iterator[str]:
     """Sentences on arguments that change time or memory of a step and are predicted otherwise."""
     counted_on = {
-        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0,
+        "--overlap-cpu-optimizer-d2h-h2d": options.host_optimizer > 0 and "--deepspeed" not in arguments,
         "--delay-wgrad-compute": options.expert_overlap,
     }
     for name, needed in counted_on.items():
@@ -42,7 +42,10 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if "--deepspeed" in arguments and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
+    yield from arguments.assume("--fp4-recipe", "nvfp4")
     yield from arguments.assume("--main-params-dtype", "fp32")
+    yield from arguments.assume("--megatron-fsdp-main-params-dtype", "fp32")
+    yield from arguments.assume("--megatron-fsdp-grad-comm-dtype", "auto", options.gradient_dtype)
     if options.optimizer != "adamw-8bit" and options.moment_dtype == "fp32":
         for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype"):
             yield from arguments.assume(name, "fp32")
@@ -62,6 +65,12 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
     if arguments.word("--optimizer") == "dist_muon" and options.data > 1:
         yield "--optimizer dist_muon divides its states between replicas, and the prediction keeps them whole."
     yield from arguments.assume("--min-offloaded-tensor-size", "0")
+    instances = arguments.word("--num-distributed-optimizer-instances", "1")
+    if instances != "1":
+        yield (
+            f"--num-distributed-optimizer-instances {instances}: states are divided within each, and the prediction"
+            " divides them among all replicas."
+        )
     for name in _COUNTED:
         arguments.get(name)
     for name, sentence in _UNPRICED.items():
@@ -93,7 +102,7 @@ def warnings_on(arguments: Arguments, devices: int) -> Iterator[str]:
 
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
-    RANKS, ("--world-size",),
+    ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),
 )  # fmt: skip
 """The arguments whose product is the world size, the last of them needed, by launcher."""
 
@@ -107,7 +116,8 @@ _COUNTED = (
     "--checkpoint-activations", "--checkpoint-num-layers", "--deepspeed-activation-checkpointing",
     "--gradient-accumulation-fusion", "--share-embeddings-and-output-weights", "--main-grads-dtype",
     "--grad-reduce-in-bf16", "--tp-comm-overlap", "--overlap-grad-reduce", "--overlap-param-gather",
-    "--moe-enable-deepep", "--enable-cuda-graph", "--cuda-graph-impl", "--cuda-graph-scope", "--fp4-format",
+    "--moe-enable-deepep", "--enable-cuda-graph", "--cuda-graph-impl", "--cuda-graph-scope", "--cuda-graph-modules",
+    "--fp4-format", "--fp4", "--megatron-fsdp-main-grads-dtype",
 )  # fmt: skip
 """Arguments that change nothing next to those that were read."""
 

@@ -233,7 +233,7 @@ def _strategies(read: SettingsReader, layers: Sequence[int]) -> Mapping[int, tup
         operator: _reach(value, layers)
         for operator, cells in MINDFORMERS_CELLS.items()
         for cell in cells
-        if (value := read.get(f"{_SELECTED}.{cell}"))
+        if (value := _selected(read, operator, cell))
     }
     begins = [end - length for end, length in zip(accumulate(layers), layers, strict=True)]
     chosen: dict[int, tuple[str, str]] = {}
@@ -246,13 +246,26 @@ def _strategies(read: SettingsReader, layers: Sequence[int]) -> Mapping[int, tup
     return chosen
 
 
+def _selected(read: SettingsReader, operator: str, cell: str) -> object:
+    """Layers in which a cell is recomputed: a switch, or numbers; those of no cell by name are of MindFormers' own two.
+
+    Source: MindFormers, models/utils.py, LayerSetting.
+    """
+    of_all = read.get(_SELECTED)
+    if isinstance(of_all, list) and all(isinstance(name, str) for name in of_all):
+        return cell in of_all
+    return read.get(f"{_SELECTED}.{cell}", of_all if operator in _OWN_OPERATORS else None)
+
+
+_OWN_OPERATORS = ("1:activation", "1:multiply")
+"""The operators of the cells that MindFormers recomputes where none is named."""
+
+
 def _half(named: Sequence[str], half: int) -> str:
     return "+".join(operator[2:] for operator in named if operator[0] == str(half)) or "none"
 
 
 def _remarks(read: SettingsReader, options: RunOptions, chunks: int) -> Iterator[str]:
-    if read.get(_SELECTED) is True:
-        yield "select_recompute as a switch chooses MindFormers' own cells, which is predicted as nothing recomputed."
     yield from read.assume("optimizer.type", "AdamW")
     yield from read.assume("parallel.pipeline_config.pipeline_interleave", chunks > 1)
     yield from read.assume("parallel.pipeline_config.pipeline_scheduler", "1f1b")

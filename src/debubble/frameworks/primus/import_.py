@@ -22,6 +22,12 @@ from debubble.ir import InputError
 _TRAINERS = ("modules.pre_trainer.", "modules.post_trainer.", "modules.sft_trainer.")
 _BASES = {"trainers": "primus/configs/modules/megatron", "models": "primus/configs/models/megatron"}
 """Kinds of base configurations -> their folder in a checkout."""
+_INSTEAD = {
+    "torchtitan": "import torchtitan's own configuration of the job with `debubble import torchtitan`",
+    "megatron_bridge": "import the configuration that Megatron-Bridge saves with `debubble import megatron`",
+}
+"""Primus's other frameworks -> what a user can do with their experiments."""
+_LORA = "--lora."
 _MOST_BASES = 20
 _SIZES = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
@@ -45,13 +51,25 @@ def read_experiment(path: Path, given: CommandLine | None = None) -> Mapping[str
         raise InputError(f"{path} has no modules.pre_trainer.overrides, as Primus's experiments have.")
     framework = settings.get(f"{trainer}framework", "megatron")
     if framework != "megatron":
-        raise InputError(f"{path} is for Primus's framework '{framework}'; only experiments of megatron are read.")
-    bases = {"trainers": settings.get(f"{trainer}config"), "models": settings.get(f"{trainer}model")}
-    return with_arguments({**overrides, **{kind: name for kind, name in bases.items() if name is not None}}, given)
+        instead = _INSTEAD.get(str(framework), "plan the job with `debubble plan`")
+        raise InputError(f"{path} is for Primus's framework '{framework}', and only megatron's are read: {instead}.")
+    named = {"trainers": settings.get(f"{trainer}config"), "models": settings.get(f"{trainer}model")}
+    bases = {kind: name for kind, name in named.items() if name is not None}
+    return with_arguments({**_with_adapters(overrides), **bases}, given)
 
 
 def _name(entry: str) -> str:
     return f"--{entry.replace('_', '-')}"
+
+
+def _with_adapters(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides, whose adapters have Megatron-Bridge's names; without those if they are off."""
+    adapters = {name.removeprefix(_LORA): value for name, value in overrides.items() if name.startswith(_LORA)}
+    others = {name: value for name, value in overrides.items() if not name.startswith(_LORA)}
+    if adapters.pop("enabled", False) is not True:
+        return others
+    named = {f"peft.{name.lower().replace('-', '_')}": value for name, value in adapters.items()}
+    return {**others, "peft._target_": "LoRA", **named}
 
 
 def _base(kind: str, name: str, path: Path) -> Mapping[str, Any] | None:
@@ -84,7 +102,7 @@ def _with_bases(file: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
     yield from tree.items()
 
 
-DEFAULTS = Defaults("Primus")
+DEFAULTS = Defaults("Primus", {"peft.dim": 32})
 """Primus' defaults; those of the trainer and the model that an experiment names come with it."""
 HARMLESS = "work_group user_name workspace trainable sink_level file_sink_level stderr_sink_level"
 """Entries that cost neither time nor memory of a step, besides Megatron-LM's."""
@@ -108,7 +126,9 @@ def primus(read: SettingsReader, given: UserFacts) -> ImportedJob:
     if model is None:
         settings |= {"model": name.removesuffix(".yaml")} if name else {}
         model = {entry: value for entry, value in _language_model().items() if entry not in _SIZES}
-    arguments = Arguments(settings, read.path, replace(read.defaults, values={**trainer, **model}), read.harmless)
+    arguments = Arguments(
+        settings, read.path, replace(read.defaults, values={**read.defaults.values, **trainer, **model}), read.harmless
+    )
     for kind in _BASES:
         arguments.get(kind)
     return job_of(arguments, given, target="primus")

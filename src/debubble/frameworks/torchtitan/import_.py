@@ -17,6 +17,7 @@ from debubble.frameworks.torch.shared_settings import (
     order_of,
 )
 from debubble.frameworks.torchtitan.models import flavor_model
+from debubble.frameworks.torchtitan.saved import adapter_rank, remarks_on_saved
 from debubble.imports.defaults import Defaults, own_defaults
 from debubble.imports.job import Batch, ImportedJob, batches_in
 from debubble.imports.registry import Settings, UserFacts, importer
@@ -47,7 +48,10 @@ def read_recipe(path: Path) -> Mapping[str, Any]:
         return dict(_renamed(read_settings(path)))
     constants = read_constants(path)
     if "PARALLELISM" not in constants:
-        raise InputError(f"{path} is no recipe of debubble's: it has no PARALLELISM.")
+        raise InputError(
+            f"{path} is Python, of which only debubble's own plan.py is read: start the job once with"
+            " --debug.save-config-file job.json and import that file."
+        )
     return dict(_of_recipe(constants))
 
 
@@ -165,6 +169,7 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         zero=_zero(read, pipeline) if data * context > 1 else 0,
         optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
         dtype=_dtype(read),
+        lora=adapter_rank(read),
         sequence_parallel=bool(read.get("parallelism.enable_sequence_parallel", True)) or tensor == 1,
         framework=_framework(read),
     )
@@ -370,4 +375,5 @@ def _remarks(read: SettingsReader, options: RunOptions) -> Iterator[str]:
         yield "activation_checkpoint.memory_budget: what the compiler recomputes is predicted to be kept."
     if read.number("parallelism.data_parallel_replicate_degree", 1) > 1:
         yield "Replicas that FSDP does not divide (data_parallel_replicate_degree) are predicted as divided ones."
+    yield from remarks_on_saved(read, options)
     yield from read.assume("training.dtype", "float32")

@@ -23,6 +23,7 @@ _PARAMETER = re.compile(r"(?P<length>#)?(?P<name>\w+|[@*#?$!-])(?:\[(?P<index>[^
 _PLAIN = re.compile(r"\$(\w+|[@*#?$!-])")
 _BLANKLESS = re.compile(r"(?:\$\([^()]*\)|\$\{[^{}]*\}|`[^`]*`|\S)+")
 """Texts without blanks, but for those within what is not known."""
+_BASENAME = re.compile(r"basename\s+(\"[^\"]*\"|[^\s\"]+)(?:\s+([^\s\"]+))?")
 _ECHO = re.compile(r"(?:IFS=['\"]?([^'\";]*)['\"]?\s*;\s*)?echo\s+(\"?\$\{\w+\[\*\]\}\"?|[\w.,:/${}\" -]+)")
 """A command that prints words as they stand."""
 _UNKNOWN = re.compile(r"\$[\w({@*#?!]|`")
@@ -141,8 +142,10 @@ class ShellVariables:
             return self._parameter(text[at + 2 : end - 1], text[at:end]), end
         if text.startswith("$(", at):
             end = end_of_quoted(text, at)
-            echoed = _ECHO.fullmatch(text[at + 2 : end - 1].strip())
-            return (text[at:end] if echoed is None else self._echo(echoed)), end
+            command = text[at + 2 : end - 1].strip()
+            echoed = _ECHO.fullmatch(command)
+            output = self._basename(command) if echoed is None else self._echo(echoed)
+            return (text[at:end] if output is None else output), end
         if text.startswith("$'", at):
             end = end_of_quoted(text, at + 1)
             return text[at + 2 : end - 1], end
@@ -158,6 +161,15 @@ class ShellVariables:
             return " ".join(self.fields_of(echoed[2]))
         finally:
             self.separator = outer
+
+    def _basename(self, command: str) -> str | None:
+        """The output of `basename` for a file and a suffix; None: it is another command, or the file is not known."""
+        match = _BASENAME.fullmatch(command)
+        path, suffix = ("$", "") if match is None else (self.text_of(word or "") for word in match.groups())
+        if "$" in path + suffix or "`" in path + suffix:
+            return None
+        name = path.rstrip("/").rpartition("/")[2]
+        return name if name == suffix else name.removesuffix(suffix)
 
     def _parameter(self, inner: str, raw: str) -> str:
         """The value of a parameter such as `X`, `X:-4` or `A[@]`; what it is written as if nobody sets it."""

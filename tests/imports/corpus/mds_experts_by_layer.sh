@@ -1,0 +1,2 @@
+deepspeed pretrain_gpt.py --deepspeed --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 \
+  --vocab-size 32000 --num-experts 8 8 16 16 --fp16

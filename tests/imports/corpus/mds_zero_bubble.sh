@@ -1,0 +1,3 @@
+deepspeed pretrain_gpt.py --deepspeed --zero-stage 0 --pipeline-model-parallel-size 4 --enable-zbh1-pipeline \
+  --enable-zbh1-exact-semantics --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 \
+  --vocab-size 32000 --micro-batch-size 1 --global-batch-size 32 --fp16
