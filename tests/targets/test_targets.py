@@ -11,7 +11,7 @@ import pytest
 import debubble as db
 from debubble.exports import exports
 from debubble.ir import ExportError, InputError, RunOptions
-from debubble.models import Model
+from debubble.models import Model, models
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.plans import Plan
 from debubble.targets import targets
@@ -226,3 +226,11 @@ def test_a_refusal_names_the_logits_that_automodel_keeps() -> None:
     """The last stage keeps those of 63 micro-batches of 8192 tokens x 128256 entries of 2 bytes, next to one."""
     with pytest.raises(db.InfeasibleError, match=r"123\.29 GiB are logits, .* take fewer of them"):
         db.plan("llama3-8b", "4xA100-80GB", micro_batches=64, sequence_length=8192, target="automodel", effort=0.02)
+
+
+@pytest.mark.parametrize("target", ["megatron", "primus", "torchtitan", "mindformers"])
+def test_weights_in_4_bits_are_refused_where_there_are_none(target: str) -> None:
+    options = RunOptions(lora=8, quantize="nf4", data=2)
+
+    with pytest.raises(InputError, match="has no frozen weights in 4 bits; plan again without --quantize"):
+        targets[target].check(options, models["llama3-8b"], pipeline=1)

@@ -161,6 +161,12 @@ small_moments_divided = Refusal(
 )
 """Moments of fewer bytes without Megatron-LM's distributed optimizer."""
 
+no_weights_in_4_bits = Refusal(
+    lambda o, model: o.quantize is not None,
+    "{title} has no frozen weights in 4 bits; plan again without --quantize, or --for automodel, deepspeed or torch.",
+)
+"""Quantised weights, in frameworks that train beside adapters on weights of the run's dtype alone."""
+
 experts_to_overlap = Refusal(
     lambda o, model: o.expert_overlap and o.expert < 2,
     "{title} overlaps what expert-parallel ranks exchange; plan again with --expert 2 or more.",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from debubble.errors import readable_bytes
+from debubble.formatting import listed
 from debubble.ir.degrees import MemoryParts
 from debubble.planners.degrees import Footprint
+from debubble.planners.degrees.memory import Fit
 from debubble.planners.degrees.remedies import option_words
 from debubble.views.scene import Scene
 from debubble.views.terminal import titled_table
@@ -79,17 +82,31 @@ def _verdict(footprints: Sequence[Footprint]) -> str:
     fitting = [each for each in footprints if each.fits != "no"]
     if not fitting:
         return "No choice fits by recomputation alone; `debubble plan` also tries offload and CPU optimizers."
-    as_it_is = [each for each in fitting if each.fits == "yes"] or [each for each in fitting if each.fits == "likely"]
+    counted = Counter(each.fits for each in fitting)
+    ways = [f"{counted[fit]} {words}" for fit, words in _WAYS.items() if counted[fit]]
+    least = [_least([each for each in fitting if each.fits != "with recomputation"], recomputed=False)]
+    least += [_least(fitting, recomputed=True)]
+    return f"Yes: of {len(footprints)} choices {listed(ways)}; the least memory is {listed([*filter(None, least)])}."
 
-    def bytes_of(each: Footprint) -> float:
-        return float((each.kept if as_it_is else each.recomputed).total)
 
-    least = min(as_it_is or fitting, key=bytes_of)
-    recomputing = "" if as_it_is else ", with full recomputation"
-    return (
-        f"Yes: {len(fitting)} of {len(footprints)} choices fit{recomputing}; the least memory is"
-        f" {readable_bytes(bytes_of(least))} with {option_words(least.degrees)}."
-    )
+_WAYS: Mapping[Fit, str] = {
+    "yes": "fit as they are",
+    "likely": "likely fit",
+    "with recomputation": "fit with full recomputation",
+}
+"""How choices fit, in words."""
+
+
+def _least(choices: Sequence[Footprint], *, recomputed: bool) -> str:
+    """The least memory of these choices; empty without choices."""
+
+    def size(each: Footprint) -> float:
+        return float((each.recomputed if recomputed else each.kept).total)
+
+    least = min(choices, key=size, default=None)
+    if least is None:
+        return ""
+    return f"{readable_bytes(size(least))} with {option_words(least.degrees)}{' recomputing everything' * recomputed}"
 
 
 def memory_table(scene: Scene) -> Table:

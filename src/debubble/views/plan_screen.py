@@ -9,6 +9,7 @@ import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from rich.text import Text
@@ -19,6 +20,7 @@ from debubble.costs.frameworks import TARGET
 from debubble.costs.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
+from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
@@ -87,7 +89,7 @@ def plan_screen(
     lines = [Text(_title(plan, scene), style="bold"), *_speed(scene, why, tokens), Text()]
     lines += [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
     lines += [Text(), *_memory(scene, why, width), *_time(why, width)]
-    lines += _row("Limited by", [*_limits(why)], width)
+    lines += _row("Limited by", [*_limits(plan, scene, why)], width)
     lines += _row("Bound", [_bound(plan, scene)], width)
     lines += _row("Would help", [*_changes(plan, scene)], width)
     left_out = [*_not_tried(plan)]
@@ -334,12 +336,14 @@ def _time(why: Explanation, width: int) -> Iterator[Text]:
     yield from _row("", [f"{cell} {words} {100 * took / why.step_time:.1f}%" for words, cell, _, took in parts], width)
 
 
-def _limits(why: Explanation) -> Iterator[str]:
-    """The cause that takes most of the step next to computing, and its remedy."""
+def _limits(plan: Plan, scene: Scene, why: Explanation) -> Iterator[str]:
+    """The cause that takes most of the step next to computing, and its remedy unless what was tried did not help."""
     if why.advice is None:
         yield "computing"
-    else:
-        yield why.most
+        return
+    yield why.most
+    told = gains(plan, float(scene.step_time), plan.what_ifs)
+    if not told or any(not gain.what_if.more_devices for gain in helpful(told)):
         yield f"shorter with {why.advice}"
 
 
@@ -360,7 +364,7 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
     for gain in best:
         yield f"{gain.what_if.change}: {-100 * (gain.share or 0.0):.0f}% faster"
     if not best:
-        yield "nothing that was tried but more devices" if helpful(told) else "nothing that was tried"
+        yield "of what was tried, more devices alone" if helpful(told) else "nothing that was tried"
     elif told[0].what_if.quick:
         yield "by quick plans"
 
@@ -377,11 +381,20 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         yield "other planners (--planner auto)"
 
 
+def _runs_with_other_degrees(plan: Plan) -> bool:
+    """Tell whether debubble's runtime runs the model with these options without parallelism."""
+    alone = replace(plan.options, tensor=1, data=1, context=1, expert=1, expert_tensor=None, zero=0)
+    searched = plan.degree_search is not None
+    return searched and plan.model is not None and beyond_runtime(alone, plan.model) is None
+
+
 def framework_to_plan_for(plan: Plan, elsewhere: Mapping[str, float]) -> str:
     """The framework with the fastest of the nearest quick plans; the usual one where it loses little against that.
 
-    Adapters are nothing for which one of them is usual.
+    With adapters, for which no framework is usual, debubble's own runtime where degrees alone keep it from the plan.
     """
+    if plan.options.lora and "debubble" not in plan_runs_in(plan) and _runs_with_other_degrees(plan):
+        return "debubble"
     fastest = min(elsewhere, key=elsewhere.__getitem__, default="NAME")
     if not plan.options.lora and USUAL in elsewhere and 100 * (elsewhere[USUAL] / elsewhere[fastest] - 1) < LITTLE:
         return USUAL
@@ -394,7 +407,7 @@ def _next(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
     written = next((file for option, file in pairwise(call) if option in ("-o", "--output")), None)
     file = written or "plan.json"
     frameworks = [name for name in plan_runs_in(plan) if name != "debubble"]
-    if plan.target is not None:
+    if plan.target not in (None, "debubble"):
         run = f"debubble export {file} --to {plan.target}"
     elif plan.model is None or ("debubble" in plan_runs_in(plan) and not plan.has_lengths):
         run = f"debubble train {file}"

@@ -114,8 +114,8 @@ def test_the_table_says_what_fits_and_what_is_in_json_alone(run: Any) -> None:
     code, out, _ = run("fits", "llama3-8b", "--cluster", "8xH100-80GB")
     assert code == 0
     words = " ".join(out.split())
-    assert words.startswith("Yes: ")
-    assert "of 28 choices fit; the least memory is" in words
+    assert words.startswith("Yes: of 28 choices 24 fit as they are and 3 fit with full recomputation; the least memory")
+    assert "recomputing everything" in words
     assert "choices with context or expert ranks, slices, or tensor ranks over several nodes, are in --json." in words
 
 

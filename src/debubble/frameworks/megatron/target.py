@@ -12,6 +12,7 @@ from debubble.targets.limits import (
     experts_to_overlap,
     fsdp_with_a_pipeline,
     fused_attention,
+    no_weights_in_4_bits,
     optimizers_of_fsdp,
     small_moments_divided,
     text_alone,
@@ -77,6 +78,7 @@ MEGATRON = (
     adam_on_hosts,
     small_moments_divided,
     experts_to_overlap,
+    no_weights_in_4_bits,
     fused_attention("bf16", "fp16", "fp8", "mxfp8"),
     text_alone,
 )

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from debubble.targets.levers import NOTHING, WHOLE, EachLayer, TargetLevers, Way, same
-from debubble.targets.limits import PLAIN, divided_experts, fused_attention, next_token_alone, one_of, text_alone
+from debubble.targets.limits import (
+    PLAIN,
+    divided_experts,
+    fused_attention,
+    next_token_alone,
+    no_weights_in_4_bits,
+    one_of,
+    text_alone,
+)
 from debubble.targets.orders import OwnOrders
 from debubble.targets.target import Target, targets
 
@@ -38,6 +46,7 @@ targets.add(
         zero_alone=(0, 1, 2),
         rules=(
             *PLAIN,
+            no_weights_in_4_bits,
             divided_experts,
             one_of("optimizer", ("adamw",)),
             fused_attention("bf16", "fp16"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from debubble.targets.levers import WHOLE, EachLayer, TargetLevers
-from debubble.targets.limits import FSDP, PLAIN, divided_tokens, one_of, untied, whole_experts
+from debubble.targets.limits import FSDP, PLAIN, divided_tokens, no_weights_in_4_bits, one_of, untied, whole_experts
 from debubble.targets.orders import LOOPS, GivenOrders
 from debubble.targets.target import Target, targets
 
@@ -14,7 +14,14 @@ targets.add(
         title="torchtitan",
         framework="torchtitan",
         zero_alone=(0, 2, 3),
-        rules=(*PLAIN, divided_tokens, whole_experts, one_of("optimizer", ("adamw", "adam")), *FSDP),
+        rules=(
+            *PLAIN,
+            divided_tokens,
+            whole_experts,
+            no_weights_in_4_bits,
+            one_of("optimizer", ("adamw", "adam")),
+            *FSDP,
+        ),
         for_pipelines=(untied,),
         levers=TargetLevers(GivenOrders(LOOPS), EachLayer(WHOLE), keeps_until_weights=True),
     ),

@@ -175,6 +175,8 @@ def gains(plan: Plan, step_time: float, changes: tuple[WhatIf, ...]) -> list[Gai
         share = change.seconds_per_sequence / (planned if change.change == AGAIN and not change.quick else now) - 1
         direction = "slower" if share > 0 else "faster"
         much = f"{100 * abs(share):.1f}% {direction} per sequence"
+        if change.more_devices:
+            much = _pace(share)
         how = much if abs(share) >= NOTICED else "nothing faster was found"
         step = "" if change.quick else f"{change.step_time:.4g} s, "
         return Gain(what_if=change, share=share, effect=f"{step}{how}")
@@ -202,9 +204,20 @@ def helpful(told: Sequence[Gain]) -> list[Gain]:
     return sorted(helpful, key=lambda gain: (gain.what_if.more_devices, gain.share or 0.0))
 
 
+def _pace(share: float) -> str:
+    """The pace of more devices, where a sequence takes longer by a share of its time."""
+    return f"{1 / (1 + share):.2f} times the tokens/s"
+
+
 def quick_words(told: Sequence[Gain]) -> str:
     """Say in a sentence which of the changes help most by quick plans."""
-    best = "; ".join(f"{g.what_if.change}: {-100 * (g.share or 0.0):.1f}% faster" for g in helpful(told)[:MOST])
+
+    def words(gain: Gain) -> str:
+        share = gain.share or 0.0
+        much = _pace(share) if gain.what_if.more_devices else f"{-100 * share:.1f}% faster"
+        return f"{gain.what_if.change}: {much}"
+
+    best = "; ".join(map(words, helpful(told)[:MOST]))
     return f"What would help, per sequence, by quick plans: {best or 'nothing that was tried'}."
 
 

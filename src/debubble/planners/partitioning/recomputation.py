@@ -154,8 +154,8 @@ def _kept_outputs(units: Units) -> str:
     if not units.kept_outputs:
         return ""
     return (
-        f" {readable(float(units.kept_outputs))} are logits, which its last stage keeps of all micro-batches of a step: take"
-        " fewer of them, or"
+        f" {readable(float(units.kept_outputs))} are logits, which its last stage keeps of all micro-batches of a step:"
+        " take fewer of them, or"
     )
 
 
