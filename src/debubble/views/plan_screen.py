@@ -31,7 +31,7 @@ from debubble.targets.target import targets
 from debubble.views.memory_table import PARTS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
 from debubble.views.rows import fastest_other, where_simpler_wins
-from debubble.views.scene import Scene, subject
+from debubble.views.scene import Scene, planner_of, subject
 
 LABEL = 13
 """Width of the column of labels."""
@@ -117,7 +117,7 @@ def _title(plan: Plan, scene: Scene) -> str:
     """The answer to the first question, with the schedule and who planned it."""
     fits = "likely fits" if may_not_fit(plan, scene.peak_memory) else "fits"
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
-    planner = _planner(plan)
+    planner = planner_of(plan)
     named = plan.devices > 1 and plan.schedule.name != planner
     found = f"{plan.schedule.name} by {planner}" if named else f"planned by {planner}"
     return f"{subject(plan)} {fits}: {found}{target}"
@@ -166,12 +166,6 @@ def _slice_words(plan: Plan) -> str:
 def _unit_words(plan: Plan) -> str:
     """The word for the units of the partition: half-layers, or layers."""
     return "half-layers" if any(unit.type == "mlp" for stage in plan.partition for unit in stage) else "layers"
-
-
-def _planner(plan: Plan) -> str:
-    """The planner whose answer it is."""
-    # The fastest answer is the first, by the step under disturbances if that was asked for.
-    return plan.candidates[0].planner if plan.candidates else plan.planner
 
 
 def _recomputation(plan: Plan) -> Iterator[str]:

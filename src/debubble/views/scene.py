@@ -78,7 +78,7 @@ class Scene:
             said, misfit = "Does not fit; predicted without the limit", (f"It does not fit: {error}",)
         return Scene(
             timeline,
-            title=f"{said}: {plan.schedule.name}, planned by {plan.planner}",
+            title=f"{said}: {plan.schedule.name}, planned by {planner_of(plan)}",
             seconds=plan.in_seconds,
             tail=tail_of(plan),
             post_validation=plan.options.post_validation,
@@ -223,6 +223,12 @@ def subject(plan: Plan) -> str:
     """The model and its cluster."""
     described = plan.model_on_cluster
     return f"Given costs on {plan.devices} devices" if described is None else model_title(*described)
+
+
+def planner_of(plan: Plan) -> str:
+    """The planner whose answer a plan is: of those that `auto` asked, that of the fastest."""
+    # The fastest answer is the first, by the step under disturbances if that was asked for.
+    return plan.candidates[0].planner if plan.candidates else plan.planner
 
 
 def model_title(model: Model, cluster: Cluster) -> str:

@@ -11,7 +11,7 @@ from debubble.formatting import size_words, time_words
 from debubble.models import Model
 from debubble.views.plan_table import model_lines, stages_and_planners, step_tables
 from debubble.views.rows import Rows
-from debubble.views.scene import Scene, subject
+from debubble.views.scene import Scene, planner_of, subject
 from debubble.views.summary import bound_words, why_not_faster
 from debubble.views.terminal import bubble_table, device_table, headline, kind_table, remark_lines, rich_table
 
@@ -62,7 +62,7 @@ def _caption(first: Scene, second: Scene) -> str:
         return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
     plans = {"A": first.plan, "B": second.plan}
     said = "; ".join(
-        f"{name} is {subject(plan)}, {plan.schedule.name} by {plan.planner}" for name, plan in plans.items()
+        f"{name} is {subject(plan)}, {plan.schedule.name} by {planner_of(plan)}" for name, plan in plans.items()
     )
     return f"{said}.  {_warning(first, second)}"
 

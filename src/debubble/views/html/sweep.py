@@ -13,7 +13,7 @@ from debubble.planners.plan_step import gap_of, seconds_per_step
 from debubble.planners.sweep import Sweep, SweepPoint
 from debubble.views.html.templates import render
 from debubble.views.rows import Rows
-from debubble.views.scene import Scene, subject
+from debubble.views.scene import Scene, planner_of, subject
 
 WIDTH, HEIGHT, LEFT, BELOW = 860, 220, 70, 34
 """Pixels of the curve, and of the room for its axes."""
@@ -64,7 +64,7 @@ def _row(point: SweepPoint, *, searched: bool) -> tuple[str, ...]:
     return (
         str(point.value), time_words(scene.step_time, seconds=True), f"{scene.why.tokens_per_second:,.0f}",
         percent(gap_of(point.plan, scene.step_time), 1), size_words(max(scene.peak_memory)),
-        point.plan.planner, point.plan.schedule.name, *([str(point.plan.degrees)] if searched else []),
+        planner_of(point.plan), point.plan.schedule.name, *([str(point.plan.degrees)] if searched else []),
     )  # fmt: skip
 
 
