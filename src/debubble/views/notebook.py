@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -17,7 +18,7 @@ from debubble.views.html import html
 from debubble.views.html.sweep import sweep_page
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, LIGHT, ink_on, shade
 from debubble.views.scene import Scene
-from debubble.views.summary import bound_words, pace_words, present_kinds
+from debubble.views.summary import bound_words, pace_words, present_causes, present_kinds
 from debubble.views.terminal import headline
 
 WIDTH, ROW = 900, 20
@@ -96,7 +97,6 @@ def _picture(scene: Scene) -> str:
     chunks = scene.timeline.program.schedule.placement.chunks
     left, right = 60, 80
     scale = (WIDTH - left - right) / (last - first)
-    height = ROW * scene.devices + 24
     shapes, schedule = [], scene.timeline.program.schedule
     for device in range(scene.devices):
         y = device * ROW
@@ -117,18 +117,33 @@ def _picture(scene: Scene) -> str:
             shapes.append(
                 f'<text x="{at + wide / 2:.1f}" y="{y + 13}" text-anchor="middle" fill="{ink_on(color)}">{label}</text>'
             )
-    x = left
-    for kind in present_kinds([scene]):
-        if kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S):
-            shapes.append(f'<rect x="{x}" y="{height - 16}" width="10" height="10" fill="{KIND_COLORS[kind]}"/>')
-            shapes.append(f'<text x="{x + 14}" y="{height - 7}">{KIND_WORDS[kind]}</text>')
-            x += 30 + 7 * len(KIND_WORDS[kind])
+    drawn_kinds = [kind for kind in present_kinds([scene]) if kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.S)]
+    entries = [(KIND_COLORS[kind], KIND_WORDS[kind]) for kind in drawn_kinds]
+    entries += [(LIGHT.causes[cause], f"idle: {cause.value}") for cause in present_causes([scene])]
+    legend, rows = _legend(entries, left, scene.devices * ROW + 8)
+    shapes += legend
+    height = scene.devices * ROW + 8 + rows * ROW
     left_out = len(computed) - len(drawn)
     note = f"<p style='margin: 2px 0'>{left_out:,} later operations are left out: show() has all.</p>" * bool(left_out)
     return (
-        f'<svg width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11" fill="currentColor" role="img"'
+        f'<svg viewBox="0 0 {WIDTH} {height}" style="width: 100%; min-width: {WIDTH}px; max-width: {2 * WIDTH}px"'
+        ' font-family="sans-serif" font-size="11" fill="currentColor" role="img"'
         f' aria-label="{escape(headline(scene))}">{"".join(shapes)}</svg>{note}'
     )
+
+
+def _legend(entries: Sequence[tuple[str, str]], left: int, top: int) -> tuple[list[str], int]:
+    """Colours with their words from a place on, in as many rows as they need, and the number of rows."""
+    shapes, x, row = [], left, 0
+    for color, words in entries:
+        wide = 30 + 7 * len(words)
+        if x > left and x + wide > WIDTH:
+            x, row = left, row + 1
+        y = top + row * ROW
+        shapes.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{color}"/>')
+        shapes.append(f'<text x="{x + 14}" y="{y + 9}">{words}</text>')
+        x += wide
+    return shapes, row + 1
 
 
 def _bar(x: float, y: float, width: float, color: str, words: str) -> str:
