@@ -20,11 +20,9 @@ CONTIGUOUS = (
     "the work of every device, once forwards reach it, where units are assigned whole in runs and states fit, with as"
     " many stages on every device"
 )
-RAMPS = "work, and what memory and links let start before the first backward and end after the last forward"
+RAMPS = "the devices' work, with the warm-up and cool-down that memory and links allow"
 WITH_HOST_STEPS = f"{RAMPS}, and the CPU optimizer steps of the device with most of them, after the last forward"
-WITH_OPTIMIZER = (
-    f"{RAMPS}, and the optimizer's step, by devices behind the pipeline or by hosts after the last gradient"
-)
+WITH_OPTIMIZER = f"{RAMPS}, and the optimizer step, of devices after the pipeline or of hosts after the last gradient"
 
 OF_ORDERS = "every order of these stages, by a search of bounds"
 """The argument of a bound that a planner of given stages found itself."""
