@@ -99,13 +99,16 @@ def plan_screen(
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
     """A label and its phrases, broken into lines between phrases."""
-    lines, line = [], ""
-    for phrase in (part for long in phrases for part in textwrap.wrap(long, width - LABEL)):
-        longer = f"{line}{SEPARATOR}{phrase}" if line else phrase
-        if line and len(longer) > width - LABEL:
-            lines.append(line)
-            longer = phrase
-        line = longer
+    lines, line, most = [], "", width - LABEL
+    for phrase in phrases:
+        for n, part in enumerate(textwrap.wrap(phrase, most)):
+            longer = f"{line}{SEPARATOR}{part}" if line else part
+            if line and (n > 0 or len(longer) > most):
+                # A phrase that goes on is not another one.
+                ends = n > 0 or len(line) + len(SEPARATOR) > most
+                lines.append(line if ends else f"{line}{SEPARATOR.rstrip()}")
+                longer = part
+            line = longer
     labels = [label, *[""] * len(lines)]
     return [
         Text.assemble((f"{name:{LABEL}}", "bold"), said, no_wrap=len(said) <= width - LABEL)
