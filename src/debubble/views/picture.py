@@ -14,7 +14,7 @@ from debubble.ir import Kind, Lane
 from debubble.simulator import Cause
 from debubble.views.palette import KIND_COLORS, KIND_WORDS, PHASE_COLOR, THEMES, Theme, ink_on, shade
 from debubble.views.registry import views
-from debubble.views.scene import Scene, planner_of, subject
+from debubble.views.scene import Scene, planned_words, subject
 from debubble.views.summary import present_causes, present_kinds
 from debubble.views.terminal import headline
 
@@ -122,8 +122,8 @@ def _title(scene: Scene, size: Size) -> str:
     plan = scene.plan
     if plan is None or plan.model is None:
         return scene.title
-    words = f"{subject(plan)}: {plan.schedule.name}"
-    return words if size.width < SIZES["page"].width else f"{words}, planned by {planner_of(plan)}"
+    narrow = size.width < SIZES["page"].width
+    return f"{subject(plan)}: {plan.schedule.name if narrow else planned_words(plan)}"
 
 
 def _draw_device(axes: Axes, scene: Scene, device: int, theme: Theme, size: Size, inches_per_time: float) -> None:

@@ -27,7 +27,7 @@ from debubble.views.rows import (
     planner_rows,
     target_rows,
 )
-from debubble.views.scene import Scene, planner_of, subject
+from debubble.views.scene import Scene, planned_words, subject
 from debubble.views.summary import bound_words, pace_words, why_not_faster
 from debubble.views.terminal import device_table, headline, remark_lines, rich_table, stage_table
 
@@ -151,7 +151,7 @@ def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:
 def _title(plan: Plan) -> str:
     """The answer to the first question, and who gave it."""
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
-    found = f"{plan.schedule.name}, planned by {planner_of(plan)}{target}"
+    found = f"{planned_words(plan)}{target}"
     return found if plan.model is None else f"{subject(plan)} fits: {found}"
 
 

@@ -78,7 +78,7 @@ class Scene:
             said, misfit = "Does not fit; predicted without the limit", (f"It does not fit: {error}",)
         return Scene(
             timeline,
-            title=f"{said}: {plan.schedule.name}, planned by {planner_of(plan)}",
+            title=f"{said}: {planned_words(plan)}",
             seconds=plan.in_seconds,
             tail=tail_of(plan),
             post_validation=plan.options.post_validation,
@@ -229,6 +229,12 @@ def planner_of(plan: Plan) -> str:
     """The planner whose answer a plan is: of those that `auto` asked, that of the fastest."""
     # The fastest answer is the first, by the step under disturbances if that was asked for.
     return plan.candidates[0].planner if plan.candidates else plan.planner
+
+
+def planned_words(plan: Plan) -> str:
+    """The schedule and who planned it; a planner's own orders have its name."""
+    planner = planner_of(plan)
+    return f"planned by {planner}" if plan.schedule.name == planner else f"{plan.schedule.name}, planned by {planner}"
 
 
 def model_title(model: Model, cluster: Cluster) -> str:

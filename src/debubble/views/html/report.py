@@ -16,7 +16,7 @@ from debubble.simulator import Cause
 from debubble.views.html.strips import memory_bars, partition_strip
 from debubble.views.palette import KIND_COLORS
 from debubble.views.rows import Rows, configuration_rows, partition_rows, planner_rows, training_words
-from debubble.views.scene import Scene, planner_of, subject
+from debubble.views.scene import Scene, planned_words, subject
 from debubble.views.summary import (
     bound_words,
     device_figures,
@@ -145,7 +145,7 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.origin is not None:
         yield "command", plan.origin.command
         yield "made", f"{plan.origin.date}, by debubble {plan.origin.version}"
-    yield "schedule", f"{plan.schedule.name}, planned by {planner_of(plan)} in {plan.solve_seconds:.1f} s"
+    yield "schedule", f"{planned_words(plan)} in {plan.solve_seconds:.1f} s"
     if plan.model is not None:
         o = plan.options
         yield "degrees", str(plan.degrees)
