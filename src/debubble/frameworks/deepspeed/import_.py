@@ -57,6 +57,7 @@ HARMLESS = """
 
 STAGE = "zero_optimization.stage"
 OFFLOADED = "zero_optimization.offload_optimizer"
+_DEVICE = f"{OFFLOADED}.device"
 PARAMETERS = "zero_optimization.offload_param"
 
 
@@ -71,12 +72,15 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Yield higher ZeRO levels, with the optimizer on devices and on the host."""
+    """Yield higher ZeRO levels, and each level with the optimizer where it is not: on devices, or on the host."""
     stage = job.get(STAGE, 0)
     levels = range(stage if isinstance(stage, int) else 0, 4)
     yield from ({STAGE: level} for level in levels[1:])
-    if options.optimizer in ("adam", "adamw") and not options.host_optimizer:
-        yield from ({STAGE: level, f"{OFFLOADED}.device": "cpu"} for level in levels if level)
+    if options.host_optimizer:
+        yield {_DEVICE: "none"}
+        yield from ({STAGE: level, _DEVICE: "none"} for level in levels[1:])
+    elif options.optimizer in ("adam", "adamw"):
+        yield from ({STAGE: level, _DEVICE: "cpu"} for level in levels if level)
 
 
 @importer(
@@ -242,7 +246,7 @@ def _warnings(read: SettingsReader, dtype: str, *, pipeline: int) -> Iterator[st
             f"{PARAMETERS} is not in the prediction: the parameters of a rank are counted on its device, and their"
             " copies from the host are not."
         )
-    if read.get(f"{OFFLOADED}.device") == "nvme":
+    if read.get(_DEVICE) == "nvme":
         yield f"{OFFLOADED} is on NVMe, and predicted as if it were in the host's memory."
     if _on_host(read, OFFLOADED) and read.number(STAGE, 0) == 0:
         yield f"{OFFLOADED} needs ZeRO-1 or more, and has no effect in the prediction under ZeRO-0."
