@@ -213,6 +213,21 @@ FORMS: dict[str, Form] = {
     "a last stage without a pipeline": script(
         f"{GPT} --pipeline-model-parallel-size 1 --decoder-last-pipeline-num-layers 1", refused="leave it out"
     ),
+    "a batch that replicas do not divide": megatron(
+        "--global-batch-size 13", devices=16,
+        refused="13 cannot be divided over 4 replicas of 1 sequences: use a multiple of 4, such as 12 or 16, a --clus",
+    ),
+    "expert ranks without experts": megatron(
+        "--expert-model-parallel-size 2", devices=8, refused="expert-model-parallel-size is 2, and the model has no"
+    ),
+    "expert ranks that do not divide the experts": megatron(
+        "--num-experts 8 --expert-model-parallel-size 3 --global-batch-size 12", devices=12,
+        refused="sh: --expert-model-parallel-size is 3, which does not divide the model's 8 experts",
+    ),
+    "more expert ranks than a stage has": megatron(
+        "--num-experts 8 --expert-model-parallel-size 8", devices=16,
+        refused="sh: --expert-model-parallel-size is 8, which does not divide the 4 ranks .* choose a divisor of 4, or",
+    ),
     "deepspeed's auto": Form(
         "deepspeed", "ds.json", '{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
         given={"model": db.models["llama3-8b"], "sequence_length": 1024},

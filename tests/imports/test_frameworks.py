@@ -433,7 +433,11 @@ def test_what_deepspeed_is_not_told_of_a_batch_follows_from_the_rest(
     ("config", "said"),
     [
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "of which DeepSpeed takes one"),
-        ({"train_batch_size": 30}, "train_batch_size is 30, which is no multiple of 4"),
+        ({"train_batch_size": 30}, "is 30, which is no multiple of 4, .* use a multiple of 4, such as 28 or 32"),
+        (
+            {"train_batch_size": 24, "gradient_accumulation_steps": 4},
+            "is 24, which is no multiple of 16, .* such as 16 or 32",
+        ),
     ],
 )
 def test_what_deepspeed_refuses_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -276,10 +276,11 @@ def _micro_batches(read: SettingsReader, data: int, *, instead: int | None) -> t
     size, number, batch = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
     if read.get(batch) is None or instead is not None or None not in (read.get(size), read.get(number)):
         return read.size(size, 1), read.size(number, 1, instead=instead)
-    local = batches_in(read.size(batch), data, read.path, name=batch)
+    whole = read.size(batch)
+    local = batches_in(whole, data, read.path, name=batch)
     if read.get(size) is None and read.get(number) is not None:
-        return batches_in(local, read.size(number), read.path, name=batch), read.size(number)
-    return read.size(size, local), batches_in(local, read.size(size, local), read.path, name=batch)
+        return batches_in(whole, data * read.size(number), read.path, name=batch), read.size(number)
+    return read.size(size, local), batches_in(whole, data * read.size(size, local), read.path, name=batch)
 
 
 def _pipeline(read: SettingsReader, devices: int) -> int:
