@@ -76,6 +76,7 @@ def script(text: str, **rest: Any) -> Form:
 
 
 FULL = ("full", "full")
+UNGATED_EXPERTS = "--num-experts 4 --moe-ffn-hidden-size 704 --moe-layer-freq [0]+[1]*7"
 FORMS: dict[str, Form] = {
     # What the file leaves out.
     "primus' base configuration": Form(
@@ -204,6 +205,14 @@ FORMS: dict[str, Form] = {
         {"micro_batches": 8, "pipeline": 1, "micro_batch_size": 2, "data": 4},
         given={"model": db.models["llama3-8b"], "sequence_length": 1024, "pipeline": 1},
     ),
+    "experts without a gate": script(
+        f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS} --disable-bias-linear",
+        # Two matrices each, in the last seven layers.
+        read={"gated": False, "experts": 4, "expert_weights": 7 * 4 * 2 * 512 * 704, "not_predicted": 0},
+    ),
+    "biases of experts without a gate": script(
+        f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS}", read={"not_predicted": 1}
+    ),
     # What is refused.
     "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
     "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, which trains no"),
@@ -268,6 +277,7 @@ def found(job: ImportedJob, name: str) -> Any:
     counted = {
         "checkpointed": list(job.strategies.values()).count(FULL),
         "not_predicted": job.rest.not_predicted,
+        "expert_weights": sum(map(job.model.expert_parameters, range(job.model.layers))),
         "experts": 0 if job.model.experts is None else job.model.experts.count,
     }
     if name in counted:

@@ -39,6 +39,8 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
+    if model.experts is not None and not model.gated and "--disable-bias-linear" not in arguments:
+        yield "Biases of the experts are not in the prediction."
     if "--deepspeed" in arguments and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
