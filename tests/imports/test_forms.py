@@ -213,6 +213,50 @@ FORMS: dict[str, Form] = {
     "biases of experts without a gate": script(
         f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS}", read={"not_predicted": 1}
     ),
+    # What a step does besides.
+    "micro-batches of so many tokens": megatron(
+        "--use-dynamic-batch-size --max-tokens-per-gpu 4096",
+        read={
+            "warnings": (
+                "--use-dynamic-batch-size fills micro-batches up to --max-tokens-per-gpu 4096, and predicted are those"
+                " of 1 x 1,024 tokens: give --sequence-length 4096 --args '--micro-batch-size 1', and with"
+                " --micro-batches how many a replica then has in a step.",
+            )
+        },
+    ),
+    "micro-batches of just as many tokens": megatron(
+        "--use-dynamic-batch-size --max-tokens-per-gpu 4096", read={"warnings": ()},
+        given={"sequence_length": 4096, "micro_batches": 8},
+    ),
+    "reinforcement learning": megatron(
+        "--perform-rl-step",
+        read={
+            "not_predicted": 0,
+            "warnings": (
+                "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not.",
+            ),
+        },
+    ),
+    "distillation": megatron(
+        "--export-kd-teacher-load teacher",
+        read={
+            "not_predicted": 0,
+            "warnings": (
+                "--export-kd-teacher-load: the student alone is predicted, and the time and memory of its teacher are"
+                " not.",
+            ),
+        },
+    ),
+    "bridge's distillation": Form(
+        "megatron", "run.yaml",
+        BRIDGE.replace("model: {", "model: {teacher: {num_layers: 2}, kd_config: {skip_lm_loss: true}, "),
+        {
+            "not_predicted": 0,
+            "warnings": (
+                "--teacher.num-layers: the student alone is predicted, and the time and memory of its teacher are not.",
+            ),
+        },
+    ),
     # What is refused.
     "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
     "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, which trains no"),

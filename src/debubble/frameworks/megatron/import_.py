@@ -189,7 +189,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
         unsaid=_unsaid(arguments, given),
-        warnings=tuple(warnings_on(arguments, given.cluster.count)),
+        warnings=tuple(warnings_on(arguments, options, given.cluster.count)),
         rest=Unread.of(arguments, remarks_on(arguments, options, model)),
     )
 
