@@ -213,6 +213,10 @@ FORMS: dict[str, Form] = {
     "biases of experts without a gate": script(
         f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS}", read={"not_predicted": 1}
     ),
+    "what verl's files are to be given as": script(
+        "pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --bf16",
+        read={"tensor": 2, "micro_batches": 128}, given={"model": db.models["llama-tiny"], "sequence_length": 512},
+    ),
     # What a step does besides.
     "micro-batches of so many tokens": megatron(
         "--use-dynamic-batch-size --max-tokens-per-gpu 4096",
@@ -280,6 +284,14 @@ FORMS: dict[str, Form] = {
     "more expert ranks than a stage has": megatron(
         "--num-experts 8 --expert-model-parallel-size 8", devices=16,
         refused="sh: --expert-model-parallel-size is 8, which does not divide the 4 ranks .* choose a divisor of 4, or",
+    ),
+    "verl's script": script(
+        "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer"
+        " actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=$PP",
+        refused="is verl's, .* the degrees in actor_rollout_ref.actor.megatron as Megatron-LM's arguments into a",
+    ),
+    "verl's configuration": Form(
+        "megatron", "run.yaml", "actor_rollout_ref: {actor: {strategy: megatron}}", refused="is verl's, whose steps"
     ),
     "deepspeed's auto": Form(
         "deepspeed", "ds.json", '{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
