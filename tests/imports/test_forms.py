@@ -285,6 +285,11 @@ FORMS: dict[str, Form] = {
         "--num-experts 8 --expert-model-parallel-size 8", devices=16,
         refused="sh: --expert-model-parallel-size is 8, which does not divide the 4 ranks .* choose a divisor of 4, or",
     ),
+    "latent attention without gates": script(
+        f"{GPT.replace('--swiglu ', '')} --multi-latent-attention --position-embedding-type learned_absolute"
+        " --normalization LayerNorm",
+        refused="latent attention next to MLPs with the activation gelu, which is not modelled: .* --args '--swiglu",
+    ),
     "verl's script": script(
         "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer"
         " actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=$PP",

@@ -79,7 +79,8 @@ class Sizes:
         Raises:
             InputError: if none has.
         """
-        if (self.activation, self.rms_norm, self.positions) == ("gelu", False, "learned") and self.experts is None:
+        plain = self.experts is None and self.latent is None
+        if plain and (self.activation, self.rms_norm, self.positions) == ("gelu", False, "learned"):
             return Model.from_hf(self._gpt2())
         family, more = self._latent() or self._sparse() or self._dense()
         if self.mtp_layers and family not in _FURTHER:
@@ -185,6 +186,12 @@ class Sizes:
         latent = self.latent
         if latent is None:
             return None
+        if self.activation != "swiglu":
+            raise InputError(
+                f"The configuration describes latent attention next to MLPs with the activation {self.activation},"
+                " which is not modelled: to predict it with gated MLPs, give --args '--swiglu --ffn-hidden-size N', N"
+                " being two thirds of its width."
+            )
         attention = {
             "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank, "qk_nope_head_dim": latent.content,
             "qk_rope_head_dim": latent.rotary, "v_head_dim": latent.value,
