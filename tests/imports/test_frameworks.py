@@ -572,7 +572,8 @@ def test_all_that_deepspeed_leaves_open_is_asked_for_at_once(tmp_path: Path) -> 
     assert str(refused.value) == (
         f"{tmp_path / 'a.json'} does not say the model and the length of sequences and leaves bf16.enabled and"
         " train_micro_batch_size_per_gpu to your trainer ('auto'): add --model llama3-8b --sequence-length 4096 --dtype"
-        " bf16 --args '--train_micro_batch_size_per_gpu 1', with your values."
+        " bf16 --args '--train_micro_batch_size_per_gpu 1', with your values, or your trainer's own arguments in"
+        " --args."
     )
 
 

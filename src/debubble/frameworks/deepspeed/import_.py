@@ -196,7 +196,8 @@ def _check_complete(read: SettingsReader, given: UserFacts, *, model: Model | No
     }
     if open_entries:
         needed = " ".join(option for option, is_open in options.items() if is_open)
-        raise InputError(f"{read.path} {' and '.join(open_entries)}: add {needed}, with your values.")
+        trainers = ", or your trainer's own arguments in --args" if auto else ""
+        raise InputError(f"{read.path} {' and '.join(open_entries)}: add {needed}, with your values{trainers}.")
 
 
 _TENSOR = "tensor_parallel.autotp_size"
