@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,20 @@ def test_deepspeed_is_advised_of_the_zero_level_that_fits(tmp_path: Path, run: A
     given = ("--model", "llama3-8b", "--sequence-length", "2048", "--as-it-is")
     _, out, _ = run("import", "deepspeed", str(tmp_path / "ds.json"), "--cluster", "8xA100-40GB", *given)
     assert "\nWould help: zero_optimization.stage 3: fits with " in out
+
+
+def test_deepspeed_is_advised_not_to_offload_what_fits(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
+    config["zero_optimization"] = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    path, importer = tmp_path / "ds.json", imports["deepspeed"]
+    path.write_text(json.dumps(config))
+    cluster = db.Cluster.parse("8xA100-80GB")
+    given = UserFacts(cluster=cluster, model=db.models["mistral-7b"], sequence_length=4096, recompute="full")
+    settings = importer.read(path, None)
+
+    found = advised(importer, settings, path, given, importer.job(settings, path, given).plan(cluster))
+
+    assert [each.settings for each in found] == [{"zero_optimization.offload_optimizer.device": "none"}]
 
 
 @pytest.mark.parametrize(

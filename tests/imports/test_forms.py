@@ -76,6 +76,7 @@ def script(text: str, **rest: Any) -> Form:
 
 
 FULL = ("full", "full")
+UNGATED_EXPERTS = "--num-experts 4 --moe-ffn-hidden-size 704 --moe-layer-freq [0]+[1]*7"
 FORMS: dict[str, Form] = {
     # What the file leaves out.
     "primus' base configuration": Form(
@@ -204,6 +205,62 @@ FORMS: dict[str, Form] = {
         {"micro_batches": 8, "pipeline": 1, "micro_batch_size": 2, "data": 4},
         given={"model": db.models["llama3-8b"], "sequence_length": 1024, "pipeline": 1},
     ),
+    "experts without a gate": script(
+        f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS} --disable-bias-linear",
+        # Two matrices each, in the last seven layers.
+        read={"gated": False, "experts": 4, "expert_weights": 7 * 4 * 2 * 512 * 704, "not_predicted": 0},
+    ),
+    "biases of experts without a gate": script(
+        f"{GPT.replace('--swiglu ', '')} {UNGATED_EXPERTS}", read={"not_predicted": 1}
+    ),
+    "what verl's files are to be given as": script(
+        "pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --bf16",
+        read={"tensor": 2, "micro_batches": 128}, given={"model": db.models["llama-tiny"], "sequence_length": 512},
+    ),
+    # What a step does besides.
+    "micro-batches of so many tokens": megatron(
+        "--use-dynamic-batch-size --max-tokens-per-gpu 4096",
+        read={
+            "warnings": (
+                "--use-dynamic-batch-size fills micro-batches up to --max-tokens-per-gpu 4096, and predicted are those"
+                " of 1 x 1,024 tokens: give --sequence-length 4096 --args '--micro-batch-size 1', and with"
+                " --micro-batches how many a replica then has in a step.",
+            )
+        },
+    ),
+    "micro-batches of just as many tokens": megatron(
+        "--use-dynamic-batch-size --max-tokens-per-gpu 4096", read={"warnings": ()},
+        given={"sequence_length": 4096, "micro_batches": 8},
+    ),
+    "reinforcement learning": megatron(
+        "--perform-rl-step",
+        read={
+            "not_predicted": 0,
+            "warnings": (
+                "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not.",
+            ),
+        },
+    ),
+    "distillation": megatron(
+        "--export-kd-teacher-load teacher",
+        read={
+            "not_predicted": 0,
+            "warnings": (
+                "--export-kd-teacher-load: the student alone is predicted, and the time and memory of its teacher are"
+                " not.",
+            ),
+        },
+    ),
+    "bridge's distillation": Form(
+        "megatron", "run.yaml",
+        BRIDGE.replace("model: {", "model: {teacher: {num_layers: 2}, kd_config: {skip_lm_loss: true}, "),
+        {
+            "not_predicted": 0,
+            "warnings": (
+                "--teacher.num-layers: the student alone is predicted, and the time and memory of its teacher are not.",
+            ),
+        },
+    ),
     # What is refused.
     "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
     "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, which trains no"),
@@ -212,6 +269,34 @@ FORMS: dict[str, Form] = {
     ),
     "a last stage without a pipeline": script(
         f"{GPT} --pipeline-model-parallel-size 1 --decoder-last-pipeline-num-layers 1", refused="leave it out"
+    ),
+    "a batch that replicas do not divide": megatron(
+        "--global-batch-size 13", devices=16,
+        refused="13 cannot be divided over 4 replicas of 1 sequences: use a multiple of 4, such as 12 or 16, a --clus",
+    ),
+    "expert ranks without experts": megatron(
+        "--expert-model-parallel-size 2", devices=8, refused="expert-model-parallel-size is 2, and the model has no"
+    ),
+    "expert ranks that do not divide the experts": megatron(
+        "--num-experts 8 --expert-model-parallel-size 3 --global-batch-size 12", devices=12,
+        refused="sh: --expert-model-parallel-size is 3, which does not divide the model's 8 experts",
+    ),
+    "more expert ranks than a stage has": megatron(
+        "--num-experts 8 --expert-model-parallel-size 8", devices=16,
+        refused="sh: --expert-model-parallel-size is 8, which does not divide the 4 ranks .* choose a divisor of 4, or",
+    ),
+    "latent attention without gates": script(
+        f"{GPT.replace('--swiglu ', '')} --multi-latent-attention --position-embedding-type learned_absolute"
+        " --normalization LayerNorm",
+        refused="latent attention next to MLPs with the activation gelu, which is not modelled: .* --args '--swiglu",
+    ),
+    "verl's script": script(
+        "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer"
+        " actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=$PP",
+        refused="is verl's, .* the degrees in actor_rollout_ref.actor.megatron as Megatron-LM's arguments into a",
+    ),
+    "verl's configuration": Form(
+        "megatron", "run.yaml", "actor_rollout_ref: {actor: {strategy: megatron}}", refused="is verl's, whose steps"
     ),
     "deepspeed's auto": Form(
         "deepspeed", "ds.json", '{"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
@@ -253,6 +338,7 @@ def found(job: ImportedJob, name: str) -> Any:
     counted = {
         "checkpointed": list(job.strategies.values()).count(FULL),
         "not_predicted": job.rest.not_predicted,
+        "expert_weights": sum(map(job.model.expert_parameters, range(job.model.layers))),
         "experts": 0 if job.model.experts is None else job.model.experts.count,
     }
     if name in counted:

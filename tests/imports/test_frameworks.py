@@ -433,7 +433,11 @@ def test_what_deepspeed_is_not_told_of_a_batch_follows_from_the_rest(
     ("config", "said"),
     [
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "of which DeepSpeed takes one"),
-        ({"train_batch_size": 30}, "train_batch_size is 30, which is no multiple of 4"),
+        ({"train_batch_size": 30}, "is 30, which is no multiple of 4, .* use a multiple of 4, such as 28 or 32"),
+        (
+            {"train_batch_size": 24, "gradient_accumulation_steps": 4},
+            "is 24, which is no multiple of 16, .* such as 16 or 32",
+        ),
     ],
 )
 def test_what_deepspeed_refuses_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -568,7 +572,8 @@ def test_all_that_deepspeed_leaves_open_is_asked_for_at_once(tmp_path: Path) -> 
     assert str(refused.value) == (
         f"{tmp_path / 'a.json'} does not say the model and the length of sequences and leaves bf16.enabled and"
         " train_micro_batch_size_per_gpu to your trainer ('auto'): add --model llama3-8b --sequence-length 4096 --dtype"
-        " bf16 --args '--train_micro_batch_size_per_gpu 1', with your values."
+        " bf16 --args '--train_micro_batch_size_per_gpu 1', with your values, or your trainer's own arguments in"
+        " --args."
     )
 
 

@@ -175,6 +175,20 @@ def test_the_slowest_device_is_slow_itself_or_by_the_plan(
     assert (seen.slowest, (seen.reason or "")[: len(reason)]) == (slowest, reason)
 
 
+def test_waiting_and_no_device_is_blamed_where_all_are_fast(written: Callable[..., Path]) -> None:
+    costs = db.StageCosts.of(stages=2, forward=0.1, backward_input=0.1, backward_weight=0.05)
+    schedule = db.schedules["1f1b"](devices=2, micro_batches=4)
+    plan = db.Plan(planner="test", schedule=schedule, costs=costs, lower_bound=0, partition=())
+    waits = msgspec.structs.replace(RunStep.of(step(1, busy=(0.92, 0.79))), bubble_fraction=0.33)
+
+    seen = WatchedRun.of(RunRecord(written(START, waits)), plan, now=0.0)
+
+    assert seen.reason == (
+        "the plan gives others as much work; devices wait 33% of the step, 20% by the plan: look at messages, loading"
+        " of data and the host"
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

@@ -271,8 +271,17 @@ def replicas(cluster: Cluster, path: Path, *, pipeline: int, tensor: int = 1, co
 def batches_in(whole: int, batch: int, path: Path, *, name: str) -> int:
     """The number of batches in so many sequences; raises InputError if they do not come out even."""
     if whole % batch:
-        raise InputError(f"{path}: {name} is {whole}, which is no multiple of {batch}, the sequences that go together.")
+        raise InputError(
+            f"{path}: {name} is {whole}, which is no multiple of {batch}, the sequences that go together:"
+            f" {nearest_multiples(whole, batch)}."
+        )
     return whole // batch
+
+
+def nearest_multiples(number: int, of: int) -> str:
+    """Words that advise the multiples next to a number that is none."""
+    below = number // of * of
+    return f"use a multiple of {of}, such as {' or '.join(str(each) for each in (below, below + of) if each)}"
 
 
 def even_layers(layers: int, stages: int, *, otherwise: str = "") -> tuple[int, ...]:

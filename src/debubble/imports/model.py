@@ -79,7 +79,8 @@ class Sizes:
         Raises:
             InputError: if none has.
         """
-        if (self.activation, self.rms_norm, self.positions) == ("gelu", False, "learned") and self.experts is None:
+        plain = self.experts is None and self.latent is None
+        if plain and (self.activation, self.rms_norm, self.positions) == ("gelu", False, "learned"):
             return Model.from_hf(self._gpt2())
         family, more = self._latent() or self._sparse() or self._dense()
         if self.mtp_layers and family not in _FURTHER:
@@ -134,7 +135,8 @@ class Sizes:
             kinds = ["sliding_attention", "full_attention"] * ((self.layers + 1) // 2)
             widths = {"num_local_experts": experts.count, "intermediate_size": experts.ffn}
             return "gpt_oss", {**routed, **widths, "sliding_window": 128, "layer_types": kinds[: self.layers]}
-        self._check_experts(experts)
+        if self.activation != "swiglu":
+            return self._sparse_without_gate(experts, routed)
         between = experts.dense != tuple(range(len(experts.dense)))
         if between and experts.shared == experts.ffn and not (experts.gate or self.qk_norm or self.mtp_layers):
             return "llama4_text", {
@@ -158,13 +160,13 @@ class Sizes:
             "intermediate_size": experts.ffn,
         }  # fmt: skip
 
-    def _check_experts(self, experts: ExpertSizes) -> None:
-        """Raise InputError if the layers with experts are not Llama-like."""
-        if self.activation != "swiglu":
-            raise InputError(
-                f"The configuration describes experts with the activation {self.activation}, which are not read here:"
-                " give the model's config.json with --model."
-            )
+    def _sparse_without_gate(self, experts: ExpertSizes, routed: Mapping[str, int]) -> tuple[str, Mapping[str, Any]]:
+        """Experts of two matrices, which no family of Hugging Face's has next to attention in every layer."""
+        family, parts = self._dense()
+        return family, {
+            **parts, **routed, "num_experts": experts.count, "mlp_only_layers": list(experts.dense),
+            "shared_expert_intermediate_size": experts.shared,
+        }  # fmt: skip
 
     def _first_dense(self, experts: ExpertSizes) -> Mapping[str, int]:
         """Shared experts in numbers of the routed ones' width; the layers without experts must be the first."""
@@ -184,6 +186,12 @@ class Sizes:
         latent = self.latent
         if latent is None:
             return None
+        if self.activation != "swiglu":
+            raise InputError(
+                f"The configuration describes latent attention next to MLPs with the activation {self.activation},"
+                " which is not modelled: to predict it with gated MLPs, give --args '--swiglu --ffn-hidden-size N', N"
+                " being two thirds of its width."
+            )
         attention = {
             "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank, "qk_nope_head_dim": latent.content,
             "qk_rope_head_dim": latent.rotary, "v_head_dim": latent.value,

@@ -163,8 +163,8 @@ class Importer:
         if any(name in settings for name in _OF_TRAINERS):
             raise InputError(
                 f"{path} is for a trainer such as LLaMA-Factory, axolotl or TRL, whose files are not read: import the"
-                " DeepSpeed JSON that it names, with --model, --sequence-length and"
-                " --args '--train_micro_batch_size_per_gpu 1'."
+                " DeepSpeed JSON that it names, with --model, --sequence-length and its arguments, as in"
+                " --args '--per_device_train_batch_size 1 --bf16 True'."
             )
         if not self.marks or self._marked(settings):
             return

@@ -51,7 +51,22 @@ def read_tree(path: Path) -> Mapping[Any, Any]:
     tree = parse(_READERS[path.suffix], text, refusal, yaml.YAMLError, AttributeError)
     if not isinstance(tree, dict):
         raise InputError(f"{path} has no settings by name.")
+    if _OF_VERL in tree or str(tree.get("_target_", "")).startswith("verl."):
+        raise InputError(_verl_refusal(path))
     return tree
+
+
+_OF_VERL = "actor_rollout_ref"
+"""The part of every configuration of verl."""
+
+
+def _verl_refusal(path: Path) -> str:
+    return (
+        f"{path} is verl's, whose steps of reinforcement learning are not predicted: to predict the training of its"
+        f" actor, write the degrees in {_OF_VERL}.actor.megatron as Megatron-LM's arguments into a script"
+        " (`pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 256 --bf16`), and"
+        " import that with --model and --sequence-length."
+    )
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -227,6 +242,8 @@ def read_arguments(path: Path, given: CommandLine | None = None) -> Mapping[str,
         InputError: if the file cannot be read, has no arguments, or what they are is not told.
     """
     text = read_file(path, "script").decode(errors="replace")
+    if f"{_OF_VERL}." in text or "-m verl." in text:
+        raise InputError(_verl_refusal(path))
     logged = _LOGGED.findall(text)
     if len(logged) >= _DUMP:
         arguments = dict(_logged_arguments(logged))

@@ -10,8 +10,10 @@ from typing import Any
 from debubble.costs import framework_with
 from debubble.costs.speed import element_bytes
 from debubble.formatting import listed, size_words
+from debubble.frameworks.deepspeed import trainer
 from debubble.frameworks.deepspeed.partition import DEFAULT, divided_states, partitioned_layers
 from debubble.frameworks.torch.shared_settings import layer_strategies
+from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
 from debubble.imports.job import ImportedJob, MoreMemory, batches_in, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
@@ -24,12 +26,17 @@ _MODULE = "planned_pipeline.py"
 _LAYERS = "planned_layers.py"
 
 
+def read_with_trainer(path: Path, given: CommandLine | None) -> Mapping[str, Any]:
+    """The settings of a configuration, filled in by the arguments of the job's command line."""
+    return trainer.with_trainer(read_config(path), path, given)
+
+
 def read_config(path: Path) -> Mapping[str, Any]:
     """The settings of a configuration, and the constants of debubble's own modules next to it."""
     if path.suffix == ".sh":
         raise InputError(
-            f"{path} is a script: give the JSON that its --deepspeed_config names, the model with --model and the"
-            " length with --sequence-length."
+            f"{path} is a script: give the JSON that its --deepspeed_config names, the model with --model, the length"
+            " with --sequence-length, and the arguments of Transformers' Trainer with --args."
         )
     alongside = [path.parent / name for name in (_MODULE, _LAYERS)]
     planned = {
@@ -57,6 +64,7 @@ HARMLESS = """
 
 STAGE = "zero_optimization.stage"
 OFFLOADED = "zero_optimization.offload_optimizer"
+_DEVICE = f"{OFFLOADED}.device"
 PARAMETERS = "zero_optimization.offload_param"
 
 
@@ -71,12 +79,15 @@ def conflicts(job: Settings, changed: Settings) -> Iterator[str]:
 
 
 def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
-    """Yield higher ZeRO levels, with the optimizer on devices and on the host."""
+    """Yield higher ZeRO levels, and each level with the optimizer where it is not: on devices, or on the host."""
     stage = job.get(STAGE, 0)
     levels = range(stage if isinstance(stage, int) else 0, 4)
     yield from ({STAGE: level} for level in levels[1:])
-    if options.optimizer in ("adam", "adamw") and not options.host_optimizer:
-        yield from ({STAGE: level, f"{OFFLOADED}.device": "cpu"} for level in levels if level)
+    if options.host_optimizer:
+        yield {_DEVICE: "none"}
+        yield from ({STAGE: level, _DEVICE: "none"} for level in levels[1:])
+    elif options.optimizer in ("adam", "adamw"):
+        yield from ({STAGE: level, _DEVICE: "cpu"} for level in levels if level)
 
 
 @importer(
@@ -84,30 +95,31 @@ def switches(job: Settings, options: RunOptions) -> Iterator[Settings]:
     settings=read_config,
     file="ds_config.json",
     defaults=DEFAULTS,
-    harmless=HARMLESS,
+    harmless=HARMLESS + trainer.HARMLESS,
+    with_arguments=read_with_trainer,
     conflicts=conflicts,
     switches=switches,
     marks="zero_optimization.* train_micro_batch_size_per_gpu train_batch_size",
 )
 def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     """Batch, ZeRO level and dtype of a DeepSpeed configuration; stages and recomputation of debubble's module."""
-    _check_complete(read, given)
+    model, length = given.model or trainer.model_of(read), given.sequence_length or trainer.length_of(read)
+    _check_complete(read, given, model=model, length=length)
     if read.number(_TENSOR, 1) > 1:
         raise InputError(
             f"{read.path}: {_TENSOR} is {read.number(_TENSOR)}, and DeepSpeed's tensor parallelism is not predicted: to"
             f" predict the job without, give --args '--{_TENSOR} 1'."
         )
-    assert given.model is not None
-    assert given.sequence_length is not None
+    assert model is not None
+    assert length is not None
     bounds = read.numbers(f"{_MODULE}: BOUNDS")
-    layers = given.model.layers
     if len(bounds) > 1:
         counts = [end - begin for begin, end in pairwise(bounds)]
         counts[0] -= 1
         counts[-1] -= 1
     else:
         stages = given.pipeline or _pipeline(read, given.cluster.count)
-        counts = list(partitioned_layers(_partition(read), given.model, stages)) if stages > 1 else [layers]
+        counts = list(partitioned_layers(_partition(read), model, stages)) if stages > 1 else [model.layers]
     pipeline = len(counts)
     data = replicas(given.cluster, read.path, pipeline=pipeline)
     size, number = _micro_batches(read, data, instead=given.micro_batches)
@@ -121,20 +133,21 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     for name in _DTYPES:
         read.get(name)
     gradients = _gradients(read, dtype, pipeline=pipeline)
-    gathered = _gathered(read, given.model, dtype)
+    gathered = _gathered(read, model, dtype)
+    optimizer = trainer.optimizer_of(read)
     options = RunOptions(
         micro_batch_size=size,
-        sequence_length=given.sequence_length,
+        sequence_length=length,
         data=data,
         zero=divided_states(zero, dtype) if data > 1 else 0,
-        optimizer=str(read.get("optimizer.type", "AdamW")).lower(),
+        optimizer=optimizer,
         dtype=dtype,
         host_optimizer=float(zero > 0 and _on_host(read, OFFLOADED)),
         framework=framework_with("deepspeed", gradient_bytes=4 if gradients == "fp32" else None),
     )
     return ImportedJob(
         target="deepspeed",
-        model=given.model,
+        model=model,
         options=options,
         pipeline=pipeline,
         micro_batches=number,
@@ -144,6 +157,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
             [
                 *(index - 1 for index in read.numbers(f"{_MODULE}: RECOMPUTED_LAYERS")),
                 *read.numbers(f"{_LAYERS}: RECOMPUTED_LAYERS"),
+                *(range(model.layers) if read.get(trainer.CHECKPOINTING, False) is True else ()),
             ]
         ),
         gradients=gradients,
@@ -153,6 +167,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
             read,
             (
                 *_remarks(read, given, pipeline=pipeline),
+                *trainer.remarks(read, optimizer, given.sequence_length),
                 *([] if gathered is None else [gathered.sentence]),
             ),
         ),
@@ -160,28 +175,29 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     )
 
 
-def _check_complete(read: SettingsReader, given: UserFacts) -> None:
+def _check_complete(read: SettingsReader, given: UserFacts, *, model: Model | None, length: int | None) -> None:
     """Raise InputError with all that a configuration leaves to its user or trainer, and the options that give it."""
     batch = ("train_micro_batch_size_per_gpu", *(() if given.micro_batches else ("gradient_accumulation_steps",)))
     numbers = [name for name in (*batch, STAGE) if read.get(name) == "auto"]
     auto = [*([] if given.dtype else _auto_dtypes(read)), *numbers]
     missing = [
-        *(["the model"] if given.model is None else []),
-        *(["the length of sequences"] if given.sequence_length is None else []),
+        *(["the model"] if model is None else []),
+        *(["the length of sequences"] if length is None else []),
     ]
     open_entries = [
         *([f"does not say {listed(missing)}"] if missing else []),
         *([f"leaves {listed(auto)} to your trainer ('auto')"] if auto else []),
     ]
     options = {
-        "--model llama3-8b": given.model is None,
-        "--sequence-length 4096": given.sequence_length is None,
+        "--model llama3-8b": model is None,
+        "--sequence-length 4096": length is None,
         "--dtype bf16": len(auto) > len(numbers),
         f"--args '{' '.join(f'--{name} 1' for name in numbers)}'": bool(numbers),
     }
     if open_entries:
         needed = " ".join(option for option, is_open in options.items() if is_open)
-        raise InputError(f"{read.path} {' and '.join(open_entries)}: add {needed}, with your values.")
+        trainers = ", or your trainer's own arguments in --args" if auto else ""
+        raise InputError(f"{read.path} {' and '.join(open_entries)}: add {needed}, with your values{trainers}.")
 
 
 _TENSOR = "tensor_parallel.autotp_size"
@@ -242,7 +258,7 @@ def _warnings(read: SettingsReader, dtype: str, *, pipeline: int) -> Iterator[st
             f"{PARAMETERS} is not in the prediction: the parameters of a rank are counted on its device, and their"
             " copies from the host are not."
         )
-    if read.get(f"{OFFLOADED}.device") == "nvme":
+    if read.get(_DEVICE) == "nvme":
         yield f"{OFFLOADED} is on NVMe, and predicted as if it were in the host's memory."
     if _on_host(read, OFFLOADED) and read.number(STAGE, 0) == 0:
         yield f"{OFFLOADED} needs ZeRO-1 or more, and has no effect in the prediction under ZeRO-0."
@@ -261,10 +277,11 @@ def _micro_batches(read: SettingsReader, data: int, *, instead: int | None) -> t
     size, number, batch = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
     if read.get(batch) is None or instead is not None or None not in (read.get(size), read.get(number)):
         return read.size(size, 1), read.size(number, 1, instead=instead)
-    local = batches_in(read.size(batch), data, read.path, name=batch)
+    whole = read.size(batch)
+    local = batches_in(whole, data, read.path, name=batch)
     if read.get(size) is None and read.get(number) is not None:
-        return batches_in(local, read.size(number), read.path, name=batch), read.size(number)
-    return read.size(size, local), batches_in(local, read.size(size, local), read.path, name=batch)
+        return batches_in(whole, data * read.size(number), read.path, name=batch), read.size(number)
+    return read.size(size, local), batches_in(whole, data * read.size(size, local), read.path, name=batch)
 
 
 def _pipeline(read: SettingsReader, devices: int) -> int:
@@ -291,8 +308,8 @@ def _batch_warning(batch: int, predicted: int) -> Iterator[str]:
 def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int) -> Iterator[str]:
     if pipeline == 1 and read.number(STAGE, 0) < 2:
         yield "Nothing says that there is a pipeline: predicted is none; if your script has one, give --pipeline."
-    said = read.get(f"{_LAYERS if pipeline == 1 else _MODULE}: RECOMPUTED_LAYERS") is not None
-    if not said and given.recompute is None:
+    said = (f"{_LAYERS if pipeline == 1 else _MODULE}: RECOMPUTED_LAYERS", trainer.CHECKPOINTING)
+    if all(read.get(name) is None for name in said) and given.recompute is None:
         yield "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full."
     if pipeline > 1 and read.get(f"{_MODULE}: BOUNDS") is None:
         yield f"Stages are your script's: predicted is partition_method '{_partition(read)}'."

@@ -32,7 +32,7 @@ from debubble.frameworks.megatron.swift import (
 from debubble.frameworks.megatron.target import MEGATRON_MODULES
 from debubble.imports.command_line import CommandLine
 from debubble.imports.defaults import Defaults
-from debubble.imports.job import ImportedJob, replicas
+from debubble.imports.job import ImportedJob, nearest_multiples, replicas
 from debubble.imports.registry import Settings, UserFacts, importer
 from debubble.imports.script_arguments import named_arguments
 from debubble.imports.settings import SOURCED, SettingsReader, read_arguments, read_settings
@@ -150,8 +150,10 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
     if micro_batches * size * data != batch and given.micro_batches is None:
         raise InputError(
             f"{arguments.path}: a global batch of {batch} cannot be divided over {data} replicas of {size} sequences:"
-            " give --micro-batches."
+            f" {nearest_multiples(batch, size * data)}, a --cluster with as many devices as the job has, or"
+            " --micro-batches."
         )
+    expert, expert_tensor = _expert_ranks(arguments, model, tensor=tensor, stage_ranks=tensor * context * data)
     layers, mtp_stage = stages_of(arguments, model, pipeline)
     zero = _zero(arguments)
     options = RunOptions(
@@ -160,8 +162,8 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         tensor=tensor,
         data=data,
         context=context,
-        expert=arguments.size("--expert-model-parallel-size", 1),
-        expert_tensor=_expert_tensor(arguments, tensor, model),
+        expert=expert,
+        expert_tensor=expert_tensor,
         zero=zero if data * context > 1 else min(zero, 1),
         optimizer=_optimizer(arguments),
         dtype=_dtype(arguments),
@@ -187,7 +189,7 @@ def job_of(arguments: Arguments, given: UserFacts, *, target: str) -> ImportedJo
         mtp_stage=mtp_stage,
         offload=_offload(arguments),
         unsaid=_unsaid(arguments, given),
-        warnings=tuple(warnings_on(arguments, given.cluster.count)),
+        warnings=tuple(warnings_on(arguments, options, given.cluster.count)),
         rest=Unread.of(arguments, remarks_on(arguments, options, model)),
     )
 
@@ -383,7 +385,26 @@ def _strategies(arguments: Arguments, model: Model, layers: tuple[int, ...]) -> 
     return {layer: (way.attention, way.mlp) for layer, way in ways.items()}
 
 
-def _expert_tensor(arguments: Arguments, tensor: int, model: Model) -> int | None:
-    """Ranks that divide each expert; None: the tensor-parallel ones."""
-    shards = arguments.number("--expert-tensor-parallel-size", tensor)
-    return None if shards == tensor or model.experts is None else shards
+def _expert_ranks(arguments: Arguments, model: Model, *, tensor: int, stage_ranks: int) -> tuple[int, int | None]:
+    """Ranks that divide a layer's experts, and those of each expert, None: the tensor-parallel ones.
+
+    Raises:
+        InputError: if they do not divide the experts or the ranks of a stage.
+    """
+    name = "--expert-model-parallel-size"
+    expert = arguments.size(name, 1)
+    shards = arguments.size("--expert-tensor-parallel-size", tensor)
+    said = f"{arguments.path}: {name} is {expert}"
+    if model.experts is None:
+        if expert > 1:
+            raise InputError(f"{said}, and the model has no experts: leave it out, or give their number.")
+        return expert, None
+    if model.experts.count % expert:
+        raise InputError(f"{said}, which does not divide the model's {model.experts.count} experts.")
+    if stage_ranks % (expert * shards):
+        each = f" with {shards} tensor-parallel ranks per expert" if shards > 1 else ""
+        raise InputError(
+            f"{said}{each}, which does not divide the {stage_ranks} ranks of a stage: choose a divisor of"
+            f" {stage_ranks // shards}, or a --cluster of another size."
+        )
+    return expert, None if shards == tensor else shards

@@ -39,6 +39,8 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
         yield f"--offload-modules {' '.join(sorted(unmoved))} is not priced: activations are predicted to stay."
     if options.expert > 1:
         yield from arguments.assume("--moe-token-dispatcher-type", "alltoall", "flex", default="allgather")
+    if model.experts is not None and not model.gated and "--disable-bias-linear" not in arguments:
+        yield "Biases of the experts are not in the prediction."
     if "--deepspeed" in arguments and "--zero-stage" not in arguments:
         yield "The ZeRO level stands in --deepspeed_config, which is not read: predicted is none."
     yield from arguments.assume("--fp8-recipe", "delayed", "tensorwise", "mxfp8")
@@ -78,13 +80,22 @@ def remarks_on(arguments: Arguments, options: RunOptions, model: Model) -> Itera
             yield f"{name}: {sentence}"
 
 
-def warnings_on(arguments: Arguments, devices: int) -> Iterator[str]:
-    """Sentences on what is given and is not what the script runs.
+def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iterator[str]:
+    """Sentences on what is given and is not what the script runs, and on steps that do more than train.
 
     Args:
         arguments: The script's.
+        options: Of the job as it is predicted.
         devices: The cluster's.
     """
+    yield from _dynamic_batches(arguments, options)
+    if "--perform-rl-step" in arguments:
+        yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
+    of_teacher = [name for name in arguments.names if name.startswith(_OF_TEACHERS)]
+    if of_teacher:
+        yield f"{of_teacher[0]}: the student alone is predicted, and the time and memory of its teacher are not."
+    for name in of_teacher:
+        arguments.get(name)
     for words in arguments.words(OVERWRITTEN):
         yield f"--args has {words}: change it there."
     arguments.get("--world-size")
@@ -100,6 +111,23 @@ def warnings_on(arguments: Arguments, devices: int) -> Iterator[str]:
         return
 
 
+def _dynamic_batches(arguments: Arguments, options: RunOptions) -> Iterator[str]:
+    """A sentence on micro-batches that slime fills up to a number of tokens, where predicted are others."""
+    if "--use-dynamic-batch-size" not in arguments:
+        return
+    word = arguments.word("--max-tokens-per-gpu") or ""
+    most = int(word) * options.context if word.isdecimal() else 0
+    size, length = options.micro_batch_size, options.sequence_length
+    if most != size * length:
+        yield (
+            f"--use-dynamic-batch-size fills micro-batches up to --max-tokens-per-gpu {word}, and predicted are those"
+            f" of {size} x {length:,} tokens: give --sequence-length {most or 'N'} --args '--micro-batch-size 1', and"
+            " with --micro-batches how many a replica then has in a step."
+        )
+
+
+_OF_TEACHERS = ("--export-kd-teacher", "--kd-config", "--teacher")
+"""What the arguments of a distillation begin with, in Megatron-LM, and in Megatron-Bridge's models."""
 _WORLD_SIZES = (
     ("--nnodes", "--nproc-per-node"), ("--num-nodes", "--num-gpus"), ("--nodes", "--ntasks-per-node"), ("--ntasks",),
     ("--actor-num-nodes", "--actor-num-gpus-per-node"), RANKS, ("--world-size",),

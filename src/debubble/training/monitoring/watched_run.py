@@ -19,7 +19,7 @@ from debubble.training.monitoring.run_record import RunRecord, RunStep
 RECENT = 20
 """Steps whose median is the pace."""
 SLOWER = 1.1
-"""A device that takes so many times as long as the others for the same work is slow itself."""
+"""A device that takes so many times as long as planned, and as the others for the same work, is slow itself."""
 WAITING = 0.05
 """Share of the step that devices may wait beyond what is planned."""
 
@@ -82,9 +82,10 @@ class WatchedRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         slowest = max(range(len(devices)), key=lambda d: devices[d].busy) if devices else None
         bubble = None if last is None else last.bubble_fraction
         planned_bubble = None if timeline is None else timeline.bubble_fraction
-        reason = None if slowest is None else _reason(devices, slowest)
-        if reason and bubble is not None and planned_bubble is not None and bubble > planned_bubble + WAITING:
-            reason += f"; devices wait {bubble:.0%} of the step, {planned_bubble:.0%} by the plan"
+        waits = None
+        if bubble is not None and planned_bubble is not None and bubble > planned_bubble + WAITING:
+            waits = f"devices wait {bubble:.0%} of the step, {planned_bubble:.0%} by the plan"
+        reason = None if slowest is None else _reason(devices, slowest, waits)
         done = start.done if last is None else last.step
         return WatchedRun(
             state=record.state,
@@ -151,17 +152,21 @@ def _devices(
     ]  # fmt: skip
 
 
-def _reason(devices: list[DeviceState], slowest: int) -> str:
-    """Why this device computes longest: by itself, by the plan, or for nothing that is seen."""
+def _reason(devices: list[DeviceState], slowest: int, waits: str | None) -> str:
+    """Why this device computes longest: by itself, by the plan, or for nothing that is seen; and why others wait."""
     ratios = [device.busy / device.planned_busy for device in devices if device.planned_busy]
     if len(devices) == 1 or len(ratios) < len(devices):
-        return "it computes longest"
-    others = median(ratio for device, ratio in enumerate(ratios) if device != slowest)
-    if ratios[slowest] > SLOWER * others:
-        return (
-            f"it takes {ratios[slowest]:.2f} times as long as planned, the others {others:.2f} times: look at its"
-            " clock, its heat and other processes on it"
-        )
-    if devices[slowest].planned_busy == max(device.planned_busy or 0.0 for device in devices):
-        return "the plan gives it the most work"
-    return "the plan gives others as much work"
+        words = "it computes longest"
+    else:
+        others = median(ratio for device, ratio in enumerate(ratios) if device != slowest)
+        if ratios[slowest] > SLOWER * max(others, 1.0):
+            return "; ".join(
+                [
+                    f"it takes {ratios[slowest]:.2f} times as long as planned, the others {others:.2f} times: look at"
+                    " its clock, its heat and other processes on it",
+                    *([] if waits is None else [waits]),
+                ]
+            )
+        most = max(device.planned_busy or 0.0 for device in devices)
+        words = f"the plan gives {'it the most' if devices[slowest].planned_busy == most else 'others as much'} work"
+    return words if waits is None else f"{words}; {waits}: look at messages, loading of data and the host"

@@ -1,0 +1,90 @@
+"""A DeepSpeed configuration that the arguments of Transformers' Trainer fill in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.imports import imports
+from debubble.imports.job import ImportedJob
+from debubble.imports.registry import UserFacts
+from debubble.ir import InputError
+
+AUTO = {
+    "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+}  # fmt: skip
+WORDS = (
+    "--deepspeed ds.json --model_name_or_path llama-tiny --max_seq_length 512 --per_device_train_batch_size 2"
+    " --gradient_accumulation_steps 4 --bf16 True --gradient_checkpointing True"
+)
+
+
+def job(folder: Path, args: str, config: dict[str, Any] = AUTO, **given: Any) -> ImportedJob:
+    path, importer = folder / "ds.json", imports["deepspeed"]
+    path.write_text(json.dumps(config))
+    facts = UserFacts(cluster=db.Cluster.parse("4xA100-80GB"), **given)
+    return importer.job(importer.read(path, args), path, facts)
+
+
+@pytest.mark.parametrize("between", [" ", "="])
+def test_arguments_fill_in_what_is_auto(tmp_path: Path, between: str) -> None:
+    words = WORDS.split()
+    read = job(
+        tmp_path, " ".join(f"{name}{between}{value}" for name, value in zip(words[::2], words[1::2], strict=True))
+    )
+
+    assert (read.model, read.micro_batches) == (db.models["llama-tiny"], 4)
+    assert (read.options.dtype, read.options.micro_batch_size, read.options.sequence_length) == ("bf16", 2, 512)
+    assert set(read.strategies.values()) == {("full", "full")}
+
+
+def test_a_flag_of_the_trainer_needs_no_value(tmp_path: Path) -> None:
+    assert job(tmp_path, WORDS.replace("--bf16 True", "--bf16")).options.dtype == "bf16"
+
+
+def test_what_the_user_gives_takes_the_place_of_arguments(tmp_path: Path) -> None:
+    read = job(tmp_path, WORDS, model=db.models["llama3-8b"], sequence_length=4096, recompute="none")
+    assert (read.model, read.options.sequence_length, read.strategies) == (db.models["llama3-8b"], 4096, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "said"),
+    [
+        ("adamw_torch_fused", "adamw", []),
+        ("paged_adamw_8bit", "adamw-8bit", []),
+        ("paged_adamw_32bit", "adamw", []),
+        ("lion_32bit", "lion", []),
+        ("adafactor", "adamw", ["--optim adafactor is predicted as adamw."]),
+    ],
+)
+def test_the_nearest_optimizer_is_predicted(tmp_path: Path, name: str, optimizer: str, said: list[str]) -> None:
+    read = job(tmp_path, f"{WORDS} --optim {name}")
+
+    assert read.options.optimizer == optimizer
+    assert [sentence for sentence in read.unread if sentence.startswith("--optim")] == said
+
+
+def test_the_optimizer_of_the_configuration_is_that_of_the_job(tmp_path: Path) -> None:
+    read = job(tmp_path, f"{WORDS} --optim adafactor", {**AUTO, "optimizer": {"type": "AdamW"}})
+    assert read.options.optimizer == "adamw"
+    assert not any(sentence.startswith("--optim") for sentence in read.unread)
+
+
+def test_a_configuration_that_says_otherwise_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="per_gpu is 1, and --per_device_train_batch_size 2, which the Trainer ref"):
+        job(tmp_path, WORDS, {**AUTO, "train_micro_batch_size_per_gpu": 1})
+
+
+def test_what_arguments_leave_open_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"leaves gradient_accumulation_steps to your trainer \('auto'\)"):
+        job(tmp_path, WORDS.replace("--gradient_accumulation_steps 4", ""))
+
+
+def test_arguments_of_the_trainer_that_cost_nothing_are_known(tmp_path: Path) -> None:
+    costs_nothing = "--learning_rate 2e-5 --output_dir out --logging_steps 10 --save_strategy epoch --report_to none"
+    assert job(tmp_path, f"{WORDS} {costs_nothing}").rest.unknown == ()
