@@ -1,0 +1,228 @@
+"""DeepSpeed's configurations, as they are imported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.imports import imports
+from debubble.imports.figures import Figures
+from debubble.imports.job import ImportedJob
+from debubble.imports.registry import UserFacts
+from debubble.ir import InputError
+
+
+def job(
+    framework: str, folder: Path, name: str, text: str, *, cluster: str = "4xA100-80GB", **given: Any
+) -> ImportedJob:
+    file = folder / name
+    file.write_text(text)
+    importer = imports[framework]
+    return importer.job(importer.settings(file), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))
+
+
+def test_a_deepspeed_configuration_is_priced_in_fp8(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096, dtype="fp8")
+    assert read.options.dtype == "fp8"
+    assert "up to 1.05 GiB per device may be added" in read.unread[1]
+
+
+def test_a_deepspeed_configuration_with_zero_3_has_no_pipeline(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
+
+    assert (read.pipeline, read.options.data, read.options.zero) == (1, 4, 3)
+    assert read.unread == (
+        "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full.",
+        "zero_optimization.stage3_max_live_parameters is 1,000,000,000 by default, and the prediction counts on two"
+        " gathered layers, 436,224,000 parameters: up to 1.05 GiB per device may be added, which a lower value saves.",
+    )
+
+
+@pytest.mark.parametrize(("batch", "pipeline", "data"), [("", 1, 4), ('"train_batch_size": 8,', 2, 2)])
+def test_the_batch_of_a_deepspeed_configuration_tells_the_pipeline(
+    batch: str, pipeline: int, data: int, tmp_path: Path
+) -> None:
+    text = f'{{{batch} "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
+
+    assert (read.pipeline, read.options.data) == (pipeline, data)
+
+
+def test_a_deepspeed_configuration_says_that_stages_are_the_scripts(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8, "bf16": {"enabled": true}}'
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], pipeline=4, sequence_length=4096)
+
+    assert (read.micro_batches, read.options.micro_batch_size, read.options.dtype) == (8, 2, "bf16")
+    assert read.layers == (7, 9, 9, 7)
+    assert read.unread[1] == "Stages are your script's: predicted is partition_method 'parameters'."
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "number"),
+    [
+        ({"train_batch_size": 32}, 8, 1),
+        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2}, 2, 4),
+        ({"train_batch_size": 32, "gradient_accumulation_steps": 4}, 2, 4),
+        ({"gradient_accumulation_steps": 4}, 1, 4),
+    ],
+)
+def test_what_deepspeed_is_not_told_of_a_batch_follows_from_the_rest(
+    config: dict[str, int], size: int, number: int, tmp_path: Path
+) -> None:
+    text = json.dumps({**config, "zero_optimization": {"stage": 2}})
+    read = job("deepspeed", tmp_path, "a.json", text, model=db.models["llama-tiny"], sequence_length=128)
+    assert (read.options.micro_batch_size, read.micro_batches) == (size, number)
+    assert not any("train_batch_size" in sentence for sentence in read.unread)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "of which DeepSpeed takes one"),
+        ({"train_batch_size": 30}, "is 30, which is no multiple of 4, .* use a multiple of 4, such as 28 or 32"),
+        (
+            {"train_batch_size": 24, "gradient_accumulation_steps": 4},
+            "is 24, which is no multiple of 16, .* such as 16 or 32",
+        ),
+    ],
+)
+def test_what_deepspeed_refuses_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        job(
+            "deepspeed", tmp_path, "a.json", json.dumps({**config, "zero_optimization": {"stage": 2}}),
+            model=db.models["llama-tiny"], sequence_length=128,
+        )  # fmt: skip
+
+
+def test_deepspeed_runs_no_pipeline_with_divided_gradients(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="ZeRO-2, with which DeepSpeed runs no pipeline"):
+        job(
+            "deepspeed", tmp_path, "a.json", '{"zero_optimization": {"stage": 2}}',
+            model=db.models["llama-tiny"], sequence_length=128, pipeline=2,
+        )  # fmt: skip
+
+
+def test_a_script_of_deepspeed_says_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("deepspeed train.py --deepspeed_config ds.json\n")
+
+    with pytest.raises(InputError, match=r"give the JSON that its --deepspeed_config names, .* --sequence-length"):
+        imports["deepspeed"].read(tmp_path / "run.sh", None)
+
+
+OFFLOADS = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {
+    "stage": 3, "offload_optimizer": {"device": "nvme", "ratio": 0.5}, "offload_param": {"device": "cpu"}
+}}"""
+
+
+def test_what_deepspeed_offloads_is_predicted_on_hosts_or_warned_of(tmp_path: Path) -> None:
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, model=db.models["llama3-8b"], sequence_length=4096)
+
+    assert read.options.host_optimizer == 1
+    parameters, nvme, ratio = read.warnings
+    assert parameters.startswith("zero_optimization.offload_param is not in the prediction")
+    assert nvme == "zero_optimization.offload_optimizer is on NVMe, and predicted as if it were in the host's memory."
+    assert ratio.endswith("ratio is not 1: all optimizer states are predicted on the host.")
+
+
+def test_states_that_hosts_lack_memory_for_do_not_fit(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given)
+    told = [
+        Figures.of(read.plan(db.Cluster.from_dict({"devices": "4xA100-80GB", "host_memory": host})))
+        for host in ("24GiB", "32GiB")
+    ]
+
+    assert [each.fits for each in told] == [False, True]
+    assert "29.92 GiB of 24.00 GiB of host memory per GPU, which does not fit" in str(told[0])
+
+
+def test_offload_of_states_under_zero_0_is_warned_of(tmp_path: Path) -> None:
+    config = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+        "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}"""
+    read = job("deepspeed", tmp_path, "ds.json", config, model=db.models["llama3-8b"], sequence_length=4096)
+
+    assert read.options.host_optimizer == 0
+    assert read.warnings[-1] == (
+        "zero_optimization.offload_optimizer needs ZeRO-1 or more, and has no effect in the prediction under ZeRO-0."
+    )
+
+
+@pytest.mark.parametrize(("pipeline", "gradients", "warned"), [(1, "bf16", True), (2, "fp32", False)])
+def test_deepspeed_without_zero_sums_gradients_in_bf16(
+    pipeline: int, gradients: str, *, warned: bool, tmp_path: Path
+) -> None:
+    """A pipeline keeps them twice, in as much memory as fp32 takes."""
+    config = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}"""
+    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096, "pipeline": pipeline}
+    read = job("deepspeed", tmp_path, "ds.json", config, **given)
+
+    assert read.gradients == gradients
+    assert any("from 0.17.6 on" in warning for warning in read.warnings) is warned
+
+
+@pytest.mark.parametrize(("at_once", "said"), [(False, 1), (True, 0)])
+def test_gradients_that_deepspeed_keeps_in_two_dtypes_are_warned_of(at_once: bool, said: int, tmp_path: Path) -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True, "immediate_grad_update": at_once},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": {"stage": 1},
+    }
+    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+    read = job("deepspeed", tmp_path, "ds.json", json.dumps(config), **given)
+
+    assert sum("bf16.immediate_grad_update saves them" in warning for warning in read.warnings) == said
+    assert not any("immediate_grad_update" in sentence for sentence in read.unread)
+
+
+def test_all_that_deepspeed_leaves_open_is_asked_for_at_once(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}'
+    with pytest.raises(InputError) as refused:
+        job("deepspeed", tmp_path, "a.json", text)
+    assert str(refused.value) == (
+        f"{tmp_path / 'a.json'} does not say the model and the length of sequences and leaves bf16.enabled and"
+        " train_micro_batch_size_per_gpu to your trainer ('auto'): add --model llama3-8b --sequence-length 4096 --dtype"
+        " bf16 --args '--train_micro_batch_size_per_gpu 1', with your values, or your trainer's own arguments in"
+        " --args."
+    )
+
+
+def test_live_parameters_that_may_exceed_the_limit_are_warned_of(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}'
+    read = job("deepspeed", tmp_path, "a.json", text, model=db.models["llama3-8b"], sequence_length=1024)
+    assert read.more_memory is not None
+    assert read.more_memory.size == 2 * (10**9 - 2 * 218_112_000)
+    assert [len(read.all_warnings(peak=peak, limit=70e9)) for peak in (68.8e9, 68.9e9, 70.1e9)] == [0, 1, 0]
+    assert read.all_warnings(peak=69e9, limit=70e9) == (
+        "The fullest device may need 65.31 GiB of 65.19 GiB with what zero_optimization.stage3_max_live_parameters lets"
+        " it keep: give that a lower value.",
+    )
+
+
+def test_offload_that_deepspeed_refuses_under_another_zero_level_is_left_out() -> None:
+    names = {
+        "zero_optimization.stage": 3, "zero_optimization.offload_optimizer.device": "cpu",
+        "zero_optimization.offload_param.device": "cpu",
+    }  # fmt: skip
+
+    assert [*imports["deepspeed"].conflicts(names, {"zero_optimization.stage": 2})] == [
+        "zero_optimization.offload_param.device"
+    ]
+    assert len([*imports["deepspeed"].conflicts(names, {"zero_optimization.stage": 0})]) == 2
+
+
+def test_a_user_says_that_all_layers_are_checkpointed(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"model": db.models["llama3-8b"], "sequence_length": 4096}
+
+    read = job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given, recompute="full")
+
+    assert set(read.strategies.values()) == {("full", "full")}
+    assert not any("Recomputation" in sentence for sentence in read.unread)
+    with pytest.raises(InputError, match=r"--recompute is 'some'; it must be one of: none, full\."):
+        job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given, recompute="some")
