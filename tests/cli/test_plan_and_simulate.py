@@ -58,27 +58,6 @@ def test_simulate_writes_the_plan_of_a_model_by_a_schedule(run: Any, tmp_path: P
     assert Plan.load(Path(plan)).schedule.name == "zb-h1"
 
 
-def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
-    """Of 4 devices and 8 micro-batches: 33 for 1F1B, and 57 for two chunks, which are half a stage each."""
-    _, out, _ = run("simulate", "--schedule", "1f1b,interleaved", "--devices", "4", "--micro-batches", "8")
-
-    rows = [line.split() for line in out.splitlines() if line.strip().startswith(("1f1b", "interleaved"))]
-    assert [row[:2] for row in rows] == [["1f1b", "33"], ["interleaved", "28.5"]]
-    assert "Of equal work per device" in out
-
-
-def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) -> None:
-    whole, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
-    (tmp_path / "whole.json").write_text(json.dumps(whole))
-    (tmp_path / "halves.json").write_text(json.dumps(halves))
-    common = ("--devices", "8", "--micro-batches", "32", "--json", "--costs")
-
-    compared = json.loads(run("simulate", "--schedule", "1f1b,interleaved", *common, str(tmp_path / "whole.json"))[1])
-    alone = json.loads(run("simulate", "--schedule", "interleaved", *common, str(tmp_path / "halves.json"))[1])
-
-    assert compared["schedules"][1]["step_time"] == pytest.approx(alone["step_time"])
-
-
 def test_plan_writes_a_file_that_simulate_reads(run: Any, tmp_path: Path) -> None:
     costs, file = tmp_path / "costs.json", tmp_path / "plan.json"
     costs.write_text('{"stages": 4, "memory_limit": 3}')
@@ -477,20 +456,3 @@ def test_a_model_that_does_not_fit_is_told_what_recomputation_fits(run: Any) -> 
     )
     assert code == 1
     assert error.endswith("above its limit of 36.00 GiB; --recompute selective fits.\n")
-
-
-@pytest.mark.parametrize(
-    ("schedule", "options", "reason"),
-    [
-        ("gpipe", ("--memory-limit", "4"), "above its limit of 4"),
-        ("bpipe", (), "The schedule 'bpipe' offloads, but the costs have no 'offload' time."),
-    ],
-)
-def test_a_schedule_that_cannot_run_leaves_the_others_compared(
-    json_of: Any, tmp_path: Path, schedule: str, options: tuple[str, ...], reason: str
-) -> None:
-    (tmp_path / "costs.json").write_text('{"forward": 1, "activation": 1}')
-    call = ("simulate", "--schedule", f"1f1b,{schedule},zb-h1", "--costs", str(tmp_path / "costs.json"))
-    answer = json_of(*call, "--devices", "4", *options)
-    assert [each["schedule"] for each in answer["schedules"]] == ["1f1b", "zb-h1"]
-    assert reason in answer["do_not_fit"][schedule]

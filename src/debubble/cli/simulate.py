@@ -100,7 +100,7 @@ class AbstractCosts(o.OptionGroup):
 
     section: ClassVar[str] = o.GIVEN
 
-    costs: o.Costs = None
+    costs: Path | None = option("Stage costs, as a costs file; stages that are too many are joined.")
     devices: o.Devices = None
 
 
@@ -131,7 +131,9 @@ def simulate(
     if output is not None and (source is None or choice.schedule is None or len(choices) > 1):
         raise InputError("-o writes the plan of a MODEL by one schedule: give both, with --schedule NAME.")
     check_writable(output)
-    scenes, misfits = _scenes(source, choices, given, run)
+    divided = source is None and _divided(choices, given.costs)
+    scenes, errors = _scenes(source, choices, given, run, divided=divided)
+    misfits = {name: str(error) for name, error in errors.items()}
     _draw(scenes, html=html, png=png)
     if output is not None:
         _save(scenes[0], output)
@@ -141,7 +143,11 @@ def simulate(
     else:
         from debubble.views.scene_table import render_compared, render_scenes
 
-        console().print(render_scenes(scenes) if len(choices) == 1 else render_compared(scenes, misfits))
+        caption = EQUAL_WORK if divided else _joined_words(scenes, given.costs)
+        several = len(choices) > 1
+        console().print(render_compared(scenes, misfits, caption=caption) if several else render_scenes(scenes))
+    if any(isinstance(error, InputError) for error in errors.values()):
+        raise typer.Exit(InputError.exit_code)
 
 
 def _scene(
@@ -154,21 +160,43 @@ def _scene(
     return _scene_of_costs(choice, given, run, divided=divided)
 
 
+EQUAL_WORK = "Of equal work per device: v stages have 1/v of a stage's times and bytes each; messages take as long."
+
+
+def _divided(choices: Sequence[ScheduleChoice], costs: Path | None) -> bool:
+    """Whether costs of any stage are divided by a schedule's chunks, so that devices have equal work."""
+    if costs is not None and _stages_of(costs) > 1:
+        return False
+    return len({_chunks(choice) for choice in choices if choice.schedule is not None}) > 1
+
+
+def _stages_of(costs: Path) -> int:
+    """The stages that a costs file gives; 1 where its numbers are of any stage."""
+    from debubble.costs import load_costs
+
+    return load_costs(costs).stages
+
+
+def _joined_words(scenes: Sequence[Scene], costs: Path | None) -> str:
+    """How the stages of a costs file become the fewer ones of some schedules; empty where none do."""
+    stages = 1 if costs is None else _stages_of(costs)
+    counts = {scene.title: stages // scene.timeline.program.schedule.stages for scene in scenes}
+    return "  ".join(f"A stage of {name} is {n} stages of the costs file." for name, n in counts.items() if n > 1)
+
+
 def _scenes(
-    source: str | None, choices: Sequence[ScheduleChoice], given: AbstractCosts, run: o.ModelRun
-) -> tuple[list[Scene], dict[str, str]]:
+    source: str | None, choices: Sequence[ScheduleChoice], given: AbstractCosts, run: o.ModelRun, *, divided: bool
+) -> tuple[list[Scene], dict[str, DebubbleError]]:
     """The steps of the schedules that can be simulated, and why others cannot; raises the last reason if none can."""
     scenes: list[Scene] = []
-    misfits: dict[str, str] = {}
-    # So that devices have equal work.
-    divided = len({chunks for choice in choices if (chunks := _chunks(choice)) is not None}) > 1
+    misfits: dict[str, DebubbleError] = {}
     for choice in choices:
         try:
             scenes.append(_scene(source, choice, given, run, divided=divided))
         except (InfeasibleError, InputError) as error:
             if len(misfits) == len(choices) - 1:
                 raise
-            misfits[str(choice.schedule)] = str(error)
+            misfits[str(choice.schedule)] = error
     return scenes, misfits
 
 
@@ -276,16 +304,20 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
         from debubble.frameworks.torch.export import read
 
         schedule = read(choice.csv)
-        costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit))
+        costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit), parts=1)
     timeline = simulated(schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks)), costs)
-    return Scene(timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline))
+    scene = Scene(
+        timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
+    )  # fmt: skip
+    joined = _joined_words([scene], given.costs)
+    return replace(scene, remarks=(*scene.remarks, joined)) if joined else scene
 
 
-def _chunks(choice: ScheduleChoice) -> int | None:
+def _chunks(choice: ScheduleChoice) -> int:
     """Stages per device of a schedule by name."""
     from debubble.schedules import schedules
 
-    return None if choice.schedule is None else choice.chunks or schedules[choice.schedule].default_chunks
+    return choice.chunks or schedules[str(choice.schedule)].default_chunks
 
 
 def _built(
@@ -297,8 +329,8 @@ def _built(
     assert choice.schedule is not None
     entry, limit = schedules[choice.schedule], o.abstract_limit(choice.memory_limit)
     devices = o.required_devices(given.devices, otherwise=", or a MODEL with --cluster")
-    chunks = choice.chunks or entry.default_chunks
-    costs = _costs(devices * chunks, given.costs, limit).divided(chunks if divided else 1)
+    chunks = _chunks(choice)
+    costs = _costs(devices * chunks, given.costs, limit, parts=chunks if divided else 1)
     options = {**entry.accepted_options(memory_limit=limit, objective=objective), **choice.settings}
     schedule = entry(
         devices=devices, micro_batches=choice.step_micro_batches, chunks=choice.chunks, costs=costs, **options
@@ -353,9 +385,21 @@ def _value(text: str) -> Any:
     return text
 
 
-def _costs(stages: int, file: Path | None, limit: float | None) -> StageCosts:
-    """The file's costs, or all times and sizes 1, under the memory limit if there is one."""
+def _costs(stages: int, file: Path | None, limit: float | None, *, parts: int) -> StageCosts:
+    """The file's costs, or all times and sizes 1, under the memory limit if there is one.
+
+    The stages of a file that has more are joined; numbers that are of any stage are divided into so many parts.
+    """
     from debubble.costs import load_costs
 
-    costs = StageCosts.of(stages=max(stages, 1), offload=1) if file is None else load_costs(file, stages=stages)
+    if file is None:
+        costs = StageCosts.of(stages=max(stages, 1), offload=1).divided(parts)
+    elif _stages_of(file) == 1:
+        costs = load_costs(file, stages=stages).divided(parts)
+    else:
+        whole = load_costs(file)
+        try:
+            costs = whole.joined(stages)
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from error
     return costs if limit is None else costs.with_limit(limit)

@@ -274,6 +274,31 @@ class StageCosts:
                 changes[name] = tuple(Fraction(n) / parts if isinstance(n, int) else n / parts for n in entry)
         return replace(self, **changes)
 
+    def joined(self, stages: int) -> StageCosts:
+        """The costs of fewer stages, each of which is several consecutive ones of these.
+
+        Raises InputError if these stages cannot be shared out evenly, or an entry of them cannot be added.
+        """
+        if stages == self.stages:
+            return self
+        if self.stages % stages:
+            raise InputError(
+                f"The costs are for {self.stages} stages, but {stages} are asked for: devices x chunks must be"
+                f" {self.stages}, or divide it."
+            )
+        for name in NOT_ADDED:
+            if any(getattr(self, name) or ()):
+                raise InputError(
+                    f"'{name}' of {self.stages} stages is not known of {stages}: leave it out, or give the costs of"
+                    f" {stages} stages."
+                )
+        count = self.stages // stages
+        changes: dict[str, Any] = {"communication": self.communication[count - 1 :: count]}
+        for name in set(PER_STAGE).difference(changes):
+            if (entry := getattr(self, name)) is not None and len(entry) == self.stages:
+                changes[name] = tuple(sum(entry[first : first + count]) for first in range(0, self.stages, count))
+        return replace(self, **changes)
+
     def with_limit(self, memory_limit: Number | Sequence[Number] | None) -> StageCosts:
         """A copy under another memory limit per device."""
         return replace(self, memory_limit=None if memory_limit is None else _numbers("memory_limit", memory_limit))
@@ -339,6 +364,8 @@ PER_STAGE = (
 )  # fmt: skip
 """Entries that have a number for each stage."""
 OVERLAPS = ("offload_overlap", "reload_overlap", "recompute_overlap")
+NOT_ADDED = (*OVERLAPS, "recompute_workspace", "recompute_workspace_input")
+"""Entries of stages that do not say those of their union, unless they are 0."""
 UNDIVIDED = (
     *OVERLAPS, "communication", "link_groups", "static", "memory_limit", "micro_batch_scale", "attention_scale",
 )  # fmt: skip

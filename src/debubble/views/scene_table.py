@@ -105,17 +105,8 @@ def render_scenes(scenes: Sequence[Scene], *, details: bool = False) -> Renderab
     )
 
 
-EQUAL_WORK = "Of equal work per device: v stages have 1/v of a stage's times and bytes each; messages take as long."
-
-
-def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str]) -> RenderableType:
-    """A row for every schedule, in the order in which they were named, and why others do not fit.
-
-    Costs that are no model's are per stage: where numbers of stages differ they are divided, so that devices have equal
-    work.
-    """
-    placements = [scene.timeline.program.schedule.placement for scene in scenes]
-    divided = len({placement.chunks for placement in placements}) > 1 and not scenes[0].seconds
+def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str], *, caption: str) -> RenderableType:
+    """A row for every schedule, in the order in which they were named, and why others do not fit."""
     rows = Rows(
         title="Schedules",
         columns=("schedule", "step", "bubble", "peak memory", "stages"),
@@ -123,12 +114,12 @@ def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str]) -> Rend
             (
                 scene.title, time_words(float(scene.step_time), seconds=scene.seconds),
                 f"{100 * scene.timeline.bubble_fraction:.1f}%", size_words(float(max(scene.peak_memory))),
-                f"{placement.stages}",
+                f"{scene.timeline.program.schedule.placement.stages}",
             )
-            for scene, placement in zip(scenes, placements, strict=True)
+            for scene in scenes
         ],
         texts=frozenset({"schedule"}),
-        caption=EQUAL_WORK if divided else "",
+        caption=caption,
     )  # fmt: skip
     return Group(rich_table(rows), *(Text(f"{name}: {reason}") for name, reason in misfits.items()))
 

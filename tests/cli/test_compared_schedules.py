@@ -1,0 +1,77 @@
+"""`debubble simulate --schedule A,B`: the rows, the costs that they are of, and what cannot run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
+    """Of 4 devices and 8 micro-batches: 33 for 1F1B, and 57 for two chunks, which are half a stage each."""
+    _, out, _ = run("simulate", "--schedule", "1f1b,interleaved", "--devices", "4", "--micro-batches", "8")
+
+    rows = [line.split() for line in out.splitlines() if line.strip().startswith(("1f1b", "interleaved"))]
+    assert [row[:2] for row in rows] == [["1f1b", "33"], ["interleaved", "28.5"]]
+    assert "Of equal work per device" in out
+
+
+def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) -> None:
+    whole, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
+    (tmp_path / "whole.json").write_text(json.dumps(whole))
+    (tmp_path / "halves.json").write_text(json.dumps(halves))
+    common = ("--devices", "8", "--micro-batches", "32", "--json", "--costs")
+
+    compared = json.loads(run("simulate", "--schedule", "1f1b,interleaved", *common, str(tmp_path / "whole.json"))[1])
+    alone = json.loads(run("simulate", "--schedule", "interleaved", *common, str(tmp_path / "halves.json"))[1])
+
+    assert compared["schedules"][1]["step_time"] == pytest.approx(alone["step_time"])
+
+
+def test_schedules_are_compared_with_the_costs_of_one_model(json_of: Any, tmp_path: Path) -> None:
+    """The costs of 8 stages are those of a V's chunks, and of 4 stages with the sums of two neighbours each."""
+    eight = {"forward": list(range(1, 9)), "communication": [0, 0.5] * 4, "activation": 2, "static": 3, "stages": 8}
+    four = {"forward": [3, 7, 11, 15], "backward_input": 2, "backward_weight": 2, "communication": 0.5, "activation": 4}
+    (tmp_path / "eight.json").write_text(json.dumps(eight))
+    (tmp_path / "four.json").write_text(json.dumps({**four, "static": 3}))
+
+    def answer(schedules: str, costs: str) -> Any:
+        return json_of("simulate", "--schedule", schedules, "--devices", "4", "--costs", str(tmp_path / costs))
+
+    compared = answer("zb-h1,dualpipe-v", "eight.json")["schedules"]
+    alone = answer("zb-h1", "four.json"), answer("dualpipe-v", "eight.json")
+    figures = "step_time", "peak_memory"
+    assert [[each[name] for name in figures] for each in compared] == [[a[name] for name in figures] for a in alone]
+    assert compared[0]["remarks"][-1] == "A stage of zb-h1 is 2 stages of the costs file."
+
+
+def test_stages_are_joined_only_where_the_sum_is_exact(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"stages": 8, "recompute_workspace": 1}')
+    call = ("simulate", "--schedule", "1f1b", "--costs", str(tmp_path / "c.json"), "--devices")
+    assert run(*call, "4")[0::2] == (
+        2,
+        f"debubble: {tmp_path}/c.json: 'recompute_workspace' of 8 stages is not known of 4: leave it out, or give the"
+        " costs of 4 stages.\n",
+    )
+    assert "The costs are for 8 stages, but 3 are asked for" in run(*call, "3")[2]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "reason", "code"),
+    [
+        ("gpipe", ("--memory-limit", "4"), "above its limit of 4", 0),
+        ("bpipe", (), "The schedule 'bpipe' offloads, but the costs have no 'offload' time.", 2),
+    ],
+)
+def test_a_schedule_that_cannot_run_leaves_the_others_compared(
+    run: Any, tmp_path: Path, schedule: str, options: tuple[str, ...], reason: str, code: int
+) -> None:
+    (tmp_path / "costs.json").write_text('{"forward": 1, "activation": 1}')
+    call = ("simulate", "--schedule", f"1f1b,{schedule},zb-h1", "--costs", str(tmp_path / "costs.json"))
+    ended, out, _ = run(*call, "--devices", "4", *options, "--json")
+    answer = json.loads(out)
+    assert [each["schedule"] for each in answer["schedules"]] == ["1f1b", "zb-h1"]
+    assert reason in answer["do_not_fit"][schedule]
+    assert ended == code
