@@ -234,3 +234,14 @@ def test_piped_progress_is_a_line_per_stage_and_better_plan(
         "Planning: 1 of 3 planners, best so far 2 s (joint)",
         "Planning: 1 of 3 planners, best so far 1.9 s (joint)",
     ]
+
+
+def test_progress_of_one_of_several_searches_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    status: Any = Console(quiet=True).status("")
+    monkeypatch.setattr(status, "update", shown.append)
+    monkeypatch.setattr(Console, "is_terminal", True)
+
+    SearchProgress(status, subject="megatron")(state("Planning"))
+
+    assert shown == ["megatron: Planning: 1 of 3 planners"]

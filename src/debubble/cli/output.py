@@ -122,12 +122,16 @@ class SearchProgress:
 
     Args:
         status: The spinner.
+        subject: The name of what is planned, where that is one of several searches.
         seconds: Whether times are seconds, and not abstract units.
         stream: Whether every better plan is a JSON object on a line of standard output.
     """
 
-    def __init__(self, status: Status, *, seconds: bool = True, stream: bool = False) -> None:
+    def __init__(
+        self, status: Status, *, subject: str | None = None, seconds: bool = True, stream: bool = False
+    ) -> None:  # fmt: skip
         self._status = status
+        self._prefix = "" if subject is None else f"{subject}: "
         self._seconds = seconds
         self._stream = stream
         self._terminal = log().is_terminal
@@ -135,6 +139,12 @@ class SearchProgress:
         self._best: tuple[float, str] | None = None
         self._stage, self._done = "", "Planning"
         self._told: set[tuple[str, tuple[float, str] | None]] = set()
+
+    def begin(self) -> None:
+        """Say that the search begins."""
+        if not self._terminal:
+            log().print(f"{self._prefix}planning ...", soft_wrap=True)
+        self._status.update(f"{self._prefix}planning ...")
 
     def __call__(self, news: Progress | Improvement) -> None:
         """Show this state of the search, or this plan if it is faster than those before it."""
@@ -159,7 +169,7 @@ class SearchProgress:
 
     def _show(self) -> None:
         """The state in words; where output is piped, a few seconds after the last at the earliest."""
-        words = self._done
+        words = f"{self._prefix}{self._done}"
         if self._best is not None:
             words += f", best so far {time_words(self._best[0], seconds=self._seconds)} ({self._best[1]})"
         if self._terminal:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from debubble import __version__
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.output import console, log, print_answer, print_line
+from debubble.cli.output import SearchProgress, console, log, print_answer, print_line
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import GivenRequest, ModelRequest, Request
 from debubble.files import user_cache, write_whole
@@ -72,7 +72,7 @@ def plan(
             from debubble.planners.analysis.nearest_plans import nearest_plans
 
             plan_for = request.plan_for
-            nearest = nearest_plans(result, lambda name: plan_for(name, status))
+            nearest = nearest_plans(result, lambda name: plan_for(name, status, subject=name))
         late = search.deadline is not None and time.monotonic() - begin > search.deadline - QUICK
         helps, elsewhere = _what_helps(result, status, search, why=output.why, quick=asked.plain and not late)
     if result.degree_search is not None and result.degree_search.interrupted:
@@ -175,7 +175,8 @@ def _what_helps(
         if why:
             status.update("Planning what would help ...")
             seconds = float(_scene(plan).step_time)
-            helps = what_ifs(plan, seconds, effort=search.effort, deadline=search.deadline)
+            told = SearchProgress(status)
+            helps = what_ifs(plan, seconds, effort=search.effort, deadline=search.deadline, progress=told)
         else:
             status.update("Trying what would help ...")
             helps = quick_what_ifs(plan) if quick else ()

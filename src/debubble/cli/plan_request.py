@@ -37,11 +37,11 @@ class ModelRequest:
         """The fastest plan that its target runs, with its progress in the status; a DebubbleError if there is none."""
         return self.plan_for(self.asked.target, status)
 
-    def plan_for(self, target: str | None, status: Status) -> Plan:
+    def plan_for(self, target: str | None, status: Status, *, subject: str | None = None) -> Plan:
         """The fastest plan that this framework runs; None: debubble itself."""
         from debubble.planners.plan_model import plan
 
-        told = SearchProgress(status, stream=self.stream)
+        told = SearchProgress(status, subject=subject, stream=self.stream)
         return plan(self.model, self.cluster, **{**self.arguments, "target": target}, progress=told)
 
     @property

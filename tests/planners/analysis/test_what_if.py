@@ -9,6 +9,7 @@ from debubble.planners.analysis.what_if import gains, quick_what_ifs, what_if_li
 from debubble.planners.bounds import proven_step_bound
 from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
+from debubble.planners.progress import Progress
 from debubble.plans import Plan
 
 
@@ -37,6 +38,15 @@ def test_every_change_is_planned_and_none_is_slower_for_nothing() -> None:
     assert again <= step / 4
     assert twice.seconds_per_sequence < again < half.seconds_per_sequence
     assert not twice.lever
+
+
+@pytest.mark.slow
+def test_every_change_is_told_when_it_is_planned() -> None:
+    told: list[Progress] = []
+    changes = what_ifs(*planned("dapple"), effort=1e-6, progress=told.append)
+
+    assert {news.stage for news in told} == {change.change for change in changes}
+    assert [(news.done, news.total) for news in told] == [(n + 1, len(changes)) for n in range(len(changes))]
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from debubble.planners.model_problem import problem_of
 from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.problem import ModelUnits, Problem, Solution
 from debubble.planners.process_pool import Task, by_completion, side_by_side
+from debubble.planners.progress import Progress
 from debubble.planners.registry import planners, verify
 from debubble.plans import Plan
 
@@ -46,11 +47,19 @@ FASTER_LINKS = 2
 """Factors of the memory limit, and of the bandwidth of all links, in two of the changes."""
 
 
-def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | None = None) -> tuple[WhatIf, ...]:
+def what_ifs(
+    plan: Plan,
+    step_time: float,
+    *,
+    effort: float,
+    deadline: float | None = None,
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> tuple[WhatIf, ...]:
     """Plan every change of a model's plan, whose step takes so many seconds.
 
     `effort` is what planning it was given, in seconds of the reference machine.  The deadline, by default the effort's,
-    is one on the clock for every change.  Raises InputError for a plan of abstract costs, or with a profile.
+    is one on the clock for every change.  `progress` is told of every change that is planned.  Raises InputError for a
+    plan of abstract costs, or with a profile.
     """
     described = plan.model_on_cluster
     if described is None or plan.profile is not None:
@@ -70,6 +79,8 @@ def what_ifs(plan: Plan, step_time: float, *, effort: float, deadline: float | N
             if change.repeats:
                 time = min(time, change.repeats * step_time, _priced_again(plan, change.problem))
             planned[words] = change.with_step(time)
+            done, total = len(planned), len(changes)
+            progress(Progress(stage=words, done=done, total=total, counted="changes", best=None, step_time=None))
     return tuple(planned[words] for words in changes)
 
 
