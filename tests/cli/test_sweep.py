@@ -20,6 +20,19 @@ def test_a_sweep_prints_a_row_for_every_value(run: Any) -> None:
     assert rows[1][:3] == ["1GiB", "18.04", "ms"]
 
 
+def test_a_sweep_in_which_nothing_fits_ends_with_exit_1(run: Any) -> None:
+    code, out, _ = run(*TINY, "--micro-batches", "4", "--over", "memory-limit=1MiB,2MiB")
+
+    assert code == 1
+    assert [line.partition(":")[0] for line in out.splitlines() if ": " in line] == ["1MiB", "2MiB"]
+
+
+def test_a_sweep_says_which_value_it_plans(run: Any) -> None:
+    _, _, progress = run(*TINY, "--over", "micro-batches=2,4")
+
+    assert progress.splitlines() == ["micro-batches 2: planning ...", "micro-batches 4: planning ..."]
+
+
 def test_its_json_has_the_figures_of_every_value(run: Any, tmp_path: Path) -> None:
     _, out, _ = run(*TINY, "--over", "micro-batches=2,4", "--json", "--html", str(tmp_path / "page.html"))
     answer = json.loads(out)

@@ -36,7 +36,7 @@ def test_clusters_can_be_swept() -> None:
         ({"micro_batches": [2]}, "2 to 64 values, not 1"),
     ],
 )
-def test_other_than_one_list_is_refused(arguments: dict[str, object], said: str) -> None:
+def test_other_than_one_list_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(db.InputError, match=said):
         db.sweep("llama-tiny", CLUSTER, planner="dapple", **arguments)
 

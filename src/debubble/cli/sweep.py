@@ -10,7 +10,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, log, print_answer
+from debubble.cli.output import Json, SearchProgress, console, log, print_answer
 from debubble.cli.plan_options import GivenCosts, Output, Question, check_call
 from debubble.cli.plan_request import ModelRequest
 from debubble.files import check_writable
@@ -45,6 +45,8 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Plan a job for several values of one option: memory limits, clusters, micro-batches, degrees, ..."""
+    from rich.text import Text
+
     from debubble.models import named_model
     from debubble.planners.sweep import sweep as swept
     from debubble.views.html.sweep import sweep_rows
@@ -53,6 +55,7 @@ def sweep(
 
     check_writable(html)
     name, values = _values(over)
+    option = name.replace("_", "-")
     whole = replace(asked, global_batch=values[0]) if name == "global_batch" else asked
     check_call(
         values[0] if name == "model" and model is None else model,
@@ -64,7 +67,6 @@ def sweep(
     if name == "model" and model is not None:
         raise InputError("--over has the values of MODEL: leave out MODEL.")
     if name != "model" and _given(name, run, asked):
-        option = name.replace("_", "-")
         raise InputError(f"--over has the values of --{option}: leave out --{option}.")
     cluster = o.parse_cluster(values[0]) if name == "cluster" else run.require_cluster()
     request = ModelRequest(
@@ -74,15 +76,25 @@ def sweep(
     if name == "memory_limit":
         for value in values:
             o.with_memory_limit(cluster, value)
-    with log().status(f"Planning {len(values)} times ..."):
-        found = swept(**{"model": request.model, "cluster": cluster, **request.arguments, name: values})
+    with log().status(f"Planning {len(values)} times ...") as status:
+
+        def begin(value: Any) -> SearchProgress:
+            told = SearchProgress(status, subject=f"{option} {value}")
+            told.begin()
+            return told
+
+        arguments = {"model": request.model, "cluster": cluster, **request.arguments, name: values}
+        found = swept(**arguments, progress_of=begin)
     if html is not None:
         show(found).save(html)
         log().print(f"The page is in {html}.")
     if json:
         print_answer(over=name, points=[_point(point) for point in found.points])
-        return
-    console().print(rich_table(sweep_rows(found)))
+    else:
+        reasons = [Text(f"{point.value}: {point.reason}") for point in found.points if point.plan is None]
+        console().print(rich_table(sweep_rows(found)), *reasons, sep="\n")
+    if not any(point.plan for point in found.points):
+        raise typer.Exit(1)
 
 
 def _given(name: str, *groups: o.OptionGroup) -> bool:

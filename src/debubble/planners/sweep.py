@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from debubble.costs import Cluster
 from debubble.ir import InfeasibleError, InputError
 from debubble.models import Model
 from debubble.planners.plan_model import plan
+from debubble.planners.progress import Listener
 from debubble.plans import Plan
 
 if TYPE_CHECKING:
@@ -61,13 +62,18 @@ class Sweep:
 
 
 def sweep(
-    model: ModelName | Sequence[ModelName], cluster: ClusterName | Sequence[ClusterName], **arguments: Any
+    model: ModelName | Sequence[ModelName],
+    cluster: ClusterName | Sequence[ClusterName],
+    *,
+    progress_of: Callable[[Any], Listener | None] = lambda _: None,
+    **arguments: Any,
 ) -> Sweep:
     """Plan a job for every value of one argument of `plan`, which is a list.
 
     Args:
         model: The model, as for `plan`; a list of models is the argument to vary.
         cluster: Its devices, as for `plan`; a list of clusters is the argument to vary.
+        progress_of: Called with every value before it is planned; what it returns is told how that goes.
         arguments: The other arguments of `plan`, at most one of them a list.
 
     Returns:
@@ -88,7 +94,8 @@ def sweep(
             f"A sweep varies one argument, which is a list; {len(varied)} are{': ' * bool(varied)}{', '.join(varied)}."
         )
     (over,) = varied
-    return Sweep(over, tuple(_point({**given, over: value}, value) for value in _values(given[over])))
+    values = _values(given[over])
+    return Sweep(over, tuple(_point({"progress": progress_of(v), **given, over: v}, v) for v in values))
 
 
 def _values(values: Sequence[Any]) -> Sequence[Any]:
