@@ -77,6 +77,13 @@ def convert(entries: Any, type_: type[T], *, strict: bool = True) -> T:
     return msgspec.convert(entries, type_, strict=strict)
 
 
+TAKEN_BY = {
+    "plan": "`debubble show PLAN {0}` compares two plans",
+    "trace": "`debubble show PLAN --trace {0}` and `debubble compare PLAN {0}` take it",
+}
+"""The kinds of debubble's own files, and what takes each where another kind is asked for."""
+
+
 def decode_versioned(content: bytes, type_: type[T], *, what: str, name: str, version: int, again: str) -> T:
     """Decode a file of debubble's own: a plan, or a trace.
 
@@ -98,6 +105,9 @@ def decode_versioned(content: bytes, type_: type[T], *, what: str, name: str, ve
         header = decode_json(content, dict[str, msgspec.Raw])
         found = msgspec.json.decode(header.get(entry, b"null"), type=int | None)
         if found is None:
+            other = next((kind for kind in TAKEN_BY if kind != what and f"debubble_{kind}" in header), None)
+            if other is not None:
+                raise InputError(f"{name} is a {other}, not a {what}: {TAKEN_BY[other].format(name)}.")
             raise InputError(f"{name} is not a debubble {what}: it has no entry '{entry}'.")
         if found != version:
             raise InputError(f"{name} has {what} version {found}; this debubble reads version {version}: {again}.")

@@ -140,7 +140,7 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
         ({"devices": "9999999999xCPU"}, "A cluster may have up to 1000000 devices"),
         ({"devices": "2xCPU", "efficiency": {"memory": 5}}, "memory must be positive and at most 1, the whole peak"),
         ({"devices": "2xCPU", "efficiency": {"matmul": [[8, 0.1], [8, 0.2]]}}, "with positive, ascending sizes"),
-        ([], "cluster file is wrong"),
+        ([], "cluster is wrong"),
         ({"device": "A100-40GB"}, "unknown field `device`; the fields are devices, devices_per_node"),
         ({"devices": "2xL4", "efficiency": {"matmull": 1}}, "the fields are matmul, attention, attention_backward"),
         ({"devices": "2xMine", "hardware": {"Mine": {**OWN, "ram": 1}}}, "the fields are memory, flops"),

@@ -78,7 +78,8 @@ def test_a_wrong_schedule_is_refused_with_a_sentence(
         ({"lower_bound": -1}, "Expected `float` >= 0.0 - at `$.lower_bound`"),
         ({"model": {"model_type": "llama"}}, "The plan has a model without a cluster"),
         ({"model": {"model_type": "llama"}, "cluster": {"devices": "2xCPU"}}, "The config has no"),
-        ({"model": dict(db.models["llama-tiny"].config), "cluster": {"devices": 2}}, "The cluster file is wrong"),
+        ({"model": dict(db.models["llama-tiny"].config), "cluster": {"devices": 2}}, "The cluster is wrong"),
+        ({"options": {"sequence_lenght": 9}}, "no option of a run 'sequence_lenght'; did you mean 'sequence_length'"),
     ],
 )
 def test_a_wrong_entry_is_refused_with_a_sentence(
@@ -88,6 +89,21 @@ def test_a_wrong_entry_is_refused_with_a_sentence(
 
     with pytest.raises(InputError, match=re.escape(sentence)):
         Plan.load(tmp_path / "plan.json")
+
+
+def test_errors_of_a_plan_file_begin_with_its_name(content: dict[str, Any], tmp_path: Path) -> None:
+    content["schedule"]["orders"] = ["0F3", ""]
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+
+    with pytest.raises(InputError, match=f"^{tmp_path}/plan.json: 0F3 is outside"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_a_trace_in_a_plans_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"debubble_trace": 1}')
+
+    with pytest.raises(InputError, match=f"run.json is a trace, not a plan: .*show PLAN --trace {tmp_path}/run.json"):
+        Plan.load(tmp_path / "run.json")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"debubble_plan": 1}', "\x00", '{"debubble_plan": 1e999}'])

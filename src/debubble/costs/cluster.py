@@ -167,7 +167,7 @@ class Cluster(PickledFields):
             # Not strict: YAML reads 5e9 as a text.
             file = convert(entries, ClusterFile, strict=False)
         except msgspec.ValidationError as error:
-            raise InputError(f"The cluster file is wrong: {error}{_legal_fields(str(error))}.") from error
+            raise InputError(f"The cluster is wrong: {error}{_legal_fields(str(error))}.") from error
         nodes = re.fullmatch(r"\s*(\d{1,7})\s*x\s*([1-9]\d{0,6})\s*x\s*(?!\d+x)([^\s+]+)\s*", file.devices)
         if nodes is not None:
             each = int(nodes[2])

@@ -191,7 +191,10 @@ def _check(trace: Trace, name: str) -> None:
         if not step.events:
             raise InputError(f"{name} has no events in step {step.step}.")
         for event in step.events:
-            Op.parse(event.name)
+            try:
+                Op.parse(event.name)
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from error
             if event.end < event.start:
                 raise InputError(f"{name} has {event.name} end before it starts, in step {step.step}.")
         devices = {e.device for e in step.events} | {s.device for s in step.memory} | {p.device for p in step.phases}

@@ -28,7 +28,7 @@ from debubble.ir.plan_entries import (
     recomputation_of,
 )
 from debubble.models import ModelConfig, models
-from debubble.plans.plan_file import VERSION, PlanFile, ScheduleFile
+from debubble.plans.plan_file import VERSION, PlanFile, ScheduleFile, check_option_names
 from debubble.plans.simulated import Simulated
 
 if TYPE_CHECKING:
@@ -248,7 +248,11 @@ class Plan(Simulated):
         """Read a plan file.  Raises InputError with a sentence if it is none, cut short, or of an unknown version."""
         content, again = read_file(Path(path), "plan file"), "make the plan again with `debubble plan`"
         file = decode_versioned(content, PlanFile, what="plan", name=str(path), version=VERSION, again=again)
-        return Plan.of_file(file)
+        try:
+            check_option_names(content)
+            return Plan.of_file(file)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
 
     def to_file(self) -> PlanFile:
         """The content of its file."""

@@ -6,15 +6,18 @@ Orders are written in torch's letters, one string per device, so that a person c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Annotated, Any
 
 import msgspec
 
+from debubble.files import decode_json
 from debubble.ir.degrees import DegreeSearch
 from debubble.ir.ops import Op
 from debubble.ir.placement import Placement
 from debubble.ir.plan_entries import CandidateSummary, Origin, PlannedUnit, RunOptions, WhatIf
 from debubble.ir.schedule import Schedule, Shares, check
+from debubble.registry import unknown_name
 
 VERSION = 1
 
@@ -115,3 +118,15 @@ class PlanFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     origin: Origin | None = None
     measured: bool = False
     target: str | None = None
+
+
+class _Options(msgspec.Struct):
+    options: dict[str, Any] = {}
+
+
+def check_option_names(content: bytes) -> None:
+    """Raise InputError for an option of a plan file's run that there is not, which its decoder passes over."""
+    names = [field.name for field in fields(RunOptions)]
+    for name in decode_json(content, _Options).options:
+        if name not in names:
+            raise unknown_name(name, names, what="option of a run")
