@@ -203,6 +203,11 @@ def _load_entry_point(entry_point: EntryPoint) -> None:
         ) from error
 
 
+def is_own(function: Callable[..., object]) -> bool:
+    """True if a function is debubble's, and not another distribution's."""
+    return function.__module__.partition(".")[0] == "debubble"
+
+
 @contextmanager
 def guarding_plugins(function: Callable[..., object], *, what: str) -> Iterator[None]:
     """Turn what a function of another distribution raises into a PluginError that says where; debubble's stays.
@@ -216,7 +221,7 @@ def guarding_plugins(function: Callable[..., object], *, what: str) -> Iterator[
     except DebubbleError:
         raise
     except Exception as error:
-        if function.__module__.partition(".")[0] == "debubble":
+        if is_own(function):
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
         words = f"{type(error).__name__}{f': {error}' * bool(str(error))}"

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.ir import check
+from debubble.ir import Placement, Schedule, ScheduleError, StageCosts, check
+from debubble.schedules.registry import ScheduleEntry
 
 
 @st.composite
@@ -102,3 +103,12 @@ def test_groups_run_or_are_refused_with_a_size_that_runs(name: str, p: int, v: i
 def test_no_chunks_are_refused(name: str) -> None:
     with pytest.raises(db.InputError, match="A device needs at least one chunk, not 0"):
         db.schedules[name](devices=3, micro_batches=4, chunks=0, costs=db.StageCosts.of(stages=3))
+
+
+def test_a_plug_ins_schedule_that_is_no_step_is_named() -> None:
+    def build(*, devices: int, micro_batches: int, costs: StageCosts | None) -> Schedule:
+        return Schedule.of("any", Placement.linear(devices), micro_batches, [["0F0"]])
+
+    mine = ScheduleEntry(name="mine", build=build, paper="", bubble="", memory="", default_chunks=1, peak=None)
+    with pytest.raises(ScheduleError, match="The schedule 'mine' is wrong: The backward of stage 0, micro-batch 0 is"):
+        mine(devices=1, micro_batches=1)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from debubble.ir import InputError, Number, Schedule, StageCosts
-from debubble.registry import PAPERS, Registry, guarding_plugins
+from debubble.ir import InputError, Number, Schedule, ScheduleError, StageCosts, check
+from debubble.registry import PAPERS, Registry, guarding_plugins, is_own
 
 MOST_PAIRS = 2**22
 """Pairs of stage and micro-batch beyond which a schedule is refused: it would take minutes and gigabytes."""
@@ -76,6 +76,7 @@ class ScheduleEntry:
         Raises:
             InputError: For an option that the schedule does not have, or numbers that it cannot handle.
             PluginError: If a schedule of another distribution fails.
+            ScheduleError: If it is no correct step.
         """
         if devices < 1:
             raise InputError(f"A pipeline needs at least one device, not {devices}.")
@@ -104,7 +105,13 @@ class ScheduleEntry:
             )
         check_size(devices * chunks, micro_batches)
         with guarding_plugins(self.build, what=f"The schedule '{self.name}'"):
-            return self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
+            schedule = self.build(devices=devices, micro_batches=micro_batches, costs=costs, **given)
+        if not is_own(self.build):
+            try:
+                check(schedule)
+            except ScheduleError as error:
+                raise ScheduleError(f"The schedule '{self.name}' is wrong: {error}") from error
+        return schedule
 
     def accepted_options(self, **options: Any) -> dict[str, Any]:
         """The options among these that the schedule takes."""
