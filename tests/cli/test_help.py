@@ -48,6 +48,13 @@ def test_commands_and_options_stand_under_titles() -> None:
     assert re.findall(r"^(Plan|Look|Take along):$", words, re.MULTILINE) == ["Plan", "Look", "Take along"]
 
 
+def test_the_root_help_has_whole_sentences_in_80_columns() -> None:
+    listed = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).output
+
+    assert "..." not in listed.replace("[ARGS]...", "")
+    assert max(map(len, listed.splitlines())) <= 80
+
+
 def test_commands_options_and_names_are_called_by_a_beginning() -> None:
     assert json.loads(said("sim", "--sched", "dual", "--dev=2", "--js"))["schedule"] == "dualpipe-v"
     assert said("--vers") == f"debubble {db.__version__}\n"
@@ -68,8 +75,10 @@ def test_commands_options_and_names_are_called_by_a_beginning() -> None:
         ("plan llama-tin-y --cluster 8xH100", "There is no model or file 'llama-tin-y'; did you mean 'llama-tiny'"),
         ("plan llama-tiny --cluster 8xH10", "'H10' may be H100-80GB, H100-PCIe-80GB or H100-NVL-94GB: write more"),
         ("import megatrn job", "There is no framework 'megatrn'; did you mean 'megatron'"),
-        ("plan llama-tiny --micro-batches x", "Invalid value for '--micro-batches': "),
-        ("fits llama-tiny --zero 7", "Invalid value for '--zero': "),
+        ("plan llama-tiny --micro-batches x", "--micro-batches takes whole numbers, not x."),
+        ("plan llama-tiny --sequence-length 4.5", "--sequence-length takes whole numbers, not 4.5."),
+        ("plan llama-tiny --effort x", "--effort takes numbers, not x."),
+        ("fits llama-tiny --zero 7", "--zero must be at most 3, not 7."),
         ("export plan.json", "Missing option '--to'; see `debubble export -h`."),
         ("compare plan.json", "Missing argument 'TRACE'; see `debubble compare -h`."),
         ("-z", "No such option: -z; see `debubble -h`."),

@@ -121,6 +121,8 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
          "--tensor 3 --pipeline 2 use 6 of 8 devices: choose degrees whose product is 8; or give a cluster of 6."),
         ("plan llama3.2-1b --cluster 64xH100-80GB --micro-batches 8",
          "34 model units cannot fill 64 stages; use fewer pipeline devices or chunks."),
+        ("plan llama-tiny --cluster 8xA100-80GB --expert 2", "The model has no experts: leave out --expert"),
+        ("fits llama-tiny --cluster 8xA100-80GB --expert 2", "The model has no experts: leave out --expert"),
         ("plan", "Give a MODEL with --cluster"),
         ("plan --costs c.json --devices 2 --global-batch 8", "of a MODEL on a --cluster"),
         ("plan --costs c.json --devices 2 --tensor 2", "--tensor is an option of a MODEL"),

@@ -36,7 +36,9 @@ def calibrate(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the cluster file here.")] = Path("cluster.yaml"),
     json: Json = False,
 ) -> None:
-    """Correct predictions by a measured run of a plan (of `plan -o`, or `import --as-it-is -o`): a cluster file.
+    """Correct predictions by a measured run of a plan.
+
+    The plan is of `plan -o` or `import --as-it-is -o`; the correction is a cluster file.
 
     Plans that rest on a profile are refused: their costs are measured.
     """

@@ -23,7 +23,7 @@ def compare(
     trace: Annotated[Path, typer.Argument(help="The trace of a run of that plan.", metavar="TRACE")],
     json: Json = False,
 ) -> None:
-    """Compare a plan with what was measured, operation by operation."""
+    """Compare a plan with its measured run, operation by operation."""
     from debubble.ir import InputError, Trace
     from debubble.plans import Plan
     from debubble.views import comparison

@@ -30,7 +30,10 @@ def export(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a plan for another framework, and report what that cannot express."""
+    """Write a plan for another framework.
+
+    What that cannot express is reported.
+    """
     from debubble.exports import exports
     from debubble.files import check_folder, write_whole
     from debubble.plans import Plan

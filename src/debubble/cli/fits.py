@@ -40,7 +40,9 @@ def fits(
     memory_limit: o.MemoryLimit = None,
     json: Json = False,
 ) -> None:
-    """Say what takes the memory and whether it fits, for every choice of the degrees not given: no planning.
+    """Say what takes the memory, and whether it fits.
+
+    Every choice of the degrees that are not given is looked at, without planning.
 
     The exit code is 1 if none fits, by recomputation or without.
     """

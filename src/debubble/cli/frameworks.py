@@ -8,7 +8,10 @@ from debubble.cli.output import Json, console, print_answer
 
 @app.command(rich_help_panel="Lists")
 def frameworks(json: Json = False) -> None:
-    """List what --framework knows: names, versions, and the traits that can follow after commas."""
+    """List the names, versions and traits that --framework knows.
+
+    Traits can follow after commas.
+    """
     from dataclasses import asdict
 
     from rich.padding import Padding

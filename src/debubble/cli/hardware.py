@@ -8,7 +8,10 @@ from debubble.cli.output import Json, console, figure_table, print_answer
 
 @app.command(rich_help_panel="Lists")
 def hardware(json: Json = False) -> None:
-    """List the devices that --cluster knows by name, with their peak rates; a cluster file can change them."""
+    """List the devices of --cluster, with their peak rates.
+
+    A cluster file can change them.
+    """
     from rich.table import Table
 
     from debubble.costs import hardware as registry

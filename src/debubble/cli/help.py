@@ -75,7 +75,7 @@ class CommandGroup(TyperGroup):
         sections: Sections = {title: [] for title in TITLES}
         for name, command in self.commands.items():
             title = getattr(command, "rich_help_panel", None)
-            row = name, command.get_short_help_str(formatter.width - 20)
+            row = name, command.get_short_help_str(formatter.width - 15)
             sections.setdefault(title if isinstance(title, str) else "More", []).append(row)
         _write(formatter, sections)
 
@@ -94,11 +94,31 @@ def _refusals_as_input_errors(ctx: Any) -> Iterator[None]:
         yield
     except _UsageError as error:
         place = ctx.meta.get(PLACES, {}).get(getattr(getattr(error, "param", None), "name", None))
+        taken = _taken(error)
         if place is not None:
-            raise InputError(f"{place}: {error.message.rstrip('.')}.") from None
+            raise InputError(f"{place}: {taken or error.message.rstrip('.')}.") from None
+        if taken is not None:
+            raise InputError(f"{error.param.opts[-1]} {taken}.") from None
         whole = ctx.command.name
         read = "" if ctx.parent is None or ctx.info_name == whole else f"'{ctx.info_name}' is read as '{whole}': "
         raise InputError(f"{read}{error.format_message().rstrip('.')}; see `{ctx.command_path} -h`.") from None
+
+
+TAKEN = {
+    "int_parsing": "takes whole numbers",
+    "float_parsing": "takes numbers",
+    "less_than_equal": "must be at most {le}",
+    "greater_than_equal": "must be at least {ge}",
+}
+"""What an option takes, by the parser's name of the error."""
+
+
+def _taken(error: Any) -> str | None:
+    """What an option takes in place of the number that it was given; None where the error is another."""
+    cause = error.__cause__
+    found = cause.errors()[0] if hasattr(cause, "errors") and getattr(error, "param", None) is not None else {}
+    words = TAKEN.get(found.get("type", ""))
+    return None if words is None else f"{words.format(**found.get('ctx', {}))}, not {found['input']}"
 
 
 def _whole_options(arguments: list[str], parameters: list[Any]) -> list[str]:

@@ -104,7 +104,7 @@ def import_(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Read another framework's job, predict it as it is, and say what would make it faster."""
+    """Predict another framework's job, and what would speed it up."""
     from debubble.imports import imports
     from debubble.imports.advice import advised
     from debubble.imports.comparison import JobComparison, compare

@@ -26,7 +26,10 @@ def init(
     sequence_length: o.SequenceLength = 4096,
     lora: o.Lora = 0,
 ) -> None:
-    """Write a commented job file, which `plan`, `fits`, `simulate` and `sweep` take as their MODEL and its options."""
+    """Write a commented job file, which stands for a call's options.
+
+    `plan`, `fits`, `simulate` and `sweep` take it as their MODEL.
+    """
     from debubble.cli.job_file import job_text
 
     o.check_counts(global_batch=global_batch, sequence_length=sequence_length)

@@ -13,7 +13,7 @@ FIGURES = ("family", "parameters", "active_parameters", "layers", "hidden", "hea
 
 @app.command(rich_help_panel="Lists")
 def models(json: Json = False) -> None:
-    """List the models that plan, simulate and train know by name; any config.json works as well."""
+    """List the models known by name; any config.json works as well."""
     from debubble.models import models as registry
 
     if json:

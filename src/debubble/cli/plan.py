@@ -42,7 +42,9 @@ def plan(
     search: o.SearchLimits,
     output: Output,
 ) -> None:
-    """Find the fastest plan that fits: schedule, partition, recomputation and offload together.
+    """Find the fastest plan that fits the memory.
+
+    It chooses schedule, partition, recomputation and offload together.
 
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices); with --global-batch they are searched.
     """

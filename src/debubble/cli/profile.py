@@ -47,7 +47,10 @@ def profile(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Measure forward, backward, recomputation and bytes of every unit, and the links, for `plan --profile`."""
+    """Measure times and bytes of every unit for `plan --profile`.
+
+    These are forward, backward, recomputation and bytes of every unit, and the links.
+    """
     check_writable(output)
     if from_trace:
         _from_trace(Path(model), from_trace, output, json=json)

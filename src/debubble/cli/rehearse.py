@@ -22,7 +22,10 @@ def rehearse(
     html: Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")] = None,
     json: Json = False,
 ) -> None:
-    """Run a plan with sleeping compute: checks processes, messages and order before they cost GPU hours."""
+    """Run a plan with sleeping compute, before it costs GPU hours.
+
+    That checks processes, messages and order.
+    """
     require_torch()
     from debubble.files import check_writable
     from debubble.ir import InputError

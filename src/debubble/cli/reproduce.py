@@ -49,7 +49,7 @@ def reproduce(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compute the papers' figures, tables and claims, and print theirs next to ours."""
+    """Compute the papers' figures, tables and claims next to theirs."""
     from debubble.papers.registry import papers
 
     chosen = list(papers) if paper == "all" else [paper]

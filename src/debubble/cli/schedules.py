@@ -8,7 +8,10 @@ from debubble.cli.output import Json, console, print_answer
 
 @app.command(rich_help_panel="Lists")
 def schedules(json: Json = False) -> None:
-    """List the schedules, with their source and their closed forms for uniform costs."""
+    """List the schedules, with source and closed forms.
+
+    The closed forms are those of uniform costs.
+    """
     from rich.table import Table
     from rich.text import Text
 

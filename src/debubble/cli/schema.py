@@ -20,7 +20,9 @@ def schema(
     ],
     json: Json = False,
 ) -> None:
-    """Print the JSON schema of what a command prints with --json: every key, its type and what it is.
+    """Print the JSON schema of what a command prints with --json.
+
+    It says of every key its type and what it is.
 
     The schema is a JSON object itself, so that --json changes nothing.
     """

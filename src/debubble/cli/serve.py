@@ -21,7 +21,10 @@ def serve(
     browser: Annotated[bool, typer.Option("--browser", help="Open a browser.")] = False,
     json: Json = False,
 ) -> None:
-    """Open a workbench for the browser: choose, watch the search, drag limits, compare, export; Ctrl-C ends it."""
+    """Open a workbench for the browser.
+
+    Choose, watch the search, drag limits, compare, export; Ctrl-C ends it.
+    """
     from debubble.serve import Workbench
 
     with Workbench(host, port) as workbench:

@@ -47,7 +47,7 @@ def show(
     details: Annotated[bool, typer.Option("--details", help="Show stages and the planners' answers too.")] = False,
     json: Json = False,
 ) -> None:
-    """Show when a plan does what, how much memory it takes, and why it is not faster."""
+    """Show what a plan does when, its memory, and what slows it."""
     from debubble.files import check_writable, write_whole
     from debubble.ir import Trace
     from debubble.views import Scene, views

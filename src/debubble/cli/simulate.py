@@ -122,7 +122,9 @@ def simulate(
     png: Annotated[Path | None, typer.Option(help="Write a picture of them on one time scale.")] = None,
     json: Json = False,
 ) -> None:
-    """Simulate a plan, or a schedule by name with costs, with a model, or with unit costs.
+    """Simulate a plan, or a schedule by name.
+
+    A schedule is simulated with costs, with a model, or with unit costs.
 
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
     """

@@ -44,7 +44,10 @@ def sweep(
     html: Annotated[Path | None, typer.Option(help="Write the page with a slider over the plans.")] = None,
     json: Json = False,
 ) -> None:
-    """Plan a job for several values of one option: memory limits, clusters, micro-batches, degrees, ..."""
+    """Plan a job for several values of one option.
+
+    It may be a memory limit, a cluster, micro-batches, a degree, ...
+    """
     from rich.text import Text
 
     from debubble.models import named_model

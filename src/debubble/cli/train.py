@@ -127,7 +127,9 @@ def train(
     records: settings.Records,
     json: Json = False,
 ) -> None:
-    """Run a plan made for a MODEL: start its ranks here, or join when started by torchrun.
+    """Run the plan of a MODEL.
+
+    Its ranks are started here, or join when started by torchrun.
 
     With --online and --cluster, PLAN may be a MODEL: the run measures its operators, and plans, while it trains.
     """

@@ -35,7 +35,10 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show the last state and do not follow.")] = False,
     json: Json = False,
 ) -> None:
-    """Follow a run: loss, tokens/s, MFU, memory against the plan, the slowest device and why.  Ctrl-C leaves it."""
+    """Follow a run: loss, tokens/s, MFU, memory, the slowest device.
+
+    It says why that is the slowest, and compares memory with the plan.  Ctrl-C leaves it.
+    """
     import msgspec
 
     from debubble.training.monitoring.run_record import RunRecord

@@ -68,11 +68,16 @@ def _check_adapters(model: Architecture, options: RunOptions) -> None:
         raise InputError("Quantised weights are frozen, and something must train beside them: give --lora RANK, too.")
 
 
+def check_has_experts(model: Architecture, options: RunOptions) -> None:
+    """Refuse degrees of experts for a model without any; raises InputError."""
+    if model.experts is None and (options.expert > 1 or options.expert_tensor is not None):
+        raise InputError("The model has no experts: leave out --expert and --expert-tensor.")
+
+
 def _check_experts(model: Architecture, options: RunOptions) -> None:
+    check_has_experts(model, options)
     experts = model.experts
     if experts is None:
-        if options.expert > 1 or options.expert_tensor is not None:
-            raise InputError("The model has no experts: leave out --expert and --expert-tensor.")
         return
     if options.expert > 1 and experts.count % options.expert:
         raise InputError(f"{experts.count} experts cannot be divided over {options.expert} expert-parallel ranks.")

@@ -16,6 +16,7 @@ from debubble.costs import (
     model_units,
     with_profile,
 )
+from debubble.costs.option_checks import check_has_experts
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.units import Units
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
@@ -49,6 +50,7 @@ def problem_of(
     Raises InputError for degrees that fit neither the model nor the cluster, leave devices idle, or are refused by the
     target.
     """
+    check_has_experts(model, options)
     devices = pipeline_devices(cluster, options, pipeline)
     if target is not None:
         targets[target].check(options, model, pipeline=devices)

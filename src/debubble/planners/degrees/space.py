@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import TypeVar, cast
 
 from debubble.costs import Cluster, framework_of_options
-from debubble.costs.option_checks import check, check_slices
+from debubble.costs.option_checks import check, check_has_experts, check_slices
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.step import parameter_bytes
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
@@ -248,6 +248,7 @@ def _choices(job: Job, name: str, otherwise: Sequence[T]) -> Sequence[T]:
 
 def _check(job: Job, degrees: Degrees) -> None:
     options = job.run_options(degrees)
+    check_has_experts(job.model, options)
     Layout.of(job.cluster, options, degrees.pipeline)
     check(job.model, options)
     if degrees.slices > 1:
