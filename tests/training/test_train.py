@@ -267,6 +267,13 @@ def test_a_checkpoint_of_an_earlier_version_is_resumed_with_a_note(
     assert "step-000002 has no checksums: an earlier version wrote it" in capsys.readouterr().err
 
 
+def test_a_resumed_run_says_from_which_step(options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saving = changed(options, checkpoint=tmp_path / "c", steps=2)
+    train_alone(saving)
+    train_alone(replace(saving, steps=3, resume=True))
+    assert f"It continues from {tmp_path}/c/step-000002, after step 2 of 3." in capsys.readouterr().err
+
+
 def arguments(options: TrainOptions, *more: str) -> list[str]:
     """Arguments of `debubble train`."""
     return [str(options.plan), "--data", str(options.data), "--warmup", "2", "--lr", "0.01", *more]

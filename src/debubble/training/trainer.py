@@ -158,7 +158,8 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
     if start is not None:
         options = replace(with_checkpoint_settings(start.progress, options), seed=start.progress.seed)
         if leader:
-            for note in start.notes:
+            resumed = f"It continues from {start.checkpoint}, after step {start.progress.step} of {options.steps}."
+            for note in (*start.notes, resumed):
                 Console(stderr=True, highlight=False).print(note, soft_wrap=True)
     plan = ask_rank_0(lambda: plan_of(options, resuming=start is not None))
     sequences = packed_of(options, plan)
