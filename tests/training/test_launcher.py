@@ -13,8 +13,9 @@ from debubble import processes
 from debubble.ir import InputError
 from debubble.processes import PYTHON
 from debubble.runtime.launch import launcher
-from debubble.runtime.launch.launcher import is_torchrun_rank, launch, run_rank
+from debubble.runtime.launch.launcher import launch, run_rank
 from debubble.runtime.launch.rank_reports import RankFailedError
+from debubble.torchrun import OF_TORCHRUN, check_started, is_torchrun_rank
 from tests.support import forked
 from tests.support.processes import wait_for_end
 
@@ -118,11 +119,23 @@ def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signal
 
 def test_another_number_of_ranks_than_the_plan_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_torchrun_rank()
-    for name in launcher.OF_TORCHRUN:
+    for name in OF_TORCHRUN:
         monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("RANK", "0")
     assert is_torchrun_rank()
     with pytest.raises(InputError, match="for 4 ranks, but torchrun started 2: start 4"):
         launcher.start("launched_rank", "end", ranks=4)
+
+
+def test_only_rank_0_says_that_their_number_is_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("debubble.torchrun.REFUSAL_SECONDS", 0.0)
+    for name in OF_TORCHRUN:
+        monkeypatch.setenv(name, "2")
+    with pytest.raises(SystemExit, match="2"):
+        check_started(4)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_variables_that_another_program_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

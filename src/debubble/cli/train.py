@@ -15,6 +15,8 @@ from debubble.cli.options import CLUSTER, OptionGroup, PlanFile, option, parse_c
 from debubble.cli.output import Json, log
 from debubble.errors import InputError
 from debubble.files import check_writable
+from debubble.plans import Plan
+from debubble.torchrun import check_started, is_torchrun_rank
 from debubble.training import settings
 
 
@@ -134,17 +136,19 @@ def train(
     With --online and --cluster, PLAN may be a MODEL: the run measures its operators, and plans, while it trains.
     """
     require_torch()
+    file = unplanned.plan_of(plan, online=execution.online, folder=checkpoints.checkpoint)
+    check_started(Plan.load(file).ranks)  # before torch is imported, and data read
     from debubble.training.checks import check
     from debubble.training.options import TrainOptions, data_remark, frozen_remark, rate_remark, with_settings
 
     options = TrainOptions(
-        plan=unplanned.plan_of(plan, online=execution.online, folder=checkpoints.checkpoint),
+        plan=file,
         load=tuple(weights.load or ()), save=weights.save, json=json,
         **vars(data), **vars(checkpoints), **vars(execution), **vars(records),
     )  # fmt: skip
     options = with_settings(recipe.settings, options)
     checked = check(options)
-    from debubble.runtime.launch.launcher import encode_options, is_torchrun_rank, start
+    from debubble.runtime.launch.launcher import encode_options, start
     from debubble.training.memory_check import check_host_memory
 
     if not is_torchrun_rank() and (

@@ -24,10 +24,10 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import torch.distributed as dist
 
-from debubble.ir import InputError
 from debubble.processes import child_command, end_with_parent, is_stopped
 from debubble.runtime.launch.failures import LAUNCH_FOLDER, exit_rank
 from debubble.runtime.launch.rank_reports import RankFailedError, first_failure, reasons_in, stopped_rank
+from debubble.torchrun import OF_TORCHRUN, check_started, is_torchrun_rank
 
 T = TypeVar("T")
 
@@ -46,11 +46,6 @@ FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 """Signals with which a scheduler asks a run to end: ranks that write checkpoints write one first."""
 FINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end all ranks at once."""
-
-OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Environment variables that a rank has from its launcher."""
-OF_TORCHRUN = (*OF_A_RANK, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-"""Environment variables that torchrun gives every rank."""
 
 
 class RankProcess(Protocol):
@@ -77,25 +72,8 @@ def start(
     if not is_torchrun_rank():
         launch(module, argument, ranks=ranks, hang_timeout=hang_timeout, interrupts=interrupts)
         return
-    started = int(os.environ["WORLD_SIZE"])
-    if started != ranks:
-        raise InputError(f"The plan is for {ranks} ranks, but torchrun started {started}: start {ranks}.")
+    check_started(ranks)
     run_rank(importlib.import_module(module).main, argument)
-
-
-def is_torchrun_rank() -> bool:
-    """Tell whether this process is already a rank, started by torchrun.
-
-    Raises InputError if the environment has some of a rank's variables, as another program leaves them.
-    """
-    missing = [name for name in OF_TORCHRUN if name not in os.environ]
-    found = [name for name in OF_A_RANK if name in os.environ]
-    if found and missing:
-        raise InputError(
-            f"The environment has {', '.join(found)}, as a rank has, but not torchrun's {', '.join(missing)}: unset"
-            " them to start the ranks here, or start with torchrun."
-        )
-    return not missing
 
 
 def launch(
