@@ -116,17 +116,24 @@ def decode_versioned(content: bytes, type_: type[T], *, what: str, name: str, ve
         raise InputError(f"{name} is not a whole {what} file: {error}.") from error
 
 
-def check_writable(*files: Path | None) -> None:
+def check_writable(*files: Path | None, makes_folders: bool = False) -> None:
     """Refuse files that could not be written, before work is done for them; None is no file.
 
+    Args:
+        files: The files.
+        makes_folders: Whether folders that are missing are made, as a run makes its own.
+
     Raises:
-        InputError: With the first that is a folder, or whose folder takes no files.
+        InputError: With the first that is a folder, or whose folder is missing or takes no files.
     """
     for file in files:
         if file is not None:
             _check_replaceable(file)
-            if not _takes_files(file.absolute().parent):
-                raise InputError(f"{file} cannot be written: {file.absolute().parent} takes no new files.")
+            folder = file.absolute().parent
+            if not makes_folders and not folder.exists():
+                raise InputError(f"{file} cannot be written: there is no folder {folder}; make it first.")
+            if not _takes_files(folder):
+                raise InputError(f"{file} cannot be written: {folder} takes no new files.")
 
 
 def _check_replaceable(file: Path) -> None:

@@ -110,6 +110,8 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         ("plan llama2-13b --cluster 8xA100-80GB --seed 99999999999999999999", "from 0 to 2147483647, not 9999"),
         ("fits llama2-13b --cluster 8xA100-80GB --global-batch 99999999999999999999", "up to 1,000,000,000 sequences"),
         ("plan llama2-13b --cluster 8xA100-80GB -o /", "/ cannot be written: it is a folder."),
+        ("plan llama2-13b --cluster 8xA100-80GB -o /no-folder/plan.json",
+         "/no-folder/plan.json cannot be written: there is no folder /no-folder; make it first."),
         ("plan llama2-13b --cluster 8xA100-80GB --html /dev/null/plan.html",
          "/dev/null/plan.html cannot be written: /dev/null takes no new files."),
         ("plan llama2-70b --cluster 64xH100-80GB --tensor 8 --pipeline 5",

@@ -156,7 +156,7 @@ def train(
     ):
         log().print(remark)
     if os.environ.get("RANK", "0") == "0":
-        check_writable(records.trace, records.html)
+        check_writable(records.trace, records.html, makes_folders=True)
         for remark in (data_remark(options), rate_remark(options), frozen_remark(options, checked)):
             if remark:
                 log().print(remark)

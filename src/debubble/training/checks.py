@@ -71,7 +71,7 @@ def check(options: TrainOptions) -> Plan:
     check_folder(options.save, "--save")
     check_folder(options.checkpoint, "--checkpoint")
     check_folder(options.tensorboard, "--tensorboard")
-    check_writable(options.metrics)
+    check_writable(options.metrics, makes_folders=True)
     if options.checkpoint is not None:
         _check_checkpoints(options, options.checkpoint, plan)
     if os.environ.get("RANK", "0") == "0":
