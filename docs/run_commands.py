@@ -57,6 +57,8 @@ def runnable(command: str, folder: Path) -> bool:
 def main(names: list[str]) -> int:
     """Run the commands of these pages, or of all; returns 1 if one failed."""
     failed = 0
+    if unknown := {*names} - {page.name for page in pages()}:
+        raise SystemExit(f"There is no page {', '.join(sorted(unknown))}; pages are named like start.md.")
     for page in pages():
         if names and page.name not in names:
             continue

@@ -407,7 +407,7 @@ def _next(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
     if plan.target not in (None, "debubble"):
         run = f"debubble export {file} --to {plan.target}"
     elif plan.model is None or ("debubble" in plan_runs_in(plan) and not plan.has_lengths):
-        run = f"debubble train {file}"
+        run = f"debubble train {file}{' --load FOLDER' if plan.options.lora else ''}"
     elif frameworks and not plan.has_lengths:
         run = f"debubble export {file} --to {frameworks[0]}"
     else:

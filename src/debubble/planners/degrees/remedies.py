@@ -101,7 +101,8 @@ class Misfit:
         job, devices = self.job, self.job.cluster.to_dict()["devices"]
         asked = f"{job.global_batch} sequence{'s' * (job.global_batch != 1)} of {job.options.sequence_length} tokens"
         changes = [f"  {remedy}" for remedy in self.remedies]
-        tried = "What fits (tried); add one of these:" if changes else "No change that was tried fits."
+        instead = ", its degrees in place of yours" if job.fixed else ""
+        tried = f"What fits (tried); add one of these{instead}:" if changes else "No change that was tried fits."
         return "\n".join((f"Nothing fits {devices} with {asked} per step.", self.reason, self.states, tried, *changes))
 
     @property
