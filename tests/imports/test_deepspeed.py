@@ -11,18 +11,8 @@ import pytest
 import debubble as db
 from debubble.imports import imports
 from debubble.imports.figures import Figures
-from debubble.imports.job import ImportedJob
-from debubble.imports.registry import UserFacts
 from debubble.ir import InputError
-
-
-def job(
-    framework: str, folder: Path, name: str, text: str, *, cluster: str = "4xA100-80GB", **given: Any
-) -> ImportedJob:
-    file = folder / name
-    file.write_text(text)
-    importer = imports[framework]
-    return importer.job(importer.settings(file), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))
+from tests.support.imported_jobs import job
 
 
 def test_a_deepspeed_configuration_is_priced_in_fp8(tmp_path: Path) -> None:

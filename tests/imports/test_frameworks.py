@@ -12,9 +12,8 @@ import yaml
 import debubble as db
 from debubble.exports import exports
 from debubble.imports import imports
-from debubble.imports.job import ImportedJob
-from debubble.imports.registry import UserFacts
 from debubble.ir import InputError
+from tests.support.imported_jobs import job
 
 TITAN = """
 [model]
@@ -52,15 +51,6 @@ parallel_config: {data_parallel: 1, model_parallel: 1, pipeline_stage: 4, micro_
 runner_config: {batch_size: 1}
 recompute_config: {recompute: [3, 2, 1, 0]}
 """
-
-
-def job(
-    framework: str, folder: Path, name: str, text: str, *, cluster: str = "4xA100-80GB", **given: Any
-) -> ImportedJob:
-    file = folder / name
-    file.write_text(text)
-    importer = imports[framework]
-    return importer.job(importer.settings(file), file, UserFacts(cluster=db.Cluster.parse(cluster), **given))
 
 
 def test_a_torchtitan_configuration(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def model_units(
         for name, hardware in {hardware.name: hardware for hardware in paces}.items()
     }
     mixed = len(tables) > 1
-    received = micro_batches or 0 if layout.pipeline > 1 else 0
+    received = 0 if layout.pipeline == 1 else micro_batches or 0
     units = Units(
         units=fastest_units([*tables.values()]) if mixed else next(iter(tables.values())),
         on_devices=tuple(tables[hardware.name] for hardware in paces) if mixed else (),

@@ -113,7 +113,7 @@ def _units(plan: Plan, options: RunOptions, framework: Framework | None = None) 
         options,
         pipeline=plan.devices,
         framework=framework,
-        micro_batches=plan.schedule.micro_batches // plan.options.slices,
+        micro_batches=plan.micro_batches,
     )
     if plan.profile is not None:
         units = with_profile(units, plan.profile, model=described.model, options=options)

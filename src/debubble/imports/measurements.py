@@ -127,7 +127,7 @@ def fit_units(plan: Plan, measured: MeasuredStep) -> Fit:
         plan.options,
         pipeline=plan.devices,
         target=plan.target,
-        micro_batches=plan.schedule.micro_batches,
+        micro_batches=plan.micro_batches,
     )
     stage_of = [stage for stage, units_of_stage in enumerate(plan.partition) for _ in units_of_stage]
     scaled = replace(units, units=tuple(_with_times(unit, *factors[stage_of[i]]) for i, unit in enumerate(units.units)))
