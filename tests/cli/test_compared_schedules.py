@@ -75,3 +75,11 @@ def test_a_schedule_that_cannot_run_leaves_the_others_compared(
     assert [each["schedule"] for each in answer["schedules"]] == ["1f1b", "zb-h1"]
     assert reason in answer["do_not_fit"][schedule]
     assert ended == code
+
+
+def test_every_schedule_that_does_not_fit_is_named(run: Any) -> None:
+    call = ("simulate", "--devices", "4", "--memory-limit", "2", "--schedule")
+    code, out, err = run(*call, "1f1b,gpipe")
+    assert (code, out) == (1, "")
+    assert [f"{name}: Device 0 runs out of memory" in err for name in ("1f1b", "gpipe")] == [True, True]
+    assert run(*call, "1f1b,no-such")[0] == 2

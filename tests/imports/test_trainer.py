@@ -88,3 +88,16 @@ def test_what_arguments_leave_open_is_asked_for(tmp_path: Path) -> None:
 def test_arguments_of_the_trainer_that_cost_nothing_are_known(tmp_path: Path) -> None:
     costs_nothing = "--learning_rate 2e-5 --output_dir out --logging_steps 10 --save_strategy epoch --report_to none"
     assert job(tmp_path, f"{WORDS} {costs_nothing}").rest.unknown == ()
+
+
+@pytest.mark.parametrize("argument", ["--max_seq_length", "--max_length"])
+def test_the_length_is_told_by_the_name_that_it_was_given(tmp_path: Path, argument: str) -> None:
+    words = WORDS.replace("--max_seq_length", argument)
+    as_given, other = job(tmp_path, words), job(tmp_path, words, sequence_length=4096)
+
+    assert [each for each in as_given.unread if argument in each] == [
+        f"Every sequence is predicted with the whole {argument}, as packed ones have; shorter ones take less."
+    ]
+    assert [each for each in other.unread if argument in each] == [
+        f"Sequences are predicted with --sequence-length 4096, not with {argument} 512."
+    ]

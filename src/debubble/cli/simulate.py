@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -189,17 +189,27 @@ def _joined_words(scenes: Sequence[Scene], costs: Path | None) -> str:
 def _scenes(
     source: str | None, choices: Sequence[ScheduleChoice], given: AbstractCosts, run: o.ModelRun, *, divided: bool
 ) -> tuple[list[Scene], dict[str, DebubbleError]]:
-    """The steps of the schedules that can be simulated, and why others cannot; raises the last reason if none can."""
+    """The steps of the schedules that can be simulated, and why others cannot; raises all reasons if none can."""
     scenes: list[Scene] = []
     misfits: dict[str, DebubbleError] = {}
     for choice in choices:
         try:
             scenes.append(_scene(source, choice, given, run, divided=divided))
         except (InfeasibleError, InputError) as error:
-            if len(misfits) == len(choices) - 1:
-                raise
             misfits[str(choice.schedule)] = error
+    if not scenes:
+        raise _none_simulated(misfits)
     return scenes, misfits
+
+
+def _none_simulated(misfits: Mapping[str, DebubbleError]) -> DebubbleError:
+    """The error that tells why each schedule cannot be simulated; the only one, where they are alike."""
+    sentences = {str(error): error for error in misfits.values()}
+    if len(sentences) == 1:
+        return next(iter(sentences.values()))
+    words = "  ".join(f"{name}: {error}" for name, error in misfits.items())
+    wrong = any(isinstance(error, InputError) for error in misfits.values())
+    return InputError(words) if wrong else InfeasibleError(words)
 
 
 def _draw(scenes: Sequence[Scene], *, html: Path | None, png: Path | None) -> None:

@@ -67,7 +67,9 @@ class MemoryParts:
     activations: float
     """Bytes that forwards leave for backwards, and that backwards bring back by recomputing."""
     workspace: float
-    """Buffers of the operation that runs."""
+    """Buffers of the operation that runs, and `buffers`."""
+    buffers: float = 0.0
+    """Of the workspace: receive buffers and logits of all micro-batches, where a framework keeps them for a step."""
 
     @property
     def total(self) -> float:

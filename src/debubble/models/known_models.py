@@ -18,7 +18,7 @@ def named_model(text: str) -> ModelConfig:
 
     Raises InputError if the text is none of them.
     """
-    if text not in models and (Path(text).exists() or Path(text).suffix == ".json"):
+    if text and text not in models and (Path(text).exists() or Path(text).suffix == ".json"):
         return ModelConfig.from_hf(text)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
         if (known := hub_model(text)) is not None:

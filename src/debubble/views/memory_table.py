@@ -28,6 +28,7 @@ HEADERS = {
 }  # fmt: skip
 """Headers in two lines, so that the table fits into 80 characters."""
 UNITS = {"GiB": 2**30, "MiB": 2**20}
+STEP_BUFFERS = "receive buffers and logits that its framework keeps of all micro-batches"
 WITHOUT_DECIMALS = 100
 """From here on sizes are shown without decimals."""
 SHORT = {"with recomputation": "full"}
@@ -118,12 +119,21 @@ def memory_table(scene: Scene) -> Table:
         sizes = [*(each[part] for part in PARTS), float(scene.peak_memory[device])]
         cells = (_in_unit(size, unit) for size in sizes)
         table.add_row(str(device), *cells, "-" if limit is None else _in_unit(float(limit), unit))
+    buffers = [parts.buffers for parts in scene.why.memory] if scene.why else []
+    if any(buffers):
+        sizes = ", ".join(_in_unit(size, unit) for size in buffers)
+        table.caption = f"Of the workspace {sizes} {unit} are {STEP_BUFFERS}."
     return table
 
 
 def unit_of(sizes: Iterable[float]) -> str:
     """GiB if the largest size has one, else MiB."""
     return "GiB" if max(sizes) >= UNITS["GiB"] else "MiB"
+
+
+def _share(part: str, parts: MemoryParts, unit: str) -> str:
+    """How much of the workspace are buffers of a whole step; empty for other parts and where there are none."""
+    return f" ({_in_unit(parts.buffers, unit)} of it {STEP_BUFFERS})" if parts.buffers and part == "workspace" else ""
 
 
 def _in_unit(size: float, unit: str) -> str:
@@ -135,5 +145,5 @@ def memory_words(parts: MemoryParts, *, fragmentation: float = 0.0, reserve: flo
     """The parts of one device's memory in one line."""
     unit = unit_of([parts.total])
     sizes = {part: getattr(parts, part) for part in PARTS} | ({"fragmentation": fragmentation} if fragmentation else {})
-    words = ", ".join(f"{part} {_in_unit(size, unit)}" for part, size in sizes.items())
+    words = ", ".join(f"{part} {_in_unit(size, unit)}{_share(part, parts, unit)}" for part, size in sizes.items())
     return f"{words} {unit}" if reserve is None else f"{words} {unit}, beside a reserve of {readable_bytes(reserve)}"

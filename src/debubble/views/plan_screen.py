@@ -28,7 +28,7 @@ from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.targets.target import targets
-from debubble.views.memory_table import PARTS, UNITS, unit_of
+from debubble.views.memory_table import PARTS, STEP_BUFFERS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
 from debubble.views.rows import fastest_other, where_simpler_wins
 from debubble.views.scene import Scene, planner_of, subject
@@ -290,6 +290,8 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     unit = unit_of(peaks)
     size = UNITS[unit]
     sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
+    if parts.buffers >= size / 20:
+        sizes[-1] += f", {parts.buffers / size:.1f} of it {STEP_BUFFERS}"
     word = why.cluster.device_word
     moment = scene.peak_times[scene.fullest]
     when = f"fullest at {time_words(moment, seconds=scene.seconds)}" if moment else "fullest from its first forward on"

@@ -17,18 +17,16 @@ from debubble.ir import InputError
 from debubble.models import Model, named_model
 
 CHECKPOINTING = "--gradient_checkpointing"
-_LENGTH, _MODEL, _OPTIMIZER = "--max_length", "--model_name_or_path", "--optim"
+_LENGTHS = ("--max_length", "--max_seq_length", "--model_max_length")
+_MODEL, _OPTIMIZER = "--model_name_or_path", "--optim"
 _FILLED = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
     "bf16": "bf16.enabled",
     "fp16": "fp16.enabled",
 }
 """Argument of the Trainer -> the configuration's entry that it fills in."""
-_OWN = {
-    "gradient_checkpointing": CHECKPOINTING, "max_length": _LENGTH, "max_seq_length": _LENGTH,
-    "model_max_length": _LENGTH, "model_name_or_path": _MODEL, "optim": _OPTIMIZER,
-}  # fmt: skip
-"""Argument of the Trainer -> the name of its setting, where a configuration has no entry for it."""
+_OWN = (CHECKPOINTING, *_LENGTHS, _MODEL, _OPTIMIZER)
+"""The Trainer's arguments that a configuration has no entry for."""
 HARMLESS = """
     logging_* save_* eval_* evaluation_strategy report_to run_name do_* remove_unused_columns dataloader_*
     num_train_epochs overwrite_output_dir lr_scheduler_* ddp_timeout hub_* push_to_hub deepspeed dataset_* torch_dtype
@@ -57,8 +55,8 @@ def with_trainer(config: Mapping[str, Any], path: Path, given: CommandLine | Non
                     " 'auto', or give the same."
                 )
             filled[entry] = value
-        elif argument in _OWN:
-            filled[_OWN[argument]] = filled.pop(name)
+        elif f"--{argument}" in _OWN:
+            filled[f"--{argument}"] = filled.pop(name)
     return filled
 
 
@@ -70,7 +68,13 @@ def model_of(read: SettingsReader) -> Model | None:
 
 def length_of(read: SettingsReader) -> int | None:
     """Tokens per sequence by the arguments; None: they do not say."""
-    return None if read.get(_LENGTH) is None else read.size(_LENGTH)
+    length = _length_argument(read)
+    return None if length is None else read.size(length)
+
+
+def _length_argument(read: SettingsReader) -> str | None:
+    """The argument that says how long sequences are; None: there is none."""
+    return next((argument for argument in _LENGTHS if read.get(argument) is not None), None)
 
 
 def optimizer_of(read: SettingsReader) -> str:
@@ -96,5 +100,8 @@ def remarks(read: SettingsReader, optimizer: str, length: int | None) -> Iterato
     name = str(read.get(_OPTIMIZER, "adamw"))
     if read.get("optimizer.type") is None and not re.match(r"(paged_)?(adamw|sgd|lion_32bit|lion$)", name):
         yield f"{_OPTIMIZER} {name} is predicted as {optimizer}."
-    if length is None and read.get(_LENGTH) is not None:
-        yield f"Every sequence is predicted with the whole {_LENGTH}, as packed ones have; shorter ones take less."
+    argument = _length_argument(read)
+    if argument is not None and length is None:
+        yield f"Every sequence is predicted with the whole {argument}, as packed ones have; shorter ones take less."
+    elif argument is not None and length != read.size(argument):
+        yield f"Sequences are predicted with --sequence-length {length}, not with {argument} {read.size(argument)}."

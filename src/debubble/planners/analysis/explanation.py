@@ -288,7 +288,10 @@ class Explanation:
 
     def _units(self, cluster: Cluster) -> Units:
         plan, framework = self.plan, framework_of_plan(self.plan)
-        units = model_units(self.model, cluster, plan.options, pipeline=plan.devices, framework=framework)
+        units = model_units(
+            self.model, cluster, plan.options,
+            pipeline=plan.devices, framework=framework, micro_batches=plan.micro_batches,
+        )  # fmt: skip
         if len(units.units) != sum(map(len, plan.partition)):
             raise InputError("The plan's partition does not list the units of its model: make the plan again.")
         return units

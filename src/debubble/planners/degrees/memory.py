@@ -148,7 +148,12 @@ def parts_at_peak(
         # The peak may be where fewer parameters are gathered than there is room for.
         peak, static = float(peaks[device]), float(costs.static_of(device))
         parts.append(
-            _parts(replace(states, optimizer=stepped.optimizer), static=min(static, peak), activations=peak - static)
+            _parts(
+                replace(states, optimizer=stepped.optimizer),
+                static=min(static, peak),
+                activations=peak - static,
+                buffers=float(units.buffers(stages, schedule.placement.stages)),
+            )
         )
     return parts
 
@@ -168,7 +173,14 @@ def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
         states = _states(units, partition, stages)
         forward = sum(n * kept[stage] for stage, n in zip(stages, alive, strict=True))
         activations = forward + max(restored[stage] for stage in stages)
-        parts.append(_parts(states, static=float(costs.static_of(device)), activations=float(activations)))
+        parts.append(
+            _parts(
+                states,
+                static=float(costs.static_of(device)),
+                activations=float(activations),
+                buffers=float(units.buffers(stages, placement.stages)),
+            )
+        )
     return parts
 
 
@@ -177,7 +189,7 @@ def _states(units: Units, partition: Partition, stages: Sequence[int]) -> StateB
     return StateBytes.sum(units.units[index] for stage in stages for index, _ in partition[stage])
 
 
-def _parts(states: StateBytes, *, static: float, activations: float) -> MemoryParts:
+def _parts(states: StateBytes, *, static: float, activations: float, buffers: float) -> MemoryParts:
     """The parts of a device's memory: of the static bytes what is no state is workspace."""
     weights, gradients, optimizer = float(states.weights), float(states.gradients), float(states.optimizer)
     return MemoryParts(
@@ -186,4 +198,5 @@ def _parts(states: StateBytes, *, static: float, activations: float) -> MemoryPa
         optimizer=optimizer,
         activations=max(0.0, activations),
         workspace=max(0.0, static - weights - gradients - optimizer),
+        buffers=buffers,
     )
