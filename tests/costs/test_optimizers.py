@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from debubble.costs import DEEPSPEED, Cluster, StepTail, model_units
+from debubble.costs import DEEPSPEED, FSDP, MEGATRON, Cluster, Framework, StepTail, model_units
 from debubble.costs.step import HOST_MEMORY_BANDWIDTH, parameter_bytes, step_operations, step_traffic
 from debubble.ir import InputError, RunOptions
 from debubble.models import models
@@ -32,12 +32,12 @@ CLUSTER = Cluster.from_dict(
 )  # fmt: skip
 def test_every_optimizer_moves_its_own_states(optimizer: str, bf16: int, fp32: int) -> None:
     moved = {
-        dtype: step_traffic(RunOptions(optimizer=optimizer, dtype=dtype), gradient_bytes=4)
+        dtype: step_traffic(RunOptions(optimizer=optimizer, dtype=dtype), framework=MEGATRON)
         for dtype in ("bf16", "fp16", "fp32")
     }
     assert moved == {"bf16": bf16, "fp16": bf16, "fp32": fp32}
-    assert step_traffic(RunOptions(optimizer=optimizer), gradient_bytes=2) == bf16 - 2
-    assert step_traffic(RunOptions(optimizer=optimizer, dtype="fp32"), gradient_bytes=2) == fp32
+    assert step_traffic(RunOptions(optimizer=optimizer), framework=DEEPSPEED) == bf16 - 2
+    assert step_traffic(RunOptions(optimizer=optimizer, dtype="fp32"), framework=DEEPSPEED) == fp32
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,42 @@ def test_gradients_and_moments_have_dtypes(
     options: dict[str, str], gradient: int, optimizer: int, traffic: int
 ) -> None:
     run = RunOptions(**options)  # type: ignore[arg-type]
-    each = parameter_bytes(run, shards=1, gradient_bytes=4)
+    each = parameter_bytes(run, shards=1, framework=MEGATRON)
 
-    assert (each.gradient, each.optimizer, step_traffic(run, gradient_bytes=4)) == (gradient, optimizer, traffic)
+    assert (each.gradient, each.optimizer, step_traffic(run, framework=MEGATRON)) == (gradient, optimizer, traffic)
+
+
+@pytest.mark.parametrize(
+    ("framework", "masters", "zero", "weight", "optimizer"),
+    [
+        (MEGATRON, "fp32", 3, 2, 12), (FSDP, "fp32", 2, 2, 12), (FSDP, "fp32", 3, 4, 8), (DEEPSPEED, "fp32", 3, 2, 12),
+        (MEGATRON, "bf16", 3, 2, 4), (FSDP, "bf16", 3, 2, 4), (DEEPSPEED, "bf16", 3, 2, 6),
+    ],
+)  # fmt: skip
+def test_a_framework_stores_the_weights_that_it_steps(
+    framework: Framework, masters: str, zero: int, weight: int, optimizer: int
+) -> None:
+    """torch's FSDP casts as it gathers; DeepSpeed copies the weights that it steps even in bf16."""
+    each = parameter_bytes(RunOptions(master_dtype=masters, zero=zero), shards=1, framework=framework)
+    assert (each.weight, each.optimizer) == (weight, optimizer)
+    assert each.gradient == (2 if framework is DEEPSPEED or masters == "bf16" else 4)
+
+
+def test_a_step_in_full_bf16_moves_16_bits_of_each_state() -> None:
+    run = RunOptions(master_dtype="bf16")
+    assert step_traffic(run, framework=MEGATRON) == 2 + 2 * (2 + 4)
+    assert step_traffic(run, framework=DEEPSPEED) == 2 + 2 * (2 + 4) + 2
 
 
 def test_a_dtype_of_moments_that_nobody_has_is_refused() -> None:
     with pytest.raises(InputError, match="There is no moment dtype 'fp4'; there are: fp32, bf16, fp16"):
-        parameter_bytes(RunOptions(moment_dtype="fp4"), shards=1, gradient_bytes=4)
+        parameter_bytes(RunOptions(moment_dtype="fp4"), shards=1, framework=MEGATRON)
 
 
 def test_copies_that_take_an_update_back_are_read_and_written() -> None:
-    sgd, adam = (step_traffic(RunOptions(optimizer=o, post_validation=True), gradient_bytes=4) for o in ("sgd", "adam"))
+    sgd, adam = (
+        step_traffic(RunOptions(optimizer=o, post_validation=True), framework=MEGATRON) for o in ("sgd", "adam")
+    )
     assert (sgd, adam) == (14 + 2 * 4, 30 + 2 * 12)
 
 

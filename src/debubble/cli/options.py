@@ -188,6 +188,11 @@ class ModelRun(OptionGroup):
         "Dtype of gradients in mixed precision: fp32, bf16 or fp16 (megatron, primus).", default="fp32"
     )
     moment_dtype: str = option("Dtype of the optimizer's moments: fp32 or bf16 (megatron, primus).", default="fp32")
+    master_dtype: str = option(
+        "Dtype of the weights that the optimizer steps: fp32, or bf16, as of gradients and moments then (debubble,"
+        " torchtitan, automodel, deepspeed).",
+        default="fp32",
+    )
     sequence_parallel: bool = option(
         "Whether tensor-parallel ranks divide norms, too, if the framework does.", default=True
     )

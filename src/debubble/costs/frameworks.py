@@ -66,6 +66,10 @@ class Framework:
     """ZeRO-3 gathers the parameters of a unit at a time, for every micro-batch (FSDP), not those of a stage."""
     defers_gradients: bool = False
     """With ZeRO-2 and 3 gradients stay whole on every rank until the last micro-batch (FSDP without its sync)."""
+    gathers_masters: bool = False
+    """ZeRO-3 divides the weights that the optimizer steps, which are cast as they are gathered (torch's FSDP)."""
+    copies_masters: bool = False
+    """The optimizer steps copies of the weights even where these have its dtype (DeepSpeed)."""
     receives_ahead: bool = False
     """A stage has buffers for what both sides send it in every micro-batch of a step (torch's PipelineStage)."""
     keeps_outputs: bool = False
@@ -76,9 +80,9 @@ class Framework:
 
 
 MEGATRON = Framework()
-DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2, gathers_units=True)
+DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2, gathers_units=True, copies_masters=True)
 EAGER = Framework(fused_activation=False, whole_layers=False)
-FSDP = Framework(gathers_units=True)
+FSDP = Framework(gathers_units=True, gathers_masters=True)
 TORCH = replace(FSDP, receives_ahead=True)
 
 TARGET = "target"
@@ -93,9 +97,7 @@ _ZERO_BUCKETS = 2 * 500_000_000 * 2
 _OF_2021 = Framework(flash=False, sequence_parallel=False, fused_loss=False, graphs="none")
 
 _UNCOMPILED: Mapping[str, Any] = {"compiled": False, "fused_activation": False, "fused_loss": False}
-_TITAN = Framework(
-    gathers_units=True, keeps_gathered=True, attention="flash-2", receives_ahead=True, keeps_outputs=True, graphs="none"
-)
+_TITAN = replace(FSDP, keeps_gathered=True, attention="flash-2", receives_ahead=True, keeps_outputs=True, graphs="none")
 
 _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
     # Narayanan et al. 2021; Korthikanti et al. 2022 (sequence parallelism); Megatron-LM's defaults with Transformer
@@ -128,9 +130,8 @@ _VERSIONS: Mapping[str, Mapping[str, Framework]] = {
     },
     # Transformer Engine's layers and DeepEP on FSDP2.
     "automodel": {
-        "25.10": Framework(
-            gathers_units=True, keeps_gathered=True, dispatches_once=True, receives_ahead=True, keeps_outputs=True,
-            graphs="none",
+        "25.10": replace(
+            FSDP, keeps_gathered=True, dispatches_once=True, receives_ahead=True, keeps_outputs=True, graphs="none"
         ),
     },
     # FSDP1 with Triton's flash attention.

@@ -177,7 +177,7 @@ class ParameterCosts:
         share = 1 / self._ranks if o.zero else 1.0
         gradients = sum(count * each.gradient for count, each in own) * (1.0 if o.zero >= 2 else share)
         weights = sum(count * each.weight for count, each in own if each.gradient) * (1.0 if o.zero >= 3 else share)
-        traffic = step_traffic(o, gradient_bytes=self.shapes.framework.gradient_bytes)
+        traffic = step_traffic(o, framework=self.shapes.framework)
         return HostStates(
             static=sum(count * (each.weight + each.gradient) for count, each in own),
             gradients=gradients,
@@ -190,12 +190,12 @@ class ParameterCosts:
 
         With LoRA all but the adapters are frozen.  Of a frozen vision tower all is.
         """
-        gradient_bytes, shards = self.shapes.framework.gradient_bytes, self._ranks
-        each = parameter_bytes(o, shards=shards, gradient_bytes=gradient_bytes)
+        framework, shards = self.shapes.framework, self._ranks
+        each = parameter_bytes(o, shards=shards, framework=framework)
         between = o.expert * o.expert_shards
-        of_experts = parameter_bytes(o, shards=o.tensor * shards / between, gradient_bytes=gradient_bytes)
+        of_experts = parameter_bytes(o, shards=o.tensor * shards / between, framework=framework)
         of_experts = replace(of_experts, of_experts=True)
-        if self.shapes.framework.defers_gradients:
+        if framework.defers_gradients:
             each, of_experts = (replace(kind, gradient=kind.summed) for kind in (each, of_experts))
         if o.lora or self.shapes.frozen:
             matrices = [weights / o.tensor for weights in counts.matrices] if o.quantize else []

@@ -2,8 +2,9 @@
 
 Bytes per parameter are those of Megatron-LM's mixed precision: bf16 weights (2), fp32 gradients (4), fp32 master
 weights (4) and moments (8 for Adam): 18 bytes without ZeRO, 6 + 12/n with a distributed optimizer (ZeRO-1) over n
-ranks.  In fp32 there are no master weights: 16 bytes.  Post-validation copies what a step changes: master weights and
-moments once more.
+ranks.  In fp32 there are no master weights: 16 bytes.  Full bf16 training has none either, and 16 bits for the rest: 8
+bytes.  FSDP with ZeRO-3 divides the weights that the optimizer steps, which are cast as they are gathered: 16/n bytes.
+Post-validation copies what a step changes: master weights and moments once more.
 
 What the program does itself (G, S) is priced there and overlaps.  The rest follows the pipeline, as in Megatron-LM
 without `--overlap-grad-reduce`.
@@ -58,7 +59,7 @@ class ParameterBytes:
     of_experts: bool = False
     """True if it is an expert's."""
     hosted: float = 0.0
-    """Bytes on the host of what `--host-optimizer` puts there: the optimizer states, and an fp32 gradient."""
+    """Bytes on the host of what `--host-optimizer` puts there: the optimizer states, and a gradient of their dtype."""
     quantized: float | None = None
     """Bytes of a whole weight that is quantised, which ZeRO-3 gathers so (FSDP-QLoRA); None: it is not."""
 
@@ -73,38 +74,63 @@ class ParameterBytes:
         return replace(self, gradient=0, optimizer=0, summed=0, hosted=0)
 
 
-def parameter_bytes(options: RunOptions, *, shards: float, gradient_bytes: int) -> ParameterBytes:
-    """Bytes per parameter, when `shards` ranks divide what ZeRO divides.
+def parameter_bytes(options: RunOptions, *, shards: float, framework: Framework) -> ParameterBytes:
+    """Bytes per parameter in a framework, when `shards` ranks divide what ZeRO divides.
 
-    `gradient_bytes` holds in mixed precision.  Raises InputError for an unknown optimizer, dtype or ZeRO level, or a
-    share that is none.
+    Raises InputError for an unknown optimizer, dtype or ZeRO level, or a share that is none.
     """
     if not 0 <= options.host_optimizer <= 1:
         raise InputError(f"--host-optimizer is a share between 0 and 1, not {options.host_optimizer}.")
     if options.zero not in (0, 1, 2, 3):
         raise InputError(f"ZeRO has the levels 0, 1, 2 and 3, not {options.zero}.")
-    weight = element_bytes(options.dtype)
-    mixed = weight == 2
-    gradient = bytes_of_gradient(options, gradient_bytes)
-    moments = moment_bytes(options) + (4 if mixed else 0) + copied_bytes(options)
-    optimizer = moments * (1 - options.host_optimizer)
-    hosted = (moments + HOST_ELEMENT) * options.host_optimizer
+    weight, master = _weight_bytes(options, framework)
+    summed = bytes_of_gradient(options, framework.gradient_bytes)
+    gradient = kept_gradient_bytes(options, framework)
+    states = moment_bytes(options) + master + copied_bytes(options)
+    optimizer = states * (1 - options.host_optimizer)
+    hosted = (states + stepped_bytes(options)) * options.host_optimizer
     return ParameterBytes(
         weight=weight / shards if options.zero >= 3 else weight,
         gradient=gradient / shards if options.zero >= 2 else gradient,
         optimizer=optimizer / shards if options.zero >= 1 else optimizer,
-        summed=gradient,
+        summed=summed,
         shards=shards,
         hosted=hosted / shards if options.zero >= 1 else hosted,
     )
 
 
+def _weight_bytes(options: RunOptions, framework: Framework) -> tuple[int, int]:
+    """Bytes of a weight, and of the master weight next to it; 0 if the optimizer steps the weight itself."""
+    weight, stepped = element_bytes(options.dtype), stepped_bytes(options)
+    if framework.gathers_masters and options.zero >= 3 and not options.lora:
+        return stepped, 0
+    return weight, stepped if stepped > weight or (framework.copies_masters and weight == 2) else 0
+
+
+def stepped_bytes(options: RunOptions) -> int:
+    """Bytes of a weight that the optimizer steps; raises InputError for a dtype that it cannot have."""
+    if options.master_dtype not in MASTER_DTYPES:
+        raise InputError(f"There is no master dtype '{options.master_dtype}'; there are: {', '.join(MASTER_DTYPES)}.")
+    if options.master_dtype == "bf16" and options.dtype in ("fp16", "fp32", "fp64"):
+        raise InputError(
+            f"--master-dtype bf16 steps the weights in bf16, and --dtype {options.dtype} computes in"
+            f" {options.dtype}: leave one of them out."
+        )
+    return MASTER_DTYPES[options.master_dtype]
+
+
+def kept_gradient_bytes(options: RunOptions, framework: Framework) -> int:
+    """Bytes of a gradient that the optimizer reads: where it steps weights in 16 bits, it has their dtype."""
+    summed = bytes_of_gradient(options, framework.gradient_bytes)
+    return summed if options.master_dtype == "fp32" else min(summed, stepped_bytes(options))
+
+
 def copied_bytes(options: RunOptions) -> int:
-    """Bytes per parameter of the copies that take an update back: the fp32 parameter and its moments."""
-    return moment_bytes(options) + 4 if options.post_validation else 0
+    """Bytes per parameter of the copies that take an update back: the stepped parameter and its moments."""
+    return moment_bytes(options) + stepped_bytes(options) if options.post_validation else 0
 
 
-def step_traffic(options: RunOptions, *, gradient_bytes: int) -> int:
+def step_traffic(options: RunOptions, *, framework: Framework) -> int:
     """Bytes per parameter that an update reads and writes in memory, each once (a fused kernel).
 
     Every optimizer reads the gradient and reads and writes the fp32 parameter and its moments (`MOMENTS`); in mixed
@@ -123,18 +149,19 @@ def step_traffic(options: RunOptions, *, gradient_bytes: int) -> int:
 
     Muon (Jordan et al., 2024, kellerjordan.github.io/posts/muon) orthogonalizes the momentum in bf16: it writes the
     matrix (2), in each of five Newton-Schulz steps reads it twice and writes it once (5 x 6), and reads the result (2);
-    the products of the smaller sides are left out.  With post-validation a copy of what changes, master and moments, is
-    read and written too.
+    the products of the smaller sides are left out.  Full bf16 training reads and writes 2 bytes of each in place of 4,
+    and no copy.  With post-validation a copy of what changes, master and moments, is read and written too.
 
     Args:
-        options: Optimizer, dtype and post-validation of the run.
-        gradient_bytes: Bytes of a gradient in mixed precision; in fp32 it has 4.
+        options: Optimizer, dtypes and post-validation of the run.
+        framework: Whose gradients they are in mixed precision; in fp32 they have 4 bytes.
     """
-    mixed = element_bytes(options.dtype) == 2
-    changed = 4 + moment_bytes(options)
-    gradient, weight = bytes_of_gradient(options, gradient_bytes), 2 if mixed else 0
+    stepped, weight = stepped_bytes(options), element_bytes(options.dtype)
+    changed = stepped + moment_bytes(options)
+    gradient = kept_gradient_bytes(options, framework)
+    copied = weight if weight < stepped or (framework.copies_masters and weight == 2) else 0
     orthogonalized = 2 + 6 * NEWTON_SCHULZ_STEPS + 2 if options.optimizer == "muon" else 0
-    return gradient + 2 * changed + weight + orthogonalized + 2 * copied_bytes(options)
+    return gradient + 2 * changed + copied + orthogonalized + 2 * copied_bytes(options)
 
 
 NEWTON_SCHULZ_STEPS = 5
@@ -156,13 +183,15 @@ def step_operations(options: RunOptions, *, side: int) -> int:
 
 STATE_DTYPES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Dtypes of gradients and moments -> bytes."""
+MASTER_DTYPES: Mapping[str, int] = {"fp32": 4, "bf16": 2}
+"""Dtypes of the weights that the optimizer steps -> bytes."""
 
 
 def moment_bytes(options: RunOptions) -> int:
     """Bytes of a parameter's moments; raises InputError for an unknown optimizer or dtype."""
     if options.optimizer not in MOMENTS:
         raise InputError(f"There is no optimizer '{options.optimizer}'; there are: {', '.join(MOMENTS)}.")
-    element = _state_bytes("moment", options.moment_dtype)
+    element = min(_state_bytes("moment", options.moment_dtype), stepped_bytes(options))
     return (
         MOMENTS[options.optimizer] if options.optimizer == "adamw-8bit" else MOMENTS[options.optimizer] * element // 4
     )
@@ -283,7 +312,7 @@ class StepTail:
             return 0.0
         bandwidth = hardware.host_bandwidth * hardware.efficiency.host / sharing
         moved = HOST_ELEMENT * parameters * (2 if hardware.host_link == "half-duplex" else 1) / bandwidth
-        traffic = step_traffic(self.options, gradient_bytes=self._framework.gradient_bytes)
+        traffic = step_traffic(self.options, framework=self._framework)
         return max(moved, traffic * parameters / HOST_MEMORY_BANDWIDTH)
 
 
@@ -321,7 +350,7 @@ def step_seconds(
     can be; embedding and head, which are Adam's next to Muon, count with Muon's traffic.
     """
     side = options.lora or model.hidden
-    traffic = step_traffic(options, gradient_bytes=framework.gradient_bytes) / speed.traffic
+    traffic = step_traffic(options, framework=framework) / speed.traffic
     pace = speed.hardware.flops * share(speed.hardware.efficiency.matmul, side)
     return parameters * traffic + matrices * step_operations(options, side=side) / pace
 

@@ -113,6 +113,13 @@ def framework(plan: Plan) -> Decision:
     )
 
 
+def full_bf16(plan: Plan) -> Decision:
+    """Weights that the optimizer steps in bf16, for targets whose script makes the model."""
+    if plan.options.master_dtype == "fp32":
+        return {}
+    return Lost("The optimizer steps weights in bf16: load the model in bf16 in your script, without fp32 copies.")
+
+
 UNSETTABLE: OptionTable = {
     "framework": framework,
     "expert_tensor": set_by_target_rules,
@@ -124,6 +131,7 @@ UNSETTABLE: OptionTable = {
     "slices": set_by_target_rules,
     "gradient_dtype": set_by_target_rules,
     "moment_dtype": set_by_target_rules,
+    "master_dtype": full_bf16,
     "sequence_parallel": set_by_target_rules,
     "flash_attention": set_by_target_rules,
     "image_patches": set_by_target_rules,

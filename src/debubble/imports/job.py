@@ -118,6 +118,7 @@ class ImportedJob:
             "gradients": f"gradients in {gradients}",
             "sequence_parallel": f"sequence parallelism {'on' if o.sequence_parallel else 'off'}",
             "zero": f"ZeRO-{o.zero}",
+            **({"masters": "weights, gradients and moments in bf16"} if o.master_dtype == "bf16" else {}),
             **({"adapters": f"adapters of rank {o.lora}"} if o.lora else {}),
             **({"quantize": f"frozen weights in {o.quantize}"} if o.quantize else {}),
             **{fact: fact for fact in self.unsaid if fact not in FACTS},

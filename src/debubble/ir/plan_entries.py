@@ -69,6 +69,8 @@ class RunOptions:
         slices: Slices of every sequence, which pass the pipeline one after the other (Seq1F1B).
         gradient_dtype: In which gradients are kept and summed in mixed precision: `fp32`, `bf16` or `fp16`.
         moment_dtype: Of the optimizer's moments: `fp32`, `bf16` or `fp16`.
+        master_dtype: Of the weights that the optimizer steps: `fp32`, or `bf16`, with which weights, gradients and
+            moments all have 16 bits (full bf16 training).
         sequence_parallel: Tensor-parallel ranks divide norms and the residual stream, too.
         flash_attention: A fused attention core, which keeps no scores.
         image_patches: Patches of each image, for a model with a vision tower; None: the model's own.
@@ -96,6 +98,7 @@ class RunOptions:
     slices: int = 1
     gradient_dtype: str = "fp32"
     moment_dtype: str = "fp32"
+    master_dtype: str = "fp32"
     sequence_parallel: bool = True
     flash_attention: bool = True
     image_patches: int | None = None

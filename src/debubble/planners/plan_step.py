@@ -6,8 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from debubble.costs import Partition, model_units
-from debubble.costs.speed import element_bytes
-from debubble.costs.step import moment_bytes
+from debubble.costs.step import moment_bytes, stepped_bytes
 from debubble.ir import InputError, Number, RunOptions
 from debubble.planners.model_problem import objective_of, tail_seconds
 from debubble.plans import Plan
@@ -55,7 +54,7 @@ def undo_bytes(plan: Plan) -> list[Number]:
 
 
 def average_bytes(plan: Plan) -> list[Number]:
-    """Bytes per device of a moving average of the weights, in fp32 where the master copies are; no plan counts them."""
-    master = element_bytes("fp32")
+    """Bytes per device of a moving average of the weights that the optimizer steps; no plan counts them."""
+    master = stepped_bytes(plan.options)
     share = Fraction(master, master + moment_bytes(plan.options))
     return [copies * share for copies in undo_bytes(plan)]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from debubble.costs import files as costs
 from debubble.costs import load_profile
 from debubble.costs.files import units_to_dict
+from debubble.costs.frameworks import MEGATRON
 from debubble.costs.step import parameter_bytes, step_traffic
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
@@ -117,7 +118,7 @@ def host_step_bandwidth(options: RunOptions, *, repetitions: int) -> float:
 
     seconds = median_time(step, repetitions=repetitions, device=torch.device("cpu"))
     run = replace(options, dtype="fp32", optimizer="adamw", post_validation=True)
-    return STEPPED * step_traffic(run, gradient_bytes=4) / seconds
+    return STEPPED * step_traffic(run, framework=MEGATRON) / seconds
 
 
 _CHEAP = {"attention": ("norm",), "mlp": ("norm+multiply", "norm+activation")}
@@ -179,7 +180,7 @@ def unplanned_bytes(part: UnitSequence) -> int | None:
 
 def static_bytes(unit: torch.nn.Module, run: RunOptions) -> float:
     """Bytes of a unit's parameters with their gradients and optimizer states."""
-    each = parameter_bytes(run, shards=1, gradient_bytes=4)
+    each = parameter_bytes(run, shards=1, framework=MEGATRON)
     return sum(p.numel() * (each if p.requires_grad else each.frozen).total for p in unit.parameters())
 
 

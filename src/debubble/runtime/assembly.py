@@ -175,7 +175,8 @@ def build_part(
     last = plan.schedule.stages - 1
     if built.get(last):
         built[last][-1].loss = loss
-    part, pairs = DevicePart(adapters=adapters, tied=tied_tables(plan)), ParameterPairs(dtype, on, ledger)
+    part = DevicePart(adapters=adapters, tied=tied_tables(plan))
+    pairs = ParameterPairs(dtype, on, ledger, copies=plan.options.master_dtype == "fp32")
     shards: dict[nn.Parameter, nn.Parameter] = {}
     reduced_inside = {op.stage for op in plan.schedule.operations if op.kind is Kind.G}
     for stage, units in built.items():

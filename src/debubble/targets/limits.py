@@ -167,6 +167,13 @@ no_weights_in_4_bits = Refusal(
 )
 """Quantised weights, in frameworks that train beside adapters on weights of the run's dtype alone."""
 
+fp32_masters = Refusal(
+    lambda o, model: o.master_dtype != "fp32",
+    "{title} steps weights in fp32; plan again without --master-dtype, or --for debubble, torchtitan, automodel or"
+    " deepspeed.",
+)
+"""Weights that the optimizer steps in 16 bits."""
+
 experts_to_overlap = Refusal(
     lambda o, model: o.expert_overlap and o.expert < 2,
     "{title} overlaps what expert-parallel ranks exchange; plan again with --expert 2 or more.",

@@ -121,8 +121,8 @@ def memory_table(scene: Scene) -> Table:
         table.add_row(str(device), *cells, "-" if limit is None else _in_unit(float(limit), unit))
     buffers = [parts.buffers for parts in scene.why.memory] if scene.why else []
     if any(buffers):
-        sizes = ", ".join(_in_unit(size, unit) for size in buffers)
-        table.caption = f"Of the workspace {sizes} {unit} are {STEP_BUFFERS}."
+        of_devices = ", ".join(_in_unit(size, unit) for size in buffers)
+        table.caption = f"Of the workspace {of_devices} {unit} are {STEP_BUFFERS}."
     return table
 
 

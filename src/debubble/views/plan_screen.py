@@ -155,6 +155,8 @@ def _parallelism(plan: Plan) -> Iterator[str]:
             yield f"{name} {degree}"
     if o.zero:
         yield f"ZeRO-{o.zero}{' (FSDP)' if o.zero == 3 else ''}"
+    if o.master_dtype != "fp32":
+        yield f"weights, gradients and moments in {o.master_dtype}"
     slices = f" in {o.slices} slices{_slice_words(plan)}" if o.slices > 1 else ""
     count = f"{plan.micro_batches} micro-batch{'es' * (plan.micro_batches != 1)}"
     yield f"{count} of {o.micro_batch_size} x {o.sequence_length:,} tokens{slices}"

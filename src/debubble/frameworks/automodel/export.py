@@ -72,8 +72,8 @@ def _length(plan: Plan) -> Decision:
 
 
 def _dtype(plan: Plan) -> Decision:
-    """Weights are stored in fp32, from which FSDP computes in bf16; frozen ones, under LoRA, in bf16."""
-    stored = "bfloat16" if plan.options.lora else "float32"
+    """Weights are stored as the optimizer steps them, and frozen ones, under LoRA, in bf16."""
+    stored = "bfloat16" if plan.options.lora or plan.options.master_dtype == "bf16" else "float32"
     policy = {
         "_target_": "torch.distributed.fsdp.MixedPrecisionPolicy",
         "reduce_dtype": "float32",
@@ -120,6 +120,7 @@ OPTIONS: OptionTable = {
         },
     ),
     "dtype": _dtype,
+    "master_dtype": lambda plan: {},
     "lora": _lora,
 }
 

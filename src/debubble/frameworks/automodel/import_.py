@@ -90,6 +90,8 @@ def automodel(read: SettingsReader, given: UserFacts) -> ImportedJob:
         zero=zero,
         optimizer=_optimizer(read),
         dtype=_dtype(read),
+        master_dtype=_master_dtype(read),
+        moment_dtype="bf16" if all(read.get(name) in _torch_names("bf16") for name in _MOMENTS) else "fp32",
         lora=_lora(read),
         quantize=_quantize(read),
         sequence_parallel=bool(read.get("distributed.sequence_parallel", False)) or tensor == 1,
@@ -150,6 +152,20 @@ def _dtype(read: SettingsReader) -> str:
     if read.get("fp8.enabled", False) is True or read.get("model.backend.te_fp8.recipe") is not None:
         return "fp8"
     return read.choice(said[0] if said else _DTYPE_NAMES[0], "bfloat16", _DTYPES)
+
+
+_MOMENTS = ("optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype")
+"""Settings that say the dtype of Transformer Engine's moments."""
+_STORED = ("model.torch_dtype", "model.dtype", "model.config.torch_dtype")
+"""Settings that say the dtype of stored weights, which is that of checkpoints where they are absent or `auto`."""
+
+
+def _master_dtype(read: SettingsReader) -> str:
+    """The dtype of the weights that the optimizer steps: that of stored ones, but for Transformer Engine's masters."""
+    said = [name for name in _STORED if read.get(name) not in (None, "auto")]
+    stored = read.choice(said[0], "bfloat16", _DTYPES) if said else "bf16"
+    masters = _optimizer_class(read) == "FusedAdam" and read.get("optimizer.master_weights", True) is not False
+    return "bf16" if stored == "bf16" and _dtype(read) != "fp32" and not (masters or _lora(read)) else "fp32"
 
 
 def _lora(read: SettingsReader) -> int:

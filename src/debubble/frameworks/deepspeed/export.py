@@ -176,6 +176,10 @@ OPTIONS: OptionTable = {
     "optimizer": _optimizer,
     "host_optimizer": _host_optimizer,
     "gradient_dtype": _gradient_dtype,
+    "master_dtype": by_value(
+        "master_dtype",
+        {"fp32": {}, "bf16": {"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True}},
+    ),
     "dtype": by_value("dtype", {"bf16": {"bf16.enabled": True}, "fp16": {"fp16.enabled": True}, "fp32": {}}),
 }
 

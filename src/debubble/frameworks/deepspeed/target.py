@@ -22,6 +22,12 @@ _adam_on_hosts = Refusal(
 )
 """Optimizer states on hosts that are not Adam's, or that ZeRO does not divide."""
 
+_divided_masters = Refusal(
+    lambda o, model: o.master_dtype != "fp32" and not (o.zero or o.data == 1),
+    "{title} steps weights in bf16 under ZeRO alone; plan again with --zero 1, or without --master-dtype.",
+)
+"""Weights that the optimizer steps in bf16, and that ZeRO does not divide."""
+
 targets.add(
     "deepspeed",
     Target(
@@ -32,6 +38,7 @@ targets.add(
         rules=(
             *WITHOUT_OPTIONS,
             whole_optimizer_on_hosts,
+            _divided_masters,
             only_one("tensor"),
             only_one("context"),
             only_one("expert"),

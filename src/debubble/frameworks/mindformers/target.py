@@ -6,6 +6,7 @@ from debubble.targets.levers import NOTHING, WHOLE, EachLayer, TargetLevers, Way
 from debubble.targets.limits import (
     PLAIN,
     divided_experts,
+    fp32_masters,
     fused_attention,
     next_token_alone,
     no_weights_in_4_bits,
@@ -47,6 +48,7 @@ targets.add(
         rules=(
             *PLAIN,
             no_weights_in_4_bits,
+            fp32_masters,
             divided_experts,
             one_of("optimizer", ("adamw",)),
             fused_attention("bf16", "fp16"),

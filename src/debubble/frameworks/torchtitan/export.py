@@ -145,9 +145,12 @@ OPTIONS: OptionTable = {
     "dtype": by_value(
         "dtype",
         {
-            "bf16": {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"},
-            "fp32": {"training.dtype": "float32", "training.mixed_precision_param": "float32"},
+            "bf16": {"training.mixed_precision_param": "bfloat16"},
+            "fp32": {"training.mixed_precision_param": "float32"},
         },
+    ),
+    "master_dtype": by_value(
+        "master_dtype", {"fp32": {"training.dtype": "float32"}, "bf16": {"training.dtype": "bfloat16"}}
     ),
 }
 

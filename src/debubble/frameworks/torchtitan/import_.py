@@ -169,6 +169,7 @@ def torchtitan(read: SettingsReader, given: UserFacts) -> ImportedJob:
         zero=_zero(read, pipeline) if data * context > 1 else 0,
         optimizer=str(read.get("optimizer.name", "AdamW")).lower(),
         dtype=_dtype(read),
+        master_dtype=read.choice("training.dtype", "float32", {"float32": "fp32", "bfloat16": "bf16"}),
         lora=adapter_rank(read),
         sequence_parallel=bool(read.get("parallelism.enable_sequence_parallel", True)) or tensor == 1,
         framework=_framework(read),
@@ -376,4 +377,3 @@ def _remarks(read: SettingsReader, options: RunOptions) -> Iterator[str]:
     if read.number("parallelism.data_parallel_replicate_degree", 1) > 1:
         yield "Replicas that FSDP does not divide (data_parallel_replicate_degree) are predicted as divided ones."
     yield from remarks_on_saved(read, options)
-    yield from read.assume("training.dtype", "float32")

@@ -69,9 +69,7 @@ def least_states(job: Job, degrees: Degrees, *, on_hosts: bool = False) -> float
         (dense, dense if options.lora else model.frozen_parameters, degrees.tensor, dense_shards),
         (experts, experts if options.lora else 0, among, expert_shards),
     ):
-        size = parameter_bytes(
-            options, shards=shards, gradient_bytes=framework_of_options(options.framework).gradient_bytes
-        )
+        size = parameter_bytes(options, shards=shards, framework=framework_of_options(options.framework))
         trained = size.total - size.optimizer * on_hosts
         total += ((parameters - frozen) * trained + frozen * size.frozen.total) / divided
     return total / degrees.pipeline

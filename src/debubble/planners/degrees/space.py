@@ -255,7 +255,7 @@ def _check(job: Job, degrees: Degrees) -> None:
         check_slices(job.model, options)
     if job.target is not None:
         targets[job.target].check(options, job.model, pipeline=degrees.pipeline)
-    parameter_bytes(options, shards=1, gradient_bytes=framework_of_options(options.framework).gradient_bytes)
+    parameter_bytes(options, shards=1, framework=framework_of_options(options.framework))
     joined = job.target is not None and targets[job.target].levers is not None and not job.model.whole_layers
     units = len(job.model.units) - (job.model.layers if joined else 0)
     stages = degrees.pipeline * (degrees.chunks or 1)

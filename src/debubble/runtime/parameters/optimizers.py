@@ -63,6 +63,11 @@ class DeviceOptimizers:
                 "Averages of the weights follow `optimizer_step` and `post_validated_step`: give Pipeline an"
                 " `optimizer`."
             )
+        if ema_decay is not None and plan.options.master_dtype != "fp32":
+            raise InputError(
+                f"An average of weights in {plan.options.master_dtype} rounds away what a step adds: train without it,"
+                " or make the plan without --master-dtype."
+            )
         self.averages = None if ema_decay is None else WeightAverages(part.parameters(), ema_decay)
         """The averages of the parameters, if the run has some."""
         self.on_host = plan.schedule.host_steps & set(stepped)

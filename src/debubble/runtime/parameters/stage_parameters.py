@@ -1,7 +1,8 @@
 """The parameters of one stage: those that compute, their masters, and where gradients add up.
 
-A stage computes with *working* parameters in the run's dtype.  The optimizer sees *masters*: the same tensors in fp32
-or fp64; for bf16 and fp16, fp32 copies.  Gradients of these are taken after every backward and summed in fp32.
+A stage computes with *working* parameters in the run's dtype.  The optimizer sees *masters*: the same tensors in fp32,
+fp64 and full bf16 training; else for bf16 and fp16 fp32 copies.  Gradients of these are taken after every backward and
+summed in fp32.
 A stage whose step is the host's has its masters there: D brings the gradients down, P the parameters up.
 Where replicas divide the optimizer states (ZeRO), a master is this replica's rows of the parameter; where they divide
 the parameters too (ZeRO-3), a working one is there while it is gathered alone.  Where the ranks of
@@ -42,10 +43,11 @@ class ParameterPairs:
         dtype: Of the working parameters.
         on: The torch device that computes.
         ledger: Counts what is gathered.
+        copies: Whether the optimizer steps fp32 copies of parameters in 16 bits.
     """
 
-    def __init__(self, dtype: torch.dtype, on: torch.device, ledger: Ledger) -> None:
-        self._dtype, self._on, self._ledger = dtype, on, ledger
+    def __init__(self, dtype: torch.dtype, on: torch.device, ledger: Ledger, *, copies: bool) -> None:
+        self._dtype, self._on, self._ledger, self._copies = dtype, on, ledger, copies
         self._made: dict[nn.Parameter, ParameterPair] = {}
         self.optimizer_views: dict[nn.Parameter, nn.Parameter] = {}
         """Each master as the optimizer sees it."""
@@ -68,6 +70,8 @@ class ParameterPairs:
             if replicas.gathers:
                 return self._divide(frozen, replicas, on_host=False)
             return ParameterPair(frozen, frozen, replicas)
+        if not self._copies:
+            parameter.data = parameter.data.to(self._dtype)
         if not on_host:
             parameter.data = parameter.data.to(self._on)
         elif self._on.type == "cuda":
