@@ -69,7 +69,7 @@ def test_gradients_and_moments_have_dtypes(
 def test_a_framework_stores_the_weights_that_it_steps(
     framework: Framework, masters: str, zero: int, weight: int, optimizer: int
 ) -> None:
-    """torch's FSDP casts as it gathers; DeepSpeed copies the weights that it steps even in bf16."""
+    """Torch's FSDP casts as it gathers; DeepSpeed copies the weights that it steps even in bf16."""
     each = parameter_bytes(RunOptions(master_dtype=masters, zero=zero), shards=1, framework=framework)
     assert (each.weight, each.optimizer) == (weight, optimizer)
     assert each.gradient == (2 if framework is DEEPSPEED or masters == "bf16" else 4)

@@ -46,6 +46,7 @@ OPTIONS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "slices": ({}, 2),
     "gradient_dtype": ({}, "bf16"),
     "moment_dtype": ({"data": 2, "zero": 1}, "bf16"),
+    "master_dtype": ({}, "bf16"),
     "sequence_parallel": ({"tensor": 2}, False),
     "flash_attention": ({}, False),
     "image_patches": ({}, 1024),

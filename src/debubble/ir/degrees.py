@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
@@ -68,8 +70,14 @@ class MemoryParts:
     """Bytes that forwards leave for backwards, and that backwards bring back by recomputing."""
     workspace: float
     """Buffers of the operation that runs, and `buffers`."""
-    buffers: float = 0.0
-    """Of the workspace: receive buffers and logits of all micro-batches, where a framework keeps them for a step."""
+    buffers: float | UnsetType = UNSET
+    """Of the workspace: receive buffers and logits of all micro-batches that a framework keeps for a step; UNSET, and
+    absent in files: none."""
+
+    @property
+    def step_buffers(self) -> float:
+        """Bytes of `buffers`, 0 where there are none."""
+        return 0.0 if self.buffers is UNSET else self.buffers
 
     @property
     def total(self) -> float:

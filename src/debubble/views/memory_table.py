@@ -119,7 +119,7 @@ def memory_table(scene: Scene) -> Table:
         sizes = [*(each[part] for part in PARTS), float(scene.peak_memory[device])]
         cells = (_in_unit(size, unit) for size in sizes)
         table.add_row(str(device), *cells, "-" if limit is None else _in_unit(float(limit), unit))
-    buffers = [parts.buffers for parts in scene.why.memory] if scene.why else []
+    buffers = [parts.step_buffers for parts in scene.why.memory] if scene.why else []
     if any(buffers):
         of_devices = ", ".join(_in_unit(size, unit) for size in buffers)
         table.caption = f"Of the workspace {of_devices} {unit} are {STEP_BUFFERS}."
@@ -133,7 +133,11 @@ def unit_of(sizes: Iterable[float]) -> str:
 
 def _share(part: str, parts: MemoryParts, unit: str) -> str:
     """How much of the workspace are buffers of a whole step; empty for other parts and where there are none."""
-    return f" ({_in_unit(parts.buffers, unit)} of it {STEP_BUFFERS})" if parts.buffers and part == "workspace" else ""
+    return (
+        f" ({_in_unit(parts.step_buffers, unit)} of it {STEP_BUFFERS})"
+        if parts.step_buffers and part == "workspace"
+        else ""
+    )
 
 
 def _in_unit(size: float, unit: str) -> str:

@@ -292,8 +292,8 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     unit = unit_of(peaks)
     size = UNITS[unit]
     sizes = [f"{name} {getattr(parts, name) / size:.1f}" for name in PARTS if getattr(parts, name) >= size / 20]
-    if parts.buffers >= size / 20:
-        sizes[-1] += f", {parts.buffers / size:.1f} of it {STEP_BUFFERS}"
+    if parts.step_buffers >= size / 20:
+        sizes[-1] += f", {parts.step_buffers / size:.1f} of it {STEP_BUFFERS}"
     word = why.cluster.device_word
     moment = scene.peak_times[scene.fullest]
     when = f"fullest at {time_words(moment, seconds=scene.seconds)}" if moment else "fullest from its first forward on"

@@ -172,7 +172,8 @@ def training_words(options: RunOptions) -> str:
     """Optimizer, dtype and adapters of a run."""
     quantized = f" beside {options.quantize}" if options.quantize else ""
     lora = f", LoRA of rank {options.lora}{quantized}" if options.lora else ""
-    return f"{options.optimizer}, {options.dtype}{lora}"
+    masters = "" if options.master_dtype == "fp32" else f", weights stepped in {options.master_dtype}"
+    return f"{options.optimizer}, {options.dtype}{masters}{lora}"
 
 
 def _configuration_columns(cluster: Cluster | None) -> tuple[str, ...]:

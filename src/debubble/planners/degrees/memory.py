@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from msgspec import UNSET
+
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.partition import Partition
 from debubble.costs.unit import StateBytes, Unit
@@ -198,5 +200,5 @@ def _parts(states: StateBytes, *, static: float, activations: float, buffers: fl
         optimizer=optimizer,
         activations=max(0.0, activations),
         workspace=max(0.0, static - weights - gradients - optimizer),
-        buffers=buffers,
+        buffers=buffers or UNSET,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from debubble.formatting import size_words, time_words
@@ -11,6 +11,7 @@ from debubble.ir import InputError, Origin
 from debubble.planners.degrees import Footprint, Job, Misfit, footprints
 from debubble.views.html.strips import bars
 from debubble.views.html.templates import render
+from debubble.views.memory_table import PARTS
 from debubble.views.rows import Rows, training_words
 from debubble.views.scene import model_title
 
@@ -72,7 +73,7 @@ def _footprints(job: Job) -> list[Footprint]:
 
 
 def _memory(smallest: Sequence[Footprint]) -> dict[str, Any]:
-    parts = [asdict(each.recomputed) for each in smallest]
+    parts = [{part: getattr(each.recomputed, part) for part in PARTS} for each in smallest]
     names = [str(each.degrees) for each in smallest]
     rows = Rows(
         title="The same as a table",
