@@ -11,6 +11,7 @@ from debubble.costs.files import (
     with_profile,
 )
 from debubble.costs.frameworks import (
+    DEBUBBLE,
     DEEPSPEED,
     EAGER,
     FSDP,
@@ -29,6 +30,7 @@ from debubble.costs.units import Units
 
 __all__ = [
     "Cluster",
+    "DEBUBBLE",
     "DEEPSPEED",
     "EAGER",
     "FSDP",

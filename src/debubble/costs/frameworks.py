@@ -80,6 +80,7 @@ class Framework:
 
 
 MEGATRON = Framework()
+DEBUBBLE = replace(MEGATRON, gathers_masters=True)
 DEEPSPEED = Framework(fused_activation=False, gradient_bytes=2, gathers_units=True, copies_masters=True)
 EAGER = Framework(fused_activation=False, whole_layers=False)
 FSDP = Framework(gathers_units=True, gathers_masters=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from debubble.costs import (
+    DEBUBBLE,
     FSDP,
-    MEGATRON,
     TORCH,
     Cluster,
     Framework,
@@ -26,7 +26,7 @@ from debubble.plans import Plan
 from debubble.search.problem import Objective
 from debubble.targets.target import sparse_layers, targets
 
-_UNNAMED: Mapping[str | None, Framework] = {None: MEGATRON, "debubble": MEGATRON, "torch": TORCH}
+_UNNAMED: Mapping[str | None, Framework] = {None: DEBUBBLE, "debubble": DEBUBBLE, "torch": TORCH}
 """Target -> the framework that is priced where none is named; FSDP for others."""
 
 
@@ -84,7 +84,7 @@ def framework_of_plan(plan: Plan) -> Framework:
     if plan.target == "torch":
         return framework_of(plan.options, plan.target)
     gathers_units = plan.options.zero >= 3 and not plan.costs.gathers
-    return framework_of_options(plan.options.framework, FSDP if gathers_units else MEGATRON)
+    return framework_of_options(plan.options.framework, FSDP if gathers_units else DEBUBBLE)
 
 
 def tail_seconds(plan: Plan, model: Model, cluster: Cluster) -> float:

@@ -305,6 +305,11 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
             with suppress(InputError):  # not every framework has it
                 divided = problem(cluster, m, zero=zero)
                 yield _Change(words=f"--zero {zero}", problem=divided, find=find, batch=batch, option=True)
+    o = plan.options
+    if (o.dtype, o.master_dtype, o.lora) == ("bf16", "fp32", 0):
+        with suppress(InputError):  # not every framework steps them
+            small = problem(cluster, m, master_dtype="bf16")
+            yield _Change(words="--master-dtype bf16", problem=small, find=find, batch=batch, option=True)
     overlapping = _overlapping(plan)
     if overlapping is not None:
         faster = problem(cluster, m, framework=overlapping)

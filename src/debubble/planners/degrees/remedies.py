@@ -10,7 +10,7 @@ from itertools import islice
 
 from debubble.costs import model_units
 from debubble.errors import readable_bytes
-from debubble.ir import DebubbleError, InputError
+from debubble.ir import DebubbleError, InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import footprint, too_large
@@ -65,10 +65,10 @@ class Remedy:
 def remedies(job: Job) -> list[Remedy]:
     """The first changes that fit, cheapest first.
 
-    These are other degrees, a CPU optimizer, LoRA, smaller gradients, more devices, and smaller moments.
-    LoRA is also tried with quantized weights and shorter sequences.  It and smaller gradients or moments keep the job's
-    fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of small gradients
-    or of more devices fits, plans with optimizers or activations on the host are tried.  No change is begun after the
+    These are other degrees, a CPU optimizer, LoRA, gradients and then all states in bf16, more devices, and moments in
+    8 bits.  LoRA is also tried with quantized weights and shorter sequences.  It and smaller states keep the job's
+    fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of states in bf16 or
+    of more devices fits, plans with optimizers or activations on the host are tried.  No change is begun after the
     job's deadline.
     """
     return list(islice(_remedies(job, Clock(job.deadline)), MOST))
@@ -140,6 +140,15 @@ def option_words(degrees: Degrees) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in told) or "--pipeline 1"
 
 
+def _states_in_bf16(options: RunOptions) -> Iterator[tuple[str, RunOptions]]:
+    """The options that keep gradients, and then all states, in bf16, and a run with them."""
+    if options.dtype != "bf16" or options.master_dtype != "fp32" or options.lora:
+        return
+    if options.gradient_dtype == "fp32":
+        yield "--gradient-dtype bf16", replace(options, gradient_dtype="bf16")
+    yield "--master-dtype bf16", replace(options, master_dtype="bf16")
+
+
 def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
     """Every change that fits."""
     if job.fixed:
@@ -149,9 +158,10 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
         yield from {remedy.change: remedy for remedy in (*divided, *others)}.values()
     yield from _cpu_optimizer(job, clock)
     yield from _adapters(job, clock)
-    if job.options.gradient_dtype == "fp32" and job.options.dtype == "bf16" and not job.options.lora and not clock.over:
-        change, small = "--gradient-dtype bf16", replace(job, options=replace(job.options, gradient_dtype="bf16"))
-        yield from list(_quick_remedy(change, small)) or _host_remedy(change, small)
+    for change, options in _states_in_bf16(job.options):
+        if not clock.over:
+            small = replace(job, options=options)
+            yield from list(_quick_remedy(change, small)) or _host_remedy(change, small)
     if not clock.over:
         yield from _more_devices(replace(job, fixed={}), clock)
     if job.options.optimizer in ("adam", "adamw") and not job.options.lora and not clock.over:

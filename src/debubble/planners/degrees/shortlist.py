@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from debubble.costs import framework_of_options
 from debubble.costs.step import parameter_bytes
 from debubble.ir.degrees import Degrees
 from debubble.models.vision import as_trained
 from debubble.planners.degrees.space import Job, configurations, of_one_size
+from debubble.planners.model_problem import framework_of
 
 MOST_CHOICES = 200
 """Choices whose units are built; each takes some milliseconds."""
@@ -69,7 +69,7 @@ def least_states(job: Job, degrees: Degrees, *, on_hosts: bool = False) -> float
         (dense, dense if options.lora else model.frozen_parameters, degrees.tensor, dense_shards),
         (experts, experts if options.lora else 0, among, expert_shards),
     ):
-        size = parameter_bytes(options, shards=shards, framework=framework_of_options(options.framework))
+        size = parameter_bytes(options, shards=shards, framework=framework_of(options, job.target))
         trained = size.total - size.optimizer * on_hosts
         total += ((parameters - frozen) * trained + frozen * size.frozen.total) / divided
     return total / degrees.pipeline

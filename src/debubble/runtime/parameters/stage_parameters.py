@@ -90,7 +90,7 @@ class ParameterPairs:
     def _divide(self, parameter: nn.Parameter, replicas: Replicas, *, on_host: bool) -> ParameterPair:
         """The pair of a parameter that computes while it is gathered alone."""
         master = _rows(parameter, replicas)
-        shard = master.detach().to(self._on, self._dtype, copy=on_host)
+        shard = master.detach().to(self._on, self._dtype, copy=True) if on_host else master.detach()
         working = nn.Parameter(torch.empty_like(parameter, device=self._on, dtype=self._dtype), parameter.requires_grad)
         return ParameterPair(
             working, master, replicas, DividedParameter(working, master, shard, replicas, self._ledger)

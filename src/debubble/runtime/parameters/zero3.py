@@ -21,7 +21,7 @@ class DividedParameter:
     Args:
         working: The parameter that computes, alone on its storage.
         master: This replica's rows of what the optimizer steps.
-        shard: This replica's rows of the working parameter; the master's own storage where that serves.
+        shard: What is cast and gathered: the master itself, or the working parameter's rows of a master on the host.
         replicas: Those that divide it.
         ledger: Counts what is gathered.
     """
