@@ -8,6 +8,7 @@ from debubble.ir import InputError
 from debubble.planners.analysis.explanation import Explanation, explanation
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import ModelOnCluster, Plan
+from debubble.views.memory_table import PARTS
 
 
 def explained(planner: str = "dapple", cluster: str = "4xA100-80GB", **more: Any) -> Explanation:
@@ -32,7 +33,7 @@ def test_causes_sum_to_the_step_and_parts_to_the_peak(planner: str, options: dic
     why = explained(planner, **options)
     assert sum(each.seconds for each in why.causes) == pytest.approx(why.step_time)
     assert [parts.total for parts in why.memory] == pytest.approx([float(p) for p in why.timeline.peak_memory])
-    assert all(part >= 0 for parts in why.memory for part in vars(parts).values())
+    assert all(getattr(parts, part) >= 0 for parts in why.memory for part in PARTS)
 
 
 def test_a_plan_of_another_models_units_is_refused() -> None:

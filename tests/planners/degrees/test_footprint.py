@@ -26,7 +26,7 @@ def of(degrees: Degrees) -> Footprint:
 
 @pytest.mark.parametrize(
     ("zero", "weights", "gradients", "optimizer"),
-    [(0, 2, 4, 12), (1, 2, 4, 12 / 8), (2, 2, 4 / 8, 12 / 8), (3, 2 / 8, 4 / 8, 12 / 8)],
+    [(0, 2, 4, 12), (1, 2, 4, 12 / 8), (2, 2, 4 / 8, 12 / 8), (3, 4 / 8, 4 / 8, 8 / 8)],
 )
 def test_states_are_those_of_the_zero_level(zero: int, weights: float, gradients: float, optimizer: float) -> None:
     parts = of(Degrees(data=8, zero=zero, micro_batches=1)).kept

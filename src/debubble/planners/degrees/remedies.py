@@ -31,7 +31,7 @@ LORA_RANK = 16
 """The rank of the adapters that are tried in place of training the whole model."""
 SECONDS = 15.0
 """Seconds on the clock after which no further change is tried, where the job has no deadline."""
-MOST = 4
+MOST = 5
 """Changes that are told."""
 OFFLOADING = "deepspeed"
 """The framework whose CPU optimizer is tried where the job names none."""
