@@ -44,7 +44,7 @@ def _arguments(record: Record) -> Iterator[str]:
     yield from _option("pipeline", job.pipeline)
     yield from _option("layers", ",".join(map(str, job.layers)))
     degrees = ("tensor", "data", "context", "expert", "expert_tensor", "zero", "micro_batch_size")
-    settings = ("sequence_length", "dtype", "lora", "quantize", "optimizer", "framework")
+    settings = ("sequence_length", "dtype", "lora", "quantize", "optimizer", "master_dtype", "framework")
     for name in (*degrees, *settings):
         if (value := getattr(options, name)) not in (None, 0):
             yield from _option(name.replace("_", "-"), value)

@@ -132,6 +132,15 @@ def test_torchs_loss_keeps_fourteen_bytes_per_logit() -> None:
     assert eager.activation - fused.activation == pytest.approx(10 * 4096 * 128256 / 8)
 
 
+def test_a_loss_of_whole_logits_keeps_them_on_every_rank() -> None:
+    options = RunOptions(tensor=4)
+    divided, whole = (
+        units(replace(MEGATRON, loss_parallel=parallel), options=options).units[-1] for parallel in (True, False)
+    )
+    assert whole.activation - divided.activation == pytest.approx(4 * 4096 * 128256 * 3 / 4)
+    assert whole.forward > divided.forward
+
+
 def test_elementwise_operators_one_after_another_move_more() -> None:
     assert units(replace(MEGATRON, compiled=False)).units[1].forward > units(MEGATRON).units[1].forward
 

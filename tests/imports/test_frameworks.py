@@ -83,6 +83,53 @@ def test_what_torchtitan_compiles_is_priced(written: str, priced: str, tmp_path:
     assert ("no torch.compile (default of torchtitan)" in read.summary) == (not written)
 
 
+def test_torchtitans_loss_may_read_whole_logits(tmp_path: Path) -> None:
+    text = TITAN.replace("[parallelism]", "[parallelism]\ndisable_loss_parallel = true")
+    read = job("torchtitan", tmp_path, "llama3.toml", text, cluster="16xH100-80GB")
+    assert read.options.framework.endswith(",loss_parallel=false")
+
+
+FULL_BF16 = "weights, gradients and moments in bf16"
+
+
+def test_torchtitans_training_dtype_is_that_of_all_states(tmp_path: Path) -> None:
+    texts = (TITAN.replace("seq_len", f'dtype = "{dtype}"\nseq_len') for dtype in ("float32", "bfloat16"))
+    mixed, full = (job("torchtitan", tmp_path, "llama3.toml", text, cluster="16xH100-80GB") for text in texts)
+    assert (mixed.options.master_dtype, full.options.master_dtype) == ("fp32", "bf16")
+    assert (FULL_BF16 in mixed.summary, FULL_BF16 in full.summary) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "masters", "moments"),
+    [
+        ("", "torch.optim.AdamW", "bf16", "fp32"),
+        (", torch_dtype: float32", "torch.optim.AdamW", "fp32", "fp32"),
+        ("", "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam", "fp32", "fp32"),
+        (
+            "",
+            "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam, exp_avg_dtype: torch.bfloat16,"
+            " exp_avg_sq_dtype: torch.bfloat16",
+            "fp32",
+            "bf16",
+        ),
+        ("", "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam, master_weights: false", "bf16", "fp32"),
+    ],
+)
+def test_automodel_steps_the_weights_that_it_loads(
+    model: str, optimizer: str, masters: str, moments: str, tmp_path: Path
+) -> None:
+    """Checkpoints are in bf16; Transformer Engine's Adam has fp32 masters of its own."""
+    text = f"""
+model: {{pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B{model}}}
+distributed: {{strategy: fsdp2}}
+optimizer: {{_target_: {optimizer}}}
+step_scheduler: {{local_batch_size: 2, global_batch_size: 32}}
+dataset: {{seq_length: 2048}}
+"""
+    options = job("automodel", tmp_path, "recipe.yaml", text).options
+    assert (options.master_dtype, options.moment_dtype) == (masters, moments)
+
+
 def test_automodel_sends_tokens_by_deepep_unless_told(tmp_path: Path) -> None:
     written = AUTOMODEL.replace("model:", "model:\n  backend: {dispatcher: torch}")
     assert job("automodel", tmp_path, "a.yaml", AUTOMODEL).options.framework == "automodel"

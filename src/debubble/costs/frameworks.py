@@ -36,6 +36,8 @@ class Framework:
     """Chains of elementwise operators in one kernel, written by hand or by a compiler."""
     fused_loss: bool = True
     """Softmax and loss in the logits' own memory."""
+    loss_parallel: bool = True
+    """Tensor-parallel ranks divide the logits through the loss, rather than gather them."""
     sequence_parallel: bool = True
     """Norms and residual stream divided over the tensor-parallel ranks."""
     whole_layers: bool = True

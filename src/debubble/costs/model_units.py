@@ -20,6 +20,7 @@ from debubble.costs.operators import (
     Operator,
     Shapes,
     elementwise,
+    gathered_logits,
     matmul,
     norm,
     product,
@@ -160,7 +161,7 @@ def _loss(shapes: Shapes, logits: float) -> Operator:
     """Softmax and cross-entropy: in the logits' memory, or as the operators of torch, whose results are kept."""
     if shapes.framework.fused_loss:
         return elementwise(shapes, "loss", forward=6 * logits, backward=4 * logits, saved=4 * logits)
-    divided = shapes.framework.keeps_gathered and shapes.options.tensor > 1
+    divided = shapes.framework.keeps_gathered and shapes.framework.loss_parallel and shapes.options.tensor > 1
     saved = (DTENSOR_LOGIT_BYTES if divided else TORCH_LOGIT_BYTES) * logits
     return elementwise(shapes, "loss", forward=8 * logits, backward=8 * logits, saved=saved)
 
@@ -196,8 +197,13 @@ class _Builder:
     @property
     def logits(self) -> float:
         """Bytes of a micro-batch's logits on one device."""
+        return self.shapes.element * self._number_of_logits
+
+    @property
+    def _number_of_logits(self) -> float:
+        """Logits of a micro-batch that the loss on one device reads."""
         s = self.shapes
-        return s.element * s.tokens * s.model.vocab / s.options.tensor
+        return s.tokens * s.model.vocab / (s.options.tensor if s.framework.loss_parallel else 1)
 
     def on(self, speed: Speed) -> _Builder:
         """The builder for another type of device."""
@@ -333,11 +339,12 @@ class _Builder:
     def head(self) -> Unit:
         """Final norm, logits and loss.  The logits are kept in fp32 from the forward to the backward."""
         s, model, tensor = self.shapes, self.shapes.model, self.shapes.options.tensor
-        logits = s.tokens * model.vocab / tensor
+        logits = self._number_of_logits
         capped = elementwise(s, "cap", forward=2 * logits, backward=3 * logits, saved=s.element * logits)
         operators = [
             norm(s),
             matmul(s, "logits", tokens=s.tokens, local=model.vocab / tensor, layers=0),
+            *([] if s.framework.loss_parallel else [gathered_logits(s, logits)]),
             *([] if model.logit_cap is None else [capped]),
             _loss(s, logits),
         ]

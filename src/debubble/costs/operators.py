@@ -221,6 +221,13 @@ def collectives(shapes: Shapes) -> Operator:
     return Operator(name="collectives", forward=2 * once, backward_input=(2 if shapes.division > 1 else 1) * once)
 
 
+def gathered_logits(shapes: Shapes, logits: float) -> Operator:
+    """The all-gather of the logits over tensor-parallel ranks, for a loss that reads them whole."""
+    t, node = shapes.options.tensor, shapes.speed.hardware.devices_per_node
+    gathered = shapes.speed.gather(shapes.element * logits, t, alongside=min(t, node))
+    return Operator(name="collectives", forward=gathered, backward_input=0.0)
+
+
 CMB = "norm+activation+multiply"
 _IMPLIED = {"mlp": ("mlp", "activation", "multiply")}
 

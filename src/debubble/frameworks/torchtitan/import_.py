@@ -330,12 +330,14 @@ def _framework(read: SettingsReader) -> str:
     components = read.get(f"{COMPILE}.components", ["model", "loss"])
     parts = components if read.get(f"{COMPILE}.enable", False) else []
     eager = None if "model" in parts else False
+    whole_logits = [read.get(f"{part}.disable_loss_parallel", False) for part in ("parallelism", "training")]
     overlaps = [read.get(f"{part}.enable_async_tensor_parallel", False) for part in ("parallelism", COMPILE)]
     return framework_with(
         "torchtitan",
         compiled=eager,
         fused_activation=eager,
         fused_loss=None if "loss" in parts else False,
+        loss_parallel=False if any(whole_logits) else None,
         tensor_overlap=True if any(overlaps) else None,
     )
 
