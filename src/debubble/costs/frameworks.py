@@ -164,7 +164,7 @@ def framework_with(name: str, **traits: bool | int | str | None) -> str:
     return ",".join([name, *given])
 
 
-def framework_of_options(text: str, default: Framework = MEGATRON) -> Framework:
+def framework_of_options(text: str, default: Framework = DEBUBBLE) -> Framework:
     """The framework that a run's options name; `default`, if they name none."""
     return named_framework(text, default) if text else default
 
@@ -176,7 +176,7 @@ def framework_name(text: str) -> str:
 
 
 @lru_cache
-def named_framework(text: str, default: Framework = MEGATRON) -> Framework:
+def named_framework(text: str, default: Framework = DEBUBBLE) -> Framework:
     """The framework that `NAME[@VERSION][,TRAIT=VALUE ...]` means; `default` is what `target` is.
 
     Raises:
