@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.ir import DebubbleError
 from debubble.planners.degrees.choice_plans import LARGE
@@ -47,7 +47,8 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
 def quick_nearest(plan: Plan) -> Mapping[str, float]:
     """Ratio of a quick plan's step to the fastest quick one's, for every target that does not run the plan.
 
-    Only of targets that have a quick plan; nothing for abstract costs, with a profile, or for large pipelines.
+    Each has its own kernels, unless the plan names a framework.  Only of targets that have a quick plan; nothing for
+    abstract costs, with a profile, or for large pipelines.
     """
     large = plan.devices * plan.micro_batches >= LARGE
     described = plan.model_on_cluster
@@ -55,9 +56,14 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
         return {}
 
     def step(target: str | None) -> float | None:
+        named = plan.options.framework or (target and targets[target].framework) or ""
         try:
             problem = problem_of(
-                *described, plan.options, micro_batches=plan.micro_batches, pipeline=plan.devices, target=target
+                *described,
+                replace(plan.options, framework=named),
+                micro_batches=plan.micro_batches,
+                pipeline=plan.devices,
+                target=target,
             )
             return quick_step(problem)[0]
         except DebubbleError:
