@@ -101,11 +101,13 @@ def _loss(run: WatchedRun) -> str | None:
 
 
 def _speed(run: WatchedRun) -> str | None:
+    from debubble.training.monitoring.watched_run import RECENT
+
     if run.tokens_per_second is None or run.seconds_per_step is None:
         return None
     words = f"{run.tokens_per_second:,.0f} tokens/s"
     words += "" if run.mfu is None else f", MFU {run.mfu:.1%}"
-    words += f"; a step takes {time_words(run.seconds_per_step, seconds=True)}"
+    words += f"; a step takes {time_words(run.seconds_per_step, seconds=True)} (median of the last {RECENT} steps)"
     if run.planned_seconds:
         ratio = run.seconds_per_step / run.planned_seconds
         where = "" if run.cores is None else f" for {len(run.devices)} devices on {cores_words(run.cores)}"

@@ -145,7 +145,7 @@ def render(comparison: Comparison) -> RenderableType:
     for device, (busy, peak) in enumerate(zip(comparison.busy, comparison.peak_memory, strict=True)):
         sizes = (size_words(peak.predicted), size_words(peak.measured))
         devices.add_row(str(device), *_times(busy), _ratio(busy), *sizes, _ratio(peak))
-    title = f"Around the program: the whole step took {time_words(comparison.seconds, seconds=True)}"
+    title = f"Around the program: step {comparison.step} as a whole took {time_words(comparison.seconds, seconds=True)}"
     around = titled_table(title, ("mean per device", "measured"), texts=("mean per device",))
     for what, seconds in comparison.around.items():
         around.add_row(what, time_words(seconds, seconds=True))

@@ -231,7 +231,7 @@ def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
     nearest = sorted(elsewhere.items(), key=lambda entry: entry[1])
     if nearest:
         named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:ELSEWHERE]]
-        yield f"nearest quick plans, each with its kernels: {named[0]}"
+        yield f"nearest quick plans with own kernels: {named[0]}"
         yield from named[1:]
     if plan.options.lora:
         yield "adapters are configured by hand elsewhere"

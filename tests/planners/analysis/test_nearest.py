@@ -16,8 +16,9 @@ def planned() -> db.Plan:
 
 
 def test_quick_plans_are_of_the_targets_that_do_not_run_the_plan(planned: db.Plan) -> None:
+    """The kernels of Automodel and DeepSpeed need more memory than there is."""
     ratios = quick_nearest(planned)
-    assert set(ratios) == {*targets} - {*plan_runs_in(planned), "mindformers"}
+    assert set(ratios) == {*targets} - {*plan_runs_in(planned), "mindformers", "automodel", "deepspeed"}
     assert min(ratios.values()) >= 1
 
 
@@ -33,4 +34,4 @@ def test_abstract_costs_run_in_no_framework() -> None:
 def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
     console = Console(width=200, file=StringIO(), record=True)
     console.print(render(planned, Scene.predicted(planned), elsewhere={"megatron": 1.25, "torch": 1.0}))
-    assert "nearest quick plans: torch +0% · megatron +25%" in console.export_text()
+    assert "nearest quick plans with own kernels: torch +0% · megatron +25%" in " ".join(console.export_text().split())

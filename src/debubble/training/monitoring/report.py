@@ -46,7 +46,7 @@ class TrainingSummary:
         first, last = self.reports[0], self.reports[-1]
         trained = (
             f"Loss {first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step};"
-            f" {self.tokens_per_second:,.0f} tokens/s."
+            f" {self.tokens_per_second:,.0f} tokens/s in the median step."
         )
         if last.validation_loss is not None:
             trained += f"  Validation loss {last.validation_loss:.3f}."
