@@ -317,3 +317,37 @@ def test_deepspeed_sums_gradients_in_the_priced_dtype_once(
 
     assert (total > 1) == wide
     assert not kept
+
+
+STEPPED = """
+import json, deepspeed, torch
+deepspeed.init_distributed("gloo")
+model = torch.nn.Linear(8, 8, bias=False)
+optimizer = torch.optim.AdamW(model.parameters())
+engine, *_ = deepspeed.initialize(model=model, config=json.load(open("ds_config.json")), optimizer=optimizer)
+for _ in range(8):
+    engine.backward(engine(torch.ones(1, 8, dtype=torch.bfloat16)).sum())
+    engine.step()
+((master, moments),) = engine.optimizer.optimizer.state.items()
+tensors = master, moments["exp_avg"], moments["exp_avg_sq"]
+open("rank0.json", "w").write(json.dumps([str(tensor.dtype) for tensor in tensors]))
+"""
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_deepspeed_steps_weights_in_the_planned_dtype(dtype: str, zero: int, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed", exc_type=ImportError)
+    written(priced(layers=(4,), zero=zero, master_dtype=dtype), "deepspeed", tmp_path)
+
+    name = {"fp32": "torch.float32", "bf16": "torch.bfloat16"}[dtype]
+    assert trained(tmp_path, STEPPED, ranks=1) == [[name] * 3]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_torchtitan_stores_weights_in_the_planned_dtype(dtype: str, tmp_path: Path) -> None:
+    trainer = pytest.importorskip("torchtitan.trainer", exc_type=ImportError)
+    written(priced(data=2, zero=3, layers=(4,), master_dtype=dtype), "torchtitan", tmp_path)
+
+    training = applied(tmp_path, trainer.Trainer.Config()).training
+    assert training.dtype == {"fp32": "float32", "bf16": "bfloat16"}[dtype]
