@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.costs import DEEPSPEED
+from debubble.costs.step import parameter_bytes
 from debubble.imports import imports
 from debubble.imports.figures import Figures
 from debubble.ir import InputError
@@ -216,3 +218,21 @@ def test_a_user_says_that_all_layers_are_checkpointed(tmp_path: Path) -> None:
     assert not any("Recomputation" in sentence for sentence in read.unread)
     with pytest.raises(InputError, match=r"--recompute is 'some'; it must be one of: none, full\."):
         job("deepspeed", tmp_path, "ds.json", OFFLOADS, **given, recompute="some")
+
+
+@pytest.mark.parametrize(("moments", "said"), [(True, 0), (False, 1)])
+def test_deepspeed_may_step_weights_in_bf16(moments: bool, said: int, tmp_path: Path) -> None:
+    """Each parameter then has a weight, a gradient, a copy and two moments of 2 bytes."""
+    text = json.dumps(
+        {
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": moments},
+            "zero_optimization": {"stage": 1},
+        }
+    )
+    read = job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
+
+    assert read.options.master_dtype == "bf16"
+    assert sum("moments are predicted in bf16" in each for each in read.unread) == said
+    states = parameter_bytes(read.options, shards=4, framework=DEEPSPEED)
+    assert (states.weight, states.gradient, states.optimizer) == (2, 2, 6 / 4)

@@ -142,6 +142,7 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
         zero=divided_states(zero, dtype) if data > 1 else 0,
         optimizer=optimizer,
         dtype=dtype,
+        master_dtype="bf16" if read.get(_MASTERS, False) is True and dtype == "bf16" else "fp32",
         host_optimizer=float(zero > 0 and _on_host(read, OFFLOADED)),
         framework=framework_with("deepspeed", gradient_bytes=4 if gradients == "fp32" else None),
     )
@@ -201,6 +202,7 @@ def _check_complete(read: SettingsReader, given: UserFacts, *, model: Model | No
 
 
 _TENSOR = "tensor_parallel.autotp_size"
+_MASTERS, _MOMENTS = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
 _DTYPES = ("bf16.enabled", "fp16.enabled")
 _PARTITIONS = ("pipeline.partition_method", "pipeline.partition", "partition_method")
 
@@ -313,6 +315,8 @@ def _remarks(read: SettingsReader, given: UserFacts, *, pipeline: int) -> Iterat
         yield "Recomputation is your script's: predicted is none; if it checkpoints layers, give --recompute full."
     if pipeline > 1 and read.get(f"{_MODULE}: BOUNDS") is None:
         yield f"Stages are your script's: predicted is partition_method '{_partition(read)}'."
+    if read.get(_MASTERS, False) is True and read.get(_MOMENTS, False) is not True:
+        yield f"{_MASTERS} is on without {_MOMENTS}: moments are predicted in bf16, too."
 
 
 _LIVE_PARAMETERS = 10**9
