@@ -165,12 +165,12 @@ class ParameterCosts:
     def _on_host(self, counts: Counts, stepped: float) -> HostStates | None:
         """Costs with the optimizer on the host: weights and gradients stay, and each rank moves its own share.
 
-        None where the run's options say which share of all states is there.
+        None where the run's options say which share of all states is there, and of adapters, whose states are few.
 
         The host steps before the norm of all gradients is known, so it copies what it changes.  Its step takes the time
         of its memory traffic: Muon's products are left out.
         """
-        if self.shapes.options.host_optimizer:
+        if self.shapes.options.host_optimizer or self.shapes.options.lora:
             return None
         o = replace(self.shapes.options, post_validation=True)
         own = self._own_parameters(counts, o)

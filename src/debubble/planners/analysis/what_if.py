@@ -310,6 +310,11 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
         with suppress(InputError):  # not every framework steps them
             small = problem(cluster, m, master_dtype="bf16")
             yield _Change(words="--master-dtype bf16", problem=small, find=find, batch=batch, option=True)
+            if o.micro_batch_size > 1 and _uses_hosts(plan):
+                # Large micro-batches hide what hosts take; without hosts their activations may not fit.
+                words, count = "--master-dtype bf16 --micro-batch-size 1", m * o.micro_batch_size
+                small = problem(cluster, count, master_dtype="bf16", micro_batch_size=1)
+                yield _Change(words=words, problem=small, find=find, batch=batch, option=True)
     overlapping = _overlapping(plan)
     if overlapping is not None:
         faster = problem(cluster, m, framework=overlapping)
