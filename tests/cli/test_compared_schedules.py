@@ -59,6 +59,21 @@ def test_stages_are_joined_only_where_the_sum_is_exact(run: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("options", "rest"),
+    [
+        (("4",), "--devices 4 makes 4: give --chunks 2.\n"),
+        (("3", "--chunks", "2"), "--devices 3 --chunks 2 makes 6: give --devices that divide 8.\n"),
+    ],
+)
+def test_a_plan_of_too_few_stages_is_told_its_chunks(
+    run: Any, tmp_path: Path, options: tuple[str, ...], rest: str
+) -> None:
+    (tmp_path / "c.json").write_text('{"stages": 8}')
+    _, _, said = run("plan", "--costs", str(tmp_path / "c.json"), "--devices", *options)
+    assert said == f"debubble: {tmp_path}/c.json has the costs of 8 stages, and {rest}"
+
+
+@pytest.mark.parametrize(
     ("schedule", "options", "reason", "code"),
     [
         ("gpipe", ("--memory-limit", "4"), "above its limit of 4", 0),
