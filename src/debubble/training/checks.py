@@ -250,4 +250,6 @@ def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
             " nothing that a checkpoint names is read."
         )
     if progress.step >= options.steps:
-        raise InputError(f"{newest} has done all of the {options.steps} steps: give more with --steps.")
+        more = progress.step > options.steps
+        taken = f"{progress.step} steps, more than the {options.steps} asked for" if more else f"all {options.steps} steps"
+        raise InputError(f"{newest} has taken {taken}: give more with --steps.")
