@@ -60,8 +60,7 @@ def check(options: TrainOptions) -> Plan:
         _check_units(options, plan)
     if options.online:
         check_searchable(plan)
-    if (options.resume or options.auto_resume) and options.checkpoint is None:
-        raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
+    options.check_folder_given()
     for folder in options.load:
         if not folder.is_dir():
             raise InputError(f"--load: there is no folder {folder}.")
