@@ -324,7 +324,12 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
     else:
         schedule = _own_order(choice.csv, choice, given)
         costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit), parts=1)
-    timeline = simulated(schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks)), costs)
+    hosted = schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks))
+    try:
+        timeline = simulated(hosted, costs)
+    except OutOfMemoryError as error:
+        error.args = (f"{error.found}; raise the memory limit, or take another schedule.",)
+        raise
     scene = Scene(
         timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
     )  # fmt: skip
