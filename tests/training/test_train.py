@@ -21,7 +21,14 @@ from debubble.runtime.launch.rank_reports import RankFailedError
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checks import check
 from debubble.training.memory_check import check_host_memory
-from debubble.training.options import TrainOptions, data_remark, frozen_remark, rate_remark, schedule_remark, with_settings
+from debubble.training.options import (
+    TrainOptions,
+    data_remark,
+    frozen_remark,
+    rate_remark,
+    schedule_remark,
+    with_settings,
+)
 from tests.support.model_cases import on_cpus
 from tests.support.training_cases import train_alone
 

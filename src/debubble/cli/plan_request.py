@@ -132,7 +132,9 @@ def _check_stages(file: Path, stages: int, *, devices: int, chunks: int | None) 
         return
     how = f"--chunks {stages // devices}" if stages % devices == 0 else f"--devices that divide {stages}"
     given = f"--devices {devices}" + ("" if chunks is None else f" --chunks {chunks}")
-    raise InputError(f"{file} has the costs of {stages} stages, and {given} makes {devices * (chunks or 1)}: give {how}.")
+    raise InputError(
+        f"{file} has the costs of {stages} stages, and {given} makes {devices * (chunks or 1)}: give {how}."
+    )
 
 
 Request = ModelRequest | GivenRequest

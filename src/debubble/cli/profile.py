@@ -32,7 +32,9 @@ def profile(
     device: Annotated[str, name_option(lambda: ("cpu", "cuda"), what="kind of device", help="cpu or cuda.")] = "cpu",
     processes: Annotated[
         int | None,
-        typer.Option(help="Processes that measure at the same time, as ranks will (default: one per GPU, or 2).", min=1),
+        typer.Option(
+            help="Processes that measure at the same time, as ranks will (default: one per GPU, or 2).", min=1
+        ),
     ] = None,
     offload_to: Annotated[
         Path | None, typer.Option(help="Folder that a run's activations will be offloaded to (default: host memory).")

@@ -250,5 +250,7 @@ def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
         )
     if progress.step >= options.steps:
         more = progress.step > options.steps
-        taken = f"{progress.step} steps, more than the {options.steps} asked for" if more else f"all {options.steps} steps"
+        taken = (
+            f"{progress.step} steps, more than the {options.steps} asked for" if more else f"all {options.steps} steps"
+        )
         raise InputError(f"{newest} has taken {taken}: give more with --steps.")
