@@ -54,7 +54,7 @@ def decode_json(content: bytes, type_: type[T]) -> T:
         content.decode()
         return msgspec.json.decode(content, type=type_)
     except UnicodeDecodeError as error:
-        raise msgspec.DecodeError("it is not UTF-8") from error
+        raise msgspec.DecodeError("it is not a text file") from error
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deeply") from error
 

@@ -59,6 +59,21 @@ def test_stages_are_joined_only_where_the_sum_is_exact(run: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("options", "rest"),
+    [
+        (("4",), "--devices 4 makes 4: give --chunks 2.\n"),
+        (("3", "--chunks", "2"), "--devices 3 --chunks 2 makes 6: give --devices that divide 8.\n"),
+    ],
+)
+def test_a_plan_of_too_few_stages_is_told_its_chunks(
+    run: Any, tmp_path: Path, options: tuple[str, ...], rest: str
+) -> None:
+    (tmp_path / "c.json").write_text('{"stages": 8}')
+    _, _, said = run("plan", "--costs", str(tmp_path / "c.json"), "--devices", *options)
+    assert said == f"debubble: {tmp_path}/c.json has the costs of 8 stages, and {rest}"
+
+
+@pytest.mark.parametrize(
     ("schedule", "options", "reason", "code"),
     [
         ("gpipe", ("--memory-limit", "4"), "above its limit of 4", 0),
@@ -83,3 +98,24 @@ def test_every_schedule_that_does_not_fit_is_named(run: Any) -> None:
     assert (code, out) == (1, "")
     assert [f"{name}: Device 0 runs out of memory" in err for name in ("1f1b", "gpipe")] == [True, True]
     assert run(*call, "1f1b,no-such")[0] == 2
+
+
+def test_abstract_costs_out_of_memory_name_what_can_be_given(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "costs.json").write_text('{"activation": 1}')
+    call = ("simulate", "--schedule", "1f1b", "--costs", str(tmp_path / "costs.json"), "--devices", "4")
+    code, _, said = run(*call, "--memory-limit", "2")
+    assert (code, said.endswith("; raise the memory limit, or take another schedule.\n")) == (1, True)
+
+
+def test_a_file_that_is_no_text_is_called_so(run: Any, tmp_path: Path) -> None:
+    picture = tmp_path / "t.png"
+    picture.write_bytes(b"\x89PNG\xff")
+    refused = {
+        ("plan", str(picture), "--cluster", "2xL4"): f"{picture} is not a text file: a model config is JSON.",
+        ("simulate", "--csv", str(picture)): f"The schedule file {picture} is not a text file: it must be CSV.",
+        ("simulate", "--costs", str(picture), "--schedule", "1f1b", "--devices", "2"): (
+            f"The costs file {picture} is not JSON: it is not a text file."
+        ),
+    }
+    for call, sentence in refused.items():
+        assert run(*call) == (2, "", f"debubble: {sentence}\n")

@@ -81,6 +81,21 @@ def test_init_writes_a_job_that_is_read(run: Any, json_of: Any, tmp_path: Path) 
     assert json_of("fits", str(file))["footprints"]
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--model", "nope"), "There is no model or file 'nope'; see `debubble models`."),
+        (("--cluster", "8xH101"), "There is no device 'H101'; did you mean 'H100-80GB'"),
+    ],
+)
+def test_init_writes_no_job_that_plan_refuses(
+    run: Any, tmp_path: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    code, _, err = run("init", str(tmp_path / "new.toml"), *options)
+    assert (code, sentence in err) == (2, True)
+    assert not (tmp_path / "new.toml").exists()
+
+
 def test_init_overwrites_nothing(run: Any, job: Path) -> None:
     code, _, err = run("init", str(job))
     assert code == 2

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import debubble as db
+from debubble.frameworks.torch.export import to_csv
 from debubble.ir import Program, Schedule, StageCosts
 from debubble.ir.lowering.lower import lower
 from debubble.plans import Plan
@@ -56,6 +58,29 @@ def test_simulate_writes_the_plan_of_a_model_by_a_schedule(run: Any, tmp_path: P
     assert code == 0
     assert json.loads(run("simulate", plan, "--json")[1])["step_time"] == json.loads(out)["step_time"]
     assert Plan.load(Path(plan)).schedule.name == "zb-h1"
+
+
+def test_an_own_order_of_a_model_is_simulated_and_written(run: Any, tmp_path: Path) -> None:
+    order = tmp_path / "mine.csv"
+    order.write_text(to_csv(db.schedules["dualpipe-v"](devices=2, micro_batches=6)))
+    call = ("simulate", "llama-tiny", "--cluster", "2xCPU", "--sequence-length", "64", "--recompute", "full")
+    by_name, by_hand = tmp_path / "named.json", tmp_path / "own.json"
+    assert run(*call, "--schedule", "dualpipe-v", "--micro-batches", "6", "-o", str(by_name))[0] == 0
+    assert run(*call, "--csv", str(order), "-o", str(by_hand))[0] == 0
+    named, own = Plan.load(by_name), Plan.load(by_hand)
+    assert own.schedule == replace(named.schedule, name="mine")
+    assert (own.partition, own.costs) == (named.partition, named.costs)
+
+
+def test_an_order_of_other_devices_than_the_models_is_refused(run: Any, tmp_path: Path) -> None:
+    order = tmp_path / "mine.csv"
+    order.write_text(to_csv(db.schedules["1f1b"](devices=2, micro_batches=4)))
+    code, _, said = run("simulate", "llama-tiny", "--cluster", "4xCPU", "--csv", str(order))
+    assert (code, said) == (
+        2,
+        "debubble: The order 'mine' has 2 devices, and the pipeline has 4: give --pipeline 2, and a --cluster with as"
+        " many devices as all degrees make.\n",
+    )
 
 
 def test_plan_writes_a_file_that_simulate_reads(run: Any, tmp_path: Path) -> None:
@@ -149,12 +174,20 @@ def test_plan_partitions_a_units_file(run: Any, tmp_path: Path) -> None:
         ("plan llama2-13b --cluster 8xA100-80GB --global-batch 32 --robust", "leave out the global batch"),
         ("plan llama2-13b --cluster 8xA100-80GB -o /dev/null", "/dev/null cannot be written: it is no"),
         ("reproduce obscura --pictures /dev/null", "--pictures: /dev/null is a file, not a folder."),
+        ("rehearse plan.json --steps 0", "--steps must be at least 1, not 0."),
+        ("rehearse plan.json --scale 0", "--scale must be above 0, not 0."),
+        ("train plan.json --steps 0", "--steps must be at least 1, not 0."),
+        ("train plan.json --lr -1", "--lr must be at least 0, not -1."),
+        ("train plan.json --resume", "--resume needs --checkpoint with the folder that holds the checkpoint."),
+        ("train plan.json --data nofile", "--data: nofile cannot be read: No such file or directory."),
+        ("profile llama-tiny --repetitions 0", "--repetitions must be at least 1, not 0."),
+        ("export plan.json --to torchtitan --output=", "--output is empty: give a path, or leave --output out."),
         ("rehearse missing.json --trace /", "/ cannot be written: it is a folder."),
         ("simulate --csv missing.csv", "missing.csv cannot be read: No such file or directory."),
         ("simulate plan.json --micro-batches 3", "Leave --micro-batches out: a plan file says all of its step"),
         ("simulate --csv missing.csv --schedule 1f1b",
          "Leave --schedule out: the CSV says the order of all operations."),
-        ("simulate llama-tiny --csv missing.csv", "--csv is simulated with --costs, not with a MODEL"),
+        ("simulate llama-tiny --csv missing.csv", "The schedule file missing.csv cannot be read"),
         ("simulate --schedule 1f1b --devices 4 --recompute full", "--recompute is an option of a MODEL"),
         ("simulate --schedule 1f1b --devices 2 --option magic=1", "has no option 'magic'"),
         ("simulate --schedule 1f1b --devices 2 --chunks 3", "has no option 'chunks'"),

@@ -117,7 +117,7 @@ def test_a_costs_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b'{"stages": "\xff"}', "is not JSON: it is not UTF-8"),
+        (b'{"stages": "\xff"}', "is not JSON: it is not a text file"),
         ([], "A costs file is a JSON object"),
         ({"stages": 3}, "The costs are for 3 stages, but 4 are asked for: devices x chunks must be 3."),
         ({"stages": "4"}, "'stages' must be a whole number, 1 or more, not '4'."),

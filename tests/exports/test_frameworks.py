@@ -181,7 +181,7 @@ def test_megatron_core_takes_the_settings_of_the_model(plan: Plan) -> None:
     parts = scope["PARTS"]
     settings = {name: value for name, value in parts["model"].items() if name != "seq_length"} | parts["comm_overlap"]
     layers = sum(unit.type == "attention" for stage in plan.partition for unit in stage)
-    experts = {"num_moe_experts": 4, "moe_grouped_gemm": True} if plan.options.expert > 1 else {}
+    experts = {"num_moe_experts": 4} if plan.options.expert > 1 else {}
 
     config = transformer.TransformerConfig(
         num_layers=layers, hidden_size=64, num_attention_heads=4, bf16=True, pipeline_dtype=torch.bfloat16,

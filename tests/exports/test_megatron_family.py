@@ -47,6 +47,16 @@ def test_a_bridge_recipe_gets_the_plan_in_its_parts() -> None:
     assert changed(priced()).model.recompute_modules is None
 
 
+def test_experts_are_one_grouped_product_as_priced() -> None:
+    offloading = moving(priced(config=MIXTRAL), ModuleOffload(("expert_fc1", "moe_act")))
+    script = exports["megatron"](offloading).files["megatron-arguments.sh"]
+    assert "    --moe-grouped-gemm\n" in script
+    assert "    --offload-modules expert_fc1 moe_act\n" in script
+    primus = yaml.safe_load(exports["primus"](priced(config=MIXTRAL)).files["plan.yaml"])
+    assert primus["modules"]["pre_trainer"]["overrides"]["moe_grouped_gemm"] is True
+    assert "--moe-grouped-gemm" not in exports["megatron"](priced()).files["megatron-arguments.sh"]
+
+
 @pytest.mark.parametrize(
     ("options", "precision", "wide"),
     [
@@ -76,6 +86,7 @@ def test_modules_and_virtual_stages_reach_a_bridge_recipe() -> None:
     sparse = changed(priced(lambda layer: ("none", "norm+mlp"), config=MIXTRAL))
 
     assert sparse.model.recompute_modules == ["layernorm", "moe"]
+    assert sparse.model.moe_grouped_gemm is True
     assert changed(interleaved([1, 1, 1, 1])).model.virtual_pipeline_model_parallel_size == 2
 
 

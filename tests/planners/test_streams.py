@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -89,3 +90,17 @@ def solution_plan(solution: Solution) -> db.Plan:
         planner="auto", schedule=solution.schedule, costs=solution.costs, lower_bound=0, partition=((), ()),
         candidates=solution.candidates,
     )  # fmt: skip
+
+
+def test_a_plans_gap_is_to_the_best_bound_of_all_planners(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bounding(_: Problem) -> Solution:
+        return replace(answer("1f1b"), lower_bound=16)
+
+    first = PlannerEntry("bounding", bounding, paper="none", searches=False)
+    monkeypatch.setattr("debubble.planners.auto.planners", {**db.planners, "bounding": first})
+    monkeypatch.setattr("debubble.planners.joint.search.last_search", lambda problem, _: improving(problem))
+    heard: list[Progress | Improvement] = []
+    with progress_listener(heard.append):
+        [*_] = fastest_of(PROBLEM, ["bounding", "joint"])
+    plans = {news.step_time: news.gap for news in heard if isinstance(news, Improvement)}
+    assert plans == {19.0: 3 / 19, 17.0: 1 / 17}

@@ -21,7 +21,14 @@ from debubble.runtime.launch.rank_reports import RankFailedError
 from debubble.training.checkpoint import folder as checkpoint_folder
 from debubble.training.checks import check
 from debubble.training.memory_check import check_host_memory
-from debubble.training.options import TrainOptions, data_remark, frozen_remark, rate_remark, with_settings
+from debubble.training.options import (
+    TrainOptions,
+    data_remark,
+    frozen_remark,
+    rate_remark,
+    schedule_remark,
+    with_settings,
+)
 from tests.support.model_cases import on_cpus
 from tests.support.training_cases import train_alone
 
@@ -183,13 +190,23 @@ def test_a_run_from_loaded_weights_is_resumed_at_its_rate(options: Any, tmp_path
     assert again.peak_rate == 1e-5
 
 
+def test_other_steps_of_a_resumed_run_move_its_schedules_end(options: Any, tmp_path: Path) -> None:
+    first = changed(options, steps=3, checkpoint=tmp_path / "c")
+    train_alone(first)
+    resumed = changed(first, resume=True)
+    assert schedule_remark(changed(resumed, steps=20)) == "The cosine schedule ends at step 20 now, not at 3."
+    assert [schedule_remark(o) for o in (resumed, changed(resumed, steps=20, lr_schedule="constant"))] == [None, None]
+    assert schedule_remark(changed(options, steps=20)) is None
+
+
 def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_path: Path) -> None:
     with_checkpoint = changed(options, checkpoint=tmp_path / "c")
     train_alone(with_checkpoint)
     with pytest.raises(InputError, match="holds checkpoints already"):
         check(with_checkpoint)
-    with pytest.raises(InputError, match="has done all of the 6 steps"):
-        check(changed(with_checkpoint, resume=True))
+    for steps, taken in ((6, "all 6 steps"), (5, "6 steps, more than the 5 asked for")):
+        with pytest.raises(InputError, match=f"step-000006 has taken {taken}: give more with --steps"):
+            check(changed(with_checkpoint, resume=True, steps=steps))
 
 
 def test_a_resumed_run_has_to_be_given_its_data_again(options: Any, tmp_path: Path) -> None:

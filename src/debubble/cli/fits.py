@@ -10,6 +10,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
+from debubble.cli.names import framework_names, name_option
 from debubble.cli.output import Json, console, print_answer, with_delayed_message
 from debubble.ir import InfeasibleError, RunOptions
 
@@ -36,6 +37,16 @@ def fits(
             help="Micro-batches per pipeline and step (default: what the batch makes).", rich_help_panel=o.QUESTION
         ),
     ] = None,
+    target: Annotated[
+        str | None,
+        name_option(
+            framework_names,
+            "--for",
+            what="framework",
+            section=o.QUESTION,
+            help="Only the choices that this framework has, with its memory: megatron, torchtitan, deepspeed, ...",
+        ),
+    ] = None,
     chunks: o.Chunks = None,
     memory_limit: o.MemoryLimit = None,
     json: Json = False,
@@ -49,6 +60,7 @@ def fits(
     from debubble.models import named_model
     from debubble.models.vision import as_trained
     from debubble.planners.degrees import Job, footprints, footprints_with
+    from debubble.planners.plan_model import for_target
     from debubble.views.memory_table import render_footprints
 
     o.check_counts(global_batch=global_batch, micro_batches=micro_batches, chunks=chunks)
@@ -58,7 +70,7 @@ def fits(
     job = Job(
         model=priced, cluster=devices, fixed=fixed,
         global_batch=devices.count * (run.micro_batch_size or 1) if global_batch is None else global_batch,
-        options=RunOptions(**run.settings),
+        options=for_target(RunOptions(**run.settings), target), target=target,
     )  # fmt: skip
     if micro_batches is None:
         choices = footprints(job)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -18,6 +20,10 @@ Sections = dict[str, list[tuple[str, str]]]
 """Title -> rows of a name and its explanation."""
 
 
+_LIST = re.compile(r"<list\[(\w+)\]>")
+"""The type of what may be given several times, as the parser writes it."""
+
+
 class SectionedCommand(TyperCommand):
     """A command whose help lists its options under the titles that they were given (`rich_help_panel`).
 
@@ -28,7 +34,9 @@ class SectionedCommand(TyperCommand):
         """Read the arguments, with the names of options written out."""
         with _refusals_as_input_errors(ctx):
             parameters = self.get_params(ctx)
-            return super().parse_args(ctx, with_job_file(_whole_options(args, parameters), ctx, parameters))
+            whole = _whole_options(args, parameters)
+            _refuse_empty_paths(whole, parameters)
+            return super().parse_args(ctx, with_job_file(whole, ctx, parameters))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a list for each title; options without one come last."""
@@ -39,6 +47,7 @@ class SectionedCommand(TyperCommand):
             title = getattr(parameter, "rich_help_panel", None)
             if row is None:
                 continue
+            row = _LIST.sub(lambda found: f"<{found[1].lower()}>", row[0]), row[1]
             if parameter.param_type_name == "argument":
                 sections["Arguments"].append(row)
             elif title is None:
@@ -107,8 +116,8 @@ def _refusals_as_input_errors(ctx: Any) -> Iterator[None]:
 TAKEN = {
     "int_parsing": "takes whole numbers",
     "float_parsing": "takes numbers",
-    "less_than_equal": "must be at most {le}",
-    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le:g}",
+    "greater_than_equal": "must be at least {ge:g}",
 }
 """What an option takes, by the parser's name of the error."""
 
@@ -137,6 +146,16 @@ def _whole_options(arguments: list[str], parameters: list[Any]) -> list[str]:
         if not equals and not flags.get(name, True):
             whole += islice(left, 1)
     return whole
+
+
+def _refuse_empty_paths(arguments: list[str], parameters: list[Any]) -> None:
+    """Refuse an option whose path is empty, which would be the working directory."""
+    paths = [each for each in parameters if each.type_descriptor.annotation in (Path, list[Path])]
+    names = {name for each in paths for name in each.opts if name.startswith("-")}
+    given = [(name, value) for name, equals, value in (argument.partition("=") for argument in arguments) if equals]
+    for name, value in (*given, *pairwise(arguments)):
+        if name in names and not value:
+            raise InputError(f"{name} is empty: give a path, or leave {name} out.")
 
 
 def _write(formatter: Any, sections: Sections) -> None:

@@ -31,8 +31,11 @@ def init(
     `plan`, `fits`, `simulate` and `sweep` take it as their MODEL.
     """
     from debubble.cli.job_file import job_text
+    from debubble.models import named_model
 
     o.check_counts(global_batch=global_batch, sequence_length=sequence_length)
+    named_model(model)
+    o.parse_cluster(cluster)
     if file.exists():
         raise InputError(f"{file} is there already: name another file, or remove it.")
     check_writable(file)

@@ -16,7 +16,13 @@ Names = Callable[[], Iterable[str]]
 
 
 def name_option(
-    names: Names, *declarations: str, what: str, help: str, metavar: str | None = None, several: bool = False
+    names: Names,
+    *declarations: str,
+    what: str,
+    help: str,
+    metavar: str | None = None,
+    several: bool = False,
+    section: str | None = None,
 ) -> Any:
     """An option that takes one of these names.
 
@@ -27,8 +33,10 @@ def name_option(
         help: What the help says.
         metavar: How the help writes its value.
         several: Whether it takes a list too, as `1f1b,zb-v`.
+        section: The section of the help in which it stands.
     """
-    return typer.Option(*declarations, help=help, metavar=metavar, **_one_of(names, what, several=several))
+    taken = _one_of(names, what, several=several)
+    return typer.Option(*declarations, help=help, metavar=metavar, rich_help_panel=section, **taken)
 
 
 def name_argument(names: Names, *, what: str, help: str, metavar: str | None = None) -> Any:

@@ -289,7 +289,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 def _declared(field: Field[Any], hint: Any) -> Any:
     """The option of a field; a copy, as another command may have the same option in another section."""
     if "help" in field.metadata:
-        return typer.Option(*field.metadata["declarations"], help=field.metadata["help"])
+        return typer.Option(*field.metadata["declarations"], help=field.metadata["help"], min=field.metadata["min"])
     return copy(field.metadata["option"] if field.metadata else hint.__metadata__[0])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from debubble.cli import options as o
 from debubble.cli.output import SearchProgress
 from debubble.cli.plan_options import GivenCosts, Question
-from debubble.ir import RunOptions
+from debubble.ir import InputError, RunOptions
 from debubble.plans import Plan
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class GivenRequest:
             workload = ModelUnits(load_units(self.given.units, memory_limit=limit))
         else:
             assert self.given.costs is not None
+            _check_stages(self.given.costs, load_costs(self.given.costs).stages, devices=devices, chunks=asked.chunks)
             costs = load_costs(self.given.costs, stages=devices * (asked.chunks or 1))
             workload = FixedStages(costs if limit is None else costs.with_limit(limit))
         sliced = workload.units if isinstance(workload, ModelUnits) else workload.costs
@@ -122,6 +124,17 @@ class GivenRequest:
             objective="span" if self.run.post_validation else "makespan", **asdict(self.search),
         )  # fmt: skip
         return replace(problem.swapping(cast("Swap", asked.swap)), robust=asked.robust, compare=asked.compare)
+
+
+def _check_stages(file: Path, stages: int, *, devices: int, chunks: int | None) -> None:
+    """Refuse devices and chunks that do not have the stages of a costs file, and say which chunks have; 1 is any."""
+    if stages in (1, devices * (chunks or 1)):
+        return
+    how = f"--chunks {stages // devices}" if stages % devices == 0 else f"--devices that divide {stages}"
+    given = f"--devices {devices}" + ("" if chunks is None else f" --chunks {chunks}")
+    raise InputError(
+        f"{file} has the costs of {stages} stages, and {given} makes {devices * (chunks or 1)}: give {how}."
+    )
 
 
 Request = ModelRequest | GivenRequest

@@ -25,19 +25,21 @@ if TYPE_CHECKING:
 def profile(
     model: o.ModelName,
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the measured units here.")] = Path("costs.json"),
-    micro_batch_size: Annotated[int, typer.Option(help="Sequences per micro-batch.")] = 1,
+    micro_batch_size: Annotated[int, typer.Option(help="Sequences per micro-batch.", min=1)] = 1,
     sequence_length: o.SequenceLength = 512,
     dtype: o.Dtype = "fp32",
     lora: o.Lora = 0,
     device: Annotated[str, name_option(lambda: ("cpu", "cuda"), what="kind of device", help="cpu or cuda.")] = "cpu",
     processes: Annotated[
         int | None,
-        typer.Option(help="Processes that measure at the same time, as ranks will (default: one per GPU, or 2)."),
+        typer.Option(
+            help="Processes that measure at the same time, as ranks will (default: one per GPU, or 2).", min=1
+        ),
     ] = None,
     offload_to: Annotated[
         Path | None, typer.Option(help="Folder that a run's activations will be offloaded to (default: host memory).")
     ] = None,
-    repetitions: Annotated[int, typer.Option(help="Measurements of everything; medians count.")] = 10,
+    repetitions: Annotated[int, typer.Option(help="Measurements of everything; medians count.", min=1)] = 10,
     from_trace: Annotated[
         list[Path] | None,
         typer.Option(
@@ -51,6 +53,7 @@ def profile(
 
     These are forward, backward, recomputation and bytes of every unit, and the links.
     """
+    o.check_counts(sequence_length=sequence_length)
     check_writable(output)
     if from_trace:
         _from_trace(Path(model), from_trace, output, json=json)

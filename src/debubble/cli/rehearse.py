@@ -10,13 +10,16 @@ import typer
 from debubble.cli.app import app, require_torch
 from debubble.cli.options import PlanFile
 from debubble.cli.output import Json, with_delayed_message
+from debubble.errors import InputError
+from debubble.files import check_writable
+from debubble.plans import Plan
 
 
 @app.command(rich_help_panel="Run")
 @with_delayed_message("Rehearsing")
 def rehearse(
     plan: PlanFile,
-    steps: Annotated[int, typer.Option(help="Steps; the one of median length is compared.")] = 5,
+    steps: Annotated[int, typer.Option(help="Steps; the one of median length is compared.", min=1)] = 5,
     scale: Annotated[float, typer.Option(help="Seconds per unit of the plan's time; for abstract costs.")] = 1.0,
     trace: Annotated[Path | None, typer.Option(help="Write the trace here.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the predicted and measured timelines here.")] = None,
@@ -27,15 +30,12 @@ def rehearse(
     That checks processes, messages and order.
     """
     require_torch()
-    from debubble.files import check_writable
-    from debubble.ir import InputError
-    from debubble.plans import Plan
+    if not scale > 0:
+        raise InputError(f"--scale must be above 0, not {scale:g}.")
+    check_writable(trace, html)
+    ranks = Plan.load(plan).devices
     from debubble.runtime.launch.launcher import encode_options, start
     from debubble.training.rehearsal import RehearsalOptions
 
-    if steps < 1 or not scale > 0:
-        raise InputError("--steps must be at least 1 and --scale positive.")
-    check_writable(trace, html)
-    ranks = Plan.load(plan).devices
     options = RehearsalOptions(plan=plan, steps=steps, scale=scale, trace=trace, html=html, json=json)
     start("debubble.training.rehearsal", encode_options(options), ranks=ranks)

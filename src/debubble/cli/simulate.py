@@ -109,14 +109,14 @@ class AbstractCosts(o.OptionGroup):
 @with_delayed_message("Simulating")
 def simulate(
     source: Annotated[
-        str | None, typer.Argument(metavar="PLAN|MODEL", help="A plan file; with --schedule, a model.")
+        str | None, typer.Argument(metavar="PLAN|MODEL", help="A plan file; with --schedule or --csv, a model.")
     ] = None,
     *,
     choice: ScheduleChoice,
     given: AbstractCosts,
     run: o.ModelRun,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="With MODEL and one schedule: write the plan here.")
+        Path | None, typer.Option("--output", "-o", help="With MODEL and one schedule or --csv: write the plan here.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page: the schedules under each other.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture of them on one time scale.")] = None,
@@ -130,8 +130,11 @@ def simulate(
     """
     check_pictures(html=html, png=png)
     choices = choice.each
-    if output is not None and (source is None or choice.schedule is None or len(choices) > 1):
-        raise InputError("-o writes the plan of a MODEL by one schedule: give both, with --schedule NAME.")
+    by_hand = choice.schedule is not None or choice.csv is not None
+    if output is not None and (source is None or not by_hand or len(choices) > 1):
+        raise InputError(
+            "-o writes the plan of a MODEL by one schedule: give both, with --schedule NAME or --csv FILE."
+        )
     check_writable(output)
     divided = source is None and _divided(choices, given.costs)
     scenes, errors = _scenes(source, choices, given, run, divided=divided)
@@ -263,18 +266,18 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
     from debubble.planners.fixed_plan import fixed_plan
     from debubble.views.scene import Scene
 
-    if choice.schedule is None or choice.csv is not None:
-        raise InputError("--csv is simulated with --costs, not with a MODEL; leave one of them out.")
     if given.costs is not None:
         raise InputError("Give either MODEL or --costs, not both.")
     if given.devices is not None:
         raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
-    model, schedule = named_model(name), choice.schedule
+    own = None if choice.csv is None else _own_order(choice.csv, choice, given)
+    model, schedule = named_model(name), own or str(choice.schedule)
+    micro_batches = choice.step_micro_batches if own is None else own.micro_batches
 
     def scene(recompute: str | None) -> Scene:
         plan = fixed_plan(
             model, run.require_cluster(), schedule=schedule,
-            micro_batches=choice.step_micro_batches, pipeline=run.pipeline, chunks=choice.chunks,
+            micro_batches=micro_batches, pipeline=run.pipeline, chunks=choice.chunks,
             recompute=recompute, memory_limit=choice.memory_limit, layers=choice.stage_layers,
             host_chunks=choice.host_chunks, schedule_options=choice.settings, **asdict(run.run_options),
         )  # fmt: skip
@@ -296,6 +299,14 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
         raise InfeasibleError(f"{error.found}; --recompute {fitting[0]} fits.", missing=error.missing) from error
 
 
+def _own_order(file: Path, choice: ScheduleChoice, given: AbstractCosts) -> Schedule:
+    """The order of a CSV, which leaves no schedule to choose."""
+    from debubble.frameworks.torch.export import read
+
+    choice.refuse(given, "the CSV says the order of all operations", schedule=choice.schedule)
+    return read(file)
+
+
 def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun, *, divided: bool) -> Scene:
     """The step of a schedule or an order whose stages have given costs, and whose last chunks the hosts step."""
     from debubble import simulate as simulated
@@ -303,8 +314,6 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
     from debubble.views.scene import Scene
 
     run.refuse_given()
-    if choice.csv is not None:
-        choice.refuse(given, "the CSV says the order of all operations", schedule=choice.schedule)
     for name in ("recompute", "layers"):
         if getattr(choice, name) is not None:
             o.refuse_without_model(name)
@@ -313,11 +322,14 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
             choice, given, objective="span" if run.post_validation else "makespan", divided=divided
         )  # fmt: skip
     else:
-        from debubble.frameworks.torch.export import read
-
-        schedule = read(choice.csv)
+        schedule = _own_order(choice.csv, choice, given)
         costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit), parts=1)
-    timeline = simulated(schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks)), costs)
+    hosted = schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks))
+    try:
+        timeline = simulated(hosted, costs)
+    except OutOfMemoryError as error:
+        error.args = (f"{error.found}; raise the memory limit, or take another schedule.",)
+        raise
     scene = Scene(
         timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
     )  # fmt: skip

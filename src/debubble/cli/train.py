@@ -39,9 +39,9 @@ class Unplanned(OptionGroup):
     section: ClassVar[str] = "A MODEL in place of PLAN, with --online"
 
     cluster: str | None = option(f"{CLUSTER}  The run begins by the plan of least memory.")
-    micro_batches: int | None = option("Micro-batches per step (default: 32).")
-    micro_batch_size: int | None = option("Sequences per micro-batch (default: 1).")
-    sequence_length: int | None = option("Tokens per sequence (default: 4096).")
+    micro_batches: int | None = option("Micro-batches per step (default: 32).", min=1)
+    micro_batch_size: int | None = option("Sequences per micro-batch (default: 1).", min=1)
+    sequence_length: int | None = option("Tokens per sequence (default: 4096).", min=1)
     dtype: str | None = option("bf16, fp16 or fp32 (default: bf16).", names=dtype_names, what="dtype")
     memory_limit: str | None = option("Per device: bytes, or with a unit such as 20GiB.")
 
@@ -72,9 +72,9 @@ class Recipe(OptionGroup):
 
     section: ClassVar[str] = "Recipe"
 
-    steps: int | None = option("Training steps, those before a resumed checkpoint included (default: 100).")
-    learning_rate: float | None = option("Peak of the learning rate (default: 3e-3; with --load 1e-5).", "--lr")
-    warmup: int | None = option("Steps until the peak (default: 10).")
+    steps: int | None = option("Training steps, those before a resumed checkpoint included (default: 100).", min=1)
+    learning_rate: float | None = option("Peak of the learning rate (default: 3e-3; with --load 1e-5).", "--lr", min=0)
+    warmup: int | None = option("Steps until the peak (default: 10).", min=0)
     lr_schedule: str | None = option(
         "After the warm-up, to a tenth of the peak: cosine (default), linear, wsd; or constant.",
         names=learning_rate_names,
@@ -84,8 +84,8 @@ class Recipe(OptionGroup):
     optimizer_option: list[str] | None = option(
         "Argument of the optimizer's class, such as betas=[0.9,0.99]; repeatable."
     )
-    weight_decay: float | None = option("Weight decay of matrices (default: 0.01).")
-    clip: float | None = option("Largest global norm of the gradients (default: 1).")
+    weight_decay: float | None = option("Weight decay of matrices (default: 0.01).", min=0)
+    clip: float | None = option("Largest global norm of the gradients (default: 1).", min=0)
     ema: float | None = option(
         "Decay of a moving average of the weights, such as 0.999, which validation, samples and --save use"
         " (default: there is none)."
@@ -136,10 +136,19 @@ def train(
     With --online and --cluster, PLAN may be a MODEL: the run measures its operators, and plans, while it trains.
     """
     require_torch()
+    checkpoints.check_folder_given()  # what needs no torch, whose import takes seconds
+    data.check_files()
     file = unplanned.plan_of(plan, online=execution.online, folder=checkpoints.checkpoint)
     check_started(Plan.load(file).ranks)  # before torch is imported, and data read
     from debubble.training.checks import check
-    from debubble.training.options import TrainOptions, data_remark, frozen_remark, rate_remark, with_settings
+    from debubble.training.options import (
+        TrainOptions,
+        data_remark,
+        frozen_remark,
+        rate_remark,
+        schedule_remark,
+        with_settings,
+    )
 
     options = TrainOptions(
         plan=file,
@@ -157,7 +166,12 @@ def train(
         log().print(remark)
     if os.environ.get("RANK", "0") == "0":
         check_writable(records.trace, records.html, makes_folders=True)
-        for remark in (data_remark(options), rate_remark(options), frozen_remark(options, checked)):
+        for remark in (
+            data_remark(options),
+            rate_remark(options),
+            schedule_remark(options),
+            frozen_remark(options, checked),
+        ):
             if remark:
                 log().print(remark)
     start(

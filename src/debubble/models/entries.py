@@ -169,6 +169,8 @@ def read_entries(path: Path) -> Entries:
         raise InputError(f"The model config {file.absolute()} cannot be read: {error.strerror}.") from error
     except RecursionError as error:
         raise InputError(f"{file} is not a model config: it is nested too deeply.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not a text file: a model config is JSON.") from error
     except ValueError as error:
         raise InputError(f"{file} is not a JSON file: {error}.") from error
     if not isinstance(entries, dict):

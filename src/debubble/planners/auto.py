@@ -29,7 +29,7 @@ from debubble.planners.joint.planner import joint_draft
 from debubble.planners.portfolio.planner import SMALL
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
 from debubble.planners.process_pool import Task, TaskAnswer, by_completion, failure, side_by_side
-from debubble.planners.progress import Improvement, Progress, tell
+from debubble.planners.progress import Improvement, Progress, changing_news, tell
 from debubble.planners.registry import Result, planner, planners, verify
 from debubble.search.effort import Deadline
 from debubble.targets.orders import COMPUTE, OwnOrders, accumulated, undivided, without_transfers
@@ -227,7 +227,8 @@ class _Answers:
     def take(self, name: str, ask: Callable[[], Result]) -> Iterator[Solution]:
         """Keep a planner's answer; yield it if it is the fastest so far."""
         try:
-            answer = ask()
+            with changing_news(self._with_best_bound):
+                answer = ask()
         except DebubbleError as error:
             self._found.setdefault(name, error)
         except Exception as error:  # others may have an answer: the plan says that this one failed
@@ -282,15 +283,16 @@ class _Answers:
                 self.remark(name, f"{slower:.1f}% slower than with recomputation, offload or steps on hosts")
         if answer.score < best:
             # Only what a Ctrl-C would keep is told.
-            tell(
-                Improvement(
-                    planner=name,
-                    schedule=answer.solution.schedule.name,
-                    step_time=float(answer.time),
-                    gap=answer.gap,
-                )
-            )
+            schedule, step = answer.solution.schedule.name, float(answer.time)
+            tell(self._with_best_bound(Improvement(planner=name, schedule=schedule, step_time=step, gap=answer.gap)))
             yield self.solution()
+
+    def _with_best_bound(self, news: Progress | Improvement) -> Progress | Improvement:
+        """The news with a plan's gap to the best bound that any planner has, as the answer has it."""
+        if isinstance(news, Progress):
+            return news
+        bound = max((float(result.lower_bound) for result in self.results), default=0.0)
+        return replace(news, gap=min(news.gap, max(0.0, (news.step_time - bound) / news.step_time)))
 
     def interrupt(self) -> None:
         """Note that the search of the fastest answer was interrupted."""

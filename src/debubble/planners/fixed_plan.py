@@ -29,7 +29,7 @@ def fixed_plan(
     model: Model,
     cluster: Cluster,
     *,
-    schedule: str,
+    schedule: str | Schedule,
     micro_batches: int,
     pipeline: int | None = None,
     chunks: int | None = None,
@@ -45,8 +45,8 @@ def fixed_plan(
     Args:
         model: The model.
         cluster: Its devices.
-        schedule: A schedule's name.
-        micro_batches: Micro-batches per step.
+        schedule: A schedule's name, or an order of operations of one's own.
+        micro_batches: Micro-batches per step, the order's where one is given.
         pipeline: Pipeline devices; None: all that the other degrees leave.
         chunks: Stages per device; None: the schedule's default.
         recompute: A strategy of the model's units: none, selective, full.  It holds for every stage, or, if the
@@ -74,14 +74,19 @@ def fixed_plan(
         ('zb-h1', 'hand')
     """
     run = RunOptions(**options)
+    name = schedule if isinstance(schedule, str) else schedule.name
     if run.expert_overlap and schedule != COMBINED:
-        raise InputError(f"--expert-overlap is priced for the schedule '{COMBINED}' alone, not for '{schedule}'.")
+        raise InputError(f"--expert-overlap is priced for the schedule '{COMBINED}' alone, not for '{name}'.")
     cluster = cluster if memory_limit is None else cluster.with_limit(memory_limit)
     problem = problem_of(model, cluster, run, micro_batches=micro_batches, pipeline=pipeline)
-    made, partition = _configured(
-        model, problem, schedules[schedule], chunks=chunks, recompute=recompute, layers=layers,
-        schedule_options=schedule_options, slices=run.slices,
-    )  # fmt: skip
+    _check_recompute(problem, recompute)
+    if isinstance(schedule, Schedule):
+        made, partition = _in_order(model, problem, schedule, recompute=recompute, layers=layers)
+    else:
+        made, partition = _configured(
+            model, problem, schedules[schedule], chunks=chunks, recompute=recompute, layers=layers,
+            schedule_options=schedule_options, slices=run.slices,
+        )  # fmt: skip
     if host_chunks and not problem.units.hostable:
         raise InputError("--host-chunks needs a cluster with a link to the host, and no --host-optimizer.")
     hosted = made.placement.last_chunks(host_chunks)
@@ -94,6 +99,31 @@ def fixed_plan(
         model_on_cluster=ModelOnCluster(model, cluster),
         options=run,
     )
+
+
+def _check_recompute(problem: Problem, recompute: str | None) -> None:
+    """Refuse a strategy that no unit of the model has."""
+    known = sorted({name for unit in problem.units.units for name in unit.strategies})
+    if recompute is not None and recompute not in known:
+        raise InputError(f"--recompute is '{recompute}'; it must be one of: {', '.join(known)}.")
+
+
+def _in_order(
+    model: Model, problem: Problem, order: Schedule, *, recompute: str | None, layers: Sequence[int] | None
+) -> tuple[Schedule, Partition]:
+    """An order of one's own, all of whose stages recompute alike, and its stages."""
+    if order.devices != problem.devices:
+        raise InputError(
+            f"The order '{order.name}' has {order.devices} devices, and the pipeline has {problem.devices}: give"
+            f" --pipeline {order.devices}, and a --cluster with as many devices as all degrees make."
+        )
+    if problem.slices > 1:
+        raise InputError(f"The order '{order.name}' does not cut sequences into slices; leave --slices out.")
+    if layers is not None:
+        return _of_layers(model, problem, layers, lambda **_: order, chunks=None, recompute=recompute)
+    counts = even_counts(problem.units, order.stages)
+    partition = Partition.cut(problem.units, counts, strategy=recompute or "none")
+    return replace(order, fused_recompute=partition.recomputing), partition
 
 
 def _configured(
@@ -109,9 +139,6 @@ def _configured(
 ) -> tuple[Schedule, Partition]:
     """The schedule, whose recomputing stages are those that were chosen, and its stages."""
     units, devices, micro_batches = problem.units, problem.devices, problem.micro_batches // slices
-    known = sorted({name for unit in units.units for name in unit.strategies})
-    if recompute is not None and recompute not in known:
-        raise InputError(f"--recompute is '{recompute}'; it must be one of: {', '.join(known)}.")
     given = {**entry.accepted_options(objective=problem.objective), **(schedule_options or {})}
     if slices > 1:
         if "slices" not in entry.options:

@@ -64,6 +64,14 @@ def progress_listener(listener: Listener | None) -> Iterator[None]:
         _listener.reset(token)
 
 
+@contextmanager
+def changing_news(change: Callable[[Progress | Improvement], Progress | Improvement]) -> Iterator[None]:
+    """Let the listener hear what is told within as `change` makes it."""
+    listener = _listener.get()
+    with progress_listener(None if listener is None else lambda news: listener(change(news))):
+        yield
+
+
 def tell(progress: Progress | Improvement) -> None:
     """Tell the listener, if there is one."""
     listener = _listener.get()

@@ -60,8 +60,7 @@ def check(options: TrainOptions) -> Plan:
         _check_units(options, plan)
     if options.online:
         check_searchable(plan)
-    if (options.resume or options.auto_resume) and options.checkpoint is None:
-        raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
+    options.check_folder_given()
     for folder in options.load:
         if not folder.is_dir():
             raise InputError(f"--load: there is no folder {folder}.")
@@ -250,4 +249,8 @@ def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
             " nothing that a checkpoint names is read."
         )
     if progress.step >= options.steps:
-        raise InputError(f"{newest} has done all of the {options.steps} steps: give more with --steps.")
+        more = progress.step > options.steps
+        taken = (
+            f"{progress.step} steps, more than the {options.steps} asked for" if more else f"all {options.steps} steps"
+        )
+        raise InputError(f"{newest} has taken {taken}: give more with --steps.")

@@ -91,6 +91,15 @@ def rate_remark(options: TrainOptions) -> str | None:
     return f"The learning rate's peak is {FINE_TUNING_RATE:g}, as the weights are loaded: choose another with --lr."
 
 
+def schedule_remark(options: TrainOptions) -> str | None:
+    """Say that a resumed run's learning rate ends at another step than before; None if it does not."""
+    newest, name = start_of(options), options.lr_schedule
+    before = None if newest is None else progress_of(newest).recipe.steps
+    if before in (None, options.steps) or name == "constant":
+        return None
+    return f"The {name} schedule ends at step {options.steps} now, not at {before}."
+
+
 def data_remark(options: TrainOptions) -> str:
     """Say what the run reads."""
     newest = start_of(options)

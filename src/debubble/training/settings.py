@@ -6,16 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from debubble.errors import InputError
 
-def setting(help: str, *declarations: str, default: Any = None) -> Any:
+
+def setting(help: str, *declarations: str, default: Any = None, min: int | None = None) -> Any:
     """A field of a group of settings.
 
     Args:
         help: What the help of the command line says.
         declarations: The names of its option there, if they are not the field's.
         default: Its value where it is not given.
+        min: The least number that it takes.
     """
-    return field(default=default, metadata={"help": help, "declarations": declarations})
+    return field(default=default, metadata={"help": help, "declarations": declarations, "min": min})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +40,20 @@ class TrainingData:
     validation: str | None = setting(
         "Text file or directory whose loss is computed beside; with --dataset: module:function."
     )
-    validate_every: int = setting("Steps between validations.", default=100)
+    validate_every: int = setting("Steps between validations.", default=100, min=1)
     prompt: str | None = setting("Text that the model continues at each validation interval.")
-    sample_tokens: int = setting("Tokens that follow the prompt.", default=40)
-    seed: int = setting("Of the initial weights and the order of the data.", default=0)
+    sample_tokens: int = setting("Tokens that follow the prompt.", default=40, min=1)
+    seed: int = setting("Of the initial weights and the order of the data.", default=0, min=0)
+
+    def check_files(self) -> None:
+        """Refuse files that are not there, before torch is imported; raises InputError."""
+        for what in ("data", "tokenizer", "lengths"):
+            file = getattr(self, what)
+            try:
+                if file is not None:
+                    file.stat()
+            except OSError as error:
+                raise InputError(f"--{what}: {file} cannot be read: {error.strerror}.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +63,18 @@ class Checkpoints:
     section: ClassVar[str] = "Checkpoints"
 
     checkpoint: Path | None = setting("Folder for checkpoints.")
-    save_every: int = setting("Steps between checkpoints.", default=100)
-    keep: int = setting("Checkpoints to keep.", default=2)
+    save_every: int = setting("Steps between checkpoints.", default=100, min=1)
+    keep: int = setting("Checkpoints to keep.", default=2, min=1)
     resume: bool = setting(
         "Go on from the newest checkpoint, with its settings where none are given; the data has to be given again.",
         default=False,
     )
     auto_resume: bool = setting("The same, or start where there is none: for torchrun's restarts.", default=False)
+
+    def check_folder_given(self) -> None:
+        """Refuse to resume from no folder; raises InputError."""
+        if (self.resume or self.auto_resume) and self.checkpoint is None:
+            raise InputError("--resume needs --checkpoint with the folder that holds the checkpoint.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +92,7 @@ class Execution:
     fp8: bool = setting("Multiply in 8 bits, through torchao, on GPUs that can.", default=False)
     offload_to: Path | None = setting("Folder on a fast disk for offloaded activations (default: host memory).")
     hang_timeout: float = setting(
-        "Seconds in which no operation of any rank ends, after which the run does.", default=600
+        "Seconds in which no operation of any rank ends, after which the run does.", default=600, min=0
     )
     online: bool = setting("Search a better order beside the training, and go on with it.", default=False)
 

@@ -96,6 +96,23 @@ def test_every_choice_has_every_level_once() -> None:
     assert [d.zero for d in found if d.pipeline == 8] == [0]
 
 
+@pytest.mark.parametrize(
+    ("target", "alone", "piped"), [("torchtitan", {0, 2, 3}, {0, 1}), ("megatron", {0, 1, 2, 3}, {0, 1, 2, 3})]
+)
+def test_the_command_shows_what_a_framework_has(json_of: Any, target: str, alone: set[int], piped: set[int]) -> None:
+    found = json_of("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--for", target)["footprints"]
+    degrees = [each["degrees"] for each in found]
+    assert {d["zero"] for d in degrees if (d["pipeline"], d["data"]) == (1, 8)} == alone
+    assert {d["zero"] for d in degrees if (d["pipeline"], d["data"]) == (2, 4)} == piped
+
+
+def test_a_frameworks_memory_is_that_of_its_plans(json_of: Any) -> None:
+    call = ("fits", "llama3-8b", "--cluster", "8xH100-80GB", "--data", "8", "--zero", "3")
+    [deepspeed] = json_of(*call, "--for", "deepspeed")["footprints"]
+    [priced] = json_of(*call, "--framework", "deepspeed")["footprints"]
+    assert deepspeed == priced
+
+
 def test_the_command_prints_all_choices_as_json(json_of: Any) -> None:
     answer = json_of("fits", "llama3-8b", "--cluster", "8xH100-80GB")
     assert len(answer["footprints"]) == len(footprints(job()))

@@ -62,7 +62,9 @@ def test_gradients_of_two_bytes_are_told_where_they_fit() -> None:
         options=RunOptions(sequence_length=1024),
     )  # fmt: skip
     (found,) = (remedy for remedy in remedies(asked) if remedy.change.startswith("--gradient-dtype bf16"))
-    small = replace(asked, options=replace(asked.options, gradient_dtype="bf16"))
+    assert found.change == "--gradient-dtype bf16 --for megatron --data 2 --zero 3"
+    options = replace(asked.options, gradient_dtype="bf16", framework="megatron-lm")
+    small = replace(asked, options=options, target="megatron")
     assert found.step_time == quick_step(small.problem(found.degrees))[0]
 
 
@@ -101,7 +103,7 @@ def test_that_nothing_fits_is_told_at_the_terminals_width(run: Any) -> None:
     asked = ("llama3-8b", "--cluster", "1xA100-40GB", "--sequence-length", "512", "--memory-limit", "1GiB")
     code, _, said = run("plan", *asked, "--micro-batches", "1", "--lora", "16", "--quantize", "nf4-dq")
     assert (code, max(map(len, said.splitlines())) <= 80) == (1, True)
-    assert said.splitlines()[-1].startswith("  --cluster 8xA100-40GB --tensor 8: ")
+    assert said.splitlines()[-1].startswith("  --cluster 8xA100-40GB --for automodel --tensor 8: ")
 
 
 def test_a_quick_plan_keeps_to_the_hosts_memory() -> None:
@@ -121,6 +123,19 @@ def test_quantized_weights_are_tried_where_lora_does_not_fit() -> None:
     small = db.Cluster.from_dict({"devices": "1xRTX4090-24GB", "memory_limit": ["9GiB"]})
     first, *_ = remedies(replace(job(), cluster=small))
     assert first.change.startswith("--lora 16 --quantize nf4-dq ")
+
+
+def test_a_change_beyond_the_runtime_names_who_runs_it() -> None:
+    # debubble's runtime does not quantise the scales of weights that tensor-parallel ranks divide.
+    asked = Job(
+        model=db.models["llama3.1-70b"], cluster=db.Cluster.parse("2xRTX4090-24GB"), global_batch=16,
+        options=RunOptions(sequence_length=2048, lora=16, quantize="nf4"),
+    )  # fmt: skip
+    changes = [remedy.change for remedy in remedies(asked)]
+    assert changes == [
+        "--quantize nf4-dq --sequence-length 512 --for automodel --tensor 2",
+        "--cluster 4xRTX4090-24GB --pipeline 2 --tensor 2",
+    ]
 
 
 def test_no_change_is_tried_after_the_deadline() -> None:

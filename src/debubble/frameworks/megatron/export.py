@@ -236,13 +236,19 @@ OF_FSDP_ALONE = f"Checkpoints of Megatron-FSDP are {FSDP_FORMAT}: --load does no
 
 
 def arguments_of(plan: Plan, stages: Sequence[StageLayers], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Megatron-LM's arguments for a plan's stages and settings, without recomputation."""
+    """Megatron-LM's arguments for a plan's stages and settings, without recomputation.
+
+    The costs count on one grouped product for a device's experts.  Without it Megatron-LM refuses to recompute
+    `moe_act`, and ignores the experts' modules among those to offload (TEGroupedMLP).
+    """
     mtp = sum(stage.mtp for stage in stages)
+    grouped = plan.model is not None and bool(sparse_layers(plan.model))
     return {
         "--num-layers": sum(len(stage.layers) for stage in stages),
         **({"--mtp-num-layers": mtp} if mtp else {}),
         "--pipeline-model-parallel-size": plan.devices,
         "--pipeline-model-parallel-layout": layout(stages),
+        **({"--moe-grouped-gemm": _ON} if grouped else {}),
         **settings,
     }
 

@@ -68,7 +68,9 @@ def read(path: Path | str) -> Schedule:
             rows = [row for row in csv.reader(file) if row]
     except OSError as error:
         raise InputError(f"The schedule file {path} cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise InputError(f"The schedule file {path} is not a text file: it must be CSV.") from error
+    except csv.Error as error:
         raise InputError(f"The schedule file {path} is not CSV: {error}.") from error
     orders = tuple(
         tuple(op for column, cell in enumerate(row) for op in _operations(cell, path, rank, column))

@@ -10,7 +10,7 @@ from itertools import islice
 
 from debubble.costs import model_units
 from debubble.errors import readable_bytes
-from debubble.ir import DebubbleError, InputError, RunOptions
+from debubble.ir import DebubbleError, InputError, RunOptions, UnsupportedError
 from debubble.ir.degrees import Degrees
 from debubble.planners.degrees.estimate import promise, quick_bound, quick_step, step_bound
 from debubble.planners.degrees.memory import footprint, too_large
@@ -20,6 +20,7 @@ from debubble.planners.degrees.space import Job
 from debubble.planners.problem import Problem
 from debubble.planners.registry import planners
 from debubble.search.effort import Effort
+from debubble.targets.target import targets
 
 TRIED = 1.0
 """Seconds of the reference machine for the quick plans of one change, once one of them fits."""
@@ -68,8 +69,8 @@ def remedies(job: Job) -> list[Remedy]:
     These are other degrees, a CPU optimizer, LoRA, gradients and then all states in bf16, more devices, and moments in
     8 bits.  LoRA is also tried with quantized weights and shorter sequences.  It and smaller states keep the job's
     fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of states in bf16 or
-    of more devices fits, plans with optimizers or activations on the host are tried.  No change is begun after the
-    job's deadline.
+    of more devices fits, plans with optimizers or activations on the host are tried.  Plans that no framework runs are
+    passed over.  No change is begun after the job's deadline.
     """
     return list(islice(_remedies(job, Clock(job.deadline)), MOST))
 
@@ -219,8 +220,9 @@ def _quick_remedy(change: str, job: Job) -> Iterator[Remedy]:
     """The remedy that a change is, with the best degrees for it, if a quick plan of it fits."""
     best = _best(job) if _has_capacity(job) else None
     if best is not None:
-        degrees, step = best
-        yield Remedy(change=_words(change, degrees), degrees=degrees, step_time=step)
+        target = "" if best.target is None else f"--for {best.target}"
+        words = _words(" ".join(filter(None, [change, target])), best.degrees)
+        yield Remedy(change=words, degrees=best.degrees, step_time=best.step)
 
 
 def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
@@ -231,7 +233,7 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
         problems = {degrees: job.problem(degrees) for degrees in shortlist(job, on_hosts=True).choices}
     except DebubbleError:
         return
-    possible = [degrees for degrees, problem in problems.items() if too_large(problem) is None]
+    possible = [d for d, problem in problems.items() if too_large(problem) is None and _runs_as_planned(job, d)]
     if not possible:
         return
     hopeful = sorted(possible, key=lambda degrees: promise(problems[degrees]))[:ASKED]
@@ -269,8 +271,17 @@ def _words(change: str, degrees: Degrees) -> str:
     return " ".join(filter(None, [change, option_words(degrees)]))
 
 
-def _best(job: Job) -> tuple[Degrees, float] | None:
-    """The fastest quick plan of the shortlist, with its best size of micro-batches; None if none fits."""
+@dataclass(frozen=True, kw_only=True)
+class _QuickPlan:
+    """Degrees, seconds of a step, and the framework to plan for, where debubble's runtime cannot run them."""
+
+    degrees: Degrees
+    step: float
+    target: str | None
+
+
+def _best(job: Job) -> _QuickPlan | None:
+    """The fastest quick plan of the shortlist, with its best size of micro-batches; None if none fits and runs."""
     try:
         listed = shortlist(job)
     except DebubbleError:
@@ -279,17 +290,55 @@ def _best(job: Job) -> tuple[Degrees, float] | None:
     found = _fastest(job, listed.choices, effort)
     if found is None:
         return None
-    return _fastest(job, listed.sizes_of(found[0]), effort) or found
+    return _fastest(job, listed.sizes_of(found.degrees), effort) or found
 
 
-def _fastest(job: Job, choices: Sequence[Degrees], effort: Effort) -> tuple[Degrees, float] | None:
-    """The fastest quick plan of these choices; None if none fits."""
+def _fastest(job: Job, choices: Sequence[Degrees], effort: Effort) -> _QuickPlan | None:
+    """The fastest quick plan of these choices that a framework runs; None if none fits."""
     problems = {degrees: job.problem(degrees) for degrees in choices}
+    plans: dict[Degrees, _QuickPlan] = {}
+
+    def step(degrees: Degrees) -> float:
+        plans[degrees] = _runnable_plan(job, degrees, effort)
+        return plans[degrees].step
+
     ranking: Ranking[Degrees] = Ranking()
     rank(
         [degrees for degrees, problem in problems.items() if too_large(problem) is None],
         bounds=[lambda degrees: step_bound(problems[degrees]), lambda degrees: quick_bound(problems[degrees])],
-        step=lambda degrees: quick_step(problems[degrees], spend=effort.spend)[0],
-        count=1, ranking=ranking, over=lambda: effort.over,
+        step=step, count=1, ranking=ranking, over=lambda: effort.over,
     )  # fmt: skip
-    return next(((degrees, ranking.steps[degrees]) for degrees in ranking.best(1)), None)
+    return next((plans[degrees] for degrees in ranking.best(1)), None)
+
+
+def _runnable_plan(job: Job, degrees: Degrees, effort: Effort) -> _QuickPlan:
+    """The quick plan, else the fastest one for a framework; raises DebubbleError if none fits and runs.
+
+    The bare torch, with which the user writes the rest of the script, comes last.
+    """
+    if _runs_as_planned(job, degrees):
+        return _QuickPlan(degrees=degrees, step=_quick_step(job, degrees, effort), target=None)
+    found: list[tuple[bool, float, str]] = []
+    for name, target in targets.items():
+        with suppress(DebubbleError):
+            target.check(job.run_options(degrees), job.model, pipeline=degrees.pipeline)
+            if target.runs_on(job.cluster.slowest.name):
+                planned = replace(job, target=name, options=target.priced(job.options))
+                found.append((not target.framework, _quick_step(planned, degrees, effort), name))
+    if not found:
+        raise UnsupportedError("No framework runs it.")
+    _, step, name = min(found)
+    return _QuickPlan(degrees=degrees, step=step, target=name)
+
+
+def _quick_step(job: Job, degrees: Degrees, effort: Effort) -> float:
+    """Seconds of the quick plan's step; raises DebubbleError if it does not fit."""
+    return quick_step(job.problem(degrees), spend=effort.spend)[0]
+
+
+def _runs_as_planned(job: Job, degrees: Degrees) -> bool:
+    """Tell whether the job's target, or debubble's runtime, runs every plan; none is known for an unknown family."""
+    if job.target is not None or not job.model.known:
+        return True
+    refusal = targets["debubble"].refusal(job.run_options(degrees), job.model, pipeline=degrees.pipeline)
+    return refusal is None
