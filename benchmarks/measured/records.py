@@ -35,8 +35,18 @@ MODELS = "models.toml"
 SCALE = ("batch", "step_seconds", "tokens_per_second", "memory_gib", "memory_reserved_gib", "memory_process_gib",
          "source", "passes", "recompute_assumed")  # fmt: skip
 """Entries that do not tell one configuration from another."""
-OPTIONS = ("micro_batch_size", "tensor", "context", "expert", "expert_tensor", "dtype", "lora", "quantize", "optimizer",
-           "master_dtype")
+OPTIONS = (
+    "micro_batch_size",
+    "tensor",
+    "context",
+    "expert",
+    "expert_tensor",
+    "dtype",
+    "lora",
+    "quantize",
+    "optimizer",
+    "master_dtype",
+)
 """Entries that are options of the run."""
 
 TORCHTITAN_OP = (("norm", "norm+mlp"), ("norm", "norm+activation+multiply"))

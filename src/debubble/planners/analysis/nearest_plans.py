@@ -47,8 +47,8 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
 def quick_nearest(plan: Plan) -> Mapping[str, float]:
     """Ratio of a quick plan's step to the fastest quick one's, for every target that does not run the plan.
 
-    Each has its own kernels, unless the plan names a framework.  Only of targets that have a quick plan; nothing for
-    abstract costs, with a profile, or for large pipelines.
+    Each has its own kernels, unless the plan names a framework: those without any, as torch, are left out.  Only of
+    targets that have a quick plan; nothing for abstract costs, with a profile, or for large pipelines.
     """
     large = plan.devices * plan.micro_batches >= LARGE
     described = plan.model_on_cluster
@@ -71,6 +71,7 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
 
     as_it_is = plan_runs_in(plan)
     able = [name for name in targets if targets[name].runs_on(described.cluster.slowest.name)]
+    able = [name for name in able if targets[name].framework or targets[name].levers is None]
     quick = {name: step(name) for name in (None, *able) if name not in as_it_is}
     found = {name: taken for name, taken in quick.items() if taken is not None}
     return {name: taken / min(found.values()) for name, taken in found.items() if name is not None}
