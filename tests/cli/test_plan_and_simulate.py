@@ -468,7 +468,7 @@ def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytes
     monkeypatch.setattr("debubble.planners.analysis.nearest_plans.plan_runs_in", lambda _: ())
     _, out, err = run("plan", "llama-tiny", "--cluster", "2xL4", "--planner", "dapple")
 
-    assert "--for megatron plans what it runs" in out
+    assert "--for debubble plans what it runs" in out
     assert "debubble show plan.json" in out
     assert err.endswith(": `show` and `compare` take it.\n")
 
