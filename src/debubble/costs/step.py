@@ -41,9 +41,6 @@ MOMENTS: Mapping[str, int] = {
 HOST_MEMORY_BANDWIDTH = 25e9
 """Bytes per second that the optimizer step of one device gets of its host: an eighth of a two-socket server's."""
 
-HOST_ELEMENT = 4
-"""Bytes of a gradient or parameter on its way to or from a host that steps."""
-
 
 @dataclass(frozen=True)
 class ParameterBytes:
@@ -306,12 +303,13 @@ class StepTail:
         return reduce + factor * max(on_device, on_host)
 
     def _host_seconds(self, parameters: float, *, sharing: float) -> float:
-        """The hosts' step of so many parameters, with gradients down and parameters up in fp32 next to it."""
+        """The hosts' step of so many parameters, with gradients down and parameters up in its dtype next to it."""
         hardware = self.cluster.slowest
         if not parameters:
             return 0.0
         bandwidth = hardware.host_bandwidth * hardware.efficiency.host / sharing
-        moved = HOST_ELEMENT * parameters * (2 if hardware.host_link == "half-duplex" else 1) / bandwidth
+        ways = 2 if hardware.host_link == "half-duplex" else 1
+        moved = stepped_bytes(self.options) * parameters * ways / bandwidth
         traffic = step_traffic(self.options, framework=self._framework)
         return max(moved, traffic * parameters / HOST_MEMORY_BANDWIDTH)
 
