@@ -92,7 +92,7 @@ class Record:
     @property
     def device(self) -> str:
         """The type of its devices."""
-        return self.devices.partition("x")[2]
+        return self.devices.rpartition("x")[2]
 
     @property
     def cluster(self) -> Cluster:

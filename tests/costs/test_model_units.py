@@ -14,6 +14,7 @@ from debubble.costs import EAGER, MEGATRON, Cluster, Framework, Unit, Units, mod
 from debubble.costs.frameworks import FSDP
 from debubble.costs.half_layers import fused_core
 from debubble.costs.operators import Shapes
+from debubble.costs.parameter_costs import OVERLAP_SLOWDOWN, OVERLAP_TRAFFIC
 from debubble.costs.partition import Partition
 from debubble.costs.speed import Speed
 from debubble.ir import InputError, Placement, RunOptions
@@ -295,18 +296,31 @@ def test_zero_2_and_fsdp_wait_for_what_takes_longer_than_computing() -> None:
 
     plain = attention(slow, 1)
     speed = Speed(slow.slowest, 2)
-    once = speed.gather(LLAMA.attention_parameters(0), 8, alongside=8)
+    parameters = LLAMA.attention_parameters(0)
+    once = speed.gather(parameters, 8, alongside=8)
     latency = slow.slowest.link_latency
     scattered, gathered = latency + 4 * (once - latency), latency + 2 * (once - latency)
     backward = plain.backward_input + plain.backward_weight
     two, three = attention(slow, 2), attention(slow, 3)
-    assert two.forward == plain.forward
-    assert two.backward_input + two.backward_weight == pytest.approx(max(backward, scattered))
-    assert three.forward == pytest.approx(gathered)
-    assert three.backward_input + three.backward_weight == pytest.approx(gathered + scattered)
 
-    fast = Cluster.from_dict({"devices": "8xA100-80GB", "link_bandwidth": 1e14, "link_latency": 1e-9})
-    assert attention(fast, 3).work == attention(fast, 1).work
+    def slowed(collectives: float, computing: float, size: int) -> float:
+        """Slow links: memory's traffic bounds by how much collectives slow the computing next to them."""
+        return max(collectives, computing) + OVERLAP_TRAFFIC * size * parameters / slow.slowest.memory_bandwidth
+
+    assert two.forward == plain.forward
+    assert two.backward_input + two.backward_weight == pytest.approx(slowed(scattered, backward, 4))
+    assert three.forward == pytest.approx(slowed(gathered, plain.forward, 2))
+    assert three.backward_input + three.backward_weight == pytest.approx(slowed(gathered + scattered, backward, 6))
+
+
+def test_fast_collectives_slow_computing_by_a_share_of_their_time() -> None:
+    cluster = Cluster.from_dict({"devices": "8xA100-80GB", "link_bandwidth": 2e12, "link_latency": 1e-6})
+    framework = Framework(gathers_units=True)
+    plain, fsdp = (
+        layer(model_units(LLAMA, cluster, RunOptions(data=8, zero=zero), framework=framework))[0] for zero in (1, 3)
+    )
+    gather = Speed(cluster.slowest, 2).gather(2 * LLAMA.attention_parameters(0), 8, alongside=8)
+    assert fsdp.forward - plain.forward == pytest.approx(OVERLAP_SLOWDOWN * gather)
 
 
 def test_zero_3_gathers_stages_beside_their_computing() -> None:

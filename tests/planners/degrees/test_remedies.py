@@ -62,9 +62,9 @@ def test_gradients_of_two_bytes_are_told_where_they_fit() -> None:
         options=RunOptions(sequence_length=1024),
     )  # fmt: skip
     (found,) = (remedy for remedy in remedies(asked) if remedy.change.startswith("--gradient-dtype bf16"))
-    assert found.change == "--gradient-dtype bf16 --for megatron --data 2 --zero 3"
+    assert found.change == "--gradient-dtype bf16 --for primus --pipeline 2"
     options = replace(asked.options, gradient_dtype="bf16", framework="megatron-lm")
-    small = replace(asked, options=options, target="megatron")
+    small = replace(asked, options=options, target="primus")
     assert found.step_time == quick_step(small.problem(found.degrees))[0]
 
 
