@@ -119,12 +119,12 @@ def test_a_run_of_the_same_job_says_most(what: Figure) -> None:
 
     assert own.deviation == pytest.approx(SHARES[what].of_job * (run.deviation(what) or 0.0))
     assert other.deviation == pytest.approx(SHARES[what].of_model * (run.deviation(what) or 0.0))
-    assert SHARES[what].of_job == pytest.approx(0.9)
+    assert SHARES[what].of_job == pytest.approx({"step": 0.87, "memory": 0.9}[what])
     assert own.uncertainty == LEAST_UNCERTAINTY < other.uncertainty
 
 
 def test_the_plan_of_a_measured_job_takes_about_what_it_measured() -> None:
-    """Nine tenths of the difference, whatever the schedule; a plan of another ZeRO level takes less of it."""
+    """Most of the difference, whatever the schedule; a plan of another ZeRO level takes less of it."""
     plain = planned(cluster())
     run = described_run(models["llama3-8b"], cluster(), plain.options, run="mine")
     predicted = seconds_per_step(plain)

@@ -303,7 +303,7 @@ def test_zero_2_and_fsdp_wait_for_what_takes_longer_than_computing() -> None:
     backward = plain.backward_input + plain.backward_weight
     two, three = attention(slow, 2), attention(slow, 3)
 
-    def slowed(collectives: float, computing: float, size: int) -> float:
+    def slowed(collectives: float, computing: Any, size: int) -> Any:
         """Slow links: memory's traffic bounds by how much collectives slow the computing next to them."""
         return max(collectives, computing) + OVERLAP_TRAFFIC * size * parameters / slow.slowest.memory_bandwidth
 
