@@ -89,7 +89,7 @@ def test_torchtitans_loss_may_read_whole_logits(tmp_path: Path) -> None:
     assert read.options.framework.endswith(",loss_parallel=false")
 
 
-FULL_BF16 = "weights, gradients and moments in bf16"
+FULL_BF16 = "weights, gradients and moments stored in bf16"
 
 
 def test_torchtitans_training_dtype_is_that_of_all_states(tmp_path: Path) -> None:
@@ -127,7 +127,17 @@ step_scheduler: {{local_batch_size: 2, global_batch_size: 32}}
 dataset: {{seq_length: 2048}}
 """
     options = job("automodel", tmp_path, "recipe.yaml", text).options
-    assert (options.master_dtype, options.moment_dtype) == (masters, moments)
+    assert (options.dtype, options.master_dtype, options.moment_dtype) == ("bf16", masters, moments)
+
+
+def test_automodel_without_a_dtype_in_its_policy_computes_as_it_stores(tmp_path: Path) -> None:
+    text = """
+model: {pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B, torch_dtype: float32}
+distributed: {strategy: fsdp2, mp_policy: {reduce_dtype: float32}}
+step_scheduler: {local_batch_size: 2, global_batch_size: 32}
+dataset: {seq_length: 2048}
+"""
+    assert job("automodel", tmp_path, "recipe.yaml", text).options.dtype == "fp32"
 
 
 def test_automodel_sends_tokens_by_deepep_unless_told(tmp_path: Path) -> None:

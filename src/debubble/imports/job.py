@@ -115,10 +115,10 @@ class ImportedJob:
         otherwise = {"gradients": "" if gradients == predicted else f"predicted as {predicted}"}
         words = {
             "dtype": f"computes in {o.dtype}",
-            "gradients": f"gradients in {gradients}",
+            "gradients": f"gradients {'in' if o.master_dtype == 'fp32' else 'summed in'} {gradients}",
             "sequence_parallel": f"sequence parallelism {'on' if o.sequence_parallel else 'off'}",
             "zero": f"ZeRO-{o.zero}",
-            **({"masters": "weights, gradients and moments in bf16"} if o.master_dtype == "bf16" else {}),
+            **({"masters": "weights, gradients and moments stored in bf16"} if o.master_dtype == "bf16" else {}),
             **({"adapters": f"adapters of rank {o.lora}"} if o.lora else {}),
             **({"quantize": f"frozen weights in {o.quantize}"} if o.quantize else {}),
             **{fact: fact for fact in self.unsaid if fact not in FACTS},

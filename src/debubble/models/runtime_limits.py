@@ -115,6 +115,15 @@ def _missing_overlap(options: RunOptions) -> str | None:
     return None
 
 
+def check_averages(options: RunOptions) -> None:
+    """Raise InputError for a run whose weights have too few bits for an average of them."""
+    if options.master_dtype != "fp32":
+        raise InputError(
+            f"An average of weights in {options.master_dtype} rounds away what a step adds: train without it, or make"
+            " the plan without --master-dtype."
+        )
+
+
 def _missing_slices(options: RunOptions, config: ModelConfig | None) -> str | None:
     """Say why sequences cannot be computed slice after slice; None if they can."""
     if options.slices == 1:

@@ -12,6 +12,7 @@ from debubble.errors import readable
 from debubble.files import check_folder, check_writable
 from debubble.formatting import listed
 from debubble.ir import InputError, Kind, Number
+from debubble.models.runtime_limits import check_averages
 from debubble.planners.plan_step import average_bytes, undo_bytes
 from debubble.plans import Plan
 from debubble.training.checkpoint.folder import checkpoints, progress_of
@@ -104,6 +105,7 @@ def _check_average(options: TrainOptions, plan: Plan) -> None:
         return
     if not 0 < decay < 1:
         raise InputError(f"--ema must lie between 0 and 1, not be {decay}.")
+    check_averages(plan.options)
     remedy = "plan with a --memory-limit that is as much smaller"
     _check_capacity("The averages of the weights", average_bytes, plan, remedy=remedy)
 

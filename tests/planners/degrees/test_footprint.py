@@ -152,3 +152,9 @@ def test_the_command_remarks_on_mixed_devices_and_large_limits(json_of: Any) -> 
     mixed, beyond = answer["remarks"]
     assert mixed.startswith("A100-40GB and A100-80GB are mixed")
     assert beyond.startswith("The memory limit of 48 GiB is more than the 40 GiB that A100-40GB has")
+
+
+def test_footprints_leave_out_levels_that_a_framework_refuses() -> None:
+    """DeepSpeed steps weights in bf16 under ZeRO alone."""
+    asked = replace(job(), options=RunOptions(master_dtype="bf16", framework="deepspeed"), target="deepspeed")
+    assert {each.degrees.zero for each in footprints(asked) if each.degrees.pipeline == 1} == {1, 2, 3}

@@ -141,31 +141,36 @@ def _check_recipe(read: SettingsReader) -> None:
         )
 
 
-_DTYPE_NAMES = (
-    "distributed.mp_policy.param_dtype", "model.torch_dtype", "model.dtype", "model.config.torch_dtype"
-)  # fmt: skip
-"""Settings that say the dtype of computing; the first of them that is there decides."""
+_COMPUTED = "distributed.mp_policy.param_dtype"
+"""The dtype of computing: bf16 by the policy that Automodel has where a recipe gives none."""
+_STORED = ("model.torch_dtype", "model.dtype", "model.config.torch_dtype")
+"""Settings that say the dtype of stored weights, which is that of checkpoints where they are absent or `auto`; a policy
+without a dtype computes in it."""
+_DTYPE_NAMES = (_COMPUTED, *_STORED)
 
 
 def _dtype(read: SettingsReader) -> str:
-    said = [name for name in _DTYPE_NAMES if read.get(name) is not None]
     if read.get("fp8.enabled", False) is True or read.get("model.backend.te_fp8.recipe") is not None:
         return "fp8"
-    return read.choice(said[0] if said else _DTYPE_NAMES[0], "bfloat16", _DTYPES)
+    has_policy = any(name.startswith("distributed.mp_policy.") for name in read.settings)
+    if has_policy and read.get(_COMPUTED) is None:
+        return _stored(read)
+    return read.choice(_COMPUTED, "bfloat16", _DTYPES)
+
+
+def _stored(read: SettingsReader) -> str:
+    said = [name for name in _STORED if read.get(name) not in (None, "auto")]
+    return read.choice(said[0], "bfloat16", _DTYPES) if said else "bf16"
 
 
 _MOMENTS = ("optimizer.exp_avg_dtype", "optimizer.exp_avg_sq_dtype")
 """Settings that say the dtype of Transformer Engine's moments."""
-_STORED = ("model.torch_dtype", "model.dtype", "model.config.torch_dtype")
-"""Settings that say the dtype of stored weights, which is that of checkpoints where they are absent or `auto`."""
 
 
 def _master_dtype(read: SettingsReader) -> str:
     """The dtype of the weights that the optimizer steps: that of stored ones, but for Transformer Engine's masters."""
-    said = [name for name in _STORED if read.get(name) not in (None, "auto")]
-    stored = read.choice(said[0], "bfloat16", _DTYPES) if said else "bf16"
     masters = _optimizer_class(read) == "FusedAdam" and read.get("optimizer.master_weights", True) is not False
-    return "bf16" if stored == "bf16" and _dtype(read) != "fp32" and not (masters or _lora(read)) else "fp32"
+    return "bf16" if _stored(read) == "bf16" and _dtype(read) != "fp32" and not (masters or _lora(read)) else "fp32"
 
 
 def _lora(read: SettingsReader) -> int:

@@ -129,6 +129,8 @@ def deepspeed(read: SettingsReader, given: UserFacts) -> ImportedJob:
     zero = read.number(STAGE, 0)
     if pipeline > 1 and zero > 1:
         raise InputError(f"{read.path} has ZeRO-{zero}, with which DeepSpeed runs no pipeline: give --pipeline 1.")
+    if read.get(_MOMENTS, False) is True and read.get(_MASTERS, False) is not True:
+        raise InputError(f"{read.path}: {_MOMENTS} is on without {_MASTERS}, which DeepSpeed refuses: set both.")
     dtype = given.dtype or _dtype(read)
     for name in _DTYPES:
         read.get(name)

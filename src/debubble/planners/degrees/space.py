@@ -125,16 +125,17 @@ def smallest_batches(job: Job) -> list[Degrees]:
         alike = of_one_size(degrees)
         if alike not in smallest or degrees.micro_batch_size < smallest[alike].micro_batch_size:
             smallest[alike] = degrees
-    undivided = (
-        replace(degrees, zero=0) for degrees in smallest.values() if degrees.zero and _has_zero_0(job, degrees)
-    )
-    return sorted({*smallest.values(), *undivided}, key=in_order)
+    undivided = [replace(degrees, zero=0) for degrees in smallest.values() if degrees.zero and "zero" not in job.fixed]
+    return sorted({*smallest.values(), *(degrees for degrees in undivided if _is_legal(job, degrees))}, key=in_order)
 
 
-def _has_zero_0(job: Job, degrees: Degrees) -> bool:
-    """Tell whether ZeRO 0 is open, and the job's target has it."""
-    levels = None if job.target is None else targets[job.target].zero_levels(degrees.pipeline)
-    return "zero" not in job.fixed and (levels is None or 0 in levels)
+def _is_legal(job: Job, degrees: Degrees) -> bool:
+    """Tell whether the model and the job's target run with a choice."""
+    try:
+        _check(job, degrees)
+    except InputError:
+        return False
+    return True
 
 
 def of_one_size(degrees: Degrees) -> Degrees:

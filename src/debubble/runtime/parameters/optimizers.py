@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from debubble.ir import InputError, Kind
+from debubble.models.runtime_limits import check_averages
 from debubble.plans import Plan
 from debubble.runtime.distributed.gradient_norm import PartialSums, sum_of_squares
 from debubble.runtime.distributed.sharding import inner_tensors, local_bytes, local_tensor
@@ -63,11 +64,8 @@ class DeviceOptimizers:
                 "Averages of the weights follow `optimizer_step` and `post_validated_step`: give Pipeline an"
                 " `optimizer`."
             )
-        if ema_decay is not None and plan.options.master_dtype != "fp32":
-            raise InputError(
-                f"An average of weights in {plan.options.master_dtype} rounds away what a step adds: train without it,"
-                " or make the plan without --master-dtype."
-            )
+        if ema_decay is not None:
+            check_averages(plan.options)
         self.averages = None if ema_decay is None else WeightAverages(part.parameters(), ema_decay)
         """The averages of the parameters, if the run has some."""
         self.on_host = plan.schedule.host_steps & set(stepped)
