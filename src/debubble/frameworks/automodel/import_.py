@@ -286,6 +286,8 @@ def _remarks(read: SettingsReader, options: RunOptions, *, pipeline: int) -> Ite
         yield "quantization.bnb_4bit_quant_type is another than nf4, and the prediction counts on nf4."
     if _optimizer_class(read) not in {*_OPTIMIZERS, "SGD"}:
         yield f"optimizer._target_ is {_optimizer_class(read)}, and the prediction counts on AdamW."
+    if options.master_dtype == "bf16" and options.moment_dtype == "fp32" and _optimizer_class(read) == "FusedAdam":
+        yield "Transformer Engine's moments are in fp32, and predicted in bf16 as the weights are."
     yield from read.assume("distributed.strategy", "fsdp2")
     policy = "distributed.mp_policy."
     yield from read.assume(f"{policy}_target_", "torch.distributed.fsdp.MixedPrecisionPolicy")
