@@ -222,7 +222,7 @@ def test_a_user_says_that_all_layers_are_checkpointed(tmp_path: Path) -> None:
 
 def test_moments_in_bf16_need_masters_in_bf16(tmp_path: Path) -> None:
     text = '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true, "bf16_optimizer_states": true}}'
-    with pytest.raises(InputError, match="bf16_optimizer_states is on without bf16.bf16_master_weights_and_grads"):
+    with pytest.raises(InputError, match=r"bf16_optimizer_states is on without bf16\.bf16_master_weights_and_grads"):
         job("deepspeed", tmp_path, "ds.json", text, model=db.models["llama3-8b"], sequence_length=4096)
 
 
