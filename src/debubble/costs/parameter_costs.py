@@ -48,7 +48,7 @@ multiprocessors and memory bandwidth.  Fitted to the fit half of the published r
 of their steps are within 4.0% with it and 6.1% without, and of the 41 others within 7.7% and 9.7%."""
 OVERLAP_TRAFFIC = 6
 """At most so many times the seconds in which the collective's bytes pass the device's memory: over slow networks a
-collective mostly waits.  Fitted to two of these runs, with 6 GB/s for each device."""
+collective mostly waits.  Set by two runs with 6 GB/s for each device, one of each half."""
 
 
 class ShardWaits(NamedTuple):

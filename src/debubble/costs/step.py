@@ -100,7 +100,7 @@ def _weight_bytes(options: RunOptions, framework: Framework) -> tuple[int, int]:
     """Bytes of a weight, and of the master weight next to it; 0 if the optimizer steps the weight itself."""
     weight, stepped = element_bytes(options.dtype), stepped_bytes(options)
     if framework.gathers_masters and options.zero >= 3 and not options.lora:
-        return stepped, 0
+        return max(stepped, weight), 0
     return weight, stepped if stepped > weight or (framework.copies_masters and weight == 2) else 0
 
 
