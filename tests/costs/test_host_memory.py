@@ -8,7 +8,7 @@ import pytest
 
 import debubble as db
 from debubble.costs import Unit, Units, model_units
-from debubble.costs.host_memory import check_host_memory, host_peaks
+from debubble.costs.host_memory import check_host_memory, host_peaks, states_on_host
 from debubble.costs.partition import Partition
 from debubble.costs.unit import HostStates, StateBytes, Strategy
 from debubble.errors import HostMemoryError
@@ -57,6 +57,17 @@ def test_states_that_options_put_on_hosts_are_there_throughout() -> None:
     run = db.simulate(schedule, found.stage_costs(partition, schedule.placement))
 
     assert host_peaks(found, partition, run) == [pytest.approx((4 + 8 + 4) * model.parameters / 2)]
+
+
+@pytest.mark.parametrize(("zero", "device", "host"), [(1, 2 + 4, (12 + 4 + 2) / 2), (3, (2 + 4) / 2, (8 + 4 + 4) / 2)])
+def test_a_hosted_stage_leaves_weights_to_compute_with(zero: int, device: float, host: float) -> None:
+    """ZeRO-3 divides fp32 weights, which are the host's where it steps them; the device has them in bf16."""
+    model, options = db.models["llama-tiny"], RunOptions(zero=zero, data=2, sequence_length=64)
+    unit = model_units(model, db.Cluster.parse("2xA100-80GB"), options, pipeline=1).units[1]
+    assert unit.on_host is not None
+
+    count = model.attention_parameters(0)
+    assert (unit.on_host.static, states_on_host([unit])) == pytest.approx((count * device, count * host))
 
 
 def test_a_host_that_is_too_small_refuses_the_plan_with_what_it_lacks() -> None:

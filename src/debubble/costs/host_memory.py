@@ -88,8 +88,12 @@ def _check(units: Units, peaks: Sequence[float]) -> None:
 
 def states_on_host(units: Iterable[Unit]) -> float:
     """Bytes that units whose optimizer the host steps have there: its states, and copies of gradients and weights."""
-    return sum(
-        (0.0 if unit.states is None else float(unit.states.optimizer))
-        + (0.0 if unit.on_host is None else float(unit.on_host.gradients + unit.on_host.parameters))
-        for unit in units
-    )
+    return sum(map(_hosted, units))
+
+
+def _hosted(unit: Unit) -> float:
+    """Bytes of a unit on the host: the states that do not stay on the device, and what moves between the two."""
+    if unit.on_host is None:
+        return 0.0 if unit.states is None else float(unit.states.optimizer)
+    left = 0.0 if unit.states is None else float(unit.states.total - unit.on_host.static)
+    return left + float(unit.on_host.gradients + unit.on_host.parameters)

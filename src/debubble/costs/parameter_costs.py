@@ -140,8 +140,10 @@ class ParameterCosts:
         own = self._own_parameters(counts, self.shapes.options)
         summed = sum(count * each.summed for count, each in own)
         scatter = latency + self._moving(own, lambda each: each.summed)
-        gathered = sum(count * self._gathered_bytes(each) for count, each in own) if self._gathers_units else 0.0
-        gather = latency + self._gather_seconds(own) if self._gathers_units else 0.0
+        gather = gathered = 0.0
+        if self._gathers_units:
+            gather = latency + self._gather_seconds(own)
+            gathered = sum(count * self._gathered_bytes(each) for count, each in own)
         return ShardWaits(
             self._wait(gather, forward, moved=gathered), self._wait(gather + scatter, backward, moved=gathered + summed)
         )
@@ -191,7 +193,7 @@ class ParameterCosts:
         """
         if self.shapes.options.host_optimizer:
             return None
-        o = replace(self.shapes.options, post_validation=True)
+        o = replace(self.shapes.options, post_validation=True, host_optimizer=1.0)
         own = self._own_parameters(counts, o)
         share = 1 / self._ranks if o.zero else 1.0
         gradients = sum(count * each.gradient for count, each in own) * (1.0 if o.zero >= 2 else share)

@@ -97,9 +97,12 @@ def parameter_bytes(options: RunOptions, *, shards: float, framework: Framework)
 
 
 def _weight_bytes(options: RunOptions, framework: Framework) -> tuple[int, int]:
-    """Bytes of a weight, and of the master weight next to it; 0 if the optimizer steps the weight itself."""
+    """Bytes of a weight, and of the master weight next to it; 0 if the optimizer steps the weight itself.
+
+    Where hosts step, the device has weights of the computing dtype alone.
+    """
     weight, stepped = element_bytes(options.dtype), stepped_bytes(options)
-    if framework.gathers_masters and options.zero >= 3 and not options.lora:
+    if framework.gathers_masters and options.zero >= 3 and not (options.lora or options.host_optimizer):
         return max(stepped, weight), 0
     return weight, stepped if stepped > weight or (framework.copies_masters and weight == 2) else 0
 

@@ -49,6 +49,11 @@ class StateBytes:
     gradients: Number
     optimizer: Number
 
+    @property
+    def total(self) -> Number:
+        """Bytes of all states together."""
+        return self.weights + self.gradients + self.optimizer
+
     @staticmethod
     def sum(units: Iterable[Unit]) -> StateBytes:
         """The bytes of several units together, as far as they say them."""
