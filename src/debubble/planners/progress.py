@@ -66,7 +66,7 @@ def progress_listener(listener: Listener | None) -> Iterator[None]:
 
 @contextmanager
 def changing_news(change: Callable[[Progress | Improvement], Progress | Improvement]) -> Iterator[None]:
-    """Let the listener hear what is told within as `change` makes it."""
+    """Pass what is told in this context through `change` before the listener has it."""
     listener = _listener.get()
     with progress_listener(None if listener is None else lambda news: listener(change(news))):
         yield
