@@ -56,6 +56,21 @@ def test_a_checkpoint_gives_back_tensors_and_progress(tmp_path: Path) -> None:
     assert loaded(tmp_path)["optimizer.head.weight.step"].tensor.item() == 2.5
 
 
+@pytest.mark.parametrize(
+    ("written", "masters", "said"),
+    [
+        (torch.float32, "bf16", "fp32 weights and optimizer states are rounded to bf16"),
+        (torch.bfloat16, "fp32", "fp32 masters are made of them"),
+        (torch.float32, "fp32", None),
+        (torch.bfloat16, "bf16", None),
+    ],
+)
+def test_other_dtypes_of_masters_are_said(tmp_path: Path, written: Any, masters: str, said: str | None) -> None:
+    save(tmp_path, {"model.head.weight": TensorShard.whole(torch.zeros(2, dtype=written))}, 1)
+    note = checkpoint.precision_note(checkpoint_folder.latest(tmp_path), masters)
+    assert note is None if said is None else said in str(note)
+
+
 def test_what_changes_while_a_checkpoint_is_written_is_not_in_it(tmp_path: Path) -> None:
     content = state(2.5)
     saver = Saver(tmp_path, keep=1)

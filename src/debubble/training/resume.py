@@ -147,6 +147,18 @@ def group_numbers_in(checkpoint: Path) -> dict[str, TensorShard]:
     return {name: TensorShard.whole(torch.zeros((), dtype=dtype)) for name, dtype in ask_rank_0(find).items()}
 
 
+def precision_note(checkpoint: Path, masters: str) -> str | None:
+    """Say what becomes of weights that a checkpoint has in another dtype than the run keeps them; None if in that."""
+    entries = read_metadata(checkpoint).state_dict_metadata.items()
+    weights = [e for name, e in entries if isinstance(e, TensorStorageMetadata) and name.startswith("model.")]
+    dtypes = {entry.properties.dtype for entry in weights}
+    if torch.float32 in dtypes and masters != "fp32":
+        return f"The checkpoint's fp32 weights and optimizer states are rounded to {masters}, in which this run keeps them."
+    if torch.bfloat16 in dtypes and torch.float32 not in dtypes and masters == "fp32":
+        return "The checkpoint's weights have 16 bits (a run without fp32 masters wrote it): fp32 masters are made of them."
+    return None
+
+
 def _looked_through(checkpoint: Path) -> Manifest | None:
     """The manifest of a checkpoint whose files are there; of one without a manifest, its metadata says which."""
     found = check_sizes(checkpoint)

@@ -51,7 +51,7 @@ from debubble.training.options import (
     tokenizer_of,
     with_checkpoint_settings,
 )
-from debubble.training.resume import Start, ask_rank_0, checkpoint_to_resume, group_numbers_in, load
+from debubble.training.resume import Start, ask_rank_0, checkpoint_to_resume, group_numbers_in, load, precision_note
 from debubble.training.run_lock import locked
 from debubble.training.samples import samples_of, validation_of
 from debubble.training.user_code import Dataset
@@ -162,6 +162,8 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
             for note in (*start.notes, resumed):
                 Console(stderr=True, highlight=False).print(note, soft_wrap=True)
     plan = ask_rank_0(lambda: plan_of(options, resuming=start is not None))
+    if start is not None and leader and (rounded := precision_note(start.checkpoint, plan.options.master_dtype)):
+        Console(stderr=True, highlight=False).print(rounded, soft_wrap=True)
     sequences = packed_of(options, plan)
     if sequences is None:
         run = TrainingRun(options, plan, samples_of(options, plan, dataset))
