@@ -15,7 +15,16 @@ import msgspec
 import numpy as np
 
 from debubble.costs.accuracy import Accuracy, group_of, groups_of
-from debubble.costs.calibration import FIGURES, Deviation, ErrorShares, Figure, MeasuredRun, correction, described_run
+from debubble.costs.calibration import (
+    FIGURES,
+    SWITCHES,
+    Deviation,
+    ErrorShares,
+    Figure,
+    MeasuredRun,
+    correction,
+    described_run,
+)
 
 Row = Mapping[str, Any]
 Stated = Mapping[Figure, Mapping[str, Accuracy]]
@@ -50,11 +59,13 @@ class Target:
 
 
 def measured_run(row: Row, what: Figure) -> MeasuredRun:
-    """A record as `debubble calibrate` writes it."""
+    """A record as `debubble calibrate` writes it; one with other switches counts as another job here."""
     record = row["record"]
     measured = record.seconds if what == "step" else record.memory
     run = described_run(record.model, record.cluster, record.options, run=record.name)
-    return msgspec.structs.replace(run, **{what: Deviation(predicted=row[what], measured=measured)})
+    switches = (str(getattr(record.options, name)) for name in (*SWITCHES, "framework"))
+    job = ", ".join([run.job, *switches])
+    return msgspec.structs.replace(run, job=job, **{what: Deviation(predicted=row[what], measured=measured)})
 
 
 def targets(rows: Sequence[Row], what: Figure, half: str | None = None) -> Iterator[Target]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
@@ -32,6 +33,17 @@ def test_the_median_errors_are_within_the_goals(predictions: list[float]) -> Non
 def test_the_page_is_the_one_of_the_results() -> None:
     page = published.page(BENCHMARK.rows())
     assert (ROOT / "docs/notes/published.md").read_text() == page, "python benchmarks/published.py --docs"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/costs.md"])
+def test_pages_that_people_read_quote_the_errors_of_the_results(page: str) -> None:
+    found = re.findall(
+        r"(?:dense|MoE) runs: the median error is (\S+), the worst (\S+);", published.page(BENCHMARK.rows())
+    )
+
+    for half, worst in found:
+        assert f"median {half}, worst {worst}" in (ROOT / page).read_text()
+    assert len(found) == 2
 
 
 def test_the_results_have_the_predictions_of_these_costs(predictions: list[float]) -> None:

@@ -13,9 +13,12 @@ from debubble.formatting import size_words
 from debubble.frameworks.megatron.changes import FULL_RECOMPUTATION, OTHER_CHECKPOINTS, notes, switches
 from debubble.imports import imports
 from debubble.imports.advice import SettingAdvice, advised
+from debubble.imports.calibration import calibrate
 from debubble.imports.figures import Figures
+from debubble.imports.logs import MeasuredFigures
 from debubble.imports.registry import UserFacts
 from debubble.ir import RunOptions
+from debubble.planners.plan_step import seconds_per_step
 from tests.imports.test_megatron import SCRIPT
 
 SEQUENCE = {"--sequence-parallel": True}
@@ -39,6 +42,22 @@ def test_sequence_parallelism_and_its_overlap_are_advised(tmp_path: Path) -> Non
     assert [each.settings for each in found] == [DIVIDED]
     assert [each.settings for each in on] == [{"--tp-comm-overlap": True}]
     assert on[0].step_time == found[0].step_time < now.step_time
+
+
+def test_measured_runs_correct_a_job_with_a_switch_on_alike(tmp_path: Path) -> None:
+    """What a switch gains is not what another correction does."""
+    (tmp_path / "job.sh").write_text(SCRIPT.replace("EXTRA", f"{TENSOR} --sequence-parallel"))
+    importer, given = imports["megatron"], UserFacts(cluster=db.Cluster.parse("16xA100-80GB"))
+    settings = importer.read(tmp_path / "job.sh", None)
+    plan = importer.job(settings, tmp_path / "job.sh", given).plan(given.cluster)
+    measured = calibrate(plan, MeasuredFigures(step=1.3 * seconds_per_step(plan))).cluster
+    again = importer.job(settings, tmp_path / "job.sh", given).plan(measured)
+    plain, corrected = (
+        advised(importer, settings, tmp_path / "job.sh", UserFacts(cluster=on), of)[0].step_time / seconds_per_step(of)
+        for on, of in ((given.cluster, plan), (measured, again))
+    )
+
+    assert corrected == pytest.approx(plain)
 
 
 def test_smaller_micro_batches_are_priced_as_their_framework_sums_gradients(tmp_path: Path) -> None:

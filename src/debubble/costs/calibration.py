@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from debubble.costs.frameworks import framework_name
-from debubble.formatting import size_words
+from debubble.formatting import size_words, time_words
 from debubble.ir import InputError, RunOptions
 from debubble.models.architecture import Architecture
 
@@ -155,20 +155,26 @@ def described_run(model: Architecture, cluster: Cluster, options: RunOptions, *,
     )  # fmt: skip
 
 
-_APART = ("data", "dtype", "framework", "micro_batch_size", "post_validation", "host_optimizer")
+SWITCHES = ("expert_overlap", "gradient_dtype", "moment_dtype", "master_dtype", "sequence_parallel", "zero")
+"""Options that a job may switch and remain the same job, as it may what its framework overlaps or fuses."""
+_APART = ("data", "dtype", "framework", "micro_batch_size", "post_validation", "host_optimizer", *SWITCHES)
 """Options in which runs of one job may differ, or that are told otherwise."""
 
 
 def job_words(devices: int, options: RunOptions) -> str:
-    """The pipeline on so many devices, and the options that are no defaults, as runs of one job have them in common."""
+    """The pipeline on so many devices, and the options that are no defaults, as runs of one job have them in common.
+
+    Without switches: a job with one on keeps its correction, and what it gains is not that of another.
+    """
     pipeline = devices // (options.tensor * options.context * options.data)
-    framework = [options.framework] if framework_name(options.framework) else []
+    framework = [options.framework.partition(",")[0]] if framework_name(options.framework) else []
+    divided = ["zero 3"] if options.zero == 3 else []
     others = [
         f"{f.name} {value}"
         for f in fields(options)
         if f.name not in _APART and (value := getattr(options, f.name)) != f.default
     ]
-    return ", ".join([f"pipeline {pipeline}", *others, *framework])
+    return ", ".join([f"pipeline {pipeline}", *others, *divided, *framework])
 
 
 def correction(what: Figure, runs: Sequence[MeasuredRun], job: MeasuredRun) -> Correction:
@@ -233,6 +239,21 @@ def unlike(model: Architecture, cluster: Cluster, options: RunOptions) -> str | 
     return f"{model.family} of hidden size {model.hidden}, or {job.kind}, on {job.where}"
 
 
+def other_frameworks(model: Architecture, cluster: Cluster, options: RunOptions) -> tuple[str, ...]:
+    """The frameworks of measured runs that would be like a job if it ran in them.
+
+    Args:
+        model: The model.
+        cluster: The devices, with the measured runs.
+        options: How the model is run.
+    """
+    job = described_run(model, cluster, options)
+    named = {run.framework for run in cluster.calibration if run.framework not in ("", job.framework)}
+    like = (name for name in sorted(named) if correction(
+        "step", cluster.calibration, msgspec.structs.replace(job, framework=name)).runs)  # fmt: skip
+    return tuple(like)
+
+
 def calibration_words(model: Architecture, cluster: Cluster, options: RunOptions) -> str | None:
     """A sentence on how many of a cluster's measured runs correct a prediction; None: the cluster has none.
 
@@ -266,8 +287,12 @@ def check_run(run: MeasuredRun) -> None:
         if not all(math.isfinite(value) and value > 0 for value in (each.predicted, each.measured)):
             raise InputError(f"The calibration by '{run.run}' has a {what} that is not positive.")
         if not 1 / MOST_DEVIATION <= each.measured / each.predicted <= MOST_DEVIATION:
+            measured, predicted = (
+                size_words(value) if what == "memory" else time_words(value, seconds=True)
+                for value in (each.measured, each.predicted)
+            )
             raise InputError(
-                f"'{run.run}' measured a {what} of {each.measured:.4g} where {each.predicted:.4g} is predicted, more"
+                f"'{run.run}' measured a {what} of {measured} where {predicted} is predicted, more"
                 f" than {MOST_DEVIATION:.0f} times off: check that the plan is the one that ran, and the units."
             )
 

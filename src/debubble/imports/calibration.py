@@ -11,7 +11,7 @@ from debubble import __version__
 from debubble.costs import Cluster
 from debubble.costs.accuracy import Accuracy, accuracy_of
 from debubble.costs.calibration import FIGURES, Deviation, Figure, MeasuredRun, corrections, described_run, error_shares
-from debubble.formatting import size_words, time_words
+from debubble.formatting import percent, size_words, time_words
 from debubble.imports.figures import Figures
 from debubble.imports.logs import MeasuredFigures
 from debubble.ir import InputError
@@ -116,11 +116,19 @@ def calibrate(
     if base.slowest.name != device:
         raise InputError(f"The plan ran on {device}, not {base.slowest.name}: give a cluster file of that device.")
     named = described_run(described.model, own, plan.options, run=_name(plan, own))
+    predicted_figures = Figures.of(plan)
     deviations = {
         what: Deviation(predicted=predicted, measured=value)
-        for what, predicted in _uncorrected(plan, described).items()
+        for what, predicted in _uncorrected(plan, described, predicted_figures).items()
         if (value := getattr(measured, what)) is not None
     }
+    mfu = predicted_figures.mfu
+    if measured.step is not None and mfu is not None and mfu * predicted_figures.step_time > measured.step:
+        needed = percent(mfu * predicted_figures.step_time, measured.step)
+        raise InputError(
+            f"A step of {_seconds(measured.step)} would need {needed} of the devices' peak FLOPs: check that the plan"
+            " is the one that ran, and the units."
+        )
     earlier, others = named, []
     for other in base.calibration:
         if _without_figures(other) == named:
@@ -143,10 +151,9 @@ def _name(plan: Plan, cluster: Cluster) -> str:
     )
 
 
-def _uncorrected(plan: Plan, described: ModelOnCluster) -> dict[Figure, float]:
-    """Predict the plan's figures without the measured runs of its cluster."""
+def _uncorrected(plan: Plan, described: ModelOnCluster, predicted: Figures) -> dict[Figure, float]:
+    """The plan's predicted figures without the measured runs of its cluster."""
     step, memory = corrections(*described, plan.options)
-    predicted = Figures.of(plan)
     return {"step": predicted.step_time / step.factor, "memory": predicted.peak_memory - memory.deviation}
 
 

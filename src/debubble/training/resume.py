@@ -153,9 +153,9 @@ def precision_note(checkpoint: Path, masters: str) -> str | None:
     weights = [e for name, e in entries if isinstance(e, TensorStorageMetadata) and name.startswith("model.")]
     dtypes = {entry.properties.dtype for entry in weights}
     if torch.float32 in dtypes and masters != "fp32":
-        return f"The checkpoint's fp32 weights and optimizer states are rounded to {masters}, in which this run keeps them."
+        return f"The checkpoint's fp32 weights and optimizer states are rounded to {masters}, as this run keeps them."
     if torch.bfloat16 in dtypes and torch.float32 not in dtypes and masters == "fp32":
-        return "The checkpoint's weights have 16 bits (a run without fp32 masters wrote it): fp32 masters are made of them."
+        return "The checkpoint's weights have 16 bits, of a run without fp32 masters: fp32 masters are made of them."
     return None
 
 

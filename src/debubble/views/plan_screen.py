@@ -15,7 +15,7 @@ from itertools import pairwise
 from rich.text import Text
 
 from debubble.costs.accuracy import accuracy_of
-from debubble.costs.calibration import unlike
+from debubble.costs.calibration import other_frameworks, unlike
 from debubble.costs.frameworks import TARGET
 from debubble.costs.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, mfu_words, size_words, time_words
@@ -239,13 +239,17 @@ def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
 
 def _kernels(plan: Plan) -> str:
     """Words on whose kernels are priced; none where they were measured."""
-    if plan.profile is not None:
+    if plan.profile is not None or _of_cpus(plan):
         return ""
     named, comma, traits = (plan.options.framework or TARGET).partition(",")
     priced = targets["megatron"].framework if named == TARGET else named
     # Primus has Megatron-LM's kernels, and comes after it.
     title = next((target.title for target in targets.values() if target.framework == priced), priced)
     return f" with the kernels of {title}{comma}{traits}"
+
+
+def _of_cpus(plan: Plan) -> bool:
+    return plan.cluster is not None and plan.cluster.slowest.name == "CPU"
 
 
 def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
@@ -261,7 +265,9 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
     yield f"{low} to {high} a step{_kernels(plan)}"
     yield f"as {step.runs} published runs ({step.group})"
-    if "," not in step.group:
+    if _of_cpus(plan):
+        yield "none on CPUs"
+    elif "," not in step.group:
         yield "few or none on such GPUs"
     if plan.options.lora:
         yield "few or none with adapters"
@@ -269,8 +275,11 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     needed = unlike(*plan.model_on_cluster, plan.options)
     if needed is None:
         yield "`calibrate` or `profile` narrows it"
+        return
+    yield "no measured run of the cluster is like this job"
+    if others := other_frameworks(*plan.model_on_cluster, plan.options):
+        yield f"its runs count with --framework {' or '.join(others)}"
     else:
-        yield "no measured run of the cluster is like this job"
         yield f"`calibrate` with a run of {needed}"
 
 

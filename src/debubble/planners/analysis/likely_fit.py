@@ -25,10 +25,15 @@ def may_not_fit(plan: Plan, peaks: Sequence[Number]) -> bool:
 
 
 def safe_limit(plan: Plan, peaks: Sequence[Number]) -> str | None:
-    """The memory limit under which runs like the plan's fit their devices; None: they do, or it is not known."""
+    """The memory limit under which runs like the plan's fit their devices; None: they do, or it is not known.
+
+    A share of each device's memory where devices differ.
+    """
     most = memory_excess(plan)
     if most is None or not may_not_fit(plan, peaks):
         return None
+    if len({memory for _, memory in _memories(plan, peaks)}) > 1:
+        return f"{int(100 / most)}%"
     tenths = int(10 * min(memory for _, memory in _memories(plan, peaks)) / most / GIB)
     return f"{tenths // 10 if tenths >= 100 else tenths / 10:g}GiB" if tenths else None
 
