@@ -39,6 +39,7 @@ def test_its_json_has_the_figures_of_every_value(run: Any, tmp_path: Path) -> No
 
     assert answer["over"] == "micro_batches"
     assert [(point["value"], point["schedule"]) for point in answer["points"]] == [("2", "1f1b"), ("4", "1f1b")]
+    assert all(point["step_low"] < point["step_time"] < point["step_high"] for point in answer["points"])
     assert "slider" in (tmp_path / "page.html").read_text()
 
 

@@ -28,6 +28,13 @@ def test_clusters_can_be_swept() -> None:
     assert [point.plan.devices for point in found.points if point.plan is not None] == [2, 4]
 
 
+def test_a_wrong_name_is_refused_before_anything_is_planned() -> None:
+    planned: list[Any] = []
+    with pytest.raises(db.InputError, match="no device 'Foo'"):
+        db.sweep("llama-tiny", [CLUSTER, "2xFoo"], micro_batches=4, progress_of=planned.append, planner="dapple")
+    assert planned == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

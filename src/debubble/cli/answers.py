@@ -481,6 +481,10 @@ class SweepPointAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     fits: bool
     reason: Annotated[str, Meta(description="Why nothing fits; empty if a plan does.")]
     step_time: Annotated[float | None, Meta(description="Seconds of a step; null: nothing fits.")]
+    step_low: Annotated[float | None, Meta(description="The least seconds that are likely; null: not known.")]
+    step_high: Annotated[float | None, Meta(description="The most seconds that are likely; null: not known.")]
+    tokens_per_second: float | None
+    degrees: str | None
     planner: str | None
     schedule: str | None
     peak_memory: Annotated[list[float], Meta(description="Bytes per device.")]

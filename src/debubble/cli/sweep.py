@@ -52,7 +52,7 @@ def sweep(
 
     from debubble.models import named_model
     from debubble.planners.sweep import sweep as swept
-    from debubble.views.html.sweep import sweep_rows
+    from debubble.views.html.sweep import sweep_rows, sweep_words
     from debubble.views.notebook import show
     from debubble.views.terminal import rich_table
 
@@ -94,8 +94,8 @@ def sweep(
     if json:
         print_answer(over=name, points=[_point(point) for point in found.points])
     else:
-        reasons = [Text(f"{point.value}: {point.reason}") for point in found.points if point.plan is None]
-        console().print(rich_table(sweep_rows(found)), *reasons, sep="\n")
+        console().print(rich_table(sweep_rows(found)))
+        console().print(*(Text(f"{point.value}: {sweep_words(point)}") for point in found.points), sep="\n")
     if not any(point.plan for point in found.points):
         raise typer.Exit(1)
 
@@ -127,15 +127,33 @@ def _values(over: str) -> tuple[str, list[Any]]:
 
 def _point(point: SweepPoint) -> dict[str, Any]:
     """The figures of a value's plan."""
-    from debubble.planners.plan_step import seconds_per_step
+    from debubble.costs.accuracy import accuracy_of
+    from debubble.views.scene import Scene
 
+    figures: dict[str, Any] = dict.fromkeys((
+        "step_time", "step_low", "step_high", "tokens_per_second", "degrees", "planner", "schedule",
+    ))  # fmt: skip
     plan = point.plan
+    if plan is not None:
+        scene = Scene.predicted(plan)
+        assert scene.why is not None
+        assert plan.model_on_cluster is not None
+        seconds = float(scene.step_time)
+        likely = None if plan.profile is not None else accuracy_of("step", *plan.model_on_cluster, plan.options)
+        figures = {
+            "step_time": seconds,
+            "step_low": None if likely is None else likely.of(seconds).low,
+            "step_high": None if likely is None else likely.of(seconds).high,
+            "tokens_per_second": scene.why.tokens_per_second,
+            "degrees": str(plan.degrees),
+            "planner": plan.planner,
+            "schedule": plan.schedule.name,
+        }
+    peaks = [] if plan is None else list(map(float, scene.peak_memory))
     return {
         "value": str(point.value),
         "fits": plan is not None,
         "reason": point.reason,
-        "step_time": None if plan is None else seconds_per_step(plan),
-        "planner": None if plan is None else plan.planner,
-        "schedule": None if plan is None else plan.schedule.name,
-        "peak_memory": [] if plan is None else list(map(float, plan.simulate().peak_memory)),
+        **figures,
+        "peak_memory": peaks,
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.costs import Cluster
 from debubble.ir import InfeasibleError, InputError
-from debubble.models import Model
+from debubble.models import Model, named_model
 from debubble.planners.plan_model import plan
 from debubble.planners.progress import Listener
 from debubble.plans import Plan
@@ -95,6 +95,12 @@ def sweep(
         )
     (over,) = varied
     values = _values(given[over])
+    for value in values:
+        # A wrong name among the last would cost the plans of all before it.
+        if over == "cluster" and not isinstance(value, Cluster):
+            Cluster.parse(value)
+        if over == "model" and not isinstance(value, Model):
+            named_model(value)
     return Sweep(over, tuple(_point({"progress": progress_of(v), **given, over: v}, v) for v in values))
 
 

@@ -35,6 +35,7 @@ class Rows:
         columns: The columns' names.
         rows: One text per column.
         texts: The columns that are words; the others are numbers.
+        whole: The columns whose words stay on a line.
         caption: A sentence below it.
     """
 
@@ -42,6 +43,7 @@ class Rows:
     columns: tuple[str, ...]
     rows: Sequence[Sequence[str]]
     texts: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
     caption: str = ""
 
 

@@ -126,17 +126,23 @@ def kind_table(scene: Scene) -> Table:
     return table
 
 
-def titled_table(title: str, columns: Iterable[str], *, texts: Collection[str] = (), no_wrap: bool = False) -> Table:
-    """An empty table in the style of all others; its columns are numbers, but for `texts`."""
+def titled_table(
+    title: str, columns: Iterable[str], *, texts: Collection[str] = (), no_wrap: bool | Collection[str] = False
+) -> Table:
+    """An empty table in the style of all others; its columns are numbers, but for `texts`.
+
+    `no_wrap` is true, or has the columns that stay on a line.
+    """
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True)
     for column in columns:
-        table.add_column(column, justify="left" if column in texts else "right", no_wrap=no_wrap)
+        whole = no_wrap if isinstance(no_wrap, bool) else column in no_wrap
+        table.add_column(column, justify="left" if column in texts else "right", no_wrap=whole)
     return table
 
 
 def rich_table(rows: Rows) -> Table:
     """Rows of words as the terminal draws them."""
-    table = titled_table(rows.title, rows.columns, texts=rows.texts)
+    table = titled_table(rows.title, rows.columns, texts=rows.texts, no_wrap=rows.whole)
     for row in rows.rows:
         table.add_row(*row)
     if rows.caption:

@@ -194,3 +194,13 @@ def test_a_quick_plan_that_gathers_parameters_fits() -> None:
     problem = asked.problem(Degrees(data=8, zero=3, micro_batch_size=2))
     step, plan = quick_step(problem)
     assert float(verify("quick", problem, plan, 0.0).time) == pytest.approx(step)
+
+
+def test_quantised_weights_are_divided_only_where_nothing_else_fits() -> None:
+    """No runtime divides them, however fast that would be."""
+    adapters = RunOptions(sequence_length=512, lora=8, quantize="nf4")
+    asked = replace(job("llama3-8b", "8xRTX4090-24GB"), options=adapters, effort=0.02)
+    narrow = replace(asked, cluster=asked.cluster.with_limit("5GiB"), fixed={"pipeline": 1, "tensor": 1, "context": 1})
+
+    assert search_degrees(asked).degrees.zero < 3
+    assert search_degrees(narrow).degrees.zero == 3

@@ -44,6 +44,7 @@ from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking, rank
 from debubble.planners.degrees.simplest import PlannedChoice, simplest, usual_choices
 from debubble.planners.degrees.space import (
+    ZERO_LEVELS,
     Job,
     configurations,
     in_most_slices,
@@ -75,6 +76,8 @@ UNEVEN = 2
 FASTER = 1.02
 """Factor by which such a choice must promise to be faster, where others fit."""
 
+UNDIVIDED_LEVELS = (1, 2)
+"""ZeRO levels that leave weights whole."""
 ORDINARY, LOOKED_AT = 3, 40
 """Ordinary choices that have a quick plan before all choices are listed, of how many that are looked at."""
 
@@ -104,6 +107,12 @@ def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progr
         InfeasibleError: if nothing fits.
     """
     begun = time.perf_counter()
+    if job.options.quantize and job.zero_levels == ZERO_LEVELS and "zero" not in job.fixed:
+        # No runtime divides quantised weights: plans that do are answers where no other fits.
+        with suppress(InfeasibleError):
+            return search_degrees(replace(job, zero_levels=UNDIVIDED_LEVELS), planner=planner, progress=progress)
+        if job.deadline is not None:
+            job = replace(job, deadline=max(SOON, job.deadline - (time.perf_counter() - begun)))
     search = _DegreesSearch(job, planner, progress)
     try:
         search.run()

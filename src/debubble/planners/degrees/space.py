@@ -60,6 +60,8 @@ class Job:
     """The framework that is to run the plan; None: none in particular."""
     tolerance: float = 0.0
     """Share of the fastest step by which a simpler plan may be slower and is preferred."""
+    zero_levels: tuple[int, ...] = ZERO_LEVELS
+    """Levels that are tried where no target has its own."""
 
     def __post_init__(self) -> None:
         for name, degree in self.fixed.items():
@@ -229,7 +231,7 @@ def _numbers_of_slices(degrees: Degrees, *, length: int, target: str | None) -> 
 
 def _zero_levels(job: Job, pipeline: int) -> tuple[int, ...]:
     if job.target is None:
-        return ZERO_LEVELS
+        return job.zero_levels
     levels = targets[job.target].zero_levels(pipeline)
     return tuple(level for level in ZERO_LEVELS if level in levels) or (0,)
 

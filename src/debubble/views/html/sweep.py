@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from debubble.costs.accuracy import accuracy_of
 from debubble.costs.cluster import parse_size
-from debubble.formatting import percent, size_words, time_words
-from debubble.planners.plan_step import gap_of, seconds_per_step
+from debubble.formatting import listed, mfu_words, size_words, time_words
+from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.sweep import Sweep, SweepPoint
+from debubble.plans import Plan
 from debubble.views.html.templates import render
 from debubble.views.rows import Rows
-from debubble.views.scene import Scene, planner_of, subject
+from debubble.views.scene import Scene, subject
 
 WIDTH, HEIGHT, LEFT, BELOW = 860, 220, 70, 34
 """Pixels of the curve, and of the room for its axes."""
@@ -46,32 +48,58 @@ def sweep_page(sweep: Sweep, pictures: list[str]) -> bytes:
 
 def sweep_rows(sweep: Sweep) -> Rows:
     """The table of a sweep: one row a value."""
-    searched = any(point.plan is not None and point.plan.degree_search is not None for point in sweep.points)
-    degrees = ("degrees",) if searched else ()
+    over = sweep.over.replace("_", " ")
     return Rows(
-        title=f"Step by {sweep.over.replace('_', ' ')}",
-        columns=(sweep.over.replace("_", " "), "step", "tokens/s", "gap", "peak", "planner", "schedule", *degrees),
-        rows=[_row(point, searched=searched) for point in sweep.points],
-        texts=frozenset({sweep.over.replace("_", " "), "planner", "schedule", *degrees}),
+        title=f"Step by {over}",
+        columns=(over, "step", "likely", "tokens/s", "MFU", "peak"),
+        rows=[_row(point) for point in sweep.points],
+        texts=frozenset({over}),
+        whole=frozenset({over, "step", "likely"}),
+        caption=_caption(sweep),
     )
 
 
-def _row(point: SweepPoint, *, searched: bool) -> tuple[str, ...]:
+def _row(point: SweepPoint) -> tuple[str, ...]:
     if point.plan is None:
-        return (str(point.value), "does not fit", *[""] * (5 + searched))
+        return (str(point.value), "does not fit", *[""] * 4)
     scene = Scene.predicted(point.plan)
     assert scene.why is not None
     return (
-        str(point.value), time_words(scene.step_time, seconds=True), f"{scene.why.tokens_per_second:,.0f}",
-        percent(gap_of(point.plan, scene.step_time), 1), size_words(max(scene.peak_memory)),
-        planner_of(point.plan), point.plan.schedule.name, *([str(point.plan.degrees)] if searched else []),
+        str(point.value), time_words(scene.step_time, seconds=True), _likely(point.plan, float(scene.step_time)),
+        f"{scene.why.tokens_per_second:,.0f}", mfu_words(scene.why.mfu), size_words(max(scene.peak_memory)),
     )  # fmt: skip
+
+
+def _likely(plan: Plan, seconds: float) -> str:
+    """The interval of a step; empty where costs were measured."""
+    if plan.profile is not None or plan.model_on_cluster is None:
+        return ""
+    found = accuracy_of("step", *plan.model_on_cluster, plan.options).of(seconds)
+    low, high = (time_words(value, seconds=True) for value in (found.low, found.high))
+    return f"{low} to {high}"
+
+
+def _caption(sweep: Sweep) -> str:
+    """What the intervals are, and for which values no published runs are on such devices."""
+    described = {
+        str(point.value): accuracy_of("step", *point.plan.model_on_cluster, point.plan.options)
+        for point in sweep.points
+        if point.plan is not None and point.plan.profile is None and point.plan.model_on_cluster is not None
+    }
+    few = [value for value, accuracy in described.items() if "," not in accuracy.group]
+    on = f" Few or none of them ran on devices as in {listed(few)}." if few else ""
+    return f"Likely: where nine in ten published runs of such a kind lie.{on}" if described else ""
+
+
+def sweep_words(point: SweepPoint) -> str:
+    """The degrees of a value's plan, or why nothing fits."""
+    return point.reason if point.plan is None else f"{point.plan.degrees}, {point.plan.schedule.name}"
 
 
 def _words(point: SweepPoint) -> str:
     if point.plan is None:
         return point.reason
-    return f"{time_words(seconds_per_step(point.plan), seconds=True)} per step"
+    return f"{time_words(seconds_per_step(point.plan), seconds=True)} per step with {sweep_words(point)}"
 
 
 def sweep_curve(sweep: Sweep) -> dict[str, Any]:
