@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+import debubble as db
+from debubble.frameworks.torch.export import to_csv
+
 
 def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
     """Of 4 devices and 8 micro-batches: 33 for 1F1B, and 57 for two chunks, which are half a stage each."""
@@ -45,6 +48,24 @@ def test_schedules_are_compared_with_the_costs_of_one_model(json_of: Any, tmp_pa
     figures = "step_time", "peak_memory"
     assert [[each[name] for name in figures] for each in compared] == [[a[name] for name in figures] for a in alone]
     assert compared[0]["remarks"][-1] == "A stage of zb-h1 is 2 stages of the costs file."
+
+
+def test_an_order_of_ones_own_is_compared_with_schedules(run: Any, json_of: Any, tmp_path: Path) -> None:
+    """It says the devices and micro-batches of all."""
+    (own := tmp_path / "own.csv").write_text(to_csv(db.schedules["interleaved"](devices=2, micro_batches=4, chunks=2)))
+    call = ("simulate", "--csv", str(own), "--schedule", "interleaved,1f1b")
+
+    answer = json_of(*call, "--svg", str(tmp_path / "all.svg"))
+    first, second, third = answer["schedules"]
+    assert [first["schedule"], first["devices"], first["micro_batches"]] == ["own", 2, 4]
+    assert first["step_time"] == second["step_time"] < third["step_time"]
+    assert (tmp_path / "all.svg").read_bytes().startswith(b"<?xml")
+    assert "Leave --micro-batches out: the CSV says" in run(*call, "--micro-batches", "8")[2]
+
+
+def test_devices_are_those_of_the_costs_stages(json_of: Any, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"stages": 4}')
+    assert json_of("simulate", "--schedule", "1f1b", "--costs", str(tmp_path / "c.json"))["devices"] == 4
 
 
 def test_stages_are_joined_only_where_the_sum_is_exact(run: Any, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class ScheduleChoice(o.OptionGroup):
         what="schedule",
         several=True,
     )
-    csv: Path | None = option("An order of operations as torch writes it.")
+    csv: Path | None = option("An order of operations as torch writes it; with --schedule they are compared.")
     micro_batches: int | None = option("Micro-batches per step (default: 8).")
     chunks: o.Chunks = None
     memory_limit: o.MemoryLimit = None
@@ -56,9 +56,15 @@ class ScheduleChoice(o.OptionGroup):
 
     @property
     def each(self) -> tuple[ScheduleChoice, ...]:
-        """A choice for every schedule that is named, or the only one."""
+        """A choice for the order of one's own and for every schedule that is named, or the only one."""
         names = () if self.schedule is None else self.schedule.split(",")
-        return tuple(replace(self, schedule=name) for name in names) or (self,)
+        named = tuple(replace(self, schedule=name, csv=None) for name in names)
+        own = (replace(self, schedule=None, options=None, chunks=None),) if self.csv is not None and named else ()
+        return (*own, *named) or (self,)
+
+    def beside(self, own: Schedule) -> ScheduleChoice:
+        """The choice with as many micro-batches as an order of one's own."""
+        return replace(self, micro_batches=own.micro_batches) if self.csv is None else self
 
     @property
     def step_micro_batches(self) -> int:
@@ -83,13 +89,23 @@ class ScheduleChoice(o.OptionGroup):
             settings[name.replace("-", "_")] = _value(value)
         return settings
 
+    def check_with_order(self, given: AbstractCosts) -> None:
+        """Raise InputError for what an order of one's own leaves no choice of."""
+        alone = {} if self.schedule is not None else {"chunks": self.chunks, "option": self.options}
+        options = {"micro-batches": self.micro_batches, "devices": given.devices, **alone}
+        self._refuse("the CSV says the order of all operations", options)
+
     def refuse(self, given: AbstractCosts, reason: str, **others: Any) -> None:
         """Raise InputError for the first option of a schedule that was given, where there is none to choose."""
         of_a_schedule = {
             "micro-batches": self.micro_batches, "chunks": self.chunks, "option": self.options,
             "devices": given.devices, **others,
         }  # fmt: skip
-        for name, value in of_a_schedule.items():
+        self._refuse(reason, of_a_schedule)
+
+    @staticmethod
+    def _refuse(reason: str, options: Mapping[str, Any]) -> None:
+        for name, value in options.items():
             if value is not None:
                 raise InputError(f"Leave --{name} out: {reason}.")
 
@@ -120,6 +136,8 @@ def simulate(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page: the schedules under each other.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture of them on one time scale.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a vector picture.")] = None,
+    pdf: Annotated[Path | None, typer.Option(help="Write a vector picture for papers.")] = None,
     json: Json = False,
 ) -> None:
     """Simulate a plan, or a schedule by name.
@@ -128,7 +146,7 @@ def simulate(
 
     Degrees that are not given are 1 (ZeRO 0, the pipeline all other devices).
     """
-    check_pictures(html=html, png=png)
+    check_pictures(html=html, png=png, svg=svg, pdf=pdf)
     choices = choice.each
     by_hand = choice.schedule is not None or choice.csv is not None
     if output is not None and (source is None or not by_hand or len(choices) > 1):
@@ -136,10 +154,16 @@ def simulate(
             "-o writes the plan of a MODEL by one schedule: give both, with --schedule NAME or --csv FILE."
         )
     check_writable(output)
+    if choice.csv is not None:
+        choice.check_with_order(given)
+        if choice.schedule is not None:
+            own = _own_order(choice.csv)
+            choices = tuple(each.beside(own) for each in choices)
+            given = replace(given, devices=own.devices) if source is None else given
     divided = source is None and _divided(choices, given.costs)
     scenes, errors = _scenes(source, choices, given, run, divided=divided)
     misfits = {name: str(error) for name, error in errors.items()}
-    _draw(scenes, html=html, png=png)
+    _draw(scenes, html=html, pictures={"png": png, "svg": svg, "pdf": pdf})
     if output is not None:
         _save(scenes[0], output)
     if json:
@@ -172,7 +196,7 @@ def _divided(choices: Sequence[ScheduleChoice], costs: Path | None) -> bool:
     """Whether costs of any stage are divided by a schedule's chunks, so that devices have equal work."""
     if costs is not None and _stages_of(costs) > 1:
         return False
-    return len({_chunks(choice) for choice in choices if choice.schedule is not None}) > 1
+    return len({_chunks(choice) for choice in choices if choice.schedule is not None or choice.csv is not None}) > 1
 
 
 def _stages_of(costs: Path) -> int:
@@ -180,6 +204,12 @@ def _stages_of(costs: Path) -> int:
     from debubble.costs import load_costs
 
     return load_costs(costs).stages
+
+
+def _devices_of(costs: Path, chunks: int) -> int | None:
+    """The devices of the stages that a costs file gives, so many of them on each; None: they are of any stage."""
+    stages = _stages_of(costs)
+    return stages // chunks if stages > 1 and stages % chunks == 0 else None
 
 
 def _joined_words(scenes: Sequence[Scene], costs: Path | None) -> str:
@@ -215,17 +245,18 @@ def _none_simulated(misfits: Mapping[str, DebubbleError]) -> DebubbleError:
     return InputError(words) if wrong else InfeasibleError(words)
 
 
-def _draw(scenes: Sequence[Scene], *, html: Path | None, png: Path | None) -> None:
-    """Write the page and the picture that were asked for."""
+def _draw(scenes: Sequence[Scene], *, html: Path | None, pictures: Mapping[str, Path | None]) -> None:
+    """Write the page and the pictures that were asked for."""
     if html is not None:
         from debubble.views import views
 
         write_whole(html, views["html"](scenes))
-    if png is not None:
-        from debubble.views.picture import picture
+    for form, file in pictures.items():
+        if file is not None:
+            from debubble.views.picture import picture
 
-        write_whole(png, picture(scenes, "png"))
-    for file in filter(None, (html, png)):
+            write_whole(file, picture(scenes, form))
+    for file in filter(None, (html, *pictures.values())):
         log().print(f"Wrote {file}.")
 
 
@@ -270,7 +301,7 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
         raise InputError("Give either MODEL or --costs, not both.")
     if given.devices is not None:
         raise InputError("--devices is for --costs; give a MODEL's devices with --cluster and --pipeline.")
-    own = None if choice.csv is None else _own_order(choice.csv, choice, given)
+    own = None if choice.csv is None else _own_order(choice.csv)
     model, schedule = named_model(name), own or str(choice.schedule)
     micro_batches = choice.step_micro_batches if own is None else own.micro_batches
 
@@ -299,11 +330,10 @@ def _scene_of_model(name: str, choice: ScheduleChoice, given: AbstractCosts, run
         raise InfeasibleError(f"{error.found}; --recompute {fitting[0]} fits.", missing=error.missing) from error
 
 
-def _own_order(file: Path, choice: ScheduleChoice, given: AbstractCosts) -> Schedule:
-    """The order of a CSV, which leaves no schedule to choose."""
+def _own_order(file: Path) -> Schedule:
+    """The order of a CSV."""
     from debubble.frameworks.torch.export import read
 
-    choice.refuse(given, "the CSV says the order of all operations", schedule=choice.schedule)
     return read(file)
 
 
@@ -322,8 +352,9 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
             choice, given, objective="span" if run.post_validation else "makespan", divided=divided
         )  # fmt: skip
     else:
-        schedule = _own_order(choice.csv, choice, given)
-        costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit), parts=1)
+        schedule = _own_order(choice.csv)
+        parts = _chunks(choice) if divided else 1
+        costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit), parts=parts)
     hosted = schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks))
     try:
         timeline = simulated(hosted, costs)
@@ -338,9 +369,12 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
 
 
 def _chunks(choice: ScheduleChoice) -> int:
-    """Stages per device of a schedule by name."""
+    """Stages per device of a schedule by name, or of an order of one's own."""
     from debubble.schedules import schedules
 
+    if choice.csv is not None:
+        own = _own_order(choice.csv)
+        return own.stages // own.devices
     return choice.chunks or schedules[str(choice.schedule)].default_chunks
 
 
@@ -352,8 +386,9 @@ def _built(
 
     assert choice.schedule is not None
     entry, limit = schedules[choice.schedule], o.abstract_limit(choice.memory_limit)
-    devices = o.required_devices(given.devices, otherwise=", or a MODEL with --cluster")
     chunks = _chunks(choice)
+    told = given.devices or (None if given.costs is None else _devices_of(given.costs, chunks))
+    devices = o.required_devices(told, otherwise=", or a MODEL with --cluster")
     costs = _costs(devices * chunks, given.costs, limit, parts=chunks if divided else 1)
     options = {**entry.accepted_options(memory_limit=limit, objective=objective), **choice.settings}
     schedule = entry(
