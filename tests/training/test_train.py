@@ -29,6 +29,7 @@ from debubble.training.options import (
     schedule_remark,
     with_settings,
 )
+from debubble.training.trainer import train
 from tests.support.model_cases import on_cpus
 from tests.support.training_cases import train_alone
 
@@ -197,6 +198,22 @@ def test_other_steps_of_a_resumed_run_move_its_schedules_end(options: Any, tmp_p
     assert schedule_remark(changed(resumed, steps=20)) == "The cosine schedule ends at step 20 now, not at 3."
     assert [schedule_remark(o) for o in (resumed, changed(resumed, steps=20, lr_schedule="constant"))] == [None, None]
     assert schedule_remark(changed(options, steps=20)) is None
+
+
+def test_a_run_that_has_taken_all_its_steps_writes_its_weights(
+    options: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("safetensors")
+    finished = changed(options, checkpoint=tmp_path / "c")
+    train_alone(changed(finished, save=tmp_path / "first"))
+    again = changed(finished, resume=True, save=tmp_path / "again")
+
+    check(again)
+    assert train(again) is None
+    assert f"All 6 steps are taken: its weights are in {tmp_path}/again." in capsys.readouterr().err
+    first, second = (next((tmp_path / name).glob("*.safetensors")) for name in ("first", "again"))
+    assert first.read_bytes() == second.read_bytes()
+    assert first.stat().st_mode == (tmp_path / "first" / "config.json").stat().st_mode
 
 
 def test_a_folder_with_another_runs_checkpoints_is_refused(options: Any, tmp_path: Path) -> None:

@@ -250,9 +250,12 @@ def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
             f"The run of {newest} read {words_of(progress.data or {})}: give {listed(sorted(missing))} again, as"
             " nothing that a checkpoint names is read."
         )
+    if progress.step == options.steps and options.save is not None and not options.json:
+        return
     if progress.step >= options.steps:
         more = progress.step > options.steps
         taken = (
             f"{progress.step} steps, more than the {options.steps} asked for" if more else f"all {options.steps} steps"
         )
-        raise InputError(f"{newest} has taken {taken}: give more with --steps.")
+        written = "" if more or options.save is not None else "; --save FOLDER writes its weights"
+        raise InputError(f"{newest} has taken {taken}: give more with --steps{written}.")

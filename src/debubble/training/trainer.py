@@ -179,6 +179,8 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
     else:
         for folder in options.load:
             run.pipeline.load_pretrained(folder)
+    if run.step == options.steps:
+        return _save_weights(run, leader=leader)
     reports: list[StepReport] = []
     with ExitStack() as stack:
         displays = _displays(options, done=run.step, cores=_shared_cores(run)) if leader else ()
@@ -195,8 +197,7 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
                 f" {run.saver.newest} by the same call with --resume."
             )
     if options.save is not None:
-        with run.averaged():
-            run.pipeline.save_pretrained(options.save)
+        run.save_weights(options.save)
     cores = _shared_cores(run)
     steps = tuple(step for part in run.traces for step in part.steps)
     trace = Trace(devices=run.plan.devices, steps=steps, cores=cores)
@@ -213,6 +214,16 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
         allocator=allocator,
         switches=run.online.entries if run.online else (),
     )
+
+
+def _save_weights(run: TrainingRun, *, leader: bool) -> None:
+    """Write the weights of a run that has taken all its steps."""
+    assert run.options.save is not None
+    run.close()
+    run.save_weights(run.options.save)
+    if leader:
+        words = f"All {run.options.steps} steps are taken: its weights are in {run.options.save}."
+        Console(stderr=True, highlight=False).print(words, soft_wrap=True)
 
 
 def _shared_cores(run: TrainingRun) -> int | None:
@@ -290,6 +301,11 @@ class TrainingRun:
             self._data.close()
         if self.online is not None:
             self.online.close()
+
+    def save_weights(self, folder: Path) -> None:
+        """Write a Hugging Face checkpoint, of the moving averages if there are any."""
+        with self.averaged():
+            self.pipeline.save_pretrained(folder)
 
     def resume(self, newest: Path, progress: RunProgress) -> None:
         """Go on from a checkpoint."""

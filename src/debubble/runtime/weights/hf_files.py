@@ -137,7 +137,11 @@ def _write(tensors: dict[str, Tensor], file: Path) -> None:
     from safetensors.torch import save_file
 
     unfinished = file.with_name(f".{file.name}")
+    unfinished.touch(0o666)
+    # Newer versions of safetensors write files that are the user's alone, whatever the umask says.
+    mode = unfinished.stat().st_mode
     save_file(tensors, str(unfinished), metadata={"format": "pt"})
+    unfinished.chmod(mode)
     unfinished.replace(file)
 
 
