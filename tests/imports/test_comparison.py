@@ -156,7 +156,7 @@ def test_a_gain_within_the_interval_is_told() -> None:
     change = SettingChange(name="--a", now=None, then=True)
     said = [" ".join(JobComparison(yours=yours, planned=each, changes=(change,)).sentences()) for each in (near, far)]
 
-    assert ["the gain is smaller than the interval" in words for words in said] == [True, False]
+    assert ["less than the interval: measure both" in words for words in said] == [True, False]
 
 
 @pytest.mark.parametrize(

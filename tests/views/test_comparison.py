@@ -60,7 +60,7 @@ def test_the_drift_names_what_is_furthest_off() -> None:
 
     assert as_dict(comparison)["worst"][0] == {"operation": "1B0", "predicted": 2, "measured": 4, "ratio": 2}
     assert comparison.drift == (
-        "The step took 1.11 times as long as predicted; furthest off is backward on stage 1, at 1.25 times its"
+        "The step took 1.11 times as long as predicted; most of that is backward on stage 1, at 1.25 times its"
         " prediction."
     )
 

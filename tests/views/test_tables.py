@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 import debubble as db
 from debubble.formatting import listed, size_words, time_words
 from debubble.ir import CandidateSummary, Kind, PlannedUnit
-from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, MemoryParts
+from debubble.ir.degrees import ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, MemoryParts, UsualChoice
 from debubble.papers.chronospipe.offload import offload_states
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline
@@ -277,6 +277,18 @@ def test_the_table_of_degrees_names_levers_and_quick_plans() -> None:
 
     degrees = [row[0] for row in configuration_rows(shown, None).rows]
     assert degrees == [f"{Degrees()}, recomputation", f"{Degrees()} (quick plan)"]
+
+
+def test_usual_choices_are_in_the_order_of_steps() -> None:
+    found = search(1.0, 3.0)
+    usual = (
+        UsualChoice(name="too large", reason="It misses 1 GiB."),
+        UsualChoice(name="FSDP", configuration=replace(found.configurations[0], step_time=2.0)),
+    )
+    table = configuration_rows(replace(found, usual=usual), None)
+
+    assert [row[1] for row in table.rows] == ["1 s", "2 s", "3 s", "does not fit"]
+    assert table.title == "Degrees: the best 2 of 9, and usual ones"
 
 
 def test_times_and_sizes_are_readable() -> None:

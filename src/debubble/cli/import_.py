@@ -42,6 +42,7 @@ class JobFacts(o.OptionGroup):
     section: ClassVar[str] = "The job"
 
     cluster: str | None = o.option(o.CLUSTER, autocompletion=cluster_completion)
+    memory_limit: o.MemoryLimit = None
     model: str | None = o.option("The model, as for `plan`, where the configuration does not describe it.")
     pipeline: int | None = o.option("Pipeline devices, where it does not say.")
     sequence_length: int | None = o.option("Tokens per sequence, where it does not say.")
@@ -66,7 +67,7 @@ class JobFacts(o.OptionGroup):
         from debubble.models import named_model
 
         return UserFacts(
-            cluster=o.parse_cluster(self.cluster),
+            cluster=o.with_memory_limit(o.parse_cluster(self.cluster), self.memory_limit),
             model=None if self.model is None else named_model(self.model),
             pipeline=self.pipeline,
             sequence_length=self.sequence_length,

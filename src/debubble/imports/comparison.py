@@ -81,19 +81,27 @@ class JobComparison:
 
     @property
     def _gain(self) -> str:
-        """Words on a gain that is smaller than the interval of the prediction; none on others."""
+        """How much less a step of the plan takes, and whether that is less than the interval of the prediction."""
         assert self.planned is not None
+        if not self.yours.fits:
+            return ""
         small = self.yours.accuracy["step"].low < self.planned.step_time < self.yours.step_time
-        return "; the gain is smaller than the interval: measure both" if self.yours.fits and small else ""
+        share = 1 - self.planned.step_time / self.yours.step_time
+        return f"; {100 * share:.0f}% faster{', less than the interval: measure both' if small else ''}"
 
     def sentences(self) -> Iterator[str]:
         """The answer, a line for what the plans take and a line for each change."""
         yield f"Yours: {self.yours}.{self._no_better}"
         if self.advice:
             yield advice_words(self.advice, self.yours)
-        if self._is_better:
+        if self.planned is not None and self._is_better:
             count = len(self.changes)
             yield f"Planned: {self.planned}{self._gain}."
+            if self.planned.safe_limit is not None:
+                yield (
+                    "It likely fits: published runs like it took up to the memory in parentheses; import with"
+                    f" --memory-limit {self.planned.safe_limit} for one that fits even then."
+                )
             if self.corrections is not None:
                 yield self.corrections
             if self.changes:

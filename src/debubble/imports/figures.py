@@ -10,6 +10,7 @@ from debubble.costs.calibration import Figure
 from debubble.formatting import mfu_words, size_words, time_words
 from debubble.ir import OutOfMemoryError
 from debubble.planners.analysis.explanation import Explanation
+from debubble.planners.analysis.likely_fit import safe_limit
 from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
 from debubble.simulator import simulate
@@ -29,6 +30,7 @@ class Figures:
         tokens_per_second_per_device: Tokens per second of all devices, divided by their number.
         mfu: Model FLOPs utilization, a fraction; None: the devices' peak is not known.
         accuracy: Errors of `step` and `memory` on published runs like this, and the intervals that hold nine in ten.
+        safe_limit: The `--memory-limit` under which runs like it fit; None: they do, or it is not known.
     """
 
     step_time: float
@@ -40,6 +42,7 @@ class Figures:
     tokens_per_second_per_device: float
     mfu: float | None
     accuracy: dict[str, Accuracy]
+    safe_limit: str | None = None
 
     @staticmethod
     def of(plan: Plan) -> Figures:
@@ -64,6 +67,7 @@ class Figures:
             fits=fits and (on_host is None or hosted <= on_host),
             tokens_per_second_per_device=why.tokens_per_second_per_device,
             mfu=why.mfu,
+            safe_limit=safe_limit(plan, timeline.peak_memory) if fits else None,
             accuracy={what: accuracy_of(what, *described, plan.options).of(value) for what, value in predicted.items()},
         )
 

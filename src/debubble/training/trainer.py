@@ -180,7 +180,8 @@ def _train_from(start: Start | None, options: TrainOptions, dataset: Dataset | N
         for folder in options.load:
             run.pipeline.load_pretrained(folder)
     if run.step == options.steps:
-        return _save_weights(run, leader=leader)
+        _save_weights(run, leader=leader)
+        return None
     reports: list[StepReport] = []
     with ExitStack() as stack:
         displays = _displays(options, done=run.step, cores=_shared_cores(run)) if leader else ()

@@ -131,7 +131,7 @@ def _drift(makespan: Pair, compute: list[tuple[TimedOperation, TimedOperation]])
         return f"{sentence}."
     if sign * (most.measured - most.predicted) <= 0:
         return f"{sentence}, although no stage computed {'slower' if sign > 0 else 'faster'}: it waited differently."
-    return f"{sentence}; furthest off is {KIND_WORDS[kind]} on stage {stage}, at {most.ratio:.2f} times its prediction."
+    return f"{sentence}; most of that is {KIND_WORDS[kind]} on stage {stage}, at {most.ratio:.2f} times its prediction."
 
 
 def render(comparison: Comparison) -> RenderableType:
@@ -139,7 +139,7 @@ def render(comparison: Comparison) -> RenderableType:
     kinds = _operations(
         "Mean time per operation", {KIND_WORDS[Kind(kind)]: pair for kind, pair in comparison.kinds.items()}
     )
-    worst = _operations("Furthest from their prediction", {each.operation: each for each in comparison.worst})
+    worst = _operations("Furthest from their prediction, in time", {each.operation: each for each in comparison.worst})
     columns = ("device", "busy, predicted", "measured", "ratio", "peak memory, predicted", "measured", "ratio")
     devices = titled_table("Devices", columns)
     for device, (busy, peak) in enumerate(zip(comparison.busy, comparison.peak_memory, strict=True)):

@@ -184,15 +184,21 @@ def _configuration_columns(cluster: Cluster | None) -> tuple[str, ...]:
 
 
 def configuration_rows(search: DegreeSearch, cluster: Cluster | None, *, most: int | None = None) -> Rows:
-    """The best choices of degrees, the plan's first (of the same step one row, of the least memory), and usual ones."""
+    """The best choices of degrees and usual ones: the plan's first, the others by step, what does not fit last.
+
+    Of the same step there is one row, of the least memory.
+    """
     best = search.configurations[:most]
     usual = [each for each in search.usual if each.configuration not in best]
+    first, *others = _equal_steps(best)
+    timed = [(equal[0].step_time, _configuration_row(equal)) for equal in others]
+    timed += [(math.inf if u.configuration is None else u.configuration.step_time, _usual_row(u)) for u in usual]
     left = f"; {search.unplanned} were not looked at within the effort" if search.unplanned else ""
     chosen = chosen_degrees_words(search)
     return Rows(
-        title=f"Degrees: the best {len(best)} of {search.legal}",
+        title=f"Degrees: the best {len(best)} of {search.legal}{', and usual ones' * bool(usual)}",
         columns=_configuration_columns(cluster),
-        rows=[*(_configuration_row(equal) for equal in _equal_steps(best)), *map(_usual_row, usual)],
+        rows=[_configuration_row(first), *(row for _, row in sorted(timed, key=lambda each: each[0]))],
         texts=frozenset({"degrees"}),
         caption=f"{search.too_large} do not fit by quick plans, {search.slower} cannot be faster{left}.{chosen}",
     )

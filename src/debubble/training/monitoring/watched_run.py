@@ -152,6 +152,10 @@ def _devices(
     ]  # fmt: skip
 
 
+ALIKE = 0.99
+"""Share of a device's planned work from which another's is as much."""
+
+
 def _reason(devices: list[DeviceState], slowest: int, waits: str | None) -> str:
     """Why this device computes longest: by itself, by the plan, or for nothing that is seen; and why others wait."""
     ratios = [device.busy / device.planned_busy for device in devices if device.planned_busy]
@@ -167,6 +171,8 @@ def _reason(devices: list[DeviceState], slowest: int, waits: str | None) -> str:
                     *([] if waits is None else [waits]),
                 ]
             )
+        planned = devices[slowest].planned_busy or 0.0
         most = max(device.planned_busy or 0.0 for device in devices)
-        words = f"the plan gives {'it the most' if devices[slowest].planned_busy == most else 'others as much'} work"
+        given = "it the most" if planned == most else "others as much" if planned > ALIKE * most else "others more"
+        words = f"the plan gives {given} work"
     return words if waits is None else f"{words}; {waits}: look at messages, loading of data and the host"
