@@ -216,6 +216,13 @@ class Cluster(PickledFields):
         """A copy where a plan may use that much of every device."""
         return Cluster.from_dict({**self.file, "memory_limit": memory_limit})
 
+    def in_reverse(self) -> Cluster | None:
+        """The devices in the other order; None where their types are alike both ways, or each has a limit of its own."""
+        if self.types == self.types[::-1] or isinstance(self.file.get("memory_limit"), list):
+            return None
+        named = "+".join(reversed(self.file["devices"].split("+")))
+        return Cluster.from_dict({**self.file, "devices": named})
+
     def with_measured_reserve(self, unplanned: int) -> Cluster:
         """A copy where a plan may use what measured bytes and fragmentation leave of every device.
 

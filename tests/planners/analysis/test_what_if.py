@@ -170,3 +170,23 @@ def test_megatrons_overlaps_are_advised_and_keep_their_promise() -> None:
 def test_zero_is_advised_where_replicas_have_none() -> None:
     plan = db.plan("llama3-8b", "8xH100-80GB", data=8, micro_batches=4, planner="chronos", effort=0.2)
     assert {change.change for change in quick_what_ifs(plan)} >= {"--zero 1", "--zero 3"}
+
+
+def test_mixed_devices_are_tried_the_other_way_round() -> None:
+    """A 1F1B pipeline keeps most in its first stages."""
+    model = db.models["llama3-8b"]
+    plans = [
+        db.plan(model, db.Cluster.parse(cluster), sequence_length=8192, micro_batches=16, planner="adapipe")
+        for cluster in ("2xA100-40GB+2xA100-80GB", "2xA100-80GB+2xA100-40GB")
+    ]
+    found = {each.change: each.step_time or 0.0 for each in quick_what_ifs(plans[0])}
+
+    assert plans[1].cluster is not None
+    assert plans[1].cluster.in_reverse() == plans[0].cluster
+    gain = found["devices the other way round (2xA100-80GB+2xA100-40GB)"]
+    assert gain < 0.9 * found["the same job again"]
+
+
+def test_devices_that_are_alike_both_ways_have_one_order() -> None:
+    assert db.Cluster.parse("4xA100-80GB").in_reverse() is None
+    assert db.Cluster.parse("1xA100-40GB+1xA100-80GB+1xA100-40GB").in_reverse() is None

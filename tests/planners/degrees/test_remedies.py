@@ -51,7 +51,7 @@ def test_fewer_devices_with_host_optimizers_are_told_before_more() -> None:
     )  # fmt: skip
     host, more = (remedy for remedy in remedies(asked) if "--cluster" in remedy.change)
     assert (host.degrees.devices, host.on_host) == (2, "optimizers")
-    assert " with optimizers on the host: " in str(host)
+    assert " (optimizers on the host): " in str(host)
     assert (more.degrees.devices, more.on_host) == (4, None)
     assert more.step_time < host.step_time
 

@@ -295,6 +295,10 @@ def _changes(plan: Plan, model: Model, cluster: Cluster, *, effort: float, deadl
         links = {name: FASTER_LINKS * getattr(cluster.slowest, name) for name in names}
         faster = problem(Cluster.from_dict({**cluster.to_dict(), **links}), plan.micro_batches)
         yield _Change(words="links twice as fast", problem=faster, find=find, batch=batch, repeats=1)
+    if plan.devices > 1 and (other_way := cluster.in_reverse()) is not None:
+        turned = problem(other_way, m)
+        words = f"devices the other way round ({other_way.file['devices']})"
+        yield _Change(words=words, problem=turned, find=find, batch=batch, option=True)
     choices = slice_choices(plan.degrees, length=plan.options.sequence_length, target=plan.target)
     if plan.options.slices == 1 and len(choices) > 1:
         with suppress(InputError):  # not every model's sequences can be cut

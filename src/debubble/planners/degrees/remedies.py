@@ -59,7 +59,7 @@ class Remedy:
     on_host: str | None = None
 
     def __str__(self) -> str:
-        host = "" if self.on_host is None else f" with {self.on_host} on the host"
+        host = "" if self.on_host is None else f" ({self.on_host} on the host)"
         return f"{self.change}{host}: {self.step_time:.4g} s per step"
 
 
