@@ -12,8 +12,11 @@ import yaml
 
 import debubble as db
 from debubble.cli.answers import ANSWERS
+from debubble.costs.calibration import error_shares
 from debubble.planners.plan_step import seconds_per_step
 from tests.views.scenes import small_plan
+
+STEP = error_shares()["step"]
 
 
 @pytest.fixture
@@ -37,9 +40,10 @@ def test_it_says_what_was_predicted_and_what_is_now(run: Any, plan: db.Plan) -> 
     assert first.startswith("Step: predicted ")
     assert "(1.100 times)" in first
     assert shared.startswith(
-        "The run moves the step of its own job by 86% of the difference, and that of other jobs of"
+        f"The run moves the step of its own job by {100 * STEP.of_job:.0f}% of the difference, and that of other jobs"
     )
-    assert "by 29% (3 such runs by 55%)" in shared
+    several = 3 * STEP.of_model / (1 + 2 * STEP.of_model)
+    assert f"by {100 * STEP.of_model:.0f}% (3 such runs by {100 * several:.0f}%)" in shared
     assert last.endswith("other dense models in bf16, on A100-80GB with no --framework.")
     assert "give it with --cluster cluster.yaml" in error
 
@@ -107,7 +111,7 @@ def test_the_same_job_planned_there_takes_the_measured_step(run: Any, json_of: A
 
     before, after = (json_of(*call, where)["step_time"] for where in ("2xA100-80GB", "cluster.yaml"))
 
-    assert after / before == pytest.approx(1.2**0.86)
+    assert after / before == pytest.approx(1.2**STEP.of_job)
 
 
 @pytest.mark.parametrize(

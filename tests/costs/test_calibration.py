@@ -122,7 +122,7 @@ def test_a_run_of_the_same_job_says_most(what: Figure) -> None:
 
     assert own.deviation == pytest.approx(SHARES[what].of_job * (run.deviation(what) or 0.0))
     assert other.deviation == pytest.approx(SHARES[what].of_model * (run.deviation(what) or 0.0))
-    assert SHARES[what].of_job == pytest.approx({"step": 0.86, "memory": 0.9}[what])
+    assert SHARES[what].of_model < SHARES[what].of_job <= 0.9
     assert own.uncertainty == LEAST_UNCERTAINTY < other.uncertainty
 
 

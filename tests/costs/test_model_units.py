@@ -486,3 +486,17 @@ def test_zero_3_divides_and_gathers_quantised_weights(framework: Framework) -> N
         assert divided.workspace - whole.workspace == pytest.approx(2 * layer, rel=1e-12)
     else:
         assert divided.gathered == pytest.approx(size + others, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "tied"), [("llama3.2-1b", True), ("llama3-8b", False)])
+def test_a_tied_table_counts_once_where_no_pipeline_divides_the_model(name: str, tied: bool) -> None:
+    """At 18 bytes per parameter; where both ends have a stage of their own, each has a copy."""
+    model, cluster = models[name], Cluster.parse("2xH100-80GB")
+    table = 18 * model.vocab * model.hidden
+
+    def states(pipeline: int) -> float:
+        options = RunOptions(data=2 // pipeline)
+        return sum(float(unit.static) for unit in model_units(model, cluster, options, pipeline=pipeline).units)
+
+    assert states(1) == pytest.approx(18 * model.parameters)
+    assert states(2) - states(1) == pytest.approx(table if tied else 0.0)

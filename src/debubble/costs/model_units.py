@@ -90,7 +90,8 @@ def model_units(
             flash=framework.flash and options.flash_attention,
         )
     speed = Speed.of(cluster.slowest, options.dtype, framework)
-    builder = _Builder(Shapes(model=model, options=options, framework=framework, speed=speed))
+    shapes = Shapes(model=model, options=options, framework=framework, speed=speed)
+    builder = _Builder(shapes, shares_table=model.tied and layout.pipeline == 1)
     paces = layout.slowest_ranks
     tables = {
         name: builder.on(Speed.of(hardware, options.dtype, framework)).all_units()
@@ -183,6 +184,8 @@ def _first_equal(layers: tuple[Layer, ...]) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class _Builder:
     shapes: Shapes
+    shares_table: bool = False
+    """Whether the head's table is the embedding's: of tied tables where no pipeline divides the model."""
 
     @property
     def parameters(self) -> ParameterCosts:
@@ -350,7 +353,8 @@ class _Builder:
         ]
         own = 0.0 if s.options.lora else s.element * model.vocab * model.hidden / tensor
         workspace = own + self._layer_gradients(0) + self.parameters.gathered_unit(model.head_parameters)
-        unit = self._unit("head", None, operators, Counts(model.head_parameters), workspace=workspace)
+        shared = model.vocab * model.hidden if self.shares_table else 0
+        unit = self._unit("head", None, operators, Counts(model.head_parameters - shared), workspace=workspace)
         return replace(unit, strategies={name: unit.strategies[name] for name in ("none", "full")})
 
     def _unit(

@@ -327,7 +327,7 @@ class Architecture:
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of the final norm and the head's table, tied or not: the last stage has its own copy."""
+        """Parameters of the final norm and the head's table, tied or not: a last stage of its own has a copy."""
         return self.vocab * self.hidden + self.norm_parameters
 
     @property

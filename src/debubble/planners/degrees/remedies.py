@@ -126,9 +126,10 @@ def misfit(job: Job, reason: str) -> Misfit:
 def _states(job: Job) -> tuple[float, float]:
     """Bytes of one copy of the model's states on devices: all of them, and with the optimizer on the host."""
     options = replace(
-        job.options, tensor=1, data=1, context=1, expert=1, expert_tensor=None, zero=0, micro_batch_size=1, slices=1
-    )
-    units = model_units(job.model, job.cluster, options, pipeline=job.cluster.count).units
+        job.options, tensor=1, data=job.cluster.count, context=1, expert=1, expert_tensor=None, zero=0,
+        micro_batch_size=1, slices=1,
+    )  # fmt: skip
+    units = model_units(job.model, job.cluster, options, pipeline=1).units
     hosted = sum(float(unit.on_host.static if unit.on_host else unit.static) for unit in units)
     return sum(float(unit.static) for unit in units), hosted
 
