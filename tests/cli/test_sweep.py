@@ -69,7 +69,6 @@ def test_over_wins_over_the_job_files_entry(json_of: Any, tmp_path: Path, over: 
         ("tensor=1,two", "takes whole numbers, not 'two'"),
         ("tensor=1,2 --tensor 1", "--over has the values of --tensor: leave out --tensor"),
         ("cluster=2xL4,4xL4", "leave out --cluster"),
-        ("tensor=1,2 --fastest", "--fastest is for searches of degrees"),
     ],
 )
 def test_what_cannot_be_varied_is_refused(run: Any, options: str, said: str) -> None:

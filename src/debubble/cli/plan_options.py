@@ -50,7 +50,7 @@ class Question(o.OptionGroup):
         "Lengths of the data set's sequences, in tokens: micro-batches differ, and are balanced and ordered."
     )
     compare: bool = flag("Let auto ask every planner, the papers' and the baselines too, and show their answers.")
-    fastest: bool = flag("With --global-batch: the fastest plan, even if a simpler one takes at most 2% longer.")
+    fastest: bool = flag("The fastest plan, even if a simpler one takes little longer (with --global-batch 2%).")
     robust: bool = flag("Choose by the mean step under noise, a slow device and slow links, and say how plans degrade.")
 
     @property
@@ -100,8 +100,6 @@ def check_call(model: str | None, *, run: o.ModelRun, asked: Question, given: Gi
         raise InputError(f"--tokens must be a positive number, not {output.tokens:g}.")
     if output.json and output.json_stream:
         raise InputError("Give --json for one object, or --json-stream for a line per plan, not both.")
-    if asked.fastest and asked.global_batch is None:
-        raise InputError("--fastest is for searches of degrees: give --global-batch, or leave it out.")
     check_writable(output.output, output.html)
     if model is None:
         _refuse_what_only_a_model_has(asked, given, output)

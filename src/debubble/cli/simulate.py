@@ -57,10 +57,17 @@ class ScheduleChoice(o.OptionGroup):
     @property
     def each(self) -> tuple[ScheduleChoice, ...]:
         """A choice for the order of one's own and for every schedule that is named, or the only one."""
-        names = () if self.schedule is None else self.schedule.split(",")
-        named = tuple(replace(self, schedule=name, csv=None) for name in names)
+        names = [] if self.schedule is None else self.schedule.split(",")
+        named = tuple(replace(self, schedule=name, csv=None, chunks=self._chunks_of(name, names)) for name in names)
         own = (replace(self, schedule=None, options=None, chunks=None),) if self.csv is not None and named else ()
         return (*own, *named) or (self,)
+
+    def _chunks_of(self, name: str, compared: Sequence[str]) -> int | None:
+        """The chunks that are asked for; None for a schedule that takes none, beside others that do."""
+        from debubble.schedules import schedules
+
+        taking = [each for each in compared if "chunks" in schedules[each].options]
+        return None if taking and name not in taking else self.chunks
 
     def beside(self, own: Schedule) -> ScheduleChoice:
         """The choice with as many micro-batches as an order of one's own."""
@@ -86,7 +93,10 @@ class ScheduleChoice(o.OptionGroup):
             name, equals, value = text.partition("=")
             if not equals:
                 raise InputError(f"--option {text}: write NAME=VALUE.")
-            settings[name.replace("-", "_")] = _value(value)
+            name = name.replace("-", "_")
+            if name in ("chunks", "devices", "micro_batches", "costs"):
+                raise InputError(f"--option {text}: give --{name.replace('_', '-')} {value}, an option of its own.")
+            settings[name] = _value(value)
         return settings
 
     def check_with_order(self, given: AbstractCosts) -> None:

@@ -128,6 +128,8 @@ NOTABLE = 5e-4
 with fewest stages is taken."""
 LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
+WITH_LEVERS = "slower than with recomputation, offload or steps on hosts"
+"""What a plan without levers is said to be."""
 ONE_STAGE = 0.02
 """Share of a step for such a plan that runs the model as a whole, as every framework does."""
 
@@ -280,7 +282,7 @@ class _Answers:
             self._found[name] = answer
             if isinstance(known, Result) and answer.score > (1 + NOTABLE) * known.score:
                 slower = 100 * (float(answer.score) / float(known.score) - 1)
-                self.remark(name, f"{slower:.1f}% slower than with recomputation, offload or steps on hosts")
+                self.remark(name, f"{slower:.1f}% {WITH_LEVERS}")
         if answer.score < best:
             # Only what a Ctrl-C would keep is told.
             schedule, step = answer.solution.schedule.name, float(answer.time)

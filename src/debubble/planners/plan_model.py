@@ -80,7 +80,7 @@ def plan(
         robust: Compare plans by their mean step under disturbances (noise, a slow device, slow links), not by the
             predicted one; not with `global_batch`.
         compare: Let `auto` ask every planner, the papers' and the baselines too; not with `global_batch`.
-        fastest: With `global_batch`: the fastest plan, even if a simpler one takes at most 2% longer, which is the
+        fastest: The fastest plan, even if a simpler one takes little longer (with `global_batch` 2%), which is the
             answer otherwise.
         lengths: The lengths of the sequences: a file (see `costs.lengths.read_lengths`), or how many sequences have
             so many tokens; None: all have `sequence_length`.  Not with `global_batch`.
@@ -133,7 +133,7 @@ def plan(
     problem = problem_of(
         model, cluster, run, micro_batches=count, pipeline=pipeline, chunks=chunks, profile=measured, **search
     )
-    problem = replace(problem.swapping(swap), robust=robust, compare=compare)
+    problem = replace(problem.swapping(swap), robust=robust, compare=compare, plain=not fastest)
     if lengths is not None:
         problem = with_lengths(problem, _micro_batch_sizes(lengths, run, problem.micro_batches))
     described = ModelOnCluster(model, cluster)

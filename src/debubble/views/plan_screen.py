@@ -25,6 +25,7 @@ from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import gains, helpful
+from debubble.planners.auto import WITH_LEVERS
 from debubble.plans import Plan
 from debubble.simulator import Cause
 from debubble.targets.target import targets
@@ -207,7 +208,11 @@ def _faster(plan: Plan) -> Iterator[str]:
     """The fastest plan, where this one is simpler and nearly as fast."""
     if plan.degree_search is None:
         planner, ratio = fastest_other(plan)
-        if 100 * (1 - ratio) >= LITTLE:
+        own = next((c.remark or "" for c in plan.candidates[:1]), "")
+        if WITH_LEVERS in own:
+            yield f"this plan is {own[: own.index(WITH_LEVERS) + len(WITH_LEVERS)].rpartition('; ')[2]}"
+            yield "--fastest takes the other"
+        elif 100 * (1 - ratio) >= LITTLE:
             yield f"{100 * (1 - ratio):.1f}% less time by {planner}"
             yield f"--planner {planner} asks it alone"
             yield f"a plan without recomputation or offload wins {where_simpler_wins(plan)}"
