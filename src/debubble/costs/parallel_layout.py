@@ -37,9 +37,11 @@ class Layout:
                     " ones."
                 )
         elif (options.data * options.context) % options.expert:
+            whole = options.tensor > 1 and ranks % options.expert == 0
+            way = f"with --expert-tensor 1 they divide all {ranks} of a stage" if whole else "give more of these"
             raise InputError(
                 f"{options.expert} expert-parallel ranks do not divide the {options.data} x {options.context} data- and"
-                " context-parallel ones."
+                f" context-parallel ones: {way}."
             )
         if pipeline is None:
             if cluster.count % ranks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from debubble.ir import InputError
 from debubble.ir.plan_entries import RunOptions
 from debubble.models.architecture import Experts
@@ -45,9 +47,11 @@ def _missing_degrees(options: RunOptions, config: ModelConfig | None) -> str | N
             " train it."
         )
     if options.expert_shards != options.tensor:
+        most = gcd(options.expert, options.data * options.context)
+        fewer = "" if most == options.expert else f" --expert {most}"
         return (
-            "it divides each expert over all tensor-parallel ranks: make the plan with --expert-tensor"
-            f" {options.tensor}."
+            "the runtime divides each expert over all tensor-parallel ranks: make the plan with --expert-tensor"
+            f" {options.tensor}{fewer}."
         )
     if options.zero > 0 and options.optimizer == "muon":
         return "ZeRO leaves every replica rows of each parameter and Muon needs whole ones: make the plan with zero 0."
