@@ -119,8 +119,11 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         yield from answers.stream("joint", last, partial(last_search, last, best.solution))
     best = next(iter(answers.results), None)
     if best is not None and _prefers_plain(problem):
-        plainer = partial(without_levers, problem, best.solution)
-        yield from answers.stream(best.planner, problem, plainer, tolerance=_tolerance(problem))
+        quickest = answers.quickest
+        # What disturbances spoil may be its transfers alone.
+        for answer in [best] if quickest is None or quickest is best or not problem.robust else [best, quickest]:
+            plainer = partial(without_levers, problem, answer.solution)
+            yield from answers.stream(answer.planner, problem, plainer, tolerance=_tolerance(problem))
 
 
 NOTABLE = 5e-4
@@ -175,6 +178,8 @@ class _Answers:
         self._found: dict[str, Result | DebubbleError] = {}
         self._failures: dict[str, DebubbleError] = {}
         """Errors in the programs of planners that already had a plan."""
+        self.quickest: Result | None = None
+        """The answer with the shortest step, whatever disturbances make of it."""
 
     def __getitem__(self, name: str) -> Result | DebubbleError:
         return self._found[name]
@@ -276,6 +281,8 @@ class _Answers:
             self._failures[name] = error
 
     def _keep(self, name: str, answer: Result, *, tolerance: float = 1.0) -> Iterator[Solution]:
+        if self.quickest is None or answer.time < self.quickest.time:
+            self.quickest = answer
         known = self._found.get(name)
         best = min((result.score for result in self.results), default=math.inf)
         if not isinstance(known, Result) or answer.score <= tolerance * known.score:
