@@ -34,8 +34,8 @@ SECONDS = 15.0
 """Seconds on the clock after which no further change is tried, where the job has no deadline."""
 MOST = 5
 """Changes that are told."""
-OFFLOADING = "deepspeed"
-"""The framework whose CPU optimizer is tried where the job names none."""
+OFFLOADING = ("deepspeed", "megatron")
+"""The frameworks whose CPU optimizers are tried where the job names none, until one fits."""
 WITH_HOST = ("chronos", "pipeoffload")
 """Planners with optimizers or activations on the host that are asked where no quick plan fits."""
 ASKED = 2
@@ -172,14 +172,17 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
 
 
 def _cpu_optimizer(job: Job, clock: Clock) -> Iterator[Remedy]:
-    """Optimizer states on hosts, as the job's framework has them, or DeepSpeed if it names none."""
+    """Optimizer states on hosts, as the job's framework has them, or those that have them if it names none."""
     hosted = job.with_cpu_optimizer()
     if hosted is None or clock.over:
         return
-    change = "--host-optimizer 1" if job.target else f"--for {OFFLOADING} --host-optimizer 1"
-    hosted = replace(hosted, target=job.target or OFFLOADING)
-    with suppress(InputError):  # not every framework has them
-        yield from list(_quick_remedy(change, hosted)) or list(_quick_remedy(change, replace(hosted, fixed={})))
+    for target in (job.target,) if job.target else OFFLOADING:
+        change = "--host-optimizer 1" if job.target else f"--for {target} --host-optimizer 1"
+        there = replace(hosted, target=target, options=targets[target].priced(hosted.options))
+        with suppress(InputError):  # not every framework has them
+            if found := list(_quick_remedy(change, there)) or list(_quick_remedy(change, replace(there, fixed={}))):
+                yield from found
+                return
 
 
 def _adapters(job: Job, clock: Clock) -> Iterator[Remedy]:
