@@ -294,7 +294,7 @@ class _DegreesSearch:
                     name = solution.remark or QUICK_PLAN if callable(find) else find
                     answer = verify(name, self.problems[degrees], replace(solution, remark=None), seconds)
                 except DebubbleError as refusal:
-                    self.ranking.refused[degrees] = refusal
+                    self._refuse(degrees, refusal)
                 else:
                     self._keep(degrees, answer)
                 self._report()
@@ -377,6 +377,11 @@ class _DegreesSearch:
             if degrees not in self.asked and self.results[degrees].gap > 0 and not self.late:
                 self._ask(degrees)
 
+    def _refuse(self, degrees: Degrees, refusal: DebubbleError) -> None:
+        """Keep why a choice does not fit: of several reasons the one that misses by least."""
+        known = self.ranking.refused.get(degrees)
+        self.ranking.refused[degrees] = refusal if known is None else closest([known, refusal])
+
     def _ask(self, degrees: Degrees) -> None:
         """Give a choice to `auto`; one that keeps everything on one device has no more to choose than its order."""
         self.asked.add(degrees)
@@ -397,7 +402,7 @@ class _DegreesSearch:
                 *_, solution = fastest_of(problem, names)
                 answer = verify("auto", problem, solution, 0.0)
         except DebubbleError as refusal:
-            self.ranking.refused[degrees] = refusal
+            self._refuse(degrees, refusal)
         else:
             self._keep(degrees, answer)
             if answer is not self.results[degrees]:
