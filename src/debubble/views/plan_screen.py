@@ -74,7 +74,7 @@ def plan_screen(
         why: The figures that explain it.
         width: Characters of a line.
         tokens: How many tokens are to be trained on; None: the days are not told.
-        elsewhere: How many times as long quick plans take in the targets that do not run the plan.
+        elsewhere: How many times the plan's step quick plans take in the targets that do not run it.
 
     Returns:
         The lines, at most 24 of 80 characters for an ordinary plan.

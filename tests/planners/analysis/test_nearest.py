@@ -1,3 +1,4 @@
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -5,6 +6,9 @@ from rich.console import Console
 
 import debubble as db
 from debubble.planners.analysis.nearest_plans import plan_runs_in, quick_nearest
+from debubble.planners.degrees.estimate import quick_step
+from debubble.planners.model_problem import problem_of
+from debubble.planners.plan_step import seconds_per_step
 from debubble.targets import targets
 from debubble.views import Scene
 from debubble.views.plan_table import render
@@ -19,7 +23,13 @@ def test_quick_plans_are_of_the_targets_that_do_not_run_the_plan(planned: db.Pla
     """The kernels of Automodel and DeepSpeed need more memory than there is."""
     ratios = quick_nearest(planned)
     assert set(ratios) == {*targets} - {*plan_runs_in(planned), "mindformers", "automodel", "deepspeed", "torch"}
-    assert min(ratios.values()) >= 1
+    described = planned.model_on_cluster
+    assert described is not None
+    megatron = problem_of(
+        *described, replace(planned.options, framework="megatron-lm"), micro_batches=8, pipeline=4,
+        target="megatron",
+    )  # fmt: skip
+    assert ratios["megatron"] * seconds_per_step(planned) == pytest.approx(quick_step(megatron)[0])
 
 
 def test_abstract_costs_run_in_no_framework() -> None:

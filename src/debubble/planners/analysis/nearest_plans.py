@@ -45,7 +45,7 @@ def plan_runs_in(plan: Plan) -> tuple[str, ...]:
 
 
 def quick_nearest(plan: Plan) -> Mapping[str, float]:
-    """Ratio of a quick plan's step to the fastest quick one's, for every target that does not run the plan.
+    """Ratio of a quick plan's step to the plan's, for every target that does not run the plan; `--for` may find better.
 
     Each has its own kernels, unless the plan names a framework: those without any, as torch, are left out.  Only of
     targets that have a quick plan; nothing for abstract costs, with a profile, or for large pipelines.
@@ -55,8 +55,8 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
     if described is None or plan.profile is not None or large:
         return {}
 
-    def step(target: str | None) -> float | None:
-        named = plan.options.framework or (target and targets[target].framework) or ""
+    def step(target: str) -> float | None:
+        named = plan.options.framework or targets[target].framework
         try:
             problem = problem_of(
                 *described,
@@ -72,9 +72,9 @@ def quick_nearest(plan: Plan) -> Mapping[str, float]:
     as_it_is = plan_runs_in(plan)
     able = [name for name in targets if targets[name].runs_on(described.cluster.slowest.name)]
     able = [name for name in able if targets[name].framework or targets[name].levers is None]
-    quick = {name: step(name) for name in (None, *able) if name not in as_it_is}
-    found = {name: taken for name, taken in quick.items() if taken is not None}
-    return {name: taken / min(found.values()) for name, taken in found.items() if name is not None}
+    quick = {name: step(name) for name in able if name not in as_it_is}
+    planned = seconds_per_step(plan)
+    return {name: taken / planned for name, taken in quick.items() if taken is not None}
 
 
 def nearest_plans(plan: Plan, again: Callable[[str], Plan]) -> tuple[NearestPlan, ...]:
