@@ -379,7 +379,7 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
     for gain in best:
         yield f"{gain.what_if.change}: {-100 * (gain.share or 0.0):.0f}% faster"
     if not best:
-        yield "of what was tried, more devices alone" if helpful(told) else "nothing that was tried"
+        yield "only more devices, of what was tried" if helpful(told) else "nothing that was tried"
     elif told[0].what_if.quick:
         yield "by quick plans"
 
@@ -436,4 +436,5 @@ def _next(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
         if plan_runs_in(plan):
             yield "runs in debubble only"
         yield f"--for {named} plans what {'a framework' if named == 'NAME' else 'it'} runs"
-    yield f"plan --details{'' if plan.has_lengths else ', --why'}"
+    asked = "--why" in call
+    yield f"plan --details{'' if plan.has_lengths or asked else ', --why'}"

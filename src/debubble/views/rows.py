@@ -71,6 +71,7 @@ def planner_rows(plan: Plan, *, seconds: bool) -> Rows:
             for c in _answers(plan)
         ],
         texts=frozenset({"planner", "schedule", *where}),
+        whole=frozenset({"planner"}),
         caption=chosen_words(plan) or "",
     )
 
