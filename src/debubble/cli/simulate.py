@@ -69,7 +69,7 @@ class ScheduleChoice(o.OptionGroup):
         taking = [each for each in compared if "chunks" in schedules[each].options]
         return None if taking and name not in taking else self.chunks
 
-    def beside(self, own: Schedule) -> ScheduleChoice:
+    def sized_as(self, own: Schedule) -> ScheduleChoice:
         """The choice with as many micro-batches as an order of one's own."""
         return replace(self, micro_batches=own.micro_batches) if self.csv is None else self
 
@@ -168,7 +168,7 @@ def simulate(
         choice.check_with_order(given)
         if choice.schedule is not None:
             own = _own_order(choice.csv)
-            choices = tuple(each.beside(own) for each in choices)
+            choices = tuple(each.sized_as(own) for each in choices)
             given = replace(given, devices=own.devices) if source is None else given
     divided = source is None and _divided(choices, given.costs)
     scenes, errors = _scenes(source, choices, given, run, divided=divided)
