@@ -152,7 +152,7 @@ def _devices(
     ]  # fmt: skip
 
 
-EQUAL_SHARE = 0.99
+EQUAL = 0.99
 """Share of a device's planned work from which another's is as much."""
 
 
@@ -173,6 +173,6 @@ def _reason(devices: list[DeviceState], slowest: int, waits: str | None) -> str:
             )
         planned = devices[slowest].planned_busy or 0.0
         most = max(device.planned_busy or 0.0 for device in devices)
-        given = "it the most" if planned == most else "others as much" if planned > EQUAL_SHARE * most else "others more"
+        given = "it the most" if planned == most else "others as much" if planned > EQUAL * most else "others more"
         words = f"the plan gives {given} work"
     return words if waits is None else f"{words}; {waits}: look at messages, loading of data and the host"
