@@ -29,7 +29,7 @@ def number(cell: Cell) -> float:
 BASIS = {
     "exact": "exact: follows from the construction, as the paper has it",
     "fitted": "fitted: with inputs chosen from the paper's own figures",
-    "modelled": "modelled: computed without fitting; differs from the paper's figure",
+    "modelled": "modelled: computed without fitting; it may differ from the paper's figure",
     "measured": "measured: the paper's figure needs its hardware; a cost model cannot confirm it",
 }
 """The standing of a table's figures, in words."""
