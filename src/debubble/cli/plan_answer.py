@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from debubble.costs.accuracy import Accuracy, accuracy_of
+from debubble.costs.accuracy import Accuracy
 from debubble.ir import WhatIf
 from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation
+from debubble.planners.analysis.likely_fit import plan_accuracy
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
 from debubble.planners.plan_step import gap_of
 from debubble.plans import Plan
@@ -71,15 +72,11 @@ def plan_dict(
 
 def _accuracy_dict(plan: Plan, scene: Scene) -> dict[str, dict[str, Accuracy]]:
     """The accuracy of step and memory, with their intervals, where costs are computed."""
-    if plan.profile is not None or plan.model_on_cluster is None:
+    step, memory = plan_accuracy("step", plan), plan_accuracy("memory", plan)
+    if step is None or memory is None:
         return {}
-    predicted = {"step": float(scene.step_time), "memory": max(map(float, scene.peak_memory))}
-    return {
-        "accuracy": {
-            "step": accuracy_of("step", *plan.model_on_cluster, plan.options).of(predicted["step"]),
-            "memory": accuracy_of("memory", *plan.model_on_cluster, plan.options).of(predicted["memory"]),
-        }
-    }
+    peak = max(map(float, scene.peak_memory))
+    return {"accuracy": {"step": step.of(float(scene.step_time)), "memory": memory.of(peak)}}
 
 
 def _what_if_dict(changes: Sequence[WhatIf]) -> dict[str, Any]:

@@ -363,7 +363,7 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
         )  # fmt: skip
     else:
         schedule = _own_order(choice.csv)
-        parts = _chunks(choice) if divided else 1
+        parts = schedule.stages // schedule.devices if divided else 1
         costs = _costs(schedule.stages, given.costs, o.abstract_limit(choice.memory_limit), parts=parts)
     hosted = schedule.with_host_steps(schedule.placement.last_chunks(choice.host_chunks))
     try:

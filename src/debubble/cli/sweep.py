@@ -126,34 +126,26 @@ def _values(over: str) -> tuple[str, list[Any]]:
 
 
 def _point(point: SweepPoint) -> dict[str, Any]:
-    """The figures of a value's plan."""
-    from debubble.costs.accuracy import accuracy_of
+    """The keys of `answers.SweepPointAnswer`."""
+    from debubble.planners.analysis.likely_fit import plan_accuracy
     from debubble.views.scene import Scene
 
-    figures: dict[str, Any] = dict.fromkeys((
-        "step_time", "step_low", "step_high", "tokens_per_second", "degrees", "planner", "schedule",
-    ))  # fmt: skip
     plan = point.plan
-    if plan is not None:
-        scene = Scene.predicted(plan)
-        assert scene.why is not None
-        assert plan.model_on_cluster is not None
-        seconds = float(scene.step_time)
-        likely = None if plan.profile is not None else accuracy_of("step", *plan.model_on_cluster, plan.options)
-        figures = {
-            "step_time": seconds,
-            "step_low": None if likely is None else likely.of(seconds).low,
-            "step_high": None if likely is None else likely.of(seconds).high,
-            "tokens_per_second": scene.why.tokens_per_second,
-            "degrees": str(plan.degrees),
-            "planner": plan.planner,
-            "schedule": plan.schedule.name,
-        }
-    peaks = [] if plan is None else list(map(float, scene.peak_memory))
+    answer: dict[str, Any] = {"value": str(point.value), "fits": plan is not None, "reason": point.reason}
+    if plan is None:
+        names = ("step_time", "step_low", "step_high", "tokens_per_second", "degrees", "planner", "schedule")
+        return {**answer, **dict.fromkeys(names), "peak_memory": []}
+    scene, accuracy = Scene.predicted(plan), plan_accuracy("step", plan)
+    assert scene.why is not None
+    seconds = float(scene.step_time)
     return {
-        "value": str(point.value),
-        "fits": plan is not None,
-        "reason": point.reason,
-        **figures,
-        "peak_memory": peaks,
+        **answer,
+        "step_time": seconds,
+        "step_low": None if accuracy is None else accuracy.low * seconds,
+        "step_high": None if accuracy is None else accuracy.high * seconds,
+        "tokens_per_second": scene.why.tokens_per_second,
+        "degrees": str(plan.degrees),
+        "planner": plan.planner,
+        "schedule": plan.schedule.name,
+        "peak_memory": list(map(float, scene.peak_memory)),
     }

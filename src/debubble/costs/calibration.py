@@ -156,7 +156,7 @@ def described_run(model: Architecture, cluster: Cluster, options: RunOptions, *,
 
 
 SWITCHES = ("expert_overlap", "gradient_dtype", "moment_dtype", "master_dtype", "sequence_parallel", "zero")
-"""Options that a job may switch and remain the same job, as it may what its framework overlaps or fuses."""
+"""Options with which a job remains the same, whatever they are: switches, such as what a framework overlaps."""
 _APART = ("data", "dtype", "framework", "micro_batch_size", "post_validation", "host_optimizer", *SWITCHES)
 """Options in which runs of one job may differ, or that are told otherwise."""
 
@@ -247,11 +247,13 @@ def other_frameworks(model: Architecture, cluster: Cluster, options: RunOptions)
         cluster: The devices, with the measured runs.
         options: How the model is run.
     """
-    job = described_run(model, cluster, options)
-    named = {run.framework for run in cluster.calibration if run.framework not in ("", job.framework)}
-    like = (name for name in sorted(named) if correction(
-        "step", cluster.calibration, msgspec.structs.replace(job, framework=name)).runs)  # fmt: skip
-    return tuple(like)
+    job, runs = described_run(model, cluster, options), cluster.calibration
+
+    def is_like(framework: str) -> bool:
+        there = msgspec.structs.replace(job, framework=framework)
+        return any(correction(what, runs, there).runs for what in FIGURES)
+
+    return tuple(filter(is_like, sorted({run.framework for run in runs} - {"", job.framework})))
 
 
 def calibration_words(model: Architecture, cluster: Cluster, options: RunOptions) -> str | None:

@@ -217,7 +217,7 @@ class Cluster(PickledFields):
         return Cluster.from_dict({**self.file, "memory_limit": memory_limit})
 
     def in_reverse(self) -> Cluster | None:
-        """The devices in the other order; None where it has the same types, or each device has a limit of its own."""
+        """The devices from the last to the first; None where no type changes, or devices have limits of their own."""
         if self.types == self.types[::-1] or isinstance(self.file.get("memory_limit"), list):
             return None
         named = "+".join(reversed(self.file["devices"].split("+")))

@@ -116,15 +116,15 @@ def calibrate(
     if base.slowest.name != device:
         raise InputError(f"The plan ran on {device}, not {base.slowest.name}: give a cluster file of that device.")
     named = described_run(described.model, own, plan.options, run=_name(plan, own))
-    predicted_figures = Figures.of(plan)
+    figures_of_plan = Figures.of(plan)
     deviations = {
         what: Deviation(predicted=predicted, measured=value)
-        for what, predicted in _uncorrected(plan, described, predicted_figures).items()
+        for what, predicted in _uncorrected(plan, described, figures_of_plan).items()
         if (value := getattr(measured, what)) is not None
     }
-    mfu = predicted_figures.mfu
-    if measured.step is not None and mfu is not None and mfu * predicted_figures.step_time > measured.step:
-        needed = percent(mfu * predicted_figures.step_time, measured.step)
+    at_peak = (figures_of_plan.mfu or 0.0) * figures_of_plan.step_time
+    if measured.step is not None and measured.step < at_peak:
+        needed = percent(at_peak, measured.step)
         raise InputError(
             f"A step of {_seconds(measured.step)} would need {needed} of the devices' peak FLOPs: check that the plan"
             " is the one that ran, and the units."

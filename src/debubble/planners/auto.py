@@ -119,9 +119,11 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         yield from answers.stream("joint", last, partial(last_search, last, best.solution))
     best = next(iter(answers.results), None)
     if best is not None and _prefers_plain(problem):
-        quickest = answers.quickest
-        # What disturbances spoil may be its transfers alone.
-        for answer in [best] if quickest is None or quickest is best or not problem.robust else [best, quickest]:
+        tried = [best]
+        if problem.robust and answers.quickest is not None and answers.quickest is not best:
+            # What disturbances spoil of it may be its transfers alone.
+            tried.append(answers.quickest)
+        for answer in tried:
             plainer = partial(without_levers, problem, answer.solution)
             yield from answers.stream(answer.planner, problem, plainer, tolerance=_tolerance(problem))
 

@@ -257,5 +257,6 @@ def _check_checkpoints(options: TrainOptions, folder: Path, plan: Plan) -> None:
         taken = (
             f"{progress.step} steps, more than the {options.steps} asked for" if more else f"all {options.steps} steps"
         )
-        written = "" if more or options.save is not None else "; --save FOLDER writes its weights"
+        save = "--save" if options.save is not None else "--save FOLDER"
+        written = "" if more else f"; {save} without --json writes its weights"
         raise InputError(f"{newest} has taken {taken}: give more with --steps{written}.")

@@ -130,7 +130,7 @@ def train(options: TrainOptions, *, dataset: Dataset | None = None) -> TrainingS
         dataset: Samples of your own, in place of the data of the options.
 
     Returns:
-        The summary of the run on rank 0, None on the others.
+        The summary of the run on rank 0, None on the others, and where no step was left but to save the weights.
 
     Raises:
         RunError: There is no checkpoint to resume, it is damaged, or another run writes to its folder; a signal asked

@@ -208,9 +208,10 @@ def _faster(plan: Plan) -> Iterator[str]:
     """The fastest plan, where this one is simpler and nearly as fast."""
     if plan.degree_search is None:
         planner, ratio = fastest_other(plan)
-        own = next((c.remark or "" for c in plan.candidates[:1]), "")
-        if WITH_LEVERS in own:
-            yield f"this plan is {own[: own.index(WITH_LEVERS) + len(WITH_LEVERS)].rpartition('; ')[2]}"
+        remarks = [remark for c in plan.candidates[:1] for remark in (c.remark or "").split("; ")]
+        slower = next((remark for remark in remarks if remark.endswith(WITH_LEVERS)), None)
+        if slower is not None:
+            yield f"this plan is {slower}"
             yield "--fastest takes the other"
         elif 100 * (1 - ratio) >= LITTLE:
             yield f"{100 * (1 - ratio):.1f}% less time by {planner}"

@@ -237,7 +237,7 @@ def planned_words(plan: Plan) -> str:
     return f"planned by {planner}" if plan.schedule.name == planner else f"{plan.schedule.name}, planned by {planner}"
 
 
-def _size_words(parameters: int) -> str:
+def _parameter_words(parameters: int) -> str:
     """The parameters of a model in billions, or of a small one in millions."""
     return f"{parameters / 1e9:.1f} B" if parameters >= 5e7 else f"{parameters / 1e6:.1f} M"
 
@@ -247,7 +247,7 @@ def model_title(model: Model, cluster: Cluster) -> str:
     names = [name for name, other in models.items() if other.config == model.config]
     itself = (name for name in names if models[name] is model)
     # Of names for the same layers the newest is the last.
-    name = next(itself, names[-1] if names else f"{model.family}, {_size_words(model.parameters)} parameters")
+    name = next(itself, names[-1] if names else f"{model.family}, {_parameter_words(model.parameters)} parameters")
     return f"{name} on {cluster.file['devices'].replace('x', ' x ', 1)}"
 
 

@@ -1,21 +1,28 @@
-"""A check whether a plan may exceed its devices by the error of predicted memory, and the limit to plan with then."""
+"""How far off a plan's figures may be, whether it may exceed its devices by that, and the limit to plan with then."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from debubble.costs.accuracy import accuracy_of
+from debubble.costs.accuracy import Accuracy, accuracy_of
+from debubble.costs.calibration import Figure
 from debubble.ir import Number
 from debubble.plans import Plan
 
 GIB = 2**30
 
 
-def memory_excess(plan: Plan) -> float | None:
-    """The most that nine in ten runs like the plan's took over what was predicted; None: it was not computed."""
+def plan_accuracy(what: Figure, plan: Plan) -> Accuracy | None:
+    """How far off a plan's step or memory may be by published runs; None where its costs were measured or given."""
     if plan.profile is not None or plan.model_on_cluster is None:
         return None
-    return accuracy_of("memory", *plan.model_on_cluster, plan.options).high
+    return accuracy_of(what, *plan.model_on_cluster, plan.options)
+
+
+def memory_excess(plan: Plan) -> float | None:
+    """The most that nine in ten runs like the plan's took over what was predicted; None: it was not computed."""
+    accuracy = plan_accuracy("memory", plan)
+    return None if accuracy is None else accuracy.high
 
 
 def may_not_fit(plan: Plan, peaks: Sequence[Number]) -> bool:

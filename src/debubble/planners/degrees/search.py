@@ -66,7 +66,8 @@ OF_HOST_STEPS = "chronos"
 """The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice, too, unless
 that keeps everything on its devices and a simpler plan is preferred."""
 NEAR = 1.1
-"""Factor of the best quick plan's step up to which the usual choices are planned thoroughly, too."""
+"""Factor of the best step up to which the usual choices are planned thoroughly, too, and, where memory is short, those
+with hosts."""
 CLOSE = 1.05
 """Factor of the fastest step up to which the fastest usual choice is given to `auto`, too."""
 WITH_HOSTS = 4

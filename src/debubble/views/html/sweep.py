@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from debubble.costs.accuracy import accuracy_of
 from debubble.costs.cluster import parse_size
 from debubble.formatting import listed, mfu_words, size_words, time_words
+from debubble.planners.analysis.likely_fit import plan_accuracy
 from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.sweep import Sweep, SweepPoint
 from debubble.plans import Plan
@@ -72,23 +72,20 @@ def _row(point: SweepPoint) -> tuple[str, ...]:
 
 def _likely(plan: Plan, seconds: float) -> str:
     """The interval of a step; empty where costs were measured."""
-    if plan.profile is not None or plan.model_on_cluster is None:
+    found = plan_accuracy("step", plan)
+    if found is None:
         return ""
-    found = accuracy_of("step", *plan.model_on_cluster, plan.options).of(seconds)
-    low, high = (time_words(value, seconds=True) for value in (found.low, found.high))
+    low, high = (time_words(end * seconds, seconds=True) for end in (found.low, found.high))
     return f"{low} to {high}"
 
 
 def _caption(sweep: Sweep) -> str:
     """What the intervals are, and for which values no published runs are on such devices."""
-    described = {
-        str(point.value): accuracy_of("step", *point.plan.model_on_cluster, point.plan.options)
-        for point in sweep.points
-        if point.plan is not None and point.plan.profile is None and point.plan.model_on_cluster is not None
-    }
-    few = [value for value, accuracy in described.items() if "," not in accuracy.group]
+    planned = ((str(point.value), point.plan) for point in sweep.points if point.plan is not None)
+    known = {value: accuracy for value, plan in planned if (accuracy := plan_accuracy("step", plan)) is not None}
+    few = [value for value, accuracy in known.items() if "," not in accuracy.group]
     on = f" Few or none of them ran on devices as in {listed(few)}." if few else ""
-    return f"Likely: where nine in ten published runs of such a kind lie.{on}" if described else ""
+    return f"Likely: where nine in ten published runs of such a kind lie.{on}" if known else ""
 
 
 def sweep_words(point: SweepPoint) -> str:
@@ -97,9 +94,8 @@ def sweep_words(point: SweepPoint) -> str:
 
 
 def _words(point: SweepPoint) -> str:
-    if point.plan is None:
-        return point.reason
-    return f"{time_words(seconds_per_step(point.plan), seconds=True)} per step with {sweep_words(point)}"
+    step = "" if point.plan is None else f"{time_words(seconds_per_step(point.plan), seconds=True)} per step with "
+    return step + sweep_words(point)
 
 
 def sweep_curve(sweep: Sweep) -> dict[str, Any]:
