@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from debubble.cli.app import app
-from debubble.cli.output import Json, console, figure_table, print_answer
+from debubble.cli.output import Json, console, figure_table, log, print_answer
 from debubble.formatting import cores_words, size_words, time_words
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def watch(
     from debubble.training.monitoring.run_record import RunRecord
     from debubble.training.monitoring.watched_run import WatchedRun, plan_of
 
+    if not (once or json):
+        _wait_for(run)
     record = RunRecord(run)
     plan = plan_of(record)
     state = WatchedRun.of(record, plan, now=time.time())
@@ -58,6 +60,16 @@ def watch(
                 record.read()
                 state = WatchedRun.of(record, plan, now=time.time())
                 live.update(_render(state), refresh=True)
+
+
+def _wait_for(run: Path) -> None:
+    """Wait until a run has begun its record; Ctrl-C ends the command."""
+    from debubble.training.monitoring.run_record import has_begun
+
+    if not has_begun(run):
+        log().print(f"Waiting for a run to begin in {run}; Ctrl-C leaves.")
+    while not has_begun(run):
+        time.sleep(INTERVAL)
 
 
 def _render(run: WatchedRun) -> RenderableType:

@@ -126,6 +126,9 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         for answer in tried:
             plainer = partial(without_levers, problem, answer.solution)
             yield from answers.stream(answer.planner, problem, plainer, tolerance=_tolerance(problem))
+    if problem.robust and best is not None:
+        answers.remark_robustness()
+        yield answers.solution()
 
 
 NOTABLE = 5e-4
@@ -133,6 +136,8 @@ NOTABLE = 5e-4
 with fewest stages is taken."""
 LITTLE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
+OF_ROBUSTNESS = "slower undisturbed than the fastest plan that was found"
+"""What a plan that stands disturbances better is said to be."""
 WITH_LEVERS = "slower than with recomputation, offload or steps on hosts"
 """What a plan without levers is said to be."""
 ONE_STAGE = 0.02
@@ -317,6 +322,13 @@ class _Answers:
             said = result.solution.remark
             solution = replace(result.solution, remark=remark if said is None else f"{said}; {remark}")
             self._found[name] = replace(result, solution=solution)
+
+    def remark_robustness(self) -> None:
+        """Say how much slower the chosen answer is than the fastest one, if nothing disturbs them."""
+        chosen, quickest = self.chosen, self.quickest
+        if quickest is not None and chosen.time > (1 + NOTABLE) * quickest.time:
+            slower = 100 * (float(chosen.time) / float(quickest.time) - 1)
+            self.remark(chosen.planner, f"{slower:.1f}% {OF_ROBUSTNESS}")
 
     def solution(self) -> Solution:
         """The chosen answer, with a summary of all, its own the first."""

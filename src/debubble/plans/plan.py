@@ -94,9 +94,8 @@ class Plan(Simulated):
 
     @property
     def robustness(self) -> Robustness | None:
-        """The step under disturbances, if the plan was chosen by it: of all candidates it has the least."""
-        judged = [c.robustness for c in self.candidates if c.robustness is not None]
-        return min(judged, key=lambda judgement: judgement.expected, default=None)
+        """The step under disturbances, if the plan was chosen by it."""
+        return self.candidates[0].robustness if self.candidates else None
 
     @property
     def devices(self) -> int:

@@ -14,6 +14,7 @@ from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
 from debubble.planners.analysis.what_if import what_if_lines
+from debubble.planners.auto import OF_ROBUSTNESS
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.plans import Plan
 from debubble.targets.target import targets
@@ -146,6 +147,8 @@ def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:
         f"Disturbed: {expected} on average ({100 * (judged.expected / step - 1):+.1f}%), above {worst} one time in"
         f" twenty; {shares} ({judged.draws} draws)."
     )
+    remarks = (plan.candidates[0].remark or "").split("; ")
+    yield from (f"It is {remark}." for remark in remarks if remark.endswith(OF_ROBUSTNESS))
 
 
 def _title(plan: Plan) -> str:

@@ -99,6 +99,16 @@ def record(file: Path, *, plan: Path, done: int, steps: int, cores: int | None =
         append(RunEnd(error=None))
 
 
+def has_begun(run: Path) -> bool:
+    """Tell whether there is the file of a record, or a folder of checkpoints that has one, with a line in it."""
+    file = _file_of(run)
+    return file.is_file() and file.stat().st_size > 0
+
+
+def _file_of(run: Path) -> Path:
+    return run / RECORD if run.is_dir() else run
+
+
 class RunRecord:
     """The record as far as it is written; `read` reads on.
 
@@ -110,7 +120,7 @@ class RunRecord:
     """
 
     def __init__(self, run: Path) -> None:
-        self.file = run / RECORD if run.is_dir() else run
+        self.file = _file_of(run)
         self._offset = 0
         self.steps: list[RunStep] = []
         self.end: RunEnd | None = None
