@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
@@ -181,9 +180,9 @@ def kind_of(unit: Unit) -> tuple[int, ...]:
 
 
 def at_layer(unit: Unit, layer: int | None) -> Unit:
-    """The unit of another layer; `replace` takes five times as long."""
-    moved = copy(unit)
-    object.__setattr__(moved, "layer", layer)
+    """The unit of another layer, of which a job has thousands: `replace` checks every entry again."""
+    moved = object.__new__(Unit)
+    moved.__dict__.update(unit.__dict__, layer=layer)
     return moved
 
 

@@ -49,6 +49,8 @@ class PipelineBounds:
         self._kept = _sums([float(unit.activation) for unit in units])
         self._static = _sums([float(unit.static) for unit in units])
         self._gathered = _sums([float(unit.gathered) for unit in units])
+        self._workspace = [float(unit.workspace) for unit in units]
+        self._kinds = [id(unit.strategies) for unit in units]
         hosts, link = [unit.on_host for unit in units], float(self._units.offload_bandwidth or math.inf)
         self._on_host = _sums(
             [float(u.static - host.static) if host else 0.0 for u, host in zip(units, hosts, strict=True)]
@@ -137,7 +139,7 @@ class PipelineBounds:
         Raises InfeasibleError if no recomputation is enough.
         """
         units = self._units
-        workspace = max(float(unit.workspace) for a, b in stages for unit in units.units[a:b])
+        workspace = max(max(self._workspace[a:b]) for a, b in stages)
         gathered = sorted(self._gathered[b] - self._gathered[a] for a, b in stages)[-2:] if units.gathers else ()
         states = float(units.static) + workspace + sum(self._static[b] - self._static[a] for a, b in stages)
         states += sum(gathered) + buffers
@@ -145,13 +147,12 @@ class PipelineBounds:
         missing = (states + kept) * (1 - ROUNDING) - limit
         if missing <= 0:
             return 0.0
-        numbers = Counter(
-            (id(unit.strategies), count)
-            for count, (a, b) in zip(alive, stages, strict=True)
-            for unit in units.units[a:b]
-        )
+        numbers: Counter[tuple[int, int]] = Counter()
+        for count, (a, b) in zip(alive, stages, strict=True):
+            for kind, number in Counter(self._kinds[a:b]).items():
+                numbers[kind, count] += number
         # The first backward begins with the last unit, of which it has one micro-batch's whole activation.
-        last, count = id(units.units[stages[-1][1] - 1].strategies), alive[-1]
+        last, count = self._kinds[stages[-1][1] - 1], alive[-1]
         numbers[last, count] -= 1
         numbers[last, count - 1] += 1
         savings = [
