@@ -17,6 +17,7 @@ from debubble.cli.app import app
 from debubble.cli.names import name_argument, report_names
 from debubble.cli.output import Json, console, log, print_answer
 from debubble.files import check_folder, check_writable
+from debubble.ir import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,6 +37,10 @@ def reproduce(
         str,
         name_argument(report_names, what="paper", help="obscura, optpipe, scope or chronospipe; or all of them: all."),
     ],
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="PLACE", help="Compute this figure, table or section alone, such as 'Figure 9a'."),
+    ] = None,
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help=f"Write every figure and table into one page (all: {PAGE})."),
@@ -52,12 +57,17 @@ def reproduce(
     """Compute the papers' figures, tables and claims next to theirs."""
     from debubble.papers.registry import papers
 
+    places = only or []
+    if places and paper == "all":
+        raise InputError("--only names a place of one paper: name the paper too.")
     chosen = list(papers) if paper == "all" else [paper]
+    if places:
+        papers[paper].at(places)
     page = html or (PAGE if paper == "all" else None)
     check_writable(page, markdown)
     check_folder(pictures, "--pictures")
     results: list[PaperReport] = []
-    for report in _compute(chosen, draw=page is not None or pictures is not None):
+    for report in _compute(chosen, draw=page is not None or pictures is not None, places=places):
         results.append(report)
         if not json:
             _print(report)
@@ -69,14 +79,14 @@ def reproduce(
         print_answer(reports=[_plain(report) for report in results])
 
 
-def _compute(names: Sequence[str], *, draw: bool) -> Iterator[PaperReport]:
+def _compute(names: Sequence[str], *, draw: bool, places: Sequence[str]) -> Iterator[PaperReport]:
     """The reports in their order, computed in parallel where there are several."""
     from debubble.papers.registry import report
 
     for name in names:
         log().print(f"Computing {name} ...")
     if len(names) == 1:
-        yield report(names[0], draw=draw)
+        yield report(names[0], draw=draw, places=places)
         return
     with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
         for future in [pool.submit(report, name, draw=draw) for name in names]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from debubble.errors import InputError
 from debubble.papers.claims import Claim, unavailable
 from debubble.papers.drawings import Bars, Drawing, svg
 from debubble.registry import PAPERS, Registry
@@ -111,6 +112,26 @@ class Paper:
         """The entry of a place."""
         return next(entry for entry in self.entries if entry.place == place)
 
+    def at(self, places: Sequence[str]) -> Paper:
+        """The paper with the entries of these places alone; raises InputError if it lacks one.
+
+        Args:
+            places: `Figure 9a`, or `9a` where no table has that number; none: all of it.
+        """
+        if not places:
+            return self
+        chosen = [entry for place in places for entry in self._called(place)]
+        return replace(self, entries=tuple(entry for entry in self.entries if entry in chosen))
+
+    def _called(self, place: str) -> list[Entry]:
+        """The entries of a place; raises InputError if there is none."""
+        name = " ".join(place.lower().split())
+        found = [entry for entry in self.entries if name in (entry.place.lower(), entry.place.lower().split()[-1])]
+        if not found:
+            known = ", ".join(entry.place for entry in self.entries)
+            raise InputError(f"{self.name} has no {place}; it has {known}.")
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class EntryResult:
@@ -148,9 +169,9 @@ def reproduced(entry: Entry, *, draw: bool) -> EntryResult:
     )
 
 
-def report(name: str, *, draw: bool = False) -> PaperReport:
-    """Compute all of a paper."""
-    paper = papers[name]
+def report(name: str, *, draw: bool = False, places: Sequence[str] = ()) -> PaperReport:
+    """Compute these places of a paper, or all of it; raises InputError if it lacks one."""
+    paper = papers[name].at(places)
     return PaperReport(
         name=paper.name, title=paper.title, results=tuple(reproduced(entry, draw=draw) for entry in paper.entries)
     )

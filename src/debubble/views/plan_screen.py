@@ -31,7 +31,7 @@ from debubble.simulator import Cause
 from debubble.targets.target import targets
 from debubble.views.memory_table import PARTS, STEP_BUFFERS, UNITS, unit_of
 from debubble.views.palette import KIND_COLORS, LIGHT
-from debubble.views.rows import fastest_other, where_simpler_wins
+from debubble.views.rows import configuration_words, fastest_other, where_simpler_wins
 from debubble.views.scene import Scene, planner_of, subject
 
 LABEL = 13
@@ -224,7 +224,7 @@ def _faster(plan: Plan) -> Iterator[str]:
     gained = 100 * (1 - faster.configuration.step_time / step)
     if gained < LITTLE:
         return
-    yield f"{gained:.1f}% less time with {', '.join(faster.levers) or str(faster.configuration.degrees)}"
+    yield f"{gained:.1f}% less time with {configuration_words(faster.configuration)}"
     yield "--fastest takes it"
     yield f"simpler plans win within {plan.degree_search.tolerance:.0%}"
 

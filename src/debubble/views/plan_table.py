@@ -9,6 +9,7 @@ from types import MappingProxyType
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from debubble.costs.cluster import Cluster
 from debubble.formatting import count_words, time_words
 from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary
@@ -84,12 +85,25 @@ def render(
 
 def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
     """Step, memory and devices, and then the stages and every planner's answer."""
+    links = [] if plan.cluster is None or plan.profile is not None else [Text(_link_words(plan.cluster) + "\n")]
     return [
         Text(why_not_faster(scene) + "\n"),
+        *links,
         *step_tables(scene),
         device_table(scene),
         *stages_and_planners(plan, scene),
     ]
+
+
+def _link_words(cluster: Cluster) -> str:
+    """The bandwidths that are priced, and whose they are."""
+    slowest, file = cluster.slowest, cluster.to_dict()
+    rates = {"link": slowest.link_bandwidth, "network": slowest.network_bandwidth, "host": slowest.host_bandwidth}
+    among = f"within a node of {slowest.devices_per_node}", "between nodes", "to and from the host"
+    given = [name for name in rates if file.get(f"{name}_bandwidth") is not None]
+    whose = "from the cluster file" if len(given) == len(rates) else "assumed; a cluster file says yours"
+    words = ", ".join(f"{rate / 1e9:.4g} GB/s {where}" for rate, where in zip(rates.values(), among, strict=True))
+    return f"Bandwidth of each {cluster.device_word} and direction: {words} ({whose})."
 
 
 def stages_and_planners(plan: Plan, scene: Scene) -> list[RenderableType]:

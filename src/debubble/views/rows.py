@@ -264,15 +264,20 @@ def _configuration_row(equal: Sequence[ConfigurationSummary]) -> tuple[str, ...]
     """One row for choices that take the same step."""
     c = min(equal, key=lambda each: each.peak_memory)
     others = f" (as fast: {'; '.join(str(each.degrees) for each in equal if each is not c)})" if len(equal) > 1 else ""
-    levers = [lever for lever in c.levers if lever in (UNEVEN_STAGES, RECOMPUTATION, OFFLOAD, CPU_OPTIMIZER)]
     quick = f" ({QUICK_PLAN})" if c.planner == QUICK_PLAN else ""
     return (
-        f"{', '.join([str(c.degrees), *levers])}{quick}{others}",
+        f"{configuration_words(c)}{quick}{others}",
         time_words(c.step_time, seconds=True),
         f"{c.tokens_per_second_per_device:,.0f}",
         mfu_words(c.mfu),
         size_words(c.peak_memory),
     )
+
+
+def configuration_words(configuration: ConfigurationSummary) -> str:
+    """The degrees of a choice, and what else its plan uses."""
+    other = (UNEVEN_STAGES, RECOMPUTATION, OFFLOAD, CPU_OPTIMIZER)
+    return ", ".join([str(configuration.degrees), *(lever for lever in configuration.levers if lever in other)])
 
 
 def cause_rows(why: Explanation) -> Rows:

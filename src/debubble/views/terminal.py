@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from debubble.costs.parallel_layout import Layout
 from debubble.formatting import percent, size_words, time_words
 from debubble.views.palette import KIND_COLORS, KIND_WORDS
 from debubble.views.rows import Rows
@@ -63,15 +64,24 @@ def device_table(scene: Scene) -> Table:
     title = "Share of the step, per device" + (f"; memory limit {limits.pop()}" if len(limits) == 1 else "")
     columns = ["device", "busy", *(["recompute"] if recomputing else []), *causes, "peak"]
     table, digits = _share_table(title, columns)
-    for d in devices:
+    for d, name in zip(devices, _device_names(scene), strict=True):
         table.add_row(
-            str(d.device),
+            name,
             percent(d.busy, makespan, digits=digits),
             *([percent(d.recompute, makespan, digits=digits)] if recomputing else []),
             *(percent(d.bubbles[cause], makespan, digits=digits) if d.bubbles[cause] else "" for cause in causes),
             _peak(d, share=len(columns) <= 8),
         )
     return table
+
+
+def _device_names(scene: Scene) -> list[str]:
+    """The devices' numbers, with the type that sets the pace of each where there are several."""
+    numbers = [str(d) for d in range(scene.devices)]
+    if scene.why is None or scene.why.cluster.alike:
+        return numbers
+    layout = Layout.of(scene.why.cluster, scene.why.plan.options, scene.devices)
+    return [f"{number} {type_.name}" for number, type_ in zip(numbers, layout.slowest_ranks, strict=True)]
 
 
 def bubble_table(scene: Scene) -> Table:
