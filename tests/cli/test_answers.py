@@ -12,7 +12,6 @@ import pytest
 import debubble as db
 from debubble.cli.answers import ANSWERS
 from debubble.cli.schema import json_schema
-from debubble.papers.registry import PaperReport, papers, reproduced
 from tests.exports.hand_plans import priced
 from tests.imports.test_measurements import trace
 from tests.imports.test_megatron import SCRIPT

@@ -39,7 +39,7 @@ def reproduce(
     ],
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="PLACE", help="Compute this figure, table or section alone, such as 'Figure 9a'."),
+        typer.Option("--only", metavar="PLACE", help="Compute this place alone, such as 'Figure 9a'."),
     ] = None,
     html: Annotated[
         Path | None,
