@@ -402,8 +402,6 @@ class _DegreesSearch:
         large = problem.devices * problem.micro_batches >= LARGE
         whole = problem.slices == 1
         names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
-        if problem.levers is None and whole and not large and not keeps_all and OF_HOST_STEPS not in names:
-            names.append(OF_HOST_STEPS)
         try:
             if known is not None and keeps_all and problem.devices == 1:
                 *_, solution = known.solution, *without_levers(problem, known.solution)
