@@ -263,6 +263,7 @@ FORMS: dict[str, Form] = {
     ),
     # What is refused.
     "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
+    "a vocabulary of WordPiece": megatron("--vocab-file bert-vocab.txt", refused="--vocab-file without --merge-file"),
     "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, which trains no"),
     "a layout of too many stages": megatron(
         "--pipeline-model-parallel-layout 'Et|tt|tt|tt|tL'", refused="has 5 stages, which must be a multiple of the 4"

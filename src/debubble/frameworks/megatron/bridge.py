@@ -28,9 +28,11 @@ def read_bridge(path: Path, given: CommandLine) -> Mapping[str, Any]:
     """The settings as arguments, `--name` -> value, and the model's name as `model`; those that are off are left out.
 
     Raises:
-        InputError: if the file is no configuration of Megatron-Bridge.
+        InputError: if the file is no configuration of Megatron-Bridge, or of no training.
     """
     whole = {name: given.filled(value) for name, value in read_settings(path).items()}
+    if whole.get("MODE") == "inference":
+        raise InputError(f"{path} says MODE: inference: it generates, and nothing of it is trained.")
     if any(name.startswith(ARGUMENTS) for name in whole):
         return read_mapping(whole)
     settings = {

@@ -217,8 +217,12 @@ def _check_layers(arguments: Arguments, pattern: str | None) -> None:
     unlike = [name for name in arguments.names if _OTHER_LAYERS.fullmatch(name) and name in arguments]
     if arguments.word("--model-type", "gpt") != "gpt" and pattern is None:
         unlike.append("--model-type")
-    if (arguments.word("--tokenizer-type") or "").startswith("Bert"):
+    tokenizer = arguments.word("--tokenizer-type")
+    if (tokenizer or "").startswith("Bert"):
         unlike.append("--tokenizer-type")
+    elif tokenizer is None and "--vocab-file" in arguments and "--merge-file" not in arguments:
+        # WordPiece, of BERT and T5: Megatron-LM's other vocabularies of a file have merges, too.
+        unlike.append("--vocab-file without --merge-file")
     if "--window-size" in arguments and not (_has_windows(arguments) and "--num-experts" in arguments):
         unlike.append("--window-size")
     if unlike:
