@@ -263,6 +263,10 @@ FORMS: dict[str, Form] = {
     ),
     # What is refused.
     "a hybrid pattern": megatron("--hybrid-override-pattern M-M*", refused="MLPs of the pattern M-M[*] with the"),
+    "a mistyped mode of checkpointing": Form(
+        "torchtitan", "job.toml", TITAN + '[activation_checkpoint]\nmode = "selektive"\n',
+        refused="activation_checkpoint.mode is 'selektive', and torchtitan has none, full,",
+    ),
     "a vocabulary of WordPiece": megatron("--vocab-file bert-vocab.txt", refused="--vocab-file without --merge-file"),
     "a script of another model": script(GPT.replace("gpt", "bert"), refused="runs pretrain_bert.py, which trains no"),
     "a layout of too many stages": megatron(

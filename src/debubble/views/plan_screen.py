@@ -296,7 +296,10 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
         return
     option = f"--memory-limit {limit}"
     told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == option)
-    price = next((gain.effect.removesuffix(" per sequence") for gain in told), None)
+    gain = next(told, None)
+    price = None if gain is None else gain.effect.removesuffix(" per sequence")
+    if gain is not None and gain.what_if.quick:
+        price = f"{price} by quick plans{' of these degrees' * (plan.degree_search is not None)}"
     yield f"{option} keeps even that within the device ({price or '--why tells its step'})"
 
 

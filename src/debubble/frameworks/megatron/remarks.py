@@ -89,6 +89,10 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
         devices: The cluster's.
     """
     yield from _dynamic_batches(arguments, options)
+    for name, values in _VALUES.items():
+        word = arguments.word(name)
+        if word is not None and word not in values.split():
+            yield f"{name} {word} is no value that Megatron-LM has had ({values}), and is predicted as if it were off."
     if "--perform-rl-step" in arguments:
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
     of_teacher = [name for name in arguments.names if name.startswith(_OF_TEACHERS)]
@@ -126,6 +130,20 @@ def _dynamic_batches(arguments: Arguments, options: RunOptions) -> Iterator[str]
         )
 
 
+_VALUES = {
+    "--recompute-granularity": "full selective",
+    "--recompute-method": "uniform block",
+    "--attention-backend": "flash fused unfused local auto",
+    "--fp8-format": "e4m3 hybrid",
+    "--fp8-recipe": "delayed tensorwise mxfp8 blockwise custom",
+    "--data-parallel-sharding-strategy": "no_shard optim optim_grads optim_grads_params",
+    "--moe-token-dispatcher-type": "allgather alltoall alltoall_seq flex",
+    "--moe-flex-dispatcher-backend": "deepep hybridep ncclep",
+    "--cuda-graph-impl": "none local transformer_engine full_iteration",
+    "--transformer-impl": "local transformer_engine inference_optimized",
+    "--normalization": "LayerNorm RMSNorm",
+}
+"""The values that Megatron-LM's parsers have taken of arguments that decide."""
 _OF_TEACHERS = ("--export-kd-teacher", "--kd-config", "--teacher")
 """What the arguments of a distillation begin with, in Megatron-LM, and in Megatron-Bridge's models."""
 _WORLD_SIZES = (

@@ -63,6 +63,8 @@ def _renamed(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 COMPILE, CHECKPOINTING = "compile", "activation_checkpoint"
 """The parts of a configuration on torch.compile and on activation checkpointing."""
+MODES = ("none", "full", "selective", "memory_budget")
+"""What `activation_checkpoint.mode` may be."""
 
 _RENAMED = {
     "training.batch_size": LOCAL,
@@ -322,6 +324,8 @@ def _policy(read: SettingsReader) -> str:
         read.skip(part)
         return next(saved, "none")
     mode = str(read.get(f"{part}.mode", "none"))
+    if mode not in MODES:
+        raise InputError(f"{read.path}: {part}.mode is '{mode}', and torchtitan has {', '.join(MODES)}.")
     return str(read.get(f"{part}.selective_ac_option")) if mode == "selective" else mode
 
 

@@ -17,6 +17,7 @@ from debubble.planners.degrees.memory import footprint, too_large
 from debubble.planners.degrees.ranking import Ranking, rank
 from debubble.planners.degrees.shortlist import shortlist
 from debubble.planners.degrees.space import Job
+from debubble.planners.degrees.usual import OFFLOADING
 from debubble.planners.problem import Problem
 from debubble.planners.registry import planners
 from debubble.search.effort import Effort
@@ -34,8 +35,8 @@ SECONDS = 15.0
 """Seconds on the clock after which no further change is tried, where the job has no deadline."""
 MOST = 5
 """Changes that are told."""
-OFFLOADING = ("deepspeed", "megatron")
-"""The frameworks whose CPU optimizers are tried where the job names none, until one fits."""
+FRAMEWORKS = ("torchtitan", "megatron", "deepspeed")
+"""The frameworks that are tried where the job names none: they gather less at a time than debubble's runtime."""
 WITH_HOST = ("chronos", "pipeoffload")
 """Planners with optimizers or activations on the host that are asked where no quick plan fits."""
 ASKED = 2
@@ -66,11 +67,11 @@ class Remedy:
 def remedies(job: Job) -> list[Remedy]:
     """The first changes that fit, cheapest first.
 
-    These are other degrees, a CPU optimizer, LoRA, gradients and then all states in bf16, more devices, and moments in
-    8 bits.  LoRA is also tried with quantized weights and shorter sequences.  It and smaller states keep the job's
-    fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of states in bf16 or
-    of more devices fits, plans with optimizers or activations on the host are tried.  Plans that no framework runs are
-    passed over.  No change is begun after the job's deadline.
+    These are a framework, other degrees, a CPU optimizer, LoRA, gradients and then all states in bf16, more devices,
+    and moments in 8 bits.  LoRA is also tried with quantized weights and shorter sequences.  It and smaller states keep
+    the job's fixed degrees, LoRA as long as something fits with them.  Where no quick plan of other degrees, of states
+    in bf16 or of more devices fits, plans with optimizers or activations on the host are tried.  Plans that no
+    framework runs are passed over.  No change is begun after the job's deadline.
     """
     return list(islice(_remedies(job, Clock(job.deadline)), MOST))
 
@@ -153,6 +154,7 @@ def _states_in_bf16(options: RunOptions) -> Iterator[tuple[str, RunOptions]]:
 
 def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
     """Every change that fits."""
+    yield from _frameworks(job, clock)
     if job.fixed:
         own = {name: degree for name, degree in job.fixed.items() if name != "zero"}
         divided, free = list(_quick_remedy("", replace(job, fixed=own))), replace(job, fixed={})
@@ -171,6 +173,17 @@ def _remedies(job: Job, clock: Clock) -> Iterator[Remedy]:
         yield from _quick_remedy("--optimizer adamw-8bit", smaller)
 
 
+def _frameworks(job: Job, clock: Clock) -> Iterator[Remedy]:
+    """The same degrees as a framework runs them, the fastest of those that fit."""
+    if job.target is not None or not job.fixed or clock.over:
+        return
+    found: list[Remedy] = []
+    for name in FRAMEWORKS:
+        with suppress(InputError):
+            found += _quick_remedy(f"--for {name}", job.for_target(name))
+    yield from sorted(found, key=lambda remedy: remedy.step_time)[:1]
+
+
 def _cpu_optimizer(job: Job, clock: Clock) -> Iterator[Remedy]:
     """Optimizer states on hosts, as the job's framework has them, or those that have them if it names none."""
     hosted = job.with_cpu_optimizer()
@@ -178,7 +191,7 @@ def _cpu_optimizer(job: Job, clock: Clock) -> Iterator[Remedy]:
         return
     for target in (job.target,) if job.target else OFFLOADING:
         change = "--host-optimizer 1" if job.target else f"--for {target} --host-optimizer 1"
-        there = replace(hosted, target=target, options=targets[target].priced(hosted.options))
+        there = hosted.for_target(target)
         with suppress(InputError):  # not every framework has them
             if found := list(_quick_remedy(change, there)) or list(_quick_remedy(change, replace(there, fixed={}))):
                 yield from found
@@ -237,7 +250,7 @@ def _host_remedy(change: str, job: Job) -> Iterator[Remedy]:
         problems = {degrees: job.problem(degrees) for degrees in shortlist(job, on_hosts=True).choices}
     except DebubbleError:
         return
-    possible = [d for d, problem in problems.items() if too_large(problem) is None and _runs_as_planned(job, d)]
+    possible = [d for d, problem in problems.items() if too_large(problem) is None and job.runs_as_planned(d)]
     if not possible:
         return
     hopeful = sorted(possible, key=lambda degrees: promise(problems[degrees]))[:ASKED]
@@ -320,15 +333,14 @@ def _runnable_plan(job: Job, degrees: Degrees, effort: Effort) -> _QuickPlan:
 
     The bare torch, with which the user writes the rest of the script, comes last.
     """
-    if _runs_as_planned(job, degrees):
+    if job.runs_as_planned(degrees):
         return _QuickPlan(degrees=degrees, step=_quick_step(job, degrees, effort), target=None)
     found: list[tuple[bool, float, str]] = []
     for name, target in targets.items():
         with suppress(DebubbleError):
             target.check(job.run_options(degrees), job.model, pipeline=degrees.pipeline)
             if target.runs_on(job.cluster.slowest.name):
-                planned = replace(job, target=name, options=target.priced(job.options))
-                found.append((not target.framework, _quick_step(planned, degrees, effort), name))
+                found.append((not target.framework, _quick_step(job.for_target(name), degrees, effort), name))
     if not found:
         raise UnsupportedError("No framework runs it.")
     _, step, name = min(found)
@@ -338,11 +350,3 @@ def _runnable_plan(job: Job, degrees: Degrees, effort: Effort) -> _QuickPlan:
 def _quick_step(job: Job, degrees: Degrees, effort: Effort) -> float:
     """Seconds of the quick plan's step; raises DebubbleError if it does not fit."""
     return quick_step(job.problem(degrees), spend=effort.spend)[0]
-
-
-def _runs_as_planned(job: Job, degrees: Degrees) -> bool:
-    """Tell whether the job's target, or debubble's runtime, runs every plan; none is known for an unknown family."""
-    if job.target is not None or not job.model.known:
-        return True
-    refusal = targets["debubble"].refusal(job.run_options(degrees), job.model, pipeline=degrees.pipeline)
-    return refusal is None

@@ -42,7 +42,7 @@ from debubble.planners.degrees.estimate import (
 )
 from debubble.planners.degrees.memory import too_large
 from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking, rank
-from debubble.planners.degrees.simplest import PlannedChoice, simplest, usual_choices
+from debubble.planners.degrees.simplest import PlannedChoice, simplest
 from debubble.planners.degrees.space import (
     ZERO_LEVELS,
     Job,
@@ -52,6 +52,7 @@ from debubble.planners.degrees.space import (
     ordinary_choices,
     smallest_batches,
 )
+from debubble.planners.degrees.usual import usual_choices, usual_elsewhere
 from debubble.planners.problem import Problem, Solution, closest
 from debubble.planners.process_pool import Task, by_completion, side_by_side
 from debubble.planners.progress import Progress
@@ -522,32 +523,12 @@ class _DegreesSearch:
 
     def _usual_row(self, name: str, choice: Degrees | str) -> UsualChoice:
         if isinstance(choice, str):
-            hosted = None if self.late else self._with_cpu_optimizer(name)
-            return hosted or UsualChoice(name=name, reason=choice)
+            elsewhere = None if self.late else usual_elsewhere(self.job, name, usual_choices(self.legal)[name])
+            return elsewhere or UsualChoice(name=name, reason=choice)
         if self.planner == "auto" or choice in self.results:
             self._verified(choice)
             return UsualChoice(name=name, configuration=self._summary(choice))
         return UsualChoice(name=name, reason=f"The planner '{self.planner}' did not plan it.")
-
-    def _with_cpu_optimizer(self, name: str) -> UsualChoice | None:
-        """A usual choice whose optimizer states are the hosts', which some frameworks have; None if that fits neither.
-
-        Micro-batches become larger as long as they make the step shorter.
-        """
-        job = self.job.with_cpu_optimizer()
-        if job is None:
-            return None
-        best: tuple[Degrees, Problem, Result] | None = None
-        with suppress(DebubbleError):
-            for degrees in usual_choices(self.legal)[name]:
-                problem = job.problem(degrees)
-                step, solution = quick_step(problem)
-                if best is not None and step >= best[2].time:
-                    break
-                best = degrees, problem, verify(QUICK_PLAN, problem, solution, 0.0)
-        if best is None:
-            return None
-        return UsualChoice(name=f"{name}, --host-optimizer 1", configuration=summary_of(job, *best))
 
     def _nothing_fits(self) -> DebubbleError:
         tried = f"None of the {len(self.legal)} choices of degrees fits; the one that misses by least:"

@@ -1,4 +1,4 @@
-"""The simplest of the plans that are nearly as fast as the fastest, and the usual choices of degrees.
+"""The simplest of the plans that are nearly as fast as the fastest.
 
 A plan is simple that uses few levers: kinds of parallelism beyond data parallelism with ZeRO, interleaving,
 recomputation, offload.  Each is something to configure, to debug and to rely on a prediction for.
@@ -19,9 +19,6 @@ TOLERANCE = 0.02
 """Share of the fastest plan's step by which a simpler plan may be slower."""
 UNEVEN_UNITS = 2
 """Units by which the stages of an even partition may differ: a layer, as half-layers."""
-
-USUAL_CHOICES = {3: "FSDP (ZeRO-3)", 1: "data parallel (ZeRO-1)", 0: "one device"}
-"""ZeRO levels of the usual choices -> their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +81,3 @@ def simplest(plans: Sequence[PlannedChoice], *, tolerance: float) -> PlannedChoi
     if len(equal) == 1:
         return equal[0]
     return min(equal, key=lambda plan: (plan.solution.complexity, in_order(plan.degrees)))
-
-
-def usual_choices(legal: Sequence[Degrees]) -> dict[str, list[Degrees]]:
-    """The legal choices without any model parallelism, by the name of their ZeRO level, small micro-batches first."""
-    plain = [d for d in legal if d.devices == d.data and d.expert == d.slices == 1 and d.expert_tensor is None]
-    plain.sort(key=lambda degrees: degrees.micro_batch_size)
-    found = {name: [d for d in plain if d.zero == zero] for zero, name in USUAL_CHOICES.items()}
-    return {name: choices for name, choices in found.items() if choices}

@@ -92,6 +92,17 @@ class Job:
             return None
         return replace(self, options=replace(options, host_optimizer=1.0))
 
+    def for_target(self, name: str) -> Job:
+        """The job as a framework runs it, at the price of its kernels where the job names none."""
+        return replace(self, target=name, options=targets[name].priced(self.options))
+
+    def runs_as_planned(self, degrees: Degrees) -> bool:
+        """Tell whether the target, or debubble's runtime, runs every plan; none is known for an unknown family."""
+        if not self.model.known:
+            return True
+        target = targets[self.target or "debubble"]
+        return target.refusal(self.run_options(degrees), self.model, pipeline=degrees.pipeline) is None
+
     def problem(self, degrees: Degrees) -> Problem:
         """The problem that planners solve for these degrees.  Raises InputError if they do not fit the job."""
         return problem_of(
