@@ -113,7 +113,7 @@ def test_a_run_that_a_signal_ends_says_which(tmp_path: Path, sent: signal.Signal
     with pytest.raises(RankFailedError) as caught:
         launch("tests.support.launched_rank", f"wait {tmp_path}", ranks=2, interrupts=False)
     sender.join()
-    assert str(caught.value) == f"The run was ended by {heard.name}."
+    assert str(caught.value).startswith(f"The run was ended by {heard.name}")
     assert not any(Path(f"/proc/{rank}").exists() for rank in started(tmp_path))
 
 

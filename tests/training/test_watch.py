@@ -148,6 +148,15 @@ def test_a_loss_that_is_not_finite_is_said(written: Callable[..., Path], run: An
     assert "not finite, 2.000 at first" in run("watch", str(folder))[1]
 
 
+def test_a_run_that_has_not_begun_is_waited_for(
+    written: Callable[..., Path], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: written(START, RunStep.of(step(1)), RunEnd(error=None)))
+    code, out, err = run("watch", str(tmp_path))
+
+    assert (code, "Waiting for a run to begin in" in err, "step 1 of 9" in out) == (0, True, True)
+
+
 def test_a_run_whose_process_is_gone_has_died(written: Callable[..., Path], run: Any) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -204,7 +213,7 @@ def test_what_is_no_run_is_refused_in_a_sentence(
 ) -> None:
     if content is not None:
         (tmp_path / "metrics.jsonl").write_bytes(content)
-    code, out, err = run("watch", str(tmp_path))
+    code, out, err = run("watch", str(tmp_path), "--once")
 
     assert (code, out) == (2, "")
     assert sentence in err

@@ -44,6 +44,7 @@ END_AT_ONCE = signal.SIGHUP
 """Tells a rank to end without another step."""
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 """Signals with which a scheduler asks a run to end: ranks that write checkpoints write one first."""
+ENDING = "Ending after the step that runs, with a checkpoint, or at once before the first; Ctrl-C again ends at once."
 FINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end all ranks at once."""
 
@@ -102,7 +103,7 @@ def launch(
             while not (failed := _failures(processes)) and any(process.poll() is None for process in processes):
                 for number in _taken(received):
                     if number == signal.SIGINT and not interrupts and requested is None:
-                        print("Ending after a step, with a checkpoint; Ctrl-C again ends at once.", file=sys.stderr)
+                        print(ENDING, file=sys.stderr)
                         number = signal.SIGTERM
                     if number in FINAL:
                         _end(processes)

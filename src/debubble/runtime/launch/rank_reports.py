@@ -65,7 +65,7 @@ def first_failure(
     if requested is not None and (
         any(exit_codes[rank] == -requested for rank in killed) or any(r.ended_by for r in causes.values())
     ):
-        return RankFailedError(f"The run was ended by {requested.name}.")
+        return RankFailedError(f"The run was ended by {requested.name}, without a checkpoint.")
     without_reason = [*killed, *(rank for rank in exit_codes if rank not in causes)]
     if killed or not causes:
         rank = without_reason[0]
