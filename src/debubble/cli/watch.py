@@ -96,7 +96,7 @@ def _silence(run: WatchedRun) -> str | None:
     if run.state in ("failed", "stopped"):
         return run.error
     if run.state == "died":
-        return "Its process is gone without a word: see what it printed; --resume goes on from a checkpoint, if it has one."
+        return "Its process is gone without a word: see what it printed; --resume goes on from its checkpoint, if any."
     if run.age is None:
         return "No step is done yet." if run.state == "running" else None
     if run.state == "running" and run.seconds_per_step is not None and run.age > SILENT * run.seconds_per_step + 10:
