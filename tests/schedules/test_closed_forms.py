@@ -1,8 +1,12 @@
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
 
+from debubble.ir import StageCosts
+from debubble.schedules import schedules
+from debubble.simulator import simulate
 from tests.support.schedule_cases import timeline
 
 SIZES = [(2, 4), (3, 5), (8, 33)]
@@ -39,3 +43,21 @@ def test_zb_h2_has_no_bubble_within_a_devices_span(p: int, m: int) -> None:
     assert run.span == 3 * m
     assert run.makespan == 3 * m + p - 1
     assert run.peak_memory == (2 * p - 1,) * p
+
+
+@pytest.mark.parametrize("times", [*product((1, 2, 3), repeat=3)])
+@pytest.mark.parametrize("name", ["zb-h1", "seq1f1b-zb", "group-interleaved"])
+def test_weight_gradients_fill_what_the_shortest_part_leaves(name: str, times: tuple[int, int, int]) -> None:
+    f, i, w = times
+    chunks = schedules[name](devices=4, micro_batches=16).placement.chunks
+    costs = StageCosts.of(stages=4 * chunks, forward=f, backward_input=i, backward_weight=w)
+    run = simulate(schedules[name](devices=4, micro_batches=16, costs=costs), costs)
+    assert run.makespan == 16 * chunks * (f + i + w) + 3 * (f + i - min(times))
+
+
+@pytest.mark.parametrize("times", [*product((1, 2, 3), repeat=3)])
+def test_zb_h2_leaves_a_bubble_in_its_span_where_weights_are_short(times: tuple[int, int, int]) -> None:
+    f, i, w = times
+    costs = StageCosts.of(stages=4, forward=f, backward_input=i, backward_weight=w)
+    run = simulate(schedules["zb-h2"](devices=4, micro_batches=16, costs=costs), costs)
+    assert run.span == 16 * (f + i + w) + 3 * max(0, f + i - 2 * min(f, w))

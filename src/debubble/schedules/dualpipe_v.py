@@ -20,7 +20,7 @@ from debubble.schedules.registry import schedule
 @schedule(
     "dualpipe-v",
     paper="DualPipe without the Dual, 2025",
-    bubble="(p - 1)(f + b - 2 w) / 2",
+    bubble="(p - 1) f / 2, for f = i = w",
     memory="min(m, p + 1 / 2)",
     peak=lambda p, m, v: min(Fraction(m), p + Fraction(1, 2)),
     default_chunks=2,

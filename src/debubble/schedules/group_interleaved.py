@@ -17,7 +17,7 @@ from debubble.schedules.registry import schedule
 @schedule(
     "group-interleaved",
     paper="PipeOffload, ICML 2025",
-    bubble="(p - 1)(f + i - w) / v, for g = p",
+    bubble="(p - 1)(f + i - min(f, i, w)) / v, for g = p",
     memory="(p + (v - 1) g) / v, for m a multiple of g",
     default_chunks=2,
     peak=lambda p, m, v: peak_in_groups(p, m, v, ahead=p),

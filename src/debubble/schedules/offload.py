@@ -31,7 +31,7 @@ Way = tuple[ComputeOrder, Callable[[ComputeOrder], Schedule]]
 @schedule(
     "pipeoffload",
     paper="PipeOffload, ICML 2025",
-    bubble="(p - 1)(f + i - w) / v where the link keeps up",
+    bubble="(p - 1)(f + i) / v, under a memory_limit (p - 1)(f + i - min(f, i, w)) / v, where the link keeps up",
     memory="about p / 2 for half, less for full, or memory_limit",
     default_chunks=2,
 )
@@ -82,7 +82,7 @@ def pipeoffload(
 @schedule(
     "adaoffload",
     paper="OptPipe, appendix D",
-    bubble="(p - 1)(f + i - w) where memory and link allow, PipeOffload's where not",
+    bubble="at most (p - 1)(f + i - min(f, i, w)) where memory and link allow, PipeOffload's where not",
     memory="memory_limit",
 )
 def adaoffload(

@@ -71,7 +71,7 @@ def seq1f1b_interleaved(
 
 
 @schedule(
-    "seq1f1b-zb", paper="Seq1F1B, NAACL 2025", bubble="(p - 1)(f + i - w)", memory="min(m, p)",
+    "seq1f1b-zb", paper="Seq1F1B, NAACL 2025", bubble="(p - 1)(f + i - min(f, i, w))", memory="min(m, p)",
     peak=lambda p, m, v: min(m, p),
 )  # fmt: skip
 def seq1f1b_zb(*, devices: int, micro_batches: int, slices: int = 1, costs: StageCosts | None = None) -> Schedule:

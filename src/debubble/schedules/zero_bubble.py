@@ -25,7 +25,7 @@ from debubble.search.zero_bubble import zero_bubble_schedule
 @schedule(
     "zb-h1",
     paper="Zero Bubble, ICLR 2024",
-    bubble="(p - 1)(f + i - w)",
+    bubble="(p - 1)(f + i - min(f, i, w))",
     memory="min(m, p)",
     peak=lambda p, m, v: min(m, p),
 )
@@ -37,7 +37,7 @@ def zb_h1(*, devices: int, micro_batches: int, costs: StageCosts | None = None) 
 @schedule(
     "zb-h2",
     paper="Zero Bubble, ICLR 2024",
-    bubble="(p - 1)(f + i - 2 w), of the span",
+    bubble="(p - 1) max(0, f + i - 2 min(f, w)), of the span",
     memory="min(m, 2 p - 1)",
     peak=lambda p, m, v: min(m, 2 * p - 1),
 )
@@ -71,7 +71,7 @@ SEARCHED = 160_000_000
 @schedule(
     "zb",
     paper="Zero Bubble, ICLR 2024",
-    bubble="(p - 1)(f + i - w), less with more memory",
+    bubble="at most (p - 1)(f + i - min(f, i, w)), less with more memory",
     memory="min(m, 2 p), or memory_limit",
     peak=lambda p, m, v: min(m, 2 * p),
 )
