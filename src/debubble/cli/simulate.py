@@ -15,7 +15,15 @@ from debubble.cli.names import schedule_names
 from debubble.cli.options import option
 from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable, write_whole
-from debubble.ir import DebubbleError, InfeasibleError, InputError, OutOfMemoryError, Schedule, StageCosts
+from debubble.ir import (
+    DeadlockError,
+    DebubbleError,
+    InfeasibleError,
+    InputError,
+    OutOfMemoryError,
+    Schedule,
+    StageCosts,
+)
 from debubble.plans import Plan
 
 if TYPE_CHECKING:
@@ -238,7 +246,7 @@ def _scenes(
     for choice in choices:
         try:
             scenes.append(_scene(source, choice, given, run, divided=divided))
-        except (InfeasibleError, InputError) as error:
+        except (DeadlockError, InfeasibleError, InputError) as error:
             misfits[str(choice.schedule)] = error
     if not scenes:
         raise _none_simulated(misfits)

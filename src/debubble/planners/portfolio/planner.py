@@ -45,6 +45,8 @@ from debubble.planners.portfolio.trials import (
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution, closest
 from debubble.planners.registry import planner
 from debubble.planners.restriction import as_run
+from debubble.registry import is_own
+from debubble.schedules import schedules
 from debubble.search.effort import RESIMULATED, Effort
 from debubble.simulator import Repricer
 
@@ -86,7 +88,8 @@ def portfolio(problem: Problem) -> Solution:
         share = spare.part(spare.left / (min(FINALISTS, len(candidates)) - rank))
         improved = _as_run(search.short, improve(search.short, candidate.priced, effort=share))
         candidates[rank] = search.candidate(candidate.order, improved)
-    return replace(search.fastest(candidates).solution, cut_off=search.effort.cut_off)
+    solution = search.fastest(candidates).solution
+    return replace(solution, cut_off=search.effort.cut_off, remark=search.remark_on_plugins())
 
 
 class _Portfolio:
@@ -95,6 +98,8 @@ class _Portfolio:
     def __init__(self, problem: Problem, effort: Effort) -> None:
         self.problem, self.effort = problem, effort
         self._cuts: dict[tuple[str, Placement], tuple[tuple[int, ...], StageCosts]] = {}
+        self._of_plugins = {name: "not tried" for name, entry in schedules.items() if not is_own(entry.build)}
+        """What came of the schedules of other packages, in words."""
         p, m = problem.devices, problem.micro_batches
         self.small = p * m <= SMALL
         # What divides m by p divides the short step too: some schedules group micro-batches by p.
@@ -109,7 +114,9 @@ class _Portfolio:
         candidates: list[Candidate] = []
         reasons: list[DebubbleError] = []
         unlimited: set[Trial] = set()
-        for trial in self._shortlist(trials_of(self.short)):
+        # Whoever adds a schedule wants to know what it is worth.
+        listed = self._shortlist(trials_of(self.short))
+        for trial in sorted(listed, key=lambda each: each.order.schedule not in self._of_plugins):
             spare = (RANKING if candidates else 1.0) * self.problem.effort - self.effort.spent
             if self.effort.deadline.passed or (spare < 0 and (candidates or reasons)):
                 break
@@ -122,9 +129,11 @@ class _Portfolio:
             try:
                 found = _as_run(self.short, self._fit(trial, hosts=not candidates))
             except DebubbleError as error:
+                self._note(trial.order, str(error))
                 reasons.append(error)
                 continue
             candidates.append(self.candidate(trial.order, found))
+            self._note(trial.order, f"a step of about {candidates[-1].time:.4g}")
             if not found.schedule.fused_recompute and not found.schedule.host_steps:
                 unlimited.add(trial)
         if self.small:
@@ -135,13 +144,25 @@ class _Portfolio:
             raise closest(reasons)
         return sorted(candidates, key=lambda candidate: candidate.time)
 
+    def _note(self, order: Order, words: str) -> None:
+        """Note what came of an order, if another package has it."""
+        if order.schedule in self._of_plugins:
+            self._of_plugins[order.schedule] = words
+
+    def remark_on_plugins(self) -> str | None:
+        """What came of the schedules of other packages; None if there are none."""
+        return "; ".join(f"{name}: {words}" for name, words in self._of_plugins.items()) or None
+
     def _add_library(self, candidates: list[Candidate]) -> None:
         """Add the schedules of the library as they are, those that fit and may be faster than the candidates."""
         for order in orders_of_library(self.problem):
             best = min((candidate.time for candidate in candidates), default=math.inf)
             if self._work(Trial(order, "even")) < best and not self.effort.deadline.passed:
-                with suppress(DebubbleError):
+                try:
                     found = _as_run(self.problem, as_published(self.problem, order))
+                except DebubbleError as error:
+                    self._note(order, str(error))
+                else:
                     candidates.append(self.candidate(order, found))
 
     def _shortlist(self, trials: list[Trial]) -> list[Trial]:
