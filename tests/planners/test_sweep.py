@@ -23,6 +23,17 @@ def test_a_value_for_which_nothing_fits_has_the_reason() -> None:
     assert found.points[0].reason != "" == found.points[1].reason
 
 
+def test_a_faster_plan_for_less_memory_is_the_answer_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    faster, slower = (
+        db.plan("llama-tiny", CLUSTER, micro_batches=4, memory_limit=limit, planner=planner)
+        for limit, planner in (("1GiB", "dapple"), ("2GiB", "dapple+"))
+    )
+    found = {"1GiB": faster, "2GiB": slower}
+    monkeypatch.setattr("debubble.planners.sweep.plan", lambda *_, memory_limit, **__: found[memory_limit])
+    less, more = db.sweep("llama-tiny", CLUSTER, micro_batches=4, memory_limit=["1GiB", "2GiB"]).points
+    assert (less.found_with, more.found_with, more.plan) == (None, "1GiB", faster)
+
+
 def test_clusters_can_be_swept() -> None:
     found = db.sweep("llama-tiny", [CLUSTER, "4xA100-80GB"], micro_batches=4, planner="dapple")
     assert [point.plan.devices for point in found.points if point.plan is not None] == [2, 4]

@@ -480,6 +480,9 @@ class SweepPointAnswer(Struct, forbid_unknown_fields=True, kw_only=True):
     value: str
     fits: bool
     reason: Annotated[str, Meta(description="Why nothing fits; empty if a plan does.")]
+    found_with: Annotated[
+        str | None, Meta(description="The smaller memory limit whose plan this is, where it is the faster one.")
+    ]
     step_time: Annotated[float | None, Meta(description="Seconds of a step; null: nothing fits.")]
     step_low: Annotated[float | None, Meta(description="The least seconds that are likely; null: not known.")]
     step_high: Annotated[float | None, Meta(description="The most seconds that are likely; null: not known.")]

@@ -132,6 +132,7 @@ def _point(point: SweepPoint) -> dict[str, Any]:
 
     plan = point.plan
     answer: dict[str, Any] = {"value": str(point.value), "fits": plan is not None, "reason": point.reason}
+    answer["found_with"] = None if point.found_with is None else str(point.found_with)
     if plan is None:
         names = ("step_time", "step_low", "step_high", "tokens_per_second", "degrees", "planner", "schedule")
         return {**answer, **dict.fromkeys(names), "peak_memory": []}

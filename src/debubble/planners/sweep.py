@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from debubble.costs import Cluster
 from debubble.ir import InfeasibleError, InputError
 from debubble.models import Model, named_model
+from debubble.planners.auto import NOTABLE
 from debubble.planners.plan_model import plan
 from debubble.planners.progress import Listener
 from debubble.plans import Plan
@@ -32,11 +34,13 @@ class SweepPoint:
         value: The value, as it was given.
         plan: The fastest plan; None if nothing fits.
         reason: Why nothing fits; empty if a plan does.
+        found_with: The value with which the plan was found, a smaller memory limit; None: with this one.
     """
 
     value: Any
     plan: Plan | None
     reason: str = ""
+    found_with: Any = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,28 @@ def sweep(
             Cluster.parse(value)
         if over == "model" and not isinstance(value, Model):
             named_model(value)
-    return Sweep(over, tuple(_point({"progress": progress_of(v), **given, over: v}, v) for v in values))
+    points = [_point({"progress": progress_of(v), **given, over: v}, v) for v in values]
+    return Sweep(over, tuple(_with_plans_of_less(points) if over == "memory_limit" else points))
+
+
+def _with_plans_of_less(points: Sequence[SweepPoint]) -> Iterator[SweepPoint]:
+    """The answers, in place of which those for less memory stand where they are faster: what fits less fits more."""
+    planned = [(_limits(point.plan), point.plan, point.value) for point in points if point.plan is not None]
+    for point in points:
+        if point.plan is None:
+            yield point
+            continue
+        own = _limits(point.plan)
+        smaller = [each for each in planned if all(map(le, each[0], own))]
+        _, best, value = min(smaller, key=lambda each: each[1].step_time)
+        faster = best.step_time < (1 - NOTABLE) * point.plan.step_time
+        yield SweepPoint(point.value, best, found_with=value) if faster else point
+
+
+def _limits(plan: Plan) -> tuple[int, ...]:
+    """The memory limits of the plan's devices."""
+    assert plan.cluster is not None
+    return plan.cluster.memory_limits
 
 
 def _values(values: Sequence[Any]) -> Sequence[Any]:

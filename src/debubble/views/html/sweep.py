@@ -90,7 +90,10 @@ def _caption(sweep: Sweep) -> str:
 
 def sweep_words(point: SweepPoint) -> str:
     """The degrees of a value's plan, or why nothing fits."""
-    return point.reason if point.plan is None else f"{point.plan.degrees}, {point.plan.schedule.name}"
+    if point.plan is None:
+        return point.reason
+    found = "" if point.found_with is None else f" (the plan of {point.found_with}, as none that is faster was found)"
+    return f"{point.plan.degrees}, {point.plan.schedule.name}{found}"
 
 
 def _words(point: SweepPoint) -> str:
