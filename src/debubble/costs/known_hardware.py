@@ -186,15 +186,23 @@ _ETHERNET_100, _INFINIBAND_200, _INFINIBAND_400, _INFINIBAND_800 = 12.5e9, 25e9,
 def find_hardware(name: str) -> Hardware:
     """The type of that name, of that name but for the memory's size (`H100`), or the only one that begins with it.
 
-    Raises InputError if there is none or more than one.
+    Makers' words are left out: `RTX-A6000` and `NVIDIA A6000` are `A6000`.  Raises InputError if there is none or more
+    than one.
     """
-    sized = [known for known in hardware if re.fullmatch(rf"{re.escape(name)}-\d+GB", known, re.IGNORECASE)]
+    sized = [known for known in hardware if _bare(name) in (_bare(known), _bare(re.sub(r"-\d+GB$", "", known)))]
+    if len(sized) == 1:
+        return hardware[sized[0]]
     try:
         return hardware[full_name(name, sized or hardware, what="device")]
     except InputError as error:
         if "may be" in str(error):
             raise
         raise InputError(f"{error}  A cluster file describes any other under `hardware` (docs/costs.md).") from None
+
+
+def _bare(name: str) -> str:
+    """The name in small letters without what comes and goes in it."""
+    return re.sub(r"nvidia|geforce|tesla|rtx|[-_ ]", "", name.lower())
 
 
 def _add(name: str, **entries: object) -> None:

@@ -126,6 +126,11 @@ class Plan(Simulated):
         return debubble.seconds_per_step(self)
 
     @property
+    def gap(self) -> float:
+        """The share of its step that a better plan could save at most, by `lower_bound`."""
+        return max(0.0, 1 - float(self.lower_bound) / self.step_time)
+
+    @property
     def peak_memory(self) -> tuple[float, ...]:
         """The most bytes that each pipeline device holds at a time."""
         return tuple(map(float, self.simulate().peak_memory))

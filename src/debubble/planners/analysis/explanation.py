@@ -19,6 +19,7 @@ from debubble.models.vision import as_trained
 from debubble.planners.degrees.memory import parts_at_peak
 from debubble.planners.degrees.simplest import levers_of
 from debubble.planners.model_problem import framework_of_plan, tail_seconds
+from debubble.planners.plan_step import seconds_per_step
 from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, by_cause, plan_addresses
 from debubble.targets import targets
@@ -330,6 +331,21 @@ def explanation(plan: Plan, timeline: Timeline, step_time: float) -> Explanation
     """The explanation of a model's plan; None for a plan of abstract costs."""
     described = plan.model_on_cluster
     return None if described is None else Explanation(plan, timeline, step_time, *described)
+
+
+def explain(plan: Plan) -> Explanation | None:
+    """What a plan's step and memory consist of, and what binds it; None for a plan of abstract costs.
+
+    Args:
+        plan: The plan.
+
+    Example:
+        >>> plan = db.plan("llama-tiny", "2xA100-80GB", micro_batches=8, planner="dapple")
+        >>> [cause.cause for cause in db.explain(plan).causes][:3]
+        ['compute', 'cool-down', 'warm-up']
+    """
+    timeline = plan.simulate()
+    return explanation(plan, timeline, seconds_per_step(plan, timeline))
 
 
 MUCH_BUBBLE = 0.5
