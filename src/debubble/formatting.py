@@ -62,6 +62,15 @@ def cores_words(cores: int) -> str:
     return f"{cores} core{'s' * (cores != 1)}"
 
 
+def days_words(days: float) -> str:
+    """Days, or hours where they are few: `12.5 days`, `3.3 hours`."""
+    return f"{days:,.1f} days" if days >= FEWEST_DAYS else f"{24 * days:,.1f} hours"
+
+
+FEWEST_DAYS = 2
+"""Days below which hours are told."""
+
+
 def count_words(count: float) -> str:
     """A large number with three digits and a word: 20 billion."""
     sizes = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.formatting import days_words
 from debubble.frameworks.torch.export import to_csv
 from debubble.ir import Program, Schedule, StageCosts
 from debubble.ir.lowering.lower import lower
@@ -309,7 +310,7 @@ def test_the_answer_of_a_model_is_explained(run: Any) -> None:
     assert len(out.splitlines()) <= 24
     words = " ".join(out.split())
     assert "tokens/s" in words
-    assert "days for 1 billion tokens" in words
+    assert f"{days_words(answer['days'])} for 1 billion tokens" in words
     said = re.search(r"GPU (\d), fullest at ([\d.]+) ms, in GiB: weights", words)
     assert said is not None
     assert int(said[1]) == answer["fullest"]

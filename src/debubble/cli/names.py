@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pkgutil import resolve_name
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -105,3 +105,14 @@ def cluster_completion(incomplete: str) -> list[str]:
 
     number, times, _ = incomplete.rpartition("x")
     return completion(lambda: (f"{number or 8}{times or 'x'}{name}" for name in hardware))(incomplete)
+
+
+Theme = Annotated[str, name_option(theme_names, what="theme", help="Colours of the pictures: light or dark.")]
+Size = Annotated[
+    str,
+    name_option(
+        size_names,
+        what="size",
+        help="Width and fonts of the pictures: slide, page (both columns of a paper) or column.",
+    ),
+]

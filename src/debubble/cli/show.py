@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from debubble.cli.app import app
-from debubble.cli.names import name_option, size_names, theme_names
+from debubble.cli.names import Size, Theme
 from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
 from debubble.ir import InputError
 from debubble.plans import Plan
@@ -27,18 +27,8 @@ def show(
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a vector picture.")] = None,
     pdf: Annotated[Path | None, typer.Option(help="Write a vector picture for papers.")] = None,
-    theme: Annotated[
-        str,
-        name_option(theme_names, what="theme", help="Colours of the pictures: light or dark."),
-    ] = "light",
-    size: Annotated[
-        str,
-        name_option(
-            size_names,
-            what="size",
-            help="Width and fonts of the pictures: slide, page (both columns of a paper) or column.",
-        ),
-    ] = "slide",
+    theme: Theme = "light",
+    size: Size = "slide",
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
     view: Annotated[
         list[str] | None,

@@ -11,7 +11,7 @@ import typer
 
 from debubble.cli import options as o
 from debubble.cli.app import app
-from debubble.cli.names import schedule_names
+from debubble.cli.names import Size, Theme, schedule_names
 from debubble.cli.options import option
 from debubble.cli.output import Json, check_pictures, console, log, print_answer, with_delayed_message
 from debubble.files import check_writable, write_whole
@@ -156,6 +156,8 @@ def simulate(
     png: Annotated[Path | None, typer.Option(help="Write a picture of them on one time scale.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a vector picture.")] = None,
     pdf: Annotated[Path | None, typer.Option(help="Write a vector picture for papers.")] = None,
+    theme: Theme = "light",
+    size: Size = "slide",
     json: Json = False,
 ) -> None:
     """Simulate a plan, or a schedule by name.
@@ -181,7 +183,7 @@ def simulate(
     divided = source is None and _divided(choices, given.costs)
     scenes, errors = _scenes(source, choices, given, run, divided=divided)
     misfits = {name: str(error) for name, error in errors.items()}
-    _draw(scenes, html=html, pictures={"png": png, "svg": svg, "pdf": pdf})
+    _draw(scenes, html=html, pictures={"png": png, "svg": svg, "pdf": pdf}, theme=theme, size=size)
     if output is not None:
         _save(scenes[0], output)
     if json:
@@ -263,7 +265,9 @@ def _none_simulated(misfits: Mapping[str, DebubbleError]) -> DebubbleError:
     return InputError(words) if wrong else InfeasibleError(words)
 
 
-def _draw(scenes: Sequence[Scene], *, html: Path | None, pictures: Mapping[str, Path | None]) -> None:
+def _draw(
+    scenes: Sequence[Scene], *, html: Path | None, pictures: Mapping[str, Path | None], theme: str, size: str
+) -> None:
     """Write the page and the pictures that were asked for."""
     if html is not None:
         from debubble.views import views
@@ -273,7 +277,7 @@ def _draw(scenes: Sequence[Scene], *, html: Path | None, pictures: Mapping[str, 
         if file is not None:
             from debubble.views.picture import picture
 
-            write_whole(file, picture(scenes, form))
+            write_whole(file, picture(scenes, form, theme=theme, size=size))
     for file in filter(None, (html, *pictures.values())):
         log().print(f"Wrote {file}.")
 

@@ -18,7 +18,7 @@ from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import other_frameworks, unlike
 from debubble.costs.frameworks import TARGET
 from debubble.costs.speed import PRODUCT_BYTES
-from debubble.formatting import count_words, mfu_words, size_words, time_words
+from debubble.formatting import count_words, days_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.models.runtime_limits import beyond_runtime
 from debubble.planners.analysis.explanation import Explanation
@@ -130,7 +130,7 @@ def _title(plan: Plan, scene: Scene) -> str:
 def _speed(scene: Scene, why: Explanation, tokens: float | None) -> Iterator[Text]:
     """Step, pace and utilization."""
     step = time_words(scene.step_time, seconds=scene.seconds)
-    days = "" if tokens is None else f"{SEPARATOR}{why.days(tokens):,.1f} days for {count_words(tokens)} tokens"
+    days = "" if tokens is None else f"{SEPARATOR}{days_words(why.days(tokens))} for {count_words(tokens)} tokens"
     each = f"{why.tokens_per_second_per_device:,.0f} per {why.cluster.device_word}"
     dtype = why.plan.options.dtype
     peak = f" of {dtype}'s peak" if dtype in PRODUCT_BYTES else ""

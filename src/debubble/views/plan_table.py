@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from debubble.costs.cluster import Cluster
-from debubble.formatting import count_words, time_words
+from debubble.formatting import count_words, days_words, time_words
 from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
@@ -127,7 +127,7 @@ def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Ite
     if why is None:
         yield _partition_words(plan)
         return
-    days = "" if tokens is None else f"; {why.days(tokens):,.1f} days for {count_words(tokens)} tokens"
+    days = "" if tokens is None else f"; {days_words(why.days(tokens))} for {count_words(tokens)} tokens"
     yield f"{pace_words(why)}{days}"
     yield f"{plan.degrees}; {_partition_words(plan)}"
     parts = memory_words(why.memory[why.fullest], fragmentation=why.fragmentation, reserve=why.reserve)

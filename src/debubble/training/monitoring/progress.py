@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from debubble.errors import readable
 
@@ -55,6 +56,8 @@ class StepReport:
         return "   ".join([*figures, f"peak {readable(max(self.peak_memory))}"])
 
 
+WIDE = 140
+"""Characters of a terminal's line from which a bar of the steps stands before the figures."""
 LINE_INTERVAL = 10
 """Steps between the lines that are printed where standard error is piped."""
 
@@ -67,10 +70,14 @@ Show = Callable[[StepReport], None]
 def display(*, steps: int, done: int) -> Iterator[Show]:
     """Show a bar of the steps, and each validation loss, sample and news; where standard error is piped, some steps."""
     console = Console(stderr=True, highlight=False)
+    # On a narrow terminal the last figures are cut off, and not the step or the time that is left.
+    figures = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    bar_of_steps = [BarColumn(20)] if console.width >= WIDE else []
     columns = (
-        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
+        TextColumn("step", table_column=Column(no_wrap=True)), MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        *bar_of_steps, TimeRemainingColumn(table_column=Column(no_wrap=True)), figures,
     )  # fmt: skip
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=not console.is_terminal, expand=True) as bar:
         task = bar.add_task("", total=steps, completed=done)
 
         def show(report: StepReport) -> None:
