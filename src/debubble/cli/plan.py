@@ -169,7 +169,7 @@ AROUND_SEARCH = 0.5
 def _what_helps(
     plan: Plan, status: Status, search: o.SearchLimits, *, why: bool, quick: bool
 ) -> tuple[tuple[WhatIf, ...], Mapping[str, float]]:
-    """The changes that would help, and what the nearest quick plans cost elsewhere; neither after a Ctrl-C."""
+    """The changes that would help, and what quick plans of its degrees cost elsewhere; neither after a Ctrl-C."""
     from debubble.planners.analysis.nearest_plans import quick_nearest
     from debubble.planners.analysis.what_if import quick_what_ifs, what_ifs
 

@@ -230,14 +230,14 @@ def _faster(plan: Plan) -> Iterator[str]:
 
 
 def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
-    """The frameworks that run the plan, and what the nearest quick plans cost in others."""
+    """The frameworks that run the plan, and what quick plans of its degrees cost in others."""
     if plan.target is not None:
         return
     yield ", ".join(plan_runs_in(plan)) or "no framework (see --for)"
     nearest = sorted(elsewhere.items(), key=lambda entry: entry[1])
     if nearest:
         named = [f"{name} {100 * (ratio - 1):+.0f}%" for name, ratio in nearest[:ELSEWHERE]]
-        yield f"nearest quick plans with own kernels: {named[0]}"
+        yield f"quick plans of these degrees, own kernels: {named[0]}"
         yield from named[1:]
     if plan.options.lora:
         yield "adapters are configured by hand elsewhere"
@@ -408,7 +408,7 @@ def _runs_with_other_degrees(plan: Plan) -> bool:
 
 
 def framework_to_plan_for(plan: Plan, elsewhere: Mapping[str, float]) -> str:
-    """The framework with the fastest of the nearest quick plans; the usual one where it loses little against that.
+    """The framework with the fastest of these quick plans; the usual one where it loses little against that.
 
     With adapters, for which no framework is usual, debubble's own runtime where degrees alone keep it from the plan.
     """

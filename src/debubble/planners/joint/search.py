@@ -29,6 +29,7 @@ from debubble.ir import (
 from debubble.ir.lowering.admission import check_memory
 from debubble.ir.lowering.op_costs import OpCosts
 from debubble.ir.ops import BACKWARDS
+from debubble.planners.bounds import proven_step_bound
 from debubble.planners.joint.chain import PointChain, compile_kernels, may_compile, price_of_point
 from debubble.planners.joint.exact import exact_plans
 from debubble.planners.joint.levers import Levers, exceeds_devices
@@ -67,6 +68,13 @@ FINAL_TEMPERATURE = 0.0005
 ROUNDS = ((0.16, 1, 0.005), (0.1, 3, 0.004), (0.09, 8, 0.003))
 """Rounds of annealing: the share of the effort, the divisor of the number of chains (at least MIN_CHAINS are left), and
 the first temperature."""
+WIDE_GAP = 0.18
+"""The gap of the best chain after the first round above which the others are longer, and orders searched more briefly:
+where memory is short, what is missing is less in the order."""
+ROUNDS_OF_WIDE_GAPS = ((0.4, 3, 0.004), (0.34, 8, 0.003))
+"""The rounds that then follow."""
+WIDE_SHARE = 0.5
+"""The part of the last search's effort that is then spent."""
 MIN_CHAINS = 4
 MAX_SIMULATED = 6
 """Plans that are simulated."""
@@ -169,11 +177,15 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
         # One simulation, to have a plan at once, is not counted.
         best, solution = _simulated(problem, chains, Effort(math.inf, deadline=effort.deadline), plans=1)[0]
         yield solution
-    for part, divisor, warm in ROUNDS:
+    rounds = [*ROUNDS]
+    while rounds:
+        part, divisor, warm = rounds.pop(0)
         left = chains[: max(count // divisor, MIN_CHAINS)]
         annealed = [partial(each.run, warm=warm, cold=FINAL_TEMPERATURE) for each in left]
         _side_by_side(annealed, effort, part * problem.effort)
         chains = sorted(chains, key=lambda chain: chain.least)
+        if len(rounds) == len(ROUNDS) - 1 and _is_wide(problem, chains[0].least):
+            rounds = [*ROUNDS_OF_WIDE_GAPS]
     if best < math.inf and effort.deadline.passed:
         return
     try:
@@ -328,10 +340,17 @@ def _evaluated_order(orders: OrderProblem, schedule: Schedule) -> float:
     return evaluate(layout, floats, ints, *encode(orders, schedule), math.inf) / scale
 
 
+def _is_wide(problem: Problem, step: Number) -> bool:
+    """Tell whether a step is so far above its bound that better points are worth more than better orders."""
+    return float(proven_step_bound(problem).time) < (1 - WIDE_GAP) * float(step)
+
+
 def last_search(problem: Problem, answer: Solution) -> Iterator[Solution]:
     """Search the order of the fastest answer of all planners at length; yields what is faster."""
     pairs = answer.schedule.stages * answer.schedule.micro_batches
     price = price_of_move(pairs, recompute=True)
+    share = WIDE_SHARE if _is_wide(problem, problem.step_time(answer.simulate())) else 1.0
+    problem = replace(problem, effort=share * problem.effort)
     effort = Effort.starting(LAST_SLOW_SHARE * problem.effort, problem.deadline)
     if effort.moves(price) <= AT_LENGTH[0].moves * pairs:
         effort = Effort.starting(LAST_MILD_SHARE * problem.effort, problem.deadline)
