@@ -44,4 +44,5 @@ def test_abstract_costs_run_in_no_framework() -> None:
 def test_the_answer_says_what_the_others_cost(planned: db.Plan) -> None:
     console = Console(width=200, file=StringIO(), record=True)
     console.print(render(planned, Scene.predicted(planned), elsewhere={"megatron": 1.25, "torch": 1.0}))
-    assert "quick plans of these degrees, own kernels: torch +0% · megatron +25%" in " ".join(console.export_text().split())
+    words = " ".join(console.export_text().split())
+    assert "quick plans of these degrees, own kernels: torch +0% · megatron +25%" in words
