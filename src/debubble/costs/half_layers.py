@@ -7,7 +7,7 @@ bf16 with a fused activation function, 8 ffn without; 34h + 5as for GPT without 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import add
@@ -289,12 +289,8 @@ def _experts(shapes: Shapes, experts: Experts, layer: int) -> Iterator[Operator]
     routed = sent * shards
     sorting = speed.permute(e * h * (own + sent))
     gathering = speed.gather(e * h * routed, shards, alongside=min(shards, speed.hardware.devices_per_node))
-    body = list(_body(shapes, tokens=routed, ffn=experts.ffn / shards, experts=experts.count / o.expert))
-    travel = 2 * _dispatch(shapes, experts, tokens=own)
-    alongside = 0.0
-    if shapes.framework.dispatch_overlap:
-        alongside = sum(op.forward for op in chain(body, attention(shapes, layer)))
-    moved = 2 * (sorting + gathering) + max(0.0, travel - alongside)
+    body = _expert_body(shapes, experts)
+    moved = 2 * (sorting + gathering) + _exposed_dispatch(shapes, experts, layer, body)
     orders = INDEX * routed * (2 if o.expert > 1 else 1)
     probabilities = 4 * own * experts.count + (INDEX + 4) * sent
     yield matmul(shapes, "router", tokens=own, local=experts.count, layers=0, saved=probabilities)
@@ -309,6 +305,28 @@ def _experts(shapes: Shapes, experts: Experts, layer: int) -> Iterator[Operator]
     if experts.shared:
         yield collectives(shapes)
         yield from _body(shapes, tokens=shapes.tokens, ffn=experts.shared / o.tensor)
+
+
+def dispatch_time(shapes: Shapes, layer: int) -> float:
+    """Seconds of a micro-batch in which the tokens of a layer travel to its experts and back, forward and backward."""
+    experts = shapes.model.per_layer[layer].mlp
+    assert isinstance(experts, Experts)
+    return 2 * _exposed_dispatch(shapes, experts, layer, _expert_body(shapes, experts))
+
+
+def _expert_body(shapes: Shapes, experts: Experts) -> list[Operator]:
+    """The operators of a device's experts."""
+    o = shapes.options
+    routed = shapes.tokens / o.tensor * experts.per_token * o.expert_shards
+    return list(_body(shapes, tokens=routed, ffn=experts.ffn / o.expert_shards, experts=experts.count / o.expert))
+
+
+def _exposed_dispatch(shapes: Shapes, experts: Experts, layer: int, body: Sequence[Operator]) -> float:
+    """Seconds in which tokens travel there and back, without those next to another micro-batch's computing."""
+    travel = 2 * _dispatch(shapes, experts, tokens=shapes.tokens / shapes.options.tensor)
+    if not shapes.framework.dispatch_overlap:
+        return travel
+    return max(0.0, travel - sum(op.forward for op in chain(body, attention(shapes, layer))))
 
 
 INDEX = 8

@@ -14,7 +14,7 @@ from typing import Any
 from debubble.costs.calibration import corrections
 from debubble.costs.cluster import Cluster
 from debubble.costs.frameworks import Framework, framework_of_options
-from debubble.costs.half_layers import attention, mlp
+from debubble.costs.half_layers import attention, dispatch_time, mlp
 from debubble.costs.known_hardware import HOST_CALL
 from debubble.costs.operators import (
     Operator,
@@ -71,27 +71,10 @@ def model_units(
     Raises:
         InputError: The degrees fit neither the model nor the cluster.
     """
-    options = asked = options or RunOptions()
-    layout = Layout.of(cluster, options, pipeline)
-    check(model, options)
-    model = as_trained(model, options)
-    framework = framework or framework_of_options(options.framework)
-    if model.whole_layers:
-        framework = replace(framework, fused_activation=False)
-    if options.expert_overlap:
-        framework = replace(framework, dispatch_overlap=True)
-    if options.slices > 1:
-        check_slices(model, options)
-        options = replace(options, sequence_length=options.sequence_length // options.slices)
-    if not (options.sequence_parallel and options.flash_attention):
-        framework = replace(
-            framework,
-            sequence_parallel=framework.sequence_parallel and options.sequence_parallel,
-            flash=framework.flash and options.flash_attention,
-        )
-    speed = Speed.of(cluster.slowest, options.dtype, framework)
-    shapes = Shapes(model=model, options=options, framework=framework, speed=speed)
-    builder = _Builder(shapes, shares_table=model.tied and layout.pipeline == 1)
+    asked = options or RunOptions()
+    layout = Layout.of(cluster, asked, pipeline)
+    builder = _builder(model, cluster, asked, framework or framework_of_options(asked.framework), layout)
+    options, framework, speed = builder.shapes.options, builder.shapes.framework, builder.shapes.speed
     paces = layout.slowest_ranks
     tables = {
         name: builder.on(Speed.of(hardware, options.dtype, framework)).all_units()
@@ -117,6 +100,42 @@ def model_units(
     )
     step, memory = corrections(model, cluster, asked)
     return units.corrected(step.factor, memory.deviation) if step.runs or memory.runs else units
+
+
+def dispatch_seconds(
+    model: ModelConfig, cluster: Cluster, options: RunOptions, *, pipeline: int, framework: Framework
+) -> float:
+    """Seconds per micro-batch in which the tokens of all layers travel to experts and back, next to nothing else.
+
+    Arguments are those of `model_units`.
+    """
+    shapes = _builder(model, cluster, options, framework, Layout.of(cluster, options, pipeline)).shapes
+    layers = shapes.model.per_layer
+    return sum(dispatch_time(shapes, layer) for layer, each in enumerate(layers) if isinstance(each.mlp, Experts))
+
+
+def _builder(
+    model: ModelConfig, cluster: Cluster, options: RunOptions, framework: Framework, layout: Layout
+) -> _Builder:
+    """The builder of a run's units, with what its options and model change of the framework."""
+    check(model, options)
+    model = as_trained(model, options)
+    if model.whole_layers:
+        framework = replace(framework, fused_activation=False)
+    if options.expert_overlap:
+        framework = replace(framework, dispatch_overlap=True)
+    if options.slices > 1:
+        check_slices(model, options)
+        options = replace(options, sequence_length=options.sequence_length // options.slices)
+    if not (options.sequence_parallel and options.flash_attention):
+        framework = replace(
+            framework,
+            sequence_parallel=framework.sequence_parallel and options.sequence_parallel,
+            flash=framework.flash and options.flash_attention,
+        )
+    speed = Speed.of(cluster.slowest, options.dtype, framework)
+    shapes = Shapes(model=model, options=options, framework=framework, speed=speed)
+    return _Builder(shapes, shares_table=model.tied and layout.pipeline == 1)
 
 
 def _vision_units(language: _Builder, vision: VisionTower) -> Iterator[Unit]:

@@ -21,7 +21,7 @@ from debubble.costs.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, days_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
 from debubble.models.runtime_limits import beyond_runtime
-from debubble.planners.analysis.explanation import Explanation
+from debubble.planners.analysis.explanation import ALL_TO_ALL, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import gains, helpful
@@ -56,7 +56,7 @@ STEP_PARTS = (
     ("compute", "█", KIND_COLORS[Kind.F], ("compute",)),
     ("recompute", "▓", KIND_COLORS[Kind.R], ("recomputation",)),
     ("bubble", "░", LIGHT.causes[Cause.COOL_DOWN], ("warm-up", "cool-down", "dependency", "imbalance", "overhead")),
-    ("messages", "▒", KIND_COLORS[Kind.SEND_F], ("messages", "collectives", "transfer", "gradients")),
+    ("messages", "▒", KIND_COLORS[Kind.SEND_F], ("messages", "collectives", ALL_TO_ALL, "transfer", "gradients")),
     ("host transfers", "▚", KIND_COLORS[Kind.O], ("host transfers",)),
     ("optimizer", "▞", KIND_COLORS[Kind.S], ("optimizer", "optimizer on the host")),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from functools import cached_property
 from debubble.costs import Cluster, model_units
 from debubble.costs.flops import Utilization
 from debubble.costs.host_memory import host_peaks
+from debubble.costs.model_units import dispatch_seconds
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.ir import InputError, Kind, Number, RunOptions
@@ -31,12 +32,14 @@ FULL = 0.95
 """Share of the memory limit from which memory counts as full."""
 
 FILLING = "filling and draining the pipeline"
+ALL_TO_ALL = "all-to-all of experts"
 
 ADVICE = {
     FILLING: "more micro-batches or fewer pipeline devices",
     "recomputation": "more memory",
     "host transfers": "more memory, or a faster link to the host,",
-    "collectives": "faster links, or smaller tensor, context or expert degrees,",
+    "collectives": "faster links, or smaller tensor or context degrees,",
+    ALL_TO_ALL: "faster links, or smaller expert degrees,",
     "messages": "faster links between pipeline devices",
     "transfer": "faster links",
     "dependency": "a better order of operations",
@@ -55,7 +58,7 @@ DIVIDED_OPTIMIZER, HOST_OPTIMIZER = (
     "more memory, a faster host, or more micro-batches per step,",
 )
 """Remedies for an optimizer that ZeRO divides already or cannot divide, and for one on hosts."""
-BOUNDED = ("collectives", "gradients", "optimizer")
+BOUNDED = ("collectives", ALL_TO_ALL, "gradients", "optimizer")
 """Causes next to computing that lower bounds of a step count too."""
 
 
@@ -176,9 +179,11 @@ class Explanation:
         optimizer = sum(float(o.duration) for lane in timeline.compute for o in lane if o.op.kind is Kind.S)
         recomputation, busy = float(sum(timeline.recompute)), float(sum(timeline.busy))
         collectives = self._collectives * self.plan.schedule.micro_batches
+        dispatch = min(self._dispatch * self.plan.schedule.micro_batches, collectives)
         seconds = {
             "compute": busy - recomputation - optimizer - collectives,
-            "collectives": collectives,
+            "collectives": collectives - dispatch,
+            ALL_TO_ALL: dispatch,
             "recomputation": recomputation,
         }
         for idle in bubbles(timeline):
@@ -237,7 +242,7 @@ class Explanation:
             return HOST_OPTIMIZER
         if cause == "optimizer" and (o.zero or o.data == 1):
             return DIVIDED_OPTIMIZER
-        if cause == "collectives" and o.tensor == o.context == o.expert == 1:
+        if cause == "collectives" and o.tensor == o.context == 1:
             return GATHERS if o.zero == 3 else "faster links,"
         if cause == "optimizer on the host" and o.zero == 0 and o.data * o.context > 1:
             return f"ZeRO, {ADVICE[cause]}"
@@ -308,6 +313,20 @@ class Explanation:
     def _collectives(self) -> float:
         """Seconds per micro-batch that collectives within units take, over all pipeline devices."""
         return float(self.units.work) - float(self._units(self._free_links).work)
+
+    @property
+    def _dispatch(self) -> float:
+        """Seconds per micro-batch in which tokens travel to experts and back, over all pipeline devices."""
+        if self.plan.options.expert == 1:
+            return 0.0
+        there, free = (
+            dispatch_seconds(
+                self.model, cluster, self.plan.options, pipeline=self.plan.devices,
+                framework=framework_of_plan(self.plan),
+            )
+            for cluster in (self.cluster, self._free_links)
+        )  # fmt: skip
+        return there - free
 
     @property
     def _tail(self) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import Any
 from debubble.errors import readable_bytes
 from debubble.formatting import percent, size_words, time_words
 from debubble.ir import Kind
-from debubble.planners.analysis.explanation import ADVICE, FILLING, MUCH, Explanation
+from debubble.planners.analysis.explanation import ADVICE, ALL_TO_ALL, FILLING, MUCH, Explanation
 from debubble.planners.analysis.likely_fit import may_not_fit, memory_excess
 from debubble.planners.analysis.what_if import gains, helpful
 from debubble.plans import Plan
@@ -29,6 +29,7 @@ from debubble.views.terminal import headline, headline_parts
 
 CAUSE_COLORS = {
     "compute": KIND_COLORS[Kind.F], "recomputation": KIND_COLORS[Kind.R], "collectives": KIND_COLORS[Kind.I],
+    ALL_TO_ALL: KIND_COLORS[Kind.SEND_B],
     "messages": KIND_COLORS[Kind.SEND_F], "host transfers": KIND_COLORS[Kind.O], "gradients": KIND_COLORS[Kind.G],
     "optimizer": KIND_COLORS[Kind.S],
 } | {cause.value: f"var(--cause-{i})" for i, cause in enumerate(Cause)}  # fmt: skip
