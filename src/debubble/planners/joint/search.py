@@ -65,14 +65,28 @@ FEWEST_STARTS, MOST_STARTS, MIN_POINTS = 10, 30, 500
 They find soon most of what they find, and differ more by where they begin than by how long they continue."""
 FINAL_TEMPERATURE = 0.0005
 """Temperature at which a chain ends, a part of the step's time."""
-ROUNDS = ((0.16, 1, 0.005), (0.1, 3, 0.004), (0.09, 8, 0.003))
-"""Rounds of annealing: the share of the effort, the divisor of the number of chains (at least MIN_CHAINS are left), and
-the first temperature."""
+
+
+class Round(NamedTuple):
+    """A round of annealing.
+
+    Attributes:
+        share: Of the effort.
+        divisor: Of the number of chains; at least MIN_CHAINS are left.
+        warm: The first temperature.
+    """
+
+    share: float
+    divisor: int
+    warm: float
+
+
+FIRST_ROUND, ROUNDS = Round(0.16, 1, 0.005), (Round(0.1, 3, 0.004), Round(0.09, 8, 0.003))
 WIDE_GAP = 0.18
 """The gap of the best chain after the first round above which the others are longer, and orders searched more briefly:
 where memory is short, what is missing is less in the order."""
-ROUNDS_OF_WIDE_GAPS = ((0.4, 3, 0.004), (0.34, 8, 0.003))
-"""The rounds that then follow."""
+ROUNDS_OF_WIDE_GAPS = (Round(0.4, 3, 0.004), Round(0.34, 8, 0.003))
+"""The rounds that then follow the first."""
 WIDE_SHARE = 0.5
 """The part of the last search's effort that is then spent."""
 MIN_CHAINS = 4
@@ -163,7 +177,7 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     if not may_compile(effort.deadline):
         raise CutOffError(NOT_COMPILED)
     levers = [Levers(problem, units, placement) for placement in _placements(problem, units)]
-    points = CORES * ROUNDS[0][0] * problem.effort / max(map(price_of_point, levers))
+    points = CORES * FIRST_ROUND.share * problem.effort / max(map(price_of_point, levers))
     count = max(FEWEST_STARTS, min(MOST_STARTS, int(points / MIN_POINTS)))
     starts = max(STARTS_PER_PLACEMENT, count // len(levers))
     chains = [PointChain(each, starts * problem.seed + start) for each in levers for start in range(starts)]
@@ -177,15 +191,9 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
         # One simulation, to have a plan at once, is not counted.
         best, solution = _simulated(problem, chains, Effort(math.inf, deadline=effort.deadline), plans=1)[0]
         yield solution
-    rounds = [*ROUNDS]
-    while rounds:
-        part, divisor, warm = rounds.pop(0)
-        left = chains[: max(count // divisor, MIN_CHAINS)]
-        annealed = [partial(each.run, warm=warm, cold=FINAL_TEMPERATURE) for each in left]
-        _side_by_side(annealed, effort, part * problem.effort)
-        chains = sorted(chains, key=lambda chain: chain.least)
-        if len(rounds) == len(ROUNDS) - 1 and _is_wide(problem, chains[0].least):
-            rounds = [*ROUNDS_OF_WIDE_GAPS]
+    chains = _annealed(problem, chains, count, FIRST_ROUND, effort)
+    for each in ROUNDS_OF_WIDE_GAPS if _has_wide_gap(problem, chains[0].least) else ROUNDS:
+        chains = _annealed(problem, chains, count, each, effort)
     if best < math.inf and effort.deadline.passed:
         return
     try:
@@ -209,6 +217,21 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
     value, solution = min([*refined, *improved, *exact], key=lambda entry: entry[0])
     if value < best:
         yield solution
+
+
+def _annealed(
+    problem: Problem, chains: Sequence[PointChain], count: int, round_: Round, effort: Effort
+) -> list[PointChain]:
+    """The chains, the best first, after a round of annealing of the first of them."""
+    left = chains[: max(count // round_.divisor, MIN_CHAINS)]
+    searches = [partial(each.run, warm=round_.warm, cold=FINAL_TEMPERATURE) for each in left]
+    _side_by_side(searches, effort, round_.share * problem.effort)
+    return sorted(chains, key=lambda chain: chain.least)
+
+
+def _has_wide_gap(problem: Problem, step: Number) -> bool:
+    """Tell whether a step is so far above its bound that better points are worth more than better orders."""
+    return float(proven_step_bound(problem).time) < (1 - WIDE_GAP) * float(step)
 
 
 def _with_states_on_devices(
@@ -340,17 +363,12 @@ def _evaluated_order(orders: OrderProblem, schedule: Schedule) -> float:
     return evaluate(layout, floats, ints, *encode(orders, schedule), math.inf) / scale
 
 
-def _is_wide(problem: Problem, step: Number) -> bool:
-    """Tell whether a step is so far above its bound that better points are worth more than better orders."""
-    return float(proven_step_bound(problem).time) < (1 - WIDE_GAP) * float(step)
-
-
 def last_search(problem: Problem, answer: Solution) -> Iterator[Solution]:
     """Search the order of the fastest answer of all planners at length; yields what is faster."""
     pairs = answer.schedule.stages * answer.schedule.micro_batches
     price = price_of_move(pairs, recompute=True)
-    share = WIDE_SHARE if _is_wide(problem, problem.step_time(answer.simulate())) else 1.0
-    problem = replace(problem, effort=share * problem.effort)
+    if _has_wide_gap(problem, problem.step_time(answer.simulate())):
+        problem = replace(problem, effort=WIDE_SHARE * problem.effort)
     effort = Effort.starting(LAST_SLOW_SHARE * problem.effort, problem.deadline)
     if effort.moves(price) <= AT_LENGTH[0].moves * pairs:
         effort = Effort.starting(LAST_MILD_SHARE * problem.effort, problem.deadline)
