@@ -10,7 +10,7 @@ from debubble.costs import Strategy, Unit, Units
 from debubble.costs.partition import Partition
 from debubble.ir import DebubbleError
 from debubble.planners import planners
-from debubble.planners.joint.search import improved_order
+from debubble.planners.joint.orders import improved_order
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution
 from debubble.schedules import schedules

@@ -113,7 +113,7 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
     accumulates = problem.devices == 1 and best is not None and best.plain and _prefers_plain(problem)
     if best is not None and "joint" in names and best.gap > 0 and problem.levers is None and not accumulates:
         # It loads the compiler.
-        from debubble.planners.joint.search import last_search
+        from debubble.planners.joint.orders import last_search
 
         last = answers.problem()
         yield from answers.stream("joint", last, partial(last_search, last, best.solution))

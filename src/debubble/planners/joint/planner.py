@@ -5,9 +5,10 @@ recomputes, ChronosPipe chooses what recomputes and what goes to the host.  Here
 at once (`levers.py`), and a compiled list scheduler (`list_scheduling`) orders and prices it in a fraction of a
 millisecond.  For each number of chunks, looped and in V, random points come first; the best continue by simulated
 annealing (`chain.py`, compiled in `annealing_kernel.py`).  Single units of the best plans recompute less
-(`refinement.py`), and their order is searched by the engine of `search/`, where recomputation is an operation of its
-own, for each micro-batch or not.  Two chains go in parallel, on the two cores that efforts are counted in.
-Every schedule that counts is lowered under the limit and simulated exactly.
+(`refinement.py`), and their order is searched (`orders.py`) by the engine of `search/`, where recomputation is an
+operation of its own, for each micro-batch or not.  Where the gap stays wide, as memory is short, chains go on longer
+and orders are searched more briefly.  Two chains go in parallel, on the two cores that efforts are counted in.  Every
+schedule that counts is lowered under the limit and simulated exactly.
 
 Where as many stages on every device cannot share out the units evenly, as a bound says, they are assigned freely too
 (`assignment.py`), and where a job is too large for chains, that is the answer.
