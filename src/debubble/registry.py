@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import logging
 import pkgutil
 import re
 import sys
@@ -117,6 +118,8 @@ class Registry(Mapping[str, T], Generic[T]):
         self._order = {name: place for place, name in enumerate(order)}
         self._members: dict[str, T] = {}
         self._loaded = self._loading = False
+        self._broken: dict[str, InputError] = {}
+        """Name of an entry point that cannot be loaded, which is mostly the member's, and why."""
         self._again: set[str] = set()
         """Names registered by an import that failed; the next one registers some of them anew."""
         # A module of the package may look into its registry while it is imported.
@@ -132,7 +135,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         self._load()
         if name not in self._members:
-            raise unknown_name(name, self._members, what=self._what)
+            raise self._broken.get(name) or unknown_name(name, self._members, what=self._what)
         return self._members[name]
 
     def full_name(self, name: str) -> str:
@@ -166,13 +169,26 @@ class Registry(Mapping[str, T], Generic[T]):
                 for module in self._modules():
                     importlib.import_module(module)
                 for entry_point in entry_points(group=self._package):
-                    _load_entry_point(entry_point)
+                    self._load_entry_point(entry_point)
                 members = sorted(self._members.items(), key=lambda item: self._order.get(item[0], len(self._order)))
                 self._members = dict(members)
                 self._loaded = True
             finally:
                 self._again = set() if self._loaded else set(self._members)
                 self._loading = False
+
+    def _load_entry_point(self, entry_point: EntryPoint) -> None:
+        """Import what another distribution adds; if that fails, say which, and go on without it."""
+        try:
+            entry_point.load()
+        except Exception as error:  # others' code, without which all else works
+            owner = "an unknown distribution" if entry_point.dist is None else entry_point.dist.name
+            sentence = (
+                f"The entry point '{entry_point.name}' that {owner} adds to {entry_point.group} cannot be loaded"
+                f" ({type(error).__name__}: {error}); mend it, or uninstall {owner}."
+            )
+            logging.getLogger("debubble").warning(sentence)
+            self._broken[entry_point.name] = InputError(sentence)
 
     def _modules(self) -> list[str]:
         """Full names of the modules to import, in the order of their own names and those of folders."""
@@ -189,18 +205,6 @@ def _contents(package: str) -> list[tuple[str, bool]]:
     """Name of each module in a package, and whether it is a package itself."""
     path = importlib.import_module(package).__path__
     return [(module.name, module.ispkg) for module in pkgutil.iter_modules(path)]
-
-
-def _load_entry_point(entry_point: EntryPoint) -> None:
-    """Import what another distribution adds; raises InputError, which names the distribution, if that fails."""
-    try:
-        entry_point.load()
-    except Exception as error:
-        owner = "an unknown distribution" if entry_point.dist is None else entry_point.dist.name
-        raise InputError(
-            f"The entry point '{entry_point.name}' that {owner} adds to {entry_point.group} cannot be loaded"
-            f" ({type(error).__name__}: {error}); mend it, or uninstall {owner}."
-        ) from error
 
 
 def is_own(function: Callable[..., object]) -> bool:
