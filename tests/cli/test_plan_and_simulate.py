@@ -420,6 +420,13 @@ def test_several_schedules_are_compared_and_drawn(run: Any, tmp_path: Path) -> N
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_fits_names_a_framework_that_gathers_less(run: Any) -> None:
+    fsdp = ("--pipeline", "1", "--data", "8", "--zero", "3", "--global-batch", "64")
+    code, out, _ = run("fits", "qwen2.5-14b", "--cluster", "8xA100-40GB", *fsdp)
+    assert code == 1
+    assert "With --for torchtitan 1 of 1 choices fit, as --data 8 --zero 3:" in " ".join(out.split())
+
+
 @pytest.mark.slow
 def test_the_screen_says_what_the_fastest_plan_would_bring(run: Any) -> None:
     tight = ("llama3.1-8b", "--cluster", "4xH100-80GB", "--sequence-length", "4096", "--for", "megatron")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from debubble.cli import options as o
 from debubble.cli.app import app
 from debubble.cli.names import framework_names, name_option
 from debubble.cli.output import Json, console, print_answer, with_delayed_message
-from debubble.ir import InfeasibleError, RunOptions
+from debubble.ir import InfeasibleError, InputError, RunOptions
 
 if TYPE_CHECKING:
     from debubble.costs import Cluster
@@ -60,6 +61,7 @@ def fits(
     from debubble.models import named_model
     from debubble.models.vision import as_trained
     from debubble.planners.degrees import Job, footprints, footprints_with
+    from debubble.planners.degrees.usual import OF_UNITS
     from debubble.planners.plan_model import for_target
     from debubble.views.memory_table import render_footprints
 
@@ -72,14 +74,20 @@ def fits(
         global_batch=devices.count * (run.micro_batch_size or 1) if global_batch is None else global_batch,
         options=for_target(RunOptions(**run.settings), target), target=target,
     )  # fmt: skip
-    if micro_batches is None:
-        choices = footprints(job)
-    elif global_batch is None:
-        choices = footprints_with(job, micro_batches)
-    else:
-        choices = footprints(replace(job, fixed={**fixed, "micro_batches": micro_batches}))
+
+    def looked_at(job: Job) -> list[Footprint]:
+        if micro_batches is None:
+            return footprints(job)
+        if global_batch is None:
+            return footprints_with(job, micro_batches)
+        return footprints(replace(job, fixed={**fixed, "micro_batches": micro_batches}))
+
+    choices = looked_at(job)
     remark = as_trained(priced, job.options).remark
     remarks = [*([] if remark is None else [remark]), *devices.remarks]
+    if target is None and all(each.fits == "no" for each in choices):
+        with suppress(InputError):  # the framework may not have the job's options
+            remarks += _elsewhere(looked_at(job.for_target(OF_UNITS)))
     if json:
         print_answer(reserve=devices.reserve, footprints=list(map(_row, choices)), remarks=remarks)
     else:
@@ -89,6 +97,20 @@ def fits(
             console().print(remark)
     if all(each.fits == "no" for each in choices):
         raise typer.Exit(InfeasibleError.exit_code)
+
+
+def _elsewhere(choices: Sequence[Footprint]) -> Iterator[str]:
+    """A sentence on the choices that fit in a framework that gathers a layer at a time, if any do."""
+    from debubble.planners.degrees.remedies import option_words
+    from debubble.planners.degrees.usual import OF_UNITS
+
+    fitting = [each for each in choices if each.fits != "no"]
+    if fitting:
+        least = min(fitting, key=lambda each: each.recomputed.total)
+        yield (
+            f"With --for {OF_UNITS} {len(fitting)} of {len(choices)} choices fit, as {option_words(least.degrees)}:"
+            " it gathers less at a time than debubble's runtime."
+        )
 
 
 def _row(footprint: Footprint) -> dict[str, Any]:
