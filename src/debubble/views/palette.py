@@ -62,7 +62,7 @@ THEMES = {"light": LIGHT, "dark": DARK}
 
 PART_COLORS = {
     "model states": "#3b6ea8", "weights": "#3b6ea8", "gradients": "#7fb0e0", "optimizer": "#6e4a3c",
-    "workspace": "#9aa5b1", "activations": "#4cb07c", "memory": "#7b93b0",
+    "workspace": "#9aa5b1", "activations": "#4cb07c", "memory": "#2b5c8f",
 }  # fmt: skip
 """Colours of the parts of a device's memory, from the bottom up."""
 
