@@ -32,6 +32,7 @@ def demo(
     console = Console(highlight=False)
     checkpoints = output / "checkpoints"
     shutil.rmtree(checkpoints, ignore_errors=True)
+    output.mkdir(parents=True, exist_ok=True)
     costs, plan, page, trace = (output / name for name in ("costs.json", "plan.json", "timeline.html", "trace.json"))
     processes = ["--processes", str(min(4, available_cores()))]
     text = [] if data is None else ["--data", str(data)]
