@@ -69,7 +69,7 @@ def test_ctrl_c_before_any_plan_ends_the_search() -> None:
 
 
 def test_ctrl_c_in_auto_keeps_the_best_of_all_planners(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("debubble.planners.joint.orders.last_search", lambda problem, _: interrupted(problem))
+    monkeypatch.setattr("debubble.planners.joint.orders.last_search", lambda problem, *_, **__: interrupted(problem))
     *_, best = fastest_of(PROBLEM, ["dapple", "joint"])
     assert best.schedule.name == "zb-h1"
     assert [(c.planner, c.status) for c in best.candidates] == [("joint", "cut off"), ("dapple", "found")]

@@ -116,7 +116,7 @@ def _asked(answers: _Answers, problem: Problem, names: Sequence[str]) -> Iterato
         from debubble.planners.joint.orders import last_search
 
         last = answers.problem()
-        yield from answers.stream("joint", last, partial(last_search, last, best.solution))
+        yield from answers.stream("joint", last, partial(last_search, last, best.solution, drafted=_drafts(problem)))
     best = next(iter(answers.results), None)
     if best is not None and _prefers_plain(problem):
         tried = [best]
@@ -356,8 +356,7 @@ def _searched(answers: _Answers, names: Sequence[str]) -> Iterator[Solution]:
     others, problem = list(names), answers.problem()
     if "joint" in names and isinstance(problem.workload, ModelUnits):
         # What `joint` searches at length is the order of the fastest answer.
-        drafts = problem.levers is None and problem.effort > LITTLE_EFFORT
-        find = joint_draft if drafts else planners["joint"].solutions
+        find = joint_draft if _drafts(problem) else planners["joint"].solutions
         yield from answers.stream("joint", problem, partial(find, problem))
         others.remove("joint")
         if OF_THE_LIBRARY in others and _skips_library(answers, problem):
@@ -367,6 +366,11 @@ def _searched(answers: _Answers, names: Sequence[str]) -> Iterator[Solution]:
         answers.cut_off(others)
         return
     yield from _side_by_side(answers, {name: (name, answers.problem()) for name in others})
+
+
+def _drafts(problem: Problem) -> bool:
+    """Tell whether `joint` drafts plans, and the order of the fastest answer is searched at length."""
+    return problem.levers is None and problem.effort > LITTLE_EFFORT
 
 
 def _skips_library(answers: _Answers, problem: Problem) -> bool:

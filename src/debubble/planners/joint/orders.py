@@ -125,11 +125,17 @@ def _evaluated_order(orders: OrderProblem, schedule: Schedule) -> float:
     return evaluate(layout, floats, ints, *encode(orders, schedule), math.inf) / scale
 
 
-def last_search(problem: Problem, answer: Solution) -> Iterator[Solution]:
-    """Search the order of the fastest answer of all planners at length; yields what is faster."""
+def last_search(problem: Problem, answer: Solution, *, drafted: bool) -> Iterator[Solution]:
+    """Search the order of the fastest answer of all planners at length; yields what is faster.
+
+    Args:
+        problem: The problem.
+        answer: The fastest answer.
+        drafted: Whether `joint` has drafted plans, which has more of the effort for wide gaps.
+    """
     pairs = answer.schedule.stages * answer.schedule.micro_batches
     price = price_of_move(pairs, recompute=True)
-    if has_wide_gap(problem, problem.step_time(answer.simulate())):
+    if drafted and has_wide_gap(problem, problem.step_time(answer.simulate())):
         problem = replace(problem, effort=WIDE_SHARE * problem.effort)
     effort = Effort.starting(LAST_SLOW_SHARE * problem.effort, problem.deadline)
     if effort.moves(price) <= AT_LENGTH[0].moves * pairs:

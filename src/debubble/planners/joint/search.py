@@ -106,7 +106,7 @@ def search(problem: Problem, units: Units) -> Iterator[Solution]:
         InfeasibleError: If no plan of those that were tried fits.
     """
     effort = problem.begun()
-    for best in _draft(problem, units, effort):
+    for best in _draft(problem, units, effort, (ROUNDS, ROUNDS)):
         yield best
     for better in improved_order(problem, best, effort):
         best = better
@@ -116,17 +116,20 @@ def search(problem: Problem, units: Units) -> Iterator[Solution]:
 
 
 def draft(problem: Problem, units: Units) -> Iterator[Solution]:
-    """The plans of `search` before its last order search; a third of the effort is left then."""
+    """Plans as those of `search` before its last order search, which the caller does with effort of its own."""
     effort = problem.begun()
-    for best in _draft(problem, units, effort):
+    for best in _draft(problem, units, effort, (ROUNDS, ROUNDS_OF_WIDE_GAPS)):
         yield best
     if effort.cut_off:
         yield replace(best, cut_off=True)
 
 
-def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]:
-    """Draw, anneal, refine, and search orders briefly, which leaves a third of the effort.
+def _draft(
+    problem: Problem, units: Units, effort: Effort, later: tuple[Sequence[Round], Sequence[Round]]
+) -> Iterator[Solution]:
+    """Draw, anneal, refine, and search orders briefly; ROUNDS leave a third of the effort.
 
+    After the first round follow those of `later`, the first of them unless the gap is wide.
     Raises InfeasibleError if no plan of those that were tried fits.
     """
     if not may_compile(effort.deadline):
@@ -147,7 +150,7 @@ def _draft(problem: Problem, units: Units, effort: Effort) -> Iterator[Solution]
         best, solution = _simulated(problem, chains, Effort(math.inf, deadline=effort.deadline), plans=1)[0]
         yield solution
     chains = _annealed(problem, chains, count, FIRST_ROUND, effort)
-    for each in ROUNDS_OF_WIDE_GAPS if has_wide_gap(problem, chains[0].least) else ROUNDS:
+    for each in later[has_wide_gap(problem, chains[0].least)]:
         chains = _annealed(problem, chains, count, each, effort)
     if best < math.inf and effort.deadline.passed:
         return
