@@ -53,6 +53,7 @@ def test_a_command_leaves_the_keys_of_others_alone(json_of: Any, job: Path) -> N
         ('cluster = "2xL4"', 'has no model: write model = "llama3-8b"'),
         ("model = ", "is not TOML"),
         (JOB + 'tensor = "two"', 'job.toml: tensor = "two": '),
+        (JOB + "tensor = true", "job.toml: tensor must be a value, not true."),
     ],
 )
 def test_wrong_job_files_are_refused_with_a_sentence(run: Any, job: Path, text: str, sentence: str) -> None:

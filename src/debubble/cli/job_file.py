@@ -47,6 +47,11 @@ def with_job_file(arguments: Sequence[str], ctx: Any, parameters: Sequence[Any])
         known = ctx.obj(JOB_COMMANDS)
         for key in sorted(others - known):
             raise InputError(f"{file}: {_unknown_entry(key, _written(file)[key], sorted(known))}")
+    flags = {parameter.name for parameter in parameters if getattr(parameter, "is_flag", False)}
+    for key in sorted(names.keys() & entries.keys()):
+        if isinstance(entries[key], bool) != (names[key] in flags):
+            asked = "true or false" if names[key] in flags else "a value"
+            raise InputError(f"{file}: {_written(file)[key]} must be {asked}, not {json.dumps(entries[key])}.")
     varied = _varied(arguments)
     entries.pop(varied, None)
     ctx.default_map = {names[key]: value for key, value in entries.items() if key in names}

@@ -195,6 +195,9 @@ def simulate(
         caption = EQUAL_WORK if divided else _joined_words(scenes, given.costs)
         several = len(choices) > 1
         console().print(render_compared(scenes, misfits, caption=caption) if several else render_scenes(scenes))
+        chunks = scenes[0].timeline.program.schedule.placement.chunks
+        if not several and source is None and given.costs is None and chunks > 1:
+            console().print(STAGES_OF_ONE.format(chunks=chunks))
     if any(isinstance(error, InputError) for error in errors.values()):
         raise typer.Exit(InputError.exit_code)
 
@@ -209,6 +212,10 @@ def _scene(
     return _scene_of_costs(choice, given, run, divided=divided)
 
 
+STAGES_OF_ONE = (
+    "Times and activations of 1 are a stage's, of which a device has {chunks}; several schedules, as in --schedule"
+    " 1f1b,zb-v, are compared on the same work per device."
+)
 EQUAL_WORK = "Of equal work per device: v stages have 1/v of a stage's times and bytes each; messages take as long."
 
 
