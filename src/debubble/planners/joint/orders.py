@@ -79,8 +79,9 @@ T = TypeVar("T")
 
 def has_wide_gap(problem: Problem, step: Number) -> bool:
     """Tell whether a step is so far above its bound that better points are worth more than better orders."""
-    many = problem.devices * problem.micro_batches >= WIDE_PAIRS
-    return many and float(proven_step_bound(problem).time) < (1 - WIDE_GAP) * float(step)
+    if problem.devices * problem.micro_batches < WIDE_PAIRS:
+        return False
+    return float(proven_step_bound(problem).time) < (1 - WIDE_GAP) * float(step)
 
 
 def side_by_side(searches: Sequence[Callable[[Effort], T]], effort: Effort, seconds: float) -> list[T]:
