@@ -151,8 +151,6 @@ def _optimizer(plan: Plan) -> Decision:
     """DeepSpeed takes the optimizer that the script makes; its own default is none."""
     if plan.options.host_optimizer:
         return Lost("States on hosts: make DeepSpeedCPUAdam, or name the optimizer in the configuration's `optimizer`.")
-    if plan.options.optimizer == "adamw":
-        return {}
     return Lost(f"Optimizer {plan.options.optimizer}: give it to DeepSpeed; the plan's memory counts on its states.")
 
 
