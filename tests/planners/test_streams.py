@@ -76,7 +76,7 @@ def test_ctrl_c_in_auto_keeps_the_best_of_all_planners(monkeypatch: pytest.Monke
 
 
 def test_a_planner_that_fails_after_a_plan_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("debubble.planners.joint.orders.last_search", lambda problem, _: failing(problem))
+    monkeypatch.setattr("debubble.planners.joint.orders.last_search", lambda problem, *_, **__: failing(problem))
     *_, best = fastest_of(PROBLEM, ["dapple", "joint"])
     assert best.schedule.name == "zb-h1"
     plan = solution_plan(best)
@@ -98,7 +98,7 @@ def test_a_plans_gap_is_to_the_best_bound_of_all_planners(monkeypatch: pytest.Mo
 
     first = PlannerEntry("bounding", bounding, paper="none", searches=False)
     monkeypatch.setattr("debubble.planners.auto.planners", {**db.planners, "bounding": first})
-    monkeypatch.setattr("debubble.planners.joint.orders.last_search", lambda problem, _: improving(problem))
+    monkeypatch.setattr("debubble.planners.joint.orders.last_search", lambda problem, *_, **__: improving(problem))
     heard: list[Progress | Improvement] = []
     with progress_listener(heard.append):
         [*_] = fastest_of(PROBLEM, ["bounding", "joint"])

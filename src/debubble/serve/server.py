@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What the base class refuses, such as another method, in the form of every answer."""
-        self._send(HTTPStatus(code), {"error": message or HTTPStatus(code).phrase})
+        self._send(HTTPStatus(code), {"error": f"{code:d}: {message or HTTPStatus(code).phrase}"})
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged: the lines would have the token."""
