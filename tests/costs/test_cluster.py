@@ -123,7 +123,7 @@ def test_sizes_are_read_with_their_units(text: float | str, size: int) -> None:
         ({"devices": "A100-80GB"}, "'A100-80GB' is no cluster; write NxNAME"),
         ({"devices": "0xCPU"}, "at least one device"),
         ({"devices": "8xA100-81GB"}, "There is no device 'A100-81GB'; did you mean 'A100-80GB' or"),
-        ({"devices": "2xA100-80GB", "flops": 200}, "flops is 200 operations per second: write 200e12 for 200 TFLOP/s"),
+        ({"devices": "2xA100-80GB", "flops": 200}, "flops is 200 per second: write 200e12 for 200 TFLOP/s"),
         ({"devices": "2xRTX4091"}, "There is no device 'RTX4091'; did you mean 'RTX4090-24GB'"),
         ({"devices": "8xSpock"}, "There is no device 'Spock'; see `debubble hardware`"),
         ({"devices": "8xA100"}, "'A100' may be A100-40GB or A100-80GB: write more of it."),

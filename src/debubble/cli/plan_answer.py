@@ -11,7 +11,6 @@ from debubble.ir.degrees import ConfigurationSummary, DegreeSearch
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.likely_fit import plan_accuracy
 from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
-from debubble.planners.plan_step import gap_of
 from debubble.plans import Plan
 from debubble.views import Scene
 
@@ -46,7 +45,7 @@ def plan_dict(
         "span": timeline.span,
         "lower_bound": plan.lower_bound,
         "bound_argument": plan.bound_argument,
-        "gap": gap_of(plan, step_time),
+        "gap": plan.gap_at(step_time),
         "peak_memory": timeline.peak_memory,
         "peak_times": scene.peak_times,
         "fullest": scene.fullest,

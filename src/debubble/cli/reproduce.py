@@ -61,8 +61,6 @@ def reproduce(
     if places and paper == "all":
         raise InputError("--only names a place of one paper: name the paper too.")
     chosen = list(papers) if paper == "all" else [paper]
-    if places:
-        papers[paper].at(places)
     page = html or (PAGE if paper == "all" else None)
     check_writable(page, markdown)
     check_folder(pictures, "--pictures")

@@ -195,9 +195,6 @@ def simulate(
         caption = EQUAL_WORK if divided else _joined_words(scenes, given.costs)
         several = len(choices) > 1
         console().print(render_compared(scenes, misfits, caption=caption) if several else render_scenes(scenes))
-        chunks = scenes[0].timeline.program.schedule.placement.chunks
-        if not several and source is None and given.costs is None and chunks > 1:
-            console().print(STAGES_OF_ONE.format(chunks=chunks))
     if any(isinstance(error, InputError) for error in errors.values()):
         raise typer.Exit(InputError.exit_code)
 
@@ -393,8 +390,11 @@ def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRu
     scene = Scene(
         timeline, title=schedule.name, post_validation=run.post_validation, remarks=timeline_remarks(timeline)
     )  # fmt: skip
-    joined = _joined_words([scene], given.costs)
-    return replace(scene, remarks=(*scene.remarks, joined)) if joined else scene
+    remark = _joined_words([scene], given.costs)
+    chunks = schedule.placement.chunks
+    if given.costs is None and not divided and chunks > 1:
+        remark = STAGES_OF_ONE.format(chunks=chunks)
+    return replace(scene, remarks=(*scene.remarks, remark)) if remark else scene
 
 
 def _chunks(choice: ScheduleChoice) -> int:

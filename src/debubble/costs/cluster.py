@@ -359,15 +359,14 @@ _OPTIONAL_RATES = ("fp8_flops", "fp4_flops", "power")
 """Rates that a device may not have, or its maker not state."""
 
 
-LEAST = {"flops": 1e9, "fp8_flops": 1e9, "fp4_flops": 1e9, "memory_bandwidth": 1e7}
-"""Rates below which an entry is in another unit, such as TFLOP/s or GB/s."""
+LEAST_RATE = 1e6
+"""Operations or bytes per second below which an entry is in another unit, TFLOP/s or GB/s."""
 
 
 def _check_rate(name: str, value: float) -> None:
-    if SMALLEST <= value < LEAST.get(name, 0):
-        unit, prefix = ("operations", "TFLOP") if name.endswith("flops") else ("bytes", "GB")
-        power = 12 if prefix == "TFLOP" else 9
-        raise InputError(f"{name} is {value:g} {unit} per second: write {value:g}e{power} for {value:g} {prefix}/s.")
+    for ending, power, unit in (("flops", 12, "TFLOP/s"), ("bandwidth", 9, "GB/s")):
+        if name.endswith(ending) and SMALLEST <= value < LEAST_RATE:
+            raise InputError(f"{name} is {value:g} per second: write {value:g}e{power} for {value:g} {unit}.")
     if not SMALLEST <= value <= LARGEST:
         raise InputError(f"{name} must be positive and at most {LARGEST:.0e}, not {value}.")
 

@@ -116,7 +116,7 @@ class Paper:
         """The paper with the entries of these places alone; raises InputError if it lacks one.
 
         Args:
-            places: `Figure 9a`, or `9a` where no table has that number; none: all of it.
+            places: Such as `Figure 9a`, or `9a` for all places of that number; none: all of it.
         """
         if not places:
             return self

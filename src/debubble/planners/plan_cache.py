@@ -21,7 +21,7 @@ from debubble.errors import DebubbleError
 from debubble.files import user_cache
 from debubble.ir import CutOffError
 from debubble.ir.plan_entries import INTERRUPTED
-from debubble.planners.plan_step import gap_of, seconds_per_step
+from debubble.planners.plan_step import seconds_per_step
 from debubble.planners.progress import Improvement, Listener, progress_listener, tell
 from debubble.plans import Plan
 
@@ -97,6 +97,6 @@ def _tell(plan: Plan) -> None:
     planner = plan.candidates[0].planner
     tell(
         Improvement(
-            planner=planner, schedule=plan.schedule.name, step_time=seconds, gap=gap_of(plan, seconds)
+            planner=planner, schedule=plan.schedule.name, step_time=seconds, gap=plan.gap_at(seconds)
         )
     )  # fmt: skip

@@ -21,11 +21,6 @@ def seconds_per_step(plan: Plan, timeline: Timeline | None = None) -> float:
     return float(pipeline_time(timeline or plan.simulate(), plan.options)) + tail_of(plan)
 
 
-def gap_of(plan: Plan, step_time: Number) -> float:
-    """The share of its step time that a better plan could save at most."""
-    return max(0.0, float((step_time - plan.lower_bound) / step_time))
-
-
 def pipeline_time(timeline: Timeline, options: RunOptions) -> Number:
     """The pipeline's time: with post-validation the longest span, as devices wait for each other no more."""
     return timeline.makespan if objective_of(options) == "makespan" else timeline.span

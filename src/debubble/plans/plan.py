@@ -128,7 +128,11 @@ class Plan(Simulated):
     @property
     def gap(self) -> float:
         """The share of its step that a better plan could save at most, by `lower_bound`."""
-        return max(0.0, 1 - float(self.lower_bound) / self.step_time)
+        return self.gap_at(self.step_time)
+
+    def gap_at(self, step_time: Number) -> float:
+        """The gap of a step that is known already, in the unit of `lower_bound`."""
+        return max(0.0, float((step_time - self.lower_bound) / step_time))
 
     @property
     def peak_memory(self) -> tuple[float, ...]:

@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 from debubble.formatting import listed, mfu_words, percent, time_words
 from debubble.ir import Kind, Lane, Number
 from debubble.planners.analysis.explanation import Explanation
-from debubble.planners.plan_step import gap_of
 from debubble.plans import Plan
 from debubble.simulator import Cause, by_cause
 from debubble.simulator.timeline import WORK
@@ -186,7 +185,7 @@ def bound_words(plan: Plan, scene: Scene, *, argument: bool = True) -> str:
 
     Where devices share cores, both are those of devices with a core each.
     """
-    gap = gap_of(plan, scene.step_time if scene.cores is None else plan.step_time)
+    gap = plan.gap_at(scene.step_time if scene.cores is None else plan.step_time)
     alone = "" if scene.cores is None else "With a core for each device: "
     which = f"{alone}No plan" if plan.model is None else f"{alone}No plan with these degrees"
     bound = time_words(plan.lower_bound, seconds=scene.seconds)

@@ -90,9 +90,10 @@ def warnings_on(arguments: Arguments, options: RunOptions, devices: int) -> Iter
     """
     yield from _dynamic_batches(arguments, options)
     for name, values in _VALUES.items():
-        word = arguments.word(name)
-        if word is not None and word not in values.split():
-            yield f"{name} {word} is no value that Megatron-LM has had ({values}), and is predicted as if it were off."
+        # It is looked at, and not read: what no prediction has stays in its list.
+        said = arguments.settings.get(name)
+        if isinstance(said, str) and said not in values.split():
+            yield f"{name} {said} is no value that Megatron-LM has had ({values}): the prediction may be of another."
     if "--perform-rl-step" in arguments:
         yield "--perform-rl-step: training alone is predicted, and the rollouts and their log probabilities are not."
     of_teacher = [name for name in arguments.names if name.startswith(_OF_TEACHERS)]

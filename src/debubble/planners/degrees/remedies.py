@@ -17,7 +17,7 @@ from debubble.planners.degrees.memory import footprint, too_large
 from debubble.planners.degrees.ranking import Ranking, rank
 from debubble.planners.degrees.shortlist import shortlist
 from debubble.planners.degrees.space import Job
-from debubble.planners.degrees.usual import OFFLOADING
+from debubble.planners.degrees.usual import with_cpu_optimizers
 from debubble.planners.problem import Problem
 from debubble.planners.registry import planners
 from debubble.search.effort import Effort
@@ -185,13 +185,10 @@ def _frameworks(job: Job, clock: Clock) -> Iterator[Remedy]:
 
 
 def _cpu_optimizer(job: Job, clock: Clock) -> Iterator[Remedy]:
-    """Optimizer states on hosts, as the job's framework has them, or those that have them if it names none."""
-    hosted = job.with_cpu_optimizer()
-    if hosted is None or clock.over:
+    """Optimizer states on hosts, in the first framework where that fits."""
+    if clock.over:
         return
-    for target in (job.target,) if job.target else OFFLOADING:
-        change = "--host-optimizer 1" if job.target else f"--for {target} --host-optimizer 1"
-        there = hosted.for_target(target)
+    for change, there in with_cpu_optimizers(job):
         with suppress(InputError):  # not every framework has them
             if found := list(_quick_remedy(change, there)) or list(_quick_remedy(change, replace(there, fixed={}))):
                 yield from found

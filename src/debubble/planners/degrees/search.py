@@ -63,9 +63,6 @@ BEST = 5
 """Choices of degrees that are planned thoroughly and shown."""
 RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.5
 """Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
-OF_HOST_STEPS = "chronos"
-"""The planner by whose estimates choices with optimizers on hosts are ranked; it plans the best choice, too, unless
-that keeps everything on its devices and a simpler plan is preferred."""
 NEAR = 1.1
 """Factor of the best step up to which the usual choices are planned thoroughly, too, and, where memory is short, those
 with hosts."""

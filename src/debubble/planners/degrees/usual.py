@@ -46,13 +46,23 @@ def usual_elsewhere(job: Job, name: str, choices: Sequence[Degrees]) -> UsualCho
 
 def _ways(job: Job) -> Iterator[tuple[str, Job]]:
     """Options of `plan`, and the job with them."""
+    hosted = job.with_cpu_optimizer()
     if job.target is None:
         yield f"--for {OF_UNITS}", job.for_target(OF_UNITS)
+        if hosted is not None:
+            yield "--host-optimizer 1", hosted
+    yield from with_cpu_optimizers(job)
+
+
+def with_cpu_optimizers(job: Job) -> Iterator[tuple[str, Job]]:
+    """Options of `plan` for a CPU optimizer of the job's framework, or of those that have one if it names none."""
     hosted = job.with_cpu_optimizer()
-    if hosted is not None:
+    if hosted is None:
+        return
+    if job.target is not None:
         yield "--host-optimizer 1", hosted
-        if job.target is None:
-            yield from ((f"--for {name} --host-optimizer 1", hosted.for_target(name)) for name in OFFLOADING)
+        return
+    yield from ((f"--for {name} --host-optimizer 1", hosted.for_target(name)) for name in OFFLOADING)
 
 
 def _fastest(job: Job, choices: Sequence[Degrees]) -> tuple[Degrees, Problem, Result] | None:
