@@ -165,5 +165,7 @@ def model_units(draw: st.DrawFn, *, max_layers: int = 5, limit: bool = False) ->
     return Units(
         units=(unit("embedding", None, 1, 1), *body, unit("head", None, head, 2)),
         communication=draw(st.integers(0, 2)),
+        communication_within_node=draw(st.sampled_from([None, 0])),
+        devices_per_node=draw(st.integers(1, 3)),
         memory_limit=(draw(st.integers(20, 200)),) if limit else None,
     )

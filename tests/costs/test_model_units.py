@@ -500,3 +500,22 @@ def test_a_tied_table_counts_once_where_no_pipeline_divides_the_model(name: str,
 
     assert states(1) == pytest.approx(18 * model.parameters)
     assert states(2) - states(1) == pytest.approx(table if tied else 0.0)
+
+
+def test_messages_within_a_node_take_its_links() -> None:
+    cluster = Cluster.from_dict({"devices": "2x4xRTX-4090-24GB", "network_bandwidth": 1.25e9})
+    units = model_units(LLAMA, cluster, RunOptions(sequence_length=S))
+    (within,) = {units.message(a, a + 1) for a in (0, 1, 2, 4, 5, 6)}
+    costs = units.stage_costs(Partition.cut(units, [8] * 7 + [10]), Placement.linear(8))
+
+    speed = Speed.of(cluster.slowest, "bf16", MEGATRON)
+    assert within == speed.message(2 * S * LLAMA.hidden, across_nodes=False)
+    assert units.message(3, 4) == speed.message(2 * S * LLAMA.hidden, across_nodes=True)
+    assert costs.communication[:7] == (within, within, within, units.communication, within, within, within)
+
+
+def test_messages_of_whole_nodes_take_the_network() -> None:
+    units = model_units(LLAMA, Cluster.parse("2x4xRTX-4090-24GB"), RunOptions(sequence_length=S, tensor=4))
+
+    assert units.communication_within_node is None
+    assert units.message(0, 1) == units.least_communication == units.communication

@@ -241,7 +241,7 @@ class _Model:
         if stage == 0:
             return
         there, here = self.placement.device_of[stage - 1 : stage + 1]
-        time = 0 if here == there else self.per * int(self.problem.units.communication)
+        time = 0 if here == there else self.per * int(self.problem.units.message(there, here))
         self.cp.add(self.starts[Op(Kind.F, stage, j)] >= self.ends[Op(Kind.F, stage - 1, j)] + time)
         self.cp.add(self.starts[Op(Kind.I, stage - 1, j)] >= self.ends[Op(Kind.I, stage, j)] + time)
 

@@ -198,6 +198,8 @@ def models(draw: st.DrawFn, devices: int, *, whole: bool) -> Units:
     return Units(
         units=tuple(units),
         communication=draw(st.sampled_from([0.0, 1.0]) if whole else st.floats(0, 1)),
+        communication_within_node=draw(st.sampled_from([None, 0.0])),
+        devices_per_node=draw(st.integers(1, 3)),
         offload_bandwidth=draw(st.sampled_from([1.0, 4.0, 16.0]) if whole else st.floats(1, 16)),
         host_link=draw(st.sampled_from(["full-duplex", "half-duplex"])),
         link_groups=() if size == 1 else tuple(groups),

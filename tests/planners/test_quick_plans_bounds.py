@@ -41,6 +41,12 @@ def test_no_quick_plan_is_faster(units: Units, devices: int, micro_batches: int,
         assert bound <= quick_step(asked)[0]
 
 
+def test_the_quick_bound_counts_each_message_by_its_nodes() -> None:
+    units = replace(equal_units(8), communication=10, communication_within_node=1, devices_per_node=2)
+    asked, without = (problem(each, devices=4, micro_batches=8, chunks=1) for each in (units, equal_units(8)))
+    assert quick_bound(asked) - quick_bound(without) == pytest.approx(2 * (1 + 10 + 1))
+
+
 @pytest.mark.parametrize("chunks", [1, 4])
 def test_the_quick_bound_is_the_time_of_equal_stages(chunks: int) -> None:
     asked = problem(equal_units(16), devices=4, micro_batches=8, chunks=chunks)

@@ -133,6 +133,8 @@ class UnitsFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     units: list[UnitFile]
     seconds: bool = False
     communication: int | float = 0
+    communication_within_node: int | float | None = None
+    devices_per_node: Annotated[int, msgspec.Meta(ge=1)] = 1
     communication_model: CommunicationModel = "latency"
     offload_bandwidth: int | float | None = None
     host_memory: int | float | None = None
@@ -290,6 +292,8 @@ def apply_profile(units: Units, profile: Units) -> Units:
             _with_measured_step(_with_measurement(unit, measured.get(unit.type)), profile) for unit in units.units
         ),
         communication=profile.communication or units.communication,
+        communication_within_node=(profile if profile.communication else units).communication_within_node,
+        devices_per_node=(profile if profile.communication else units).devices_per_node,
         offload_bandwidth=profile.offload_bandwidth or units.offload_bandwidth,
         stage_entries={**units.stage_entries, **profile.stage_entries},
     )

@@ -81,11 +81,14 @@ def model_units(
         for name, hardware in {hardware.name: hardware for hardware in paces}.items()
     }
     mixed = len(tables) > 1
+    in_node = layout.pipeline_devices_per_node if layout.across_nodes else 1
     received = 0 if layout.pipeline == 1 else micro_batches or 0
     units = Units(
         units=fastest_units([*tables.values()]) if mixed else next(iter(tables.values())),
         on_devices=tuple(tables[hardware.name] for hardware in paces) if mixed else (),
         communication=speed.message(builder.boundary, across_nodes=layout.across_nodes),
+        communication_within_node=speed.message(builder.boundary, across_nodes=False) if in_node > 1 else None,
+        devices_per_node=in_node,
         offload_bandwidth=speed.hardware.host_bandwidth * speed.hardware.efficiency.host / layout.ranks_per_host_link,
         host_memory=min(each.host_memory for each in cluster.types) or None,
         host_link=speed.hardware.host_link,

@@ -96,6 +96,12 @@ class Layout:
         return self.ranks * self.pipeline > self.cluster.slowest.devices_per_node
 
     @property
+    def pipeline_devices_per_node(self) -> int:
+        """Pipeline devices whose ranks share a node; 1 if some device's ranks are of two nodes."""
+        devices, rest = divmod(self.cluster.slowest.devices_per_node, self.ranks)
+        return 1 if rest else devices
+
+    @property
     def ranks_per_host_link(self) -> int:
         """Ranks of one pipeline device that share a link to the host, and use it at the same time."""
         return math.gcd(self.cluster.slowest.devices_per_switch, self.ranks)

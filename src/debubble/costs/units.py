@@ -26,7 +26,11 @@ class Units(PickledFields):
     seconds: bool = False
     """True if times are seconds, as measured; others have the unit of whoever gives them."""
     communication: Number = 0
-    """Time of one boundary tensor between two devices."""
+    """Time of one boundary tensor between two devices, of different nodes if the pipeline has several."""
+    communication_within_node: Number | None = None
+    """Time of one between two devices of a node; None: as between all others."""
+    devices_per_node: int = 1
+    """Pipeline devices in a node, where messages within it take another time."""
     communication_model: CommunicationModel = "latency"
     offload_bandwidth: Number | None = None
     """Bytes per second of the host link, per direction; None: no offload."""
@@ -95,6 +99,22 @@ class Units(PickledFields):
         entry = self.stage_entries.get("gradient_reduce", 0)
         return self.divides_gradients and bool(entry or any(unit.gradient_reduce for unit in self.units))
 
+    @property
+    def least_communication(self) -> Number:
+        """The least time of a boundary tensor between two devices."""
+        within = self.communication_within_node
+        return self.communication if within is None else min(within, self.communication)
+
+    def communication_between(self, placement: Placement) -> tuple[Number, ...]:
+        """Time of a boundary tensor between every stage and the next; the last stage has an entry too."""
+        return (*(self.message(a, b) for a, b in pairwise(placement.device_of)), self.communication)
+
+    def message(self, device: int, other: int) -> Number:
+        """Time of a boundary tensor from one pipeline device to another."""
+        within = self.communication_within_node
+        apart = device // self.devices_per_node != other // self.devices_per_node
+        return self.communication if within is None or apart else within
+
     def stage_costs(
         self, partition: Sequence[Sequence[tuple[int, str]]], placement: Placement, *, on_host: Collection[int] = ()
     ) -> StageCosts:
@@ -115,7 +135,7 @@ class Units(PickledFields):
         # Built directly: `StageCosts.of` would check again, for every point of a search, what `Units` has checked.
         costs = StageCosts(
             **of_stages,
-            communication=(self.communication,) * len(stages),
+            communication=self.communication_between(placement),
             communication_model=self.communication_model,
             offload=transfer,
             reload=transfer,
@@ -205,6 +225,7 @@ class Units(PickledFields):
         def slower(bandwidth: Number | None) -> Number | None:
             return None if bandwidth is None else bandwidth / factor
 
+        within = self.communication_within_node
         # Layers of one kind have one table of strategies, and keep one.
         tables = {id(unit.strategies): unit.strategies for each in (self.units, *self.on_devices) for unit in each}
         scaled = {
@@ -213,6 +234,7 @@ class Units(PickledFields):
         return replace(
             self.map_units(lambda unit: unit.scaled(factor, scaled[id(unit.strategies)])),
             communication=factor * self.communication,
+            communication_within_node=None if within is None else factor * within,
             offload_bandwidth=slower(self.offload_bandwidth),
             module_bandwidth=slower(self.module_bandwidth),
             host_step_bandwidth=slower(self.host_step_bandwidth),

@@ -19,10 +19,11 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from operator import add
 
 from debubble.costs.unit import Strategy, Unit
 from debubble.errors import readable
-from debubble.ir import InfeasibleError
+from debubble.ir import InfeasibleError, Placement
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.problem import Problem
 from debubble.schedules.interleaved import group_sizes, turns
@@ -78,9 +79,10 @@ class PipelineBounds:
             [totals[s % len(totals)][b] - totals[s % len(totals)][a] for s, (a, b) in enumerate(stages)]
             for totals in (self._forward, self._backward)
         )
-        hop = float(self._units.communication) if p > 1 else 0.0
-        through = _sums([seconds + hop for seconds in forward])
-        back = _sums([seconds + hop for seconds in backward])
+        hops = [0.0] * len(stages)
+        if p > 1:
+            hops[:-1] = map(float, self._units.communication_between(Placement.looped(p, chunks))[:-1])
+        through, back = (_sums([*map(add, seconds, hops)]) for seconds in (forward, backward))
         alive = first_forwards(p, problem.micro_batches, chunks, slices=problem.slices)
         most = 0.0
         for d, limit in enumerate(problem.limits):
@@ -92,7 +94,7 @@ class PipelineBounds:
             again = self._least_recomputation(own_stages, on_device, capacity, device=d, buffers=buffers)
             own = problem.micro_batches * (sum(forward[s] + backward[s] for s in indices) + again)
             filled = sum(count * forward[s] for count, s in zip(alive[d], indices, strict=True))
-            arrival = through[-1] - hop - through[d] + back[-1] - back[indices[-1] + 1]
+            arrival = through[-1] - through[d] + hops[indices[-1]] + back[-1] - back[indices[-1] + 1]
             inside = max(own, arrival + own - filled)
             outside = through[d] + back[d] if problem.objective == "makespan" else 0.0
             most = max(most, outside + inside)

@@ -94,7 +94,7 @@ class Space(NamedTuple):
         options: Per entry of a policy, how many these are.
         scales: Per micro-batch, its length.
         static: Bytes on every device.
-        communication: Time of a message.
+        communication: Per stage, time of a message to the next one.
         longest: Longer than any step that is not stuck.
         offloads: 1 if activations can be moved to the host.
         hostable: 1 if the host may step.
@@ -115,7 +115,7 @@ class Space(NamedTuple):
     options: Ints
     scales: Floats
     static: float
-    communication: float
+    communication: Floats
     longest: float
     offloads: int
     hostable: int
@@ -172,7 +172,7 @@ def fill(a: Space, point: Ints, stages: Floats, capacity: Floats, host: Floats, 
         part = point[SHARE, s] / QUARTERS
         stage = stages[s]
         stage[FORWARD], stage[INPUT], stage[WEIGHT] = row[T_FORWARD], row[T_INPUT], row[T_WEIGHT]
-        stage[SEND] = a.communication if s + 1 < S and a.device_of[s + 1] != d else 0.0
+        stage[SEND] = a.communication[s] if s + 1 < S and a.device_of[s + 1] != d else 0.0
         stage[KEPT] = row[B_KEPT]
         stage[WORKSPACE] = row[B_AGAIN] + max(row[B_AFTER] - before, 0.0)
         stage[FREED], stage[AFTER] = max(before - row[B_AFTER], 0.0), row[B_AFTER]

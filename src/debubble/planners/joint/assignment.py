@@ -187,6 +187,12 @@ class _Assignments:
         return [bool(work >= SMALL * self.work[0].mean()) for work in self.work[0]]
 
     @cached_property
+    def _messages(self) -> Floats:
+        """The time of a message from every device to every other."""
+        devices = range(self.problem.devices)
+        return np.array([[float(self.units.message(a, b)) for b in devices] for a in devices])
+
+    @cached_property
     def _ramp(self) -> float:
         """Time until the first micro-batch is back where it began, if every unit were a stage."""
         messages = 2 * float(self.units.communication) * (len(self.units.units) - 1)
@@ -204,7 +210,7 @@ class _Assignments:
         """The stages of an assignment, as the list scheduler sees them."""
         begins, own, devices = _begins(device_of), np.arange(len(device_of)), np.arange(self.problem.devices)
         stages = np.add.reduceat(self._rows[device_of, own], begins)
-        stages[:-1, SEND] = float(self.units.communication)
+        stages[:-1, SEND] = self._messages[device_of[begins[:-1]], device_of[begins[1:]]]
         states = np.bincount(device_of, weights=self._states[device_of, own], minlength=len(devices))
         endless = np.full(len(devices), np.inf)
         return StageTable(stages, device_of[begins], self._capacity - states, devices, devices + len(devices), endless)

@@ -159,7 +159,7 @@ class Levers:
             options=np.array([*map(len, choices)]),
             scales=self.scales,
             static=float(units.static),
-            communication=float(units.communication),
+            communication=np.array(units.communication_between(self.placement), dtype=np.float64),
             longest=self.longest,
             offloads=int(units.offload_bandwidth is not None),
             hostable=int(units.hostable),

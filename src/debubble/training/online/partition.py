@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import mean
 
 from debubble.costs.parallel_layout import Layout
 from debubble.costs.partition import Partition, partition_named
@@ -78,9 +79,9 @@ def move_seconds(before: Plan, after: Plan) -> float:
         for unit, a, b in zip(units.units, _devices(before), _devices(after), strict=True)
         if a != b
     )
-    measured = [float(time) for time in after.costs.communication if time]
-    slower = sum(measured) / len(measured) / float(units.communication) if measured and units.communication else 1.0
-    return speed.message(size, across_nodes=layout.across_nodes) * max(slower, 1.0)
+    computed = units.communication_between(after.schedule.placement)
+    paces = [float(time / own) for time, own in zip(after.costs.communication, computed, strict=True) if time and own]
+    return speed.message(size, across_nodes=layout.across_nodes) * max(1.0, mean(paces or [1.0]))
 
 
 def _devices(plan: Plan) -> list[int]:

@@ -52,6 +52,7 @@ def measured_profile(plan: Plan, costs: StageCosts, steps: Sequence[TraceStep]) 
             units,
             units=tuple(map(measured, units.units)),
             communication=median(messages) if messages else units.communication,
+            communication_within_node=None if messages else units.communication_within_node,
             offload_bandwidth=_bandwidth(units, plan.costs, costs),
         )
     )
