@@ -287,10 +287,10 @@ def test_the_next_command_names_the_file_that_was_written(
 
 def test_a_plan_that_only_debubble_runs_names_for(run: Any) -> None:
     call = ("plan", "llama-tiny", "--cluster", "2xA100-80GB", "--micro-batches", "4")
-    only = "runs in debubble only --for megatron plans what it runs"
+    named = "--for megatron plans what it runs"
 
-    assert only in " ".join(run(*call, "--planner", "joint", "--effort", "0.1")[1].replace("·", "").split())
-    assert "runs in debubble only" not in run(*call, "--planner", "dapple")[1]
+    assert named in " ".join(run(*call, "--planner", "joint", "--effort", "0.1")[1].split())
+    assert named not in " ".join(run(*call, "--planner", "dapple")[1].split())
 
 
 def test_the_answer_of_a_model_is_explained(run: Any) -> None:
@@ -467,7 +467,7 @@ def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str,
     _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "adapipe")
 
     assert fits in out
-    kept_within = re.search(r"--memory-limit \d+GiB keeps even that within the device", out)
+    kept_within = re.search(r"--memory-limit \d+GiB fits even that", out)
     assert (kept_within is not None) == ("likely" in fits)
 
 
@@ -496,12 +496,12 @@ def test_what_nothing_runs_is_not_offered_to_be_run(run: Any, monkeypatch: pytes
 def test_the_answer_names_whose_kernels_are_priced(run: Any, framework: str, title: str) -> None:
     _, out, _ = run("plan", "llama-tiny", "--cluster", "2xL4", "--planner", "dapple", "--framework", framework)
 
-    assert f"with the kernels of {title}" in " ".join(out.split())
+    assert f", {title}'s kernels" in " ".join(out.split())
 
 
 def test_a_plan_says_how_much_host_memory_it_takes(run: Any, json_of: Any) -> None:
     call = ("plan", "llama3-8b", "--cluster", "4xL40S-48GB", "--planner", "chronos", "--effort", "0.1")
-    [most] = re.findall(r"up to ([0-9.]+) GiB of [0-9.]+ GiB of\s+host memory", run(*call)[1])
+    [most] = re.findall(r"([0-9.]+) GiB of [0-9.]+ GiB of\s+host memory", run(*call)[1])
 
     assert float(most) == pytest.approx(max(json_of(*call)["host_memory"]) / 2**30, abs=0.01)
 

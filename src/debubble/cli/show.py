@@ -34,7 +34,7 @@ def show(
         list[str] | None,
         typer.Option("--view", metavar="NAME=FILE", help="Write any view by its name, such as one of another package."),
     ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Show stages and the planners' answers too.")] = False,
+    details: Annotated[bool, typer.Option("--details", help="Add tables of devices, stages and planners.")] = False,
     json: Json = False,
 ) -> None:
     """Show what a plan does when, its memory, and what slows it."""
@@ -64,7 +64,7 @@ def show(
         other = {"other": second[0]} if len(plans) == 2 else {}
         print_answer(**_figures(scenes[0]), measured=None if trace is None else second[0], **other)
     else:
-        console().print(render_scenes(scenes, details=details))
+        console().print(render_scenes(scenes, details=details, width=console().width))
 
 
 def _figures(scene: Scene) -> dict[str, Any]:

@@ -194,7 +194,11 @@ def simulate(
 
         caption = EQUAL_WORK if divided else _joined_words(scenes, given.costs)
         several = len(choices) > 1
-        console().print(render_compared(scenes, misfits, caption=caption) if several else render_scenes(scenes))
+        console().print(
+            render_compared(scenes, misfits, caption=caption)
+            if several
+            else render_scenes(scenes, details=True, width=console().width)
+        )
     if any(isinstance(error, InputError) for error in errors.values()):
         raise typer.Exit(InputError.exit_code)
 

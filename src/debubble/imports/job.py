@@ -17,7 +17,7 @@ from debubble.models import Model
 from debubble.planners.bounds import lower_bound
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.partitioning.by_layers import Strategies, partition_by_layers
-from debubble.plans import ModelOnCluster, Plan
+from debubble.plans import IMPORTED, ModelOnCluster, Plan
 from debubble.schedules import schedules
 from debubble.targets import targets
 from debubble.targets.offload import ModuleOffload
@@ -208,7 +208,7 @@ class ImportedJob:
             schedule, units = self.offload.schedule(schedule, units, partition), units.offloading_modules()
         problem = problem_of(self.model, cluster, options, micro_batches=self.micro_batches, pipeline=self.pipeline)
         return Plan(
-            planner="imported",
+            planner=IMPORTED,
             schedule=schedule,
             costs=units.stage_costs(partition, schedule.placement),
             lower_bound=problem.step_bound(lower_bound(problem)),

@@ -16,7 +16,7 @@ from debubble.planners.model_problem import problem_of
 from debubble.planners.partitioning.balance import even_counts
 from debubble.planners.partitioning.by_layers import partition_by_layers
 from debubble.planners.problem import Problem
-from debubble.plans import ModelOnCluster, Plan
+from debubble.plans import BY_HAND, ModelOnCluster, Plan
 from debubble.schedules import schedules
 from debubble.schedules.registry import ScheduleEntry
 from debubble.targets.orders import COMBINED
@@ -91,7 +91,7 @@ def fixed_plan(
         raise InputError("--host-chunks needs a cluster with a link to the host, and no --host-optimizer.")
     hosted = made.placement.last_chunks(host_chunks)
     return Plan(
-        planner="hand",
+        planner=BY_HAND,
         schedule=made.with_host_steps(hosted),
         costs=problem.units.stage_costs(partition, made.placement, on_host=hosted),
         lower_bound=problem.step_bound(lower_bound(problem)),

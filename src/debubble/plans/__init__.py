@@ -1,6 +1,6 @@
 """Plans, and the file that keeps one."""
 
-from debubble.plans.plan import ModelOnCluster, Plan
+from debubble.plans.plan import BY_HAND, IMPORTED, ModelOnCluster, Plan
 from debubble.plans.simulated import Simulated
 
-__all__ = ["ModelOnCluster", "Plan", "Simulated"]
+__all__ = ["BY_HAND", "IMPORTED", "ModelOnCluster", "Plan", "Simulated"]

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from debubble import Report
 
 
+BY_HAND, IMPORTED = "hand", "imported"
+"""The `planner` of a plan that none searched: made by a schedule's name, or another framework's configuration."""
+
+
 class ModelOnCluster(NamedTuple):
     """A model, and the devices that it is to run on."""
 
@@ -81,6 +85,11 @@ class Plan(Simulated):
     def model(self) -> ModelConfig | None:
         """The model; None for a plan of abstract costs."""
         return None if self.model_on_cluster is None else self.model_on_cluster.model
+
+    @property
+    def searched(self) -> bool:
+        """True if a planner chose it; a configuration may be another framework's, or given by hand."""
+        return self.planner not in (BY_HAND, IMPORTED)
 
     @property
     def in_seconds(self) -> bool:

@@ -26,7 +26,7 @@ from debubble.planners.analysis.likely_fit import may_not_fit, safe_limit
 from debubble.planners.analysis.nearest_plans import plan_runs_in
 from debubble.planners.analysis.what_if import gains, helpful
 from debubble.planners.auto import WITH_LEVERS
-from debubble.plans import Plan
+from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Cause
 from debubble.targets.target import targets
 from debubble.views.memory_table import PARTS, STEP_BUFFERS, UNITS, unit_of
@@ -92,10 +92,9 @@ def plan_screen(
     lines += [Text(), *_memory(scene, why, width), *_time(why, width)]
     lines += _row("Limited by", [*_limits(plan, scene, why)], width)
     lines += _row("Bound", [_bound(plan, scene)], width)
-    lines += _row("Would help", [*_changes(plan, scene)], width)
-    left_out = [*_not_tried(plan)]
-    lines += _row("Not tried", left_out, width) if left_out else []
-    return [*lines, *_row("Next", _next(plan, elsewhere), width)]
+    rows = [("Would help", [*_changes(plan, scene)]), ("Not tried", [*_not_tried(plan)])]
+    rows.append(("Next", [] if scene.misfit else [*_next(plan, elsewhere)]))
+    return lines + [line for label, phrases in rows if phrases for line in _row(label, phrases, width)]
 
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
@@ -120,10 +119,13 @@ def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
 def _title(plan: Plan, scene: Scene) -> str:
     """The answer to the first question, with the schedule and who planned it."""
     fits = "likely fits" if may_not_fit(plan, scene.peak_memory) else "fits"
+    fits = "does not fit" if scene.misfit else fits
     target = "" if plan.target is None else f" for {targets[plan.target].title}"
     planner = planner_of(plan)
     named = plan.devices > 1 and plan.schedule.name != planner
     found = f"{plan.schedule.name} by {planner}" if named else f"planned by {planner}"
+    if not plan.searched:
+        found = f"{plan.schedule.name}{f', {IMPORTED}' * (planner == IMPORTED)}"
     return f"{subject(plan)} {fits}: {found}{target}"
 
 
@@ -199,9 +201,9 @@ def _offload(plan: Plan, why: Explanation) -> Iterator[str]:
         limit = why.units.host_memory
         there = "" if limit is None else f" of {size_words(limit)}"
         device = why.cluster.device_word
-        yield f"up to {size_words(most)}{there} of host memory per {device}, {size_words(total)} in all"
+        yield f"{size_words(most)}{there} of host memory per {device}, {size_words(total)} in all"
         if limit is not None and "host_memory" not in why.cluster.to_dict():
-            yield "assumed; host_memory in a cluster file says yours"
+            yield "assumed: host_memory in a cluster file"
 
 
 def _faster(plan: Plan) -> Iterator[str]:
@@ -244,14 +246,14 @@ def _runs_in(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
 
 
 def _kernels(plan: Plan) -> str:
-    """Words on whose kernels are priced; none where they were measured."""
-    if plan.profile is not None or _of_cpus(plan):
+    """Words on whose kernels are priced; none on CPUs."""
+    if _of_cpus(plan):
         return ""
     named, comma, traits = (plan.options.framework or TARGET).partition(",")
     priced = targets["megatron"].framework if named == TARGET else named
     # Primus has Megatron-LM's kernels, and comes after it.
     title = next((target.title for target in targets.values() if target.framework == priced), priced)
-    return f" with the kernels of {title}{comma}{traits}"
+    return f", {title}{comma}{traits}'s kernels"
 
 
 def _of_cpus(plan: Plan) -> bool:
@@ -269,15 +271,14 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
     memory = accuracy_of("memory", *plan.model_on_cluster, plan.options)
     seconds, peak = step.of(float(scene.step_time)), memory.of(max(map(float, scene.peak_memory)))
     low, high = (time_words(value, seconds=True) for value in (seconds.low, seconds.high))
-    yield f"{low} to {high} a step{_kernels(plan)}"
-    yield f"as {step.runs} published runs ({step.group})"
+    yield f"{low} to {high} a step, up to {size_words(peak.high)} on a device"
+    yield f"as {step.runs} published runs ({step.group}){_kernels(plan)}"
     if _of_cpus(plan):
         yield "none on CPUs"
     elif "," not in step.group:
         yield "few or none on such GPUs"
     if plan.options.lora:
         yield "few or none with adapters"
-    yield f"up to {size_words(peak.high)} on a device"
     needed = unlike(*plan.model_on_cluster, plan.options)
     if needed is None:
         yield "`calibrate` or `profile` narrows it"
@@ -292,7 +293,7 @@ def _accuracy(plan: Plan, scene: Scene) -> Iterator[str]:
 def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     """The memory limit to plan with, where measured runs took more than a device has."""
     limit = safe_limit(plan, scene.peak_memory)
-    if limit is None:
+    if limit is None or scene.misfit:
         return
     option = f"--memory-limit {limit}"
     told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == option)
@@ -300,7 +301,7 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     price = None if gain is None else gain.effect.removesuffix(" per sequence")
     if gain is not None and gain.what_if.quick:
         price = f"{price} by quick plans{' of these degrees' * (plan.degree_search is not None)}"
-    yield f"{option} keeps even that within the device ({price or '--why tells its step'})"
+    yield f"{option} fits even that ({price or '--why tells its step'})"
 
 
 def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
@@ -376,6 +377,8 @@ def _bound(plan: Plan, scene: Scene) -> str:
 def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
     """The changes that help most without more devices, as far as they were planned."""
     told = gains(plan, float(scene.step_time), plan.what_ifs)
+    if not plan.searched:
+        return
     best = [gain for gain in helpful(told) if not gain.what_if.more_devices][:CHANGES]
     if not told:
         yield "nothing is tried with --lengths" if plan.has_lengths else "see --why"
@@ -390,6 +393,8 @@ def _changes(plan: Plan, scene: Scene) -> Iterator[str]:
 
 def _not_tried(plan: Plan) -> Iterator[str]:
     """The parts that the search left out, each with the option that includes it."""
+    if not plan.searched:
+        return
     if plan.degree_search is None:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
     elif left := plan.degree_search.unplanned:
@@ -437,8 +442,6 @@ def _next(plan: Plan, elsewhere: Mapping[str, float]) -> Iterator[str]:
     yield f"{'' if written else '-o plan.json, then '}{run}"
     if plan.target is None and not frameworks and not plan.has_lengths:
         named = framework_to_plan_for(plan, elsewhere)
-        if plan_runs_in(plan):
-            yield "runs in debubble only"
         yield f"--for {named} plans what {'a framework' if named == 'NAME' else 'it'} runs"
     asked = "--why" in call
     yield f"plan --details{'' if plan.has_lengths or asked else ', --why'}"

@@ -10,16 +10,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from debubble.costs.cluster import Cluster
-from debubble.formatting import count_words, days_words, time_words
+from debubble.formatting import time_words
 from debubble.ir import Kind
 from debubble.ir.degrees import ConfigurationSummary
-from debubble.planners.analysis.nearest_plans import NearestPlan, plan_runs_in
+from debubble.planners.analysis.nearest_plans import NearestPlan
 from debubble.planners.analysis.what_if import what_if_lines
 from debubble.planners.auto import OF_ROBUSTNESS
 from debubble.planners.robustness import JITTER, LINKS, STRAGGLER
 from debubble.plans import Plan
-from debubble.targets.target import targets
-from debubble.views.memory_table import memory_table, memory_words
+from debubble.views.memory_table import memory_table
 from debubble.views.plan_screen import plan_screen
 from debubble.views.rows import (
     cause_rows,
@@ -29,9 +28,17 @@ from debubble.views.rows import (
     planner_rows,
     target_rows,
 )
-from debubble.views.scene import Scene, planned_words, subject
-from debubble.views.summary import bound_words, pace_words, why_not_faster
-from debubble.views.terminal import device_table, headline, remark_lines, rich_table, stage_table
+from debubble.views.scene import Scene
+from debubble.views.summary import bound_words, why_not_faster
+from debubble.views.terminal import (
+    bubble_table,
+    device_table,
+    headline,
+    kind_table,
+    remark_lines,
+    rich_table,
+    stage_table,
+)
 
 SHORT = 3
 """Choices of degrees that are shown where no details are asked for."""
@@ -42,6 +49,7 @@ def render(
     scene: Scene,
     *,
     tokens: float | None = None,
+    letter: str = "",
     details: bool = True,
     width: int = 80,
     nearest: Sequence[NearestPlan] = (),
@@ -53,6 +61,7 @@ def render(
     Args:
         plan: The plan.
         scene: What it was predicted to do.
+        letter: The label before the name of one of two plans.
         tokens: How many tokens are to be trained on; None: the days are not told.
         details: Whether stages, devices and every planner's answer follow.
         width: Characters of a line.
@@ -62,10 +71,11 @@ def render(
     """
     parts: list[RenderableType]
     if scene.why is None:
-        parts = [Text(_title(plan), style="bold"), Text(f"{headline(scene)}\n{_partition_words(plan)}")]
+        parts = [Text(f"{letter}{scene.title}", style="bold"), Text(f"{headline(scene)}\n{_partition_words(plan)}")]
         parts += [Text("\n".join([bound_words(plan, scene, argument=details), *_judgement(plan, scene)]))]
     else:
         parts = [*plan_screen(plan, scene, scene.why, width=width, tokens=tokens, elsewhere=elsewhere)]
+        parts[0] = Text(f"{letter}{parts[0]}", style="bold")
         parts += [Text(line) for line in _judgement(plan, scene)]
         if plan.what_ifs and not plan.what_ifs[0].quick:
             parts += [Text(line) for line in what_if_lines(plan, float(scene.step_time))]
@@ -91,6 +101,8 @@ def _details(plan: Plan, scene: Scene) -> list[RenderableType]:
         *links,
         *step_tables(scene),
         device_table(scene),
+        bubble_table(scene),
+        kind_table(scene),
         *stages_and_planners(plan, scene),
     ]
 
@@ -121,23 +133,6 @@ def stages_and_planners(plan: Plan, scene: Scene) -> list[RenderableType]:
     return parts
 
 
-def model_lines(plan: Plan, scene: Scene, *, tokens: float | None = None) -> Iterator[str]:
-    """The lines that only a model's plan has, with the days that so many tokens take."""
-    why = scene.why
-    if why is None:
-        yield _partition_words(plan)
-        return
-    days = "" if tokens is None else f"; {days_words(why.days(tokens))} for {count_words(tokens)} tokens"
-    yield f"{pace_words(why)}{days}"
-    yield f"{plan.degrees}; {_partition_words(plan)}"
-    parts = memory_words(why.memory[why.fullest], fragmentation=why.fragmentation, reserve=why.reserve)
-    yield f"Device {why.fullest} is fullest: {parts}"
-    yield why.binding
-    if plan.target is None:
-        by_hand = "; adapters are configured by hand elsewhere, as `export` says" if plan.options.lora else ""
-        yield f"Runs as it is in {', '.join(plan_runs_in(plan)) or 'no framework: see --for'}{by_hand}."
-
-
 def step_tables(scene: Scene) -> list[RenderableType]:
     """Tables of the step's time and of the memory by part, which only a model's plan has."""
     return [] if scene.why is None else [rich_table(cause_rows(scene.why)), memory_table(scene)]
@@ -163,13 +158,6 @@ def _judgement(plan: Plan, scene: Scene) -> Iterator[str]:
     )
     remarks = (plan.candidates[0].remark or "").split("; ")
     yield from (f"It is {remark}." for remark in remarks if remark.endswith(OF_ROBUSTNESS))
-
-
-def _title(plan: Plan) -> str:
-    """The answer to the first question, and who gave it."""
-    target = "" if plan.target is None else f" for {targets[plan.target].title}"
-    found = f"{planned_words(plan)}{target}"
-    return found if plan.model is None else f"{subject(plan)} fits: {found}"
 
 
 def _partition_words(plan: Plan) -> str:

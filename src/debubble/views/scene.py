@@ -15,7 +15,7 @@ from debubble.ir.trace import TracePhase
 from debubble.models import Model, models
 from debubble.planners.analysis.explanation import Explanation, explanation, fullest_device, plan_remarks
 from debubble.planners.plan_step import tail_of
-from debubble.plans import Plan
+from debubble.plans import IMPORTED, Plan
 from debubble.simulator import Bubble, TimedOperation, Timeline, bubbles, critical_path, simulate
 from debubble.simulator.shared_cores import run_shared
 
@@ -75,7 +75,8 @@ class Scene:
             if limited:
                 raise
             timeline = simulate(plan.schedule, plan.costs.with_limit(None))
-            said, misfit = "Does not fit; predicted without the limit", (f"It does not fit: {error}",)
+            way = f"{error.found}; `debubble import` tells settings that help." if plan.planner == IMPORTED else error
+            said, misfit = "Does not fit; predicted without the limit", (f"It does not fit: {way}",)
         return Scene(
             timeline,
             title=f"{said}: {planned_words(plan)}",
@@ -190,6 +191,12 @@ class Scene:
         """Memory limit of each device, in bytes; None: it has none."""
         costs = self.timeline.program.costs if self.plan is None else self.plan.costs
         return tuple(costs.limit_of(device) for device in range(self.devices))
+
+    @property
+    def misfit(self) -> bool:
+        """True if some device's peak exceeds its memory limit."""
+        pairs = zip(self.peak_memory, self.limits, strict=True)
+        return any(limit is not None and peak > limit for peak, limit in pairs)
 
     @property
     def highest(self) -> float:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from debubble.formatting import size_words, time_words
 from debubble.models import Model
-from debubble.views.plan_table import model_lines, stages_and_planners, step_tables
+from debubble.views.plan_table import render
 from debubble.views.rows import Rows
-from debubble.views.scene import Scene, planner_of, subject
-from debubble.views.summary import bound_words, why_not_faster
+from debubble.views.scene import Scene, planned_words, subject
+from debubble.views.summary import why_not_faster
 from debubble.views.terminal import bubble_table, device_table, headline, kind_table, remark_lines, rich_table
 
 Words = Callable[[float], str]
@@ -55,15 +56,23 @@ def _figures(first: Scene, second: Scene) -> Iterator[tuple[str, float, float, W
     yield "pipeline", float(first.pipeline_time), float(second.pipeline_time), time
     yield "bubble", first.timeline.bubble_fraction, second.timeline.bubble_fraction, share
     yield "peak memory", float(max(first.peak_memory)), float(max(second.peak_memory)), size_words
+    if one is not None and two is not None:
+        seconds = [{each.cause: each.seconds for each in why.causes} for why in (one, two)]
+        for cause in dict.fromkeys((*seconds[0], *seconds[1])):
+            a, b = (each.get(cause, 0.0) for each in seconds)
+            if max(a / one.step_time, b / two.step_time) >= NOTABLE:
+                yield f"  {cause}", a, b, time
+
+
+NOTABLE = 0.001
+"""Share of a step from which on a cause has a row."""
 
 
 def _caption(first: Scene, second: Scene) -> str:
     if first.plan is None or second.plan is None:
         return f"The step took {second.step_time / first.step_time:.2f} times as long as predicted."
     plans = {"A": first.plan, "B": second.plan}
-    said = "; ".join(
-        f"{name} is {subject(plan)}, {plan.schedule.name} by {planner_of(plan)}" for name, plan in plans.items()
-    )
+    said = "; ".join(f"{name} is {subject(plan)}, {planned_words(plan)}" for name, plan in plans.items())
     return f"{said}.  {_warning(first, second)}"
 
 
@@ -91,18 +100,26 @@ PADDING = 0.01
 """Share of the parameters by which models may differ that are taken for the same."""
 
 
-def render_scenes(scenes: Sequence[Scene], *, details: bool = False) -> RenderableType:
+def render_scenes(scenes: Sequence[Scene], *, details: bool = False, width: int = 80) -> RenderableType:
     """Predicted or measured timelines; the comparison of two comes first.
 
     Args:
         scenes: One, or two to compare.
-        details: Whether the stages and every planner's answer follow the tables of a plan.
+        details: Whether tables of devices, stages and planners follow the answer of a plan.
+        width: Characters of a line.
     """
     compared = side_by_side(scenes)
-    return Group(
-        *([] if compared is None else [rich_table(compared)]),
-        *(_render_scene(scene, letter, details=details) for scene, letter in zip(scenes, letters(scenes), strict=True)),
-    )
+    parts: list[RenderableType] = []
+    if compared is not None:
+        # A table's caption is as narrow as the table.
+        parts = [rich_table(replace(compared, caption="")), Text(f"{compared.caption}\n")]
+    for scene, letter in zip(scenes, letters(scenes), strict=True):
+        if scene.plan is None:
+            parts.append(_render_scene(scene))
+        else:
+            tables = details or scene.why is None
+            parts.append(render(scene.plan, scene, letter=letter, details=tables, width=width))
+    return Group(*parts)
 
 
 def render_compared(scenes: Sequence[Scene], misfits: Mapping[str, str], *, caption: str) -> RenderableType:
@@ -130,17 +147,13 @@ def letters(scenes: Sequence[Scene]) -> list[str]:
     return ["A: ", "B: "] if compared else [""] * len(scenes)
 
 
-def _render_scene(scene: Scene, letter: str, *, details: bool) -> RenderableType:
-    plan = scene.plan
-    said = [] if plan is None else [*model_lines(plan, scene), bound_words(plan, scene)]
-    model = "" if plan is None or plan.model is None else f"{subject(plan)}; "
+def _render_scene(scene: Scene) -> RenderableType:
+    """A timeline without a plan: measured, or simulated with given costs."""
     return Group(
-        Text(f"{letter}{model}{scene.title}", style="bold"),
-        Text("\n".join([headline(scene), *said, why_not_faster(scene)]) + "\n"),
+        Text(scene.title, style="bold"),
+        Text(f"{headline(scene)}\n{why_not_faster(scene)}\n"),
         *remark_lines(scene),
-        *step_tables(scene),
         device_table(scene),
         bubble_table(scene),
         kind_table(scene),
-        *(stages_and_planners(plan, scene) if details and plan is not None else []),
     )
