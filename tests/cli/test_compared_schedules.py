@@ -21,6 +21,21 @@ def test_schedules_of_more_stages_are_compared_at_equal_work(run: Any) -> None:
     assert "Of equal work per device" in out
 
 
+def test_a_schedule_is_compared_with_several_chunks(run: Any) -> None:
+    """Of 8 devices and 16 micro-batches, the bubble of 7 forwards and backwards is a half and a quarter as long."""
+    _, out, _ = run("simulate", "--schedule", "1f1b,interleaved:2,interleaved:4", "--devices", "8", "--micro-batches", "16")
+
+    rows = [line.split()[:2] for line in out.splitlines() if line.strip().startswith(("1f1b", "interleaved"))]
+    labels = ("1f1b", "interleaved:2", "interleaved:4")
+    assert rows == [[label, f"{48 + 21 / v:g}"] for label, v in zip(labels, (1, 2, 4), strict=True)]
+
+
+def test_chunks_of_a_compared_schedule_are_a_number(run: Any) -> None:
+    code, _, error = run("simulate", "--schedule", "1f1b,interleaved:x", "--devices", "8")
+
+    assert (code, error) == (2, "debubble: --schedule interleaved:x: write NAME:CHUNKS, such as interleaved:4.\n")
+
+
 def test_messages_of_compared_schedules_are_as_long(run: Any, tmp_path: Path) -> None:
     whole, halves = ({"forward": f, "backward_input": f, "backward_weight": f, "communication": 0.1} for f in (1, 0.5))
     (tmp_path / "whole.json").write_text(json.dumps(whole))

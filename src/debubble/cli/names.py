@@ -32,7 +32,7 @@ def name_option(
         what: The word for one of them, in errors.
         help: What the help says.
         metavar: How the help writes its value.
-        several: Whether it takes a list too, as `1f1b,zb-v`.
+        several: Whether it takes a list too, each name with a number or not, as `1f1b,interleaved:4`.
         section: The section of the help in which it stands.
     """
     taken = _one_of(names, what, several=several)
@@ -48,10 +48,10 @@ def _one_of(names: Names, what: str, *, several: bool = False) -> dict[str, Any]
     """How a value is read, as the name that it is or begins (None where it was not given), and completed."""
 
     def read(value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = value.split(",") if several else [value]
-        return ",".join(full_name(part.strip() if several else part, names(), what=what) for part in parts)
+        if value is None or not several:
+            return value and full_name(value, names(), what=what)
+        parts = [part.partition(":") for part in value.split(",")]
+        return ",".join(f"{full_name(name.strip(), names(), what=what)}{colon}{n}" for name, colon, n in parts)
 
     return {"callback": read, "autocompletion": completion(names)}
 

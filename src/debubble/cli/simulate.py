@@ -40,7 +40,8 @@ class ScheduleChoice(o.OptionGroup):
     section: ClassVar[str] = "The schedule"
 
     schedule: str | None = option(
-        "1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`); several, as 1f1b,zb-v, are compared.",
+        "1f1b, interleaved, zb-h1, zb-v, dualpipe-v, ... (all: `schedules`); several, as 1f1b,interleaved:4 (of 4"
+        " chunks), are compared.",
         names=schedule_names,
         what="schedule",
         several=True,
@@ -63,19 +64,28 @@ class ScheduleChoice(o.OptionGroup):
     )
 
     @property
-    def each(self) -> tuple[ScheduleChoice, ...]:
-        """A choice for the order of one's own and for every schedule that is named, or the only one."""
-        names = [] if self.schedule is None else self.schedule.split(",")
-        named = tuple(replace(self, schedule=name, csv=None, chunks=self._chunks_of(name, names)) for name in names)
-        own = (replace(self, schedule=None, options=None, chunks=None),) if self.csv is not None and named else ()
-        return (*own, *named) or (self,)
+    def each(self) -> dict[str, ScheduleChoice]:
+        """A choice for the order of one's own and for every schedule that is named, or the only one, by their labels."""
+        if self.schedule is None:
+            return {str(self.csv): self}
+        labels = self.schedule.split(",")
+        names = [label.partition(":")[0] for label in labels]
+        own = {} if self.csv is None else {str(self.csv): replace(self, schedule=None, options=None, chunks=None)}
+        return own | {
+            label: replace(self, schedule=name, csv=None, chunks=self._chunks_of(label, names))
+            for label, name in zip(labels, names, strict=True)
+        }
 
-    def _chunks_of(self, name: str, compared: Sequence[str]) -> int | None:
-        """The chunks that are asked for; None for a schedule that takes none, beside others that do."""
+    def _chunks_of(self, label: str, compared: Sequence[str]) -> int | None:
+        """The chunks that a label or `--chunks` asks for; None for a schedule that takes none, beside others that do."""
         from debubble.schedules import schedules
 
+        name, colon, chunks = label.partition(":")
+        if colon and not chunks.isdecimal():
+            raise InputError(f"--schedule {label}: write NAME:CHUNKS, such as {name}:4.")
         taking = [each for each in compared if "chunks" in schedules[each].options]
-        return None if taking and name not in taking else self.chunks
+        otherwise = None if taking and name not in taking else self.chunks
+        return int(chunks) if colon else otherwise
 
     def sized_as(self, own: Schedule) -> ScheduleChoice:
         """The choice with as many micro-batches as an order of one's own."""
@@ -178,9 +188,9 @@ def simulate(
         choice.check_with_order(given)
         if choice.schedule is not None:
             own = _own_order(choice.csv)
-            choices = tuple(each.sized_as(own) for each in choices)
+            choices = {label: each.sized_as(own) for label, each in choices.items()}
             given = replace(given, devices=own.devices) if source is None else given
-    divided = source is None and _divided(choices, given.costs)
+    divided = source is None and _divided([*choices.values()], given.costs)
     scenes, errors = _scenes(source, choices, given, run, divided=divided)
     misfits = {name: str(error) for name, error in errors.items()}
     _draw(scenes, html=html, pictures={"png": png, "svg": svg, "pdf": pdf}, theme=theme, size=size)
@@ -248,16 +258,18 @@ def _joined_words(scenes: Sequence[Scene], costs: Path | None) -> str:
 
 
 def _scenes(
-    source: str | None, choices: Sequence[ScheduleChoice], given: AbstractCosts, run: o.ModelRun, *, divided: bool
+    source: str | None, choices: Mapping[str, ScheduleChoice], given: AbstractCosts, run: o.ModelRun, *, divided: bool
 ) -> tuple[list[Scene], dict[str, DebubbleError]]:
     """The steps of the schedules that can be simulated, and why others cannot; raises all reasons if none can."""
     scenes: list[Scene] = []
     misfits: dict[str, DebubbleError] = {}
-    for choice in choices:
+    for label, choice in choices.items():
         try:
-            scenes.append(_scene(source, choice, given, run, divided=divided))
+            scene = _scene(source, choice, given, run, divided=divided)
         except (DeadlockError, InfeasibleError, InputError) as error:
-            misfits[str(choice.schedule)] = error
+            misfits[label] = error
+        else:
+            scenes.append(replace(scene, title=label) if ":" in label and len(choices) > 1 else scene)
     if not scenes:
         raise _none_simulated(misfits)
     return scenes, misfits

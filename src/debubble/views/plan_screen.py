@@ -399,6 +399,8 @@ def _not_tried(plan: Plan) -> Iterator[str]:
         yield f"other degrees (--global-batch {plan.degrees.global_batch})"
     elif left := plan.degree_search.unplanned:
         yield f"{left} choices of degrees, for lack of time"
+    elif 0 < plan.gap <= plan.degree_search.tolerance:
+        yield "a search for what the gap leaves (--fastest)"
     if plan.planner == "auto" and plan.degree_search is None and plan.target is None:
         yield "papers' planners (--compare)"
     elif plan.planner != "auto" and plan.degree_search is None:

@@ -374,7 +374,10 @@ class _DegreesSearch:
         return best.zero == 3 or bool(solution.schedule.fused_recompute)
 
     def _finish(self) -> None:
-        """Give the fastest choice to `auto`, and the fastest usual one if it is close, unless they are optimal."""
+        """Give the fastest choice to `auto`, and the fastest usual one if it is close.
+
+        Not where their bounds are within the tolerance, so that no plan of these degrees would be recommended instead.
+        """
         if not self.results or self.late:
             return
         best = min(self.results, key=lambda degrees: self.results[degrees].time)
@@ -382,7 +385,7 @@ class _DegreesSearch:
         close = [each for each in usual if self.results[each].time <= CLOSE * self.results[best].time]
         simple = min(close, key=lambda degrees: self.results[degrees].time, default=best)
         for degrees in dict.fromkeys((best, simple)):
-            if degrees not in self.asked and self.results[degrees].gap > 0 and not self.late:
+            if degrees not in self.asked and self.results[degrees].gap > self.job.tolerance and not self.late:
                 self._ask(degrees)
 
     def _refuse(self, degrees: Degrees, refusal: DebubbleError) -> None:
