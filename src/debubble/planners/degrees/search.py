@@ -75,6 +75,10 @@ UNEVEN = 2
 FASTER = 1.02
 """Factor by which such a choice must promise to be faster, where others fit."""
 
+DRAFTED, DRAFTED_GAP = 4, 0.1
+"""Choices that `joint` plans briefly before the last step, and the gap above which it does: memory is short there, and
+its plans tell better than quick ones which degrees are fastest."""
+
 UNDIVIDED_LEVELS = (1, 2)
 """ZeRO levels that leave weights whole."""
 ORDINARY, LOOKED_AT = 3, 40
@@ -179,6 +183,7 @@ class _DegreesSearch:
             self._plan_side_by_side(close, thorough, share=THOROUGH)
             self._plan_further()
             self._offload_usual()
+            self._draft()
             self._finish()
         else:
             self._plan_side_by_side(self.ranking.best(BEST), self.planner, share=1.0)
@@ -373,6 +378,26 @@ class _DegreesSearch:
         solution = self.results[best].solution if best in self.results else self.quick[best]
         return best.zero == 3 or bool(solution.schedule.fused_recompute)
 
+    def _draft(self) -> None:
+        """Give the choices with the lowest bounds to `joint`, where these are far below the plans that are known."""
+        if not self.results or self.late:
+            return
+        best = min(float(result.time) for result in self.results.values())
+        bounds = {each: float(result.time) * (1 - result.gap) for each, result in self.results.items()}
+        hopeful = [
+            degrees
+            for degrees in sorted(bounds, key=lambda each: bounds[each])
+            if self.results[degrees].gap > DRAFTED_GAP
+            and bounds[degrees] * FASTER < best
+            and self._pairs(degrees) < LARGE
+            and "joint" in planners_for(self.problems[degrees])
+        ]
+        self._plan_side_by_side(hopeful[:DRAFTED], "joint", share=THOROUGH)
+
+    def _pairs(self, degrees: Degrees) -> int:
+        problem = self.problems[degrees]
+        return problem.devices * problem.micro_batches
+
     def _finish(self) -> None:
         """Give the fastest choice to `auto`, and the fastest usual one if it is close.
 
@@ -400,7 +425,7 @@ class _DegreesSearch:
         known = self.results.get(degrees)
         keeps_all = simpler and known is not None and known.plain
         problem = replace(self.problems[degrees], effort=effort, deadline=self.deadline, plain=simpler)
-        large = problem.devices * problem.micro_batches >= LARGE
+        large = self._pairs(degrees) >= LARGE
         whole = problem.slices == 1
         names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
         try:
