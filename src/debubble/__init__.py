@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from debubble.costs import Cluster, hardware
+    from debubble.exports import exports
     from debubble.ir import (
         DeadlockError,
         DebubbleError,
@@ -45,6 +46,7 @@ __version__ = "0.2.0"
 
 _NAMES_IN = {
     "costs": ("Cluster", "hardware"),
+    "exports": ("exports",),
     "ir": (
         "DeadlockError", "DebubbleError", "InfeasibleError", "InputError", "Op", "OutOfMemoryError", "Placement",
         "PluginError", "Program", "Schedule", "ScheduleError", "SolverError", "StageCosts", "Trace", "lower",
@@ -89,6 +91,7 @@ __all__ = [
     "Trace",
     "__version__",
     "explain",
+    "exports",
     "hardware",
     "inline_html",
     "lower",

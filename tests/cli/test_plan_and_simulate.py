@@ -467,8 +467,7 @@ def test_a_plan_likely_fits_where_runs_like_it_took_more(run: Any, cluster: str,
     _, out, _ = run("plan", "llama2-13b", "--cluster", cluster, "--micro-batches", "16", "--planner", "adapipe")
 
     assert fits in out
-    kept_within = re.search(r"--memory-limit \d+GiB fits even that", out)
-    assert (kept_within is not None) == ("likely" in fits)
+    assert ("--memory-limit " in out) == ("likely" in fits)
 
 
 def test_devices_that_are_no_gpus_are_called_devices(run: Any) -> None:

@@ -95,6 +95,19 @@ class Layout:
         """True if some message between pipeline neighbours leaves its node."""
         return self.ranks * self.pipeline > self.cluster.slowest.devices_per_node
 
+    def degrees_across_nodes(self, options: RunOptions) -> list[str]:
+        """The degrees whose groups of ranks have members in several nodes."""
+        o = options
+        ends = {
+            "tensor": (o.tensor, o.tensor),
+            "context": (o.context, o.tensor * o.context),
+            "data": (o.data, self.ranks),
+            "expert": (o.expert, o.expert * o.expert_shards),
+            "pipeline": (self.pipeline, self.ranks * self.pipeline),
+        }
+        in_node = self.cluster.slowest.devices_per_node
+        return [name for name, (degree, end) in ends.items() if degree > 1 and end > in_node]
+
     @property
     def pipeline_devices_per_node(self) -> int:
         """Pipeline devices whose ranks share a node; 1 if some device's ranks are of two nodes."""

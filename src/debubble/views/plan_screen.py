@@ -17,6 +17,7 @@ from rich.text import Text
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.calibration import other_frameworks, unlike
 from debubble.costs.frameworks import TARGET
+from debubble.costs.parallel_layout import Layout
 from debubble.costs.speed import PRODUCT_BYTES
 from debubble.formatting import count_words, days_words, mfu_words, size_words, time_words
 from debubble.ir import Kind, Number
@@ -37,6 +38,7 @@ from debubble.views.scene import Scene, planner_of, subject
 LABEL = 13
 """Width of the column of labels."""
 SEPARATOR = " · "
+UNBROKEN = "\N{NO-BREAK SPACE}"
 WAYS = 2
 """Ways to recompute that are named; the others are counted together."""
 ELSEWHERE = 2
@@ -56,7 +58,7 @@ STEP_PARTS = (
     ("compute", "█", KIND_COLORS[Kind.F], ("compute",)),
     ("recompute", "▓", KIND_COLORS[Kind.R], ("recomputation",)),
     ("bubble", "░", LIGHT.causes[Cause.COOL_DOWN], ("warm-up", "cool-down", "dependency", "imbalance", "overhead")),
-    ("messages", "▒", KIND_COLORS[Kind.SEND_F], ("messages", "collectives", ALL_TO_ALL, "transfer", "gradients")),
+    ("communication", "▒", KIND_COLORS[Kind.SEND_F], ("messages", "collectives", ALL_TO_ALL, "transfer", "gradients")),
     ("host transfers", "▚", KIND_COLORS[Kind.O], ("host transfers",)),
     ("optimizer", "▞", KIND_COLORS[Kind.S], ("optimizer", "optimizer on the host")),
 )  # fmt: skip
@@ -98,21 +100,23 @@ def plan_screen(
 
 
 def _row(label: str, phrases: Iterable[str], width: int) -> list[Text]:
-    """A label and its phrases, broken into lines between phrases."""
-    lines, line, most = [], "", width - LABEL
-    for phrase in phrases:
-        for n, part in enumerate(textwrap.wrap(phrase, most)):
-            longer = f"{line}{SEPARATOR}{part}" if line else part
-            if line and (n > 0 or len(longer) > most):
-                # A phrase that goes on is not another one.
-                ends = n > 0 or len(line) + len(SEPARATOR) > most
-                lines.append(line if ends else f"{line}{SEPARATOR.rstrip()}")
-                longer = part
-            line = longer
-    labels = [label, *[""] * len(lines)]
+    """A label and its phrases, broken into lines between phrases; all but the last end with a separator."""
+    phrases, most = [*phrases], width - LABEL
+    parts = [f"{phrase}{SEPARATOR.rstrip()}" for phrase in phrases[:-1]] + phrases[-1:]
+    lines = [""]
+    for part in parts:
+        longer = f"{lines[-1]} {part}" if lines[-1] else part
+        if len(longer) <= most:
+            lines[-1] = longer
+            continue
+        # The separator is no word that may stand alone in a line.
+        words = part.replace(SEPARATOR.rstrip(), SEPARATOR.rstrip().replace(" ", UNBROKEN))
+        broken = textwrap.wrap(words, most, break_on_hyphens=False)
+        lines += [line.replace(UNBROKEN, " ") for line in broken]
+    said = [line for line in lines if line] or [""]
     return [
-        Text.assemble((f"{name:{LABEL}}", "bold"), said, no_wrap=len(said) <= width - LABEL)
-        for name, said in zip(labels, [*lines, line], strict=True)
+        Text.assemble((f"{label if n == 0 else '':{LABEL}}", "bold"), line, no_wrap=len(line) <= most)
+        for n, line in enumerate(said)
     ]
 
 
@@ -156,6 +160,10 @@ def _parallelism(plan: Plan) -> Iterator[str]:
     for name, degree in (("tensor", o.tensor), ("context", o.context), ("data", o.data), ("expert", o.expert)):
         if degree > 1:
             yield f"{name} {degree}"
+    if plan.cluster is not None:
+        across = Layout.of(plan.cluster, o, plan.devices).degrees_across_nodes(o)
+        if across:
+            yield f"{' and '.join(across)} across nodes"
     if o.zero:
         yield f"ZeRO-{o.zero}{' (FSDP)' if o.zero == 3 else ''}"
     if o.master_dtype != "fp32":
@@ -298,6 +306,9 @@ def _safer(plan: Plan, scene: Scene) -> Iterator[str]:
     option = f"--memory-limit {limit}"
     told = (gain for gain in gains(plan, float(scene.step_time), plan.what_ifs) if gain.what_if.change == option)
     gain = next(told, None)
+    if gain is not None and gain.share is None:
+        yield f"{'no quick plan' if gain.what_if.quick else 'nothing'} fits {option}, which would be sure to fit"
+        return
     price = None if gain is None else gain.effect.removesuffix(" per sequence")
     if gain is not None and gain.what_if.quick:
         price = f"{price} by quick plans{' of these degrees' * (plan.degree_search is not None)}"
@@ -320,7 +331,8 @@ def _memory(scene: Scene, why: Explanation, width: int) -> Iterator[Text]:
     yield from _row("Memory", [first, *sizes[1:], f"reserve {why.reserve / size:.1f}"], width)
     devices: list[int] = [*range(scene.devices)]
     if scene.devices > BARS:
-        devices = sorted({scene.fullest, min(devices, key=lambda d: peaks[d])})
+        shares = [peak / float(limit or 1) for peak, limit in zip(peaks, scene.limits, strict=True)]
+        devices = sorted({scene.fullest, min(devices, key=shares.__getitem__)})
     cell = (width - LABEL) // COLUMNS
     texts = [_bar(d, peaks[d], scene.limits[d], size, cell) for d in devices]
     for n in range(0, len(texts), COLUMNS):

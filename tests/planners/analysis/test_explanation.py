@@ -36,6 +36,18 @@ def test_causes_sum_to_the_step_and_parts_to_the_peak(planner: str, options: dic
     assert all(getattr(parts, part) >= 0 for parts in why.memory for part in PARTS)
 
 
+def test_weights_beside_cpu_optimizers_have_the_computing_dtype() -> None:
+    why = explained("chronos", data=4, zero=3, framework="torchtitan", memory_limit="40GiB")
+    (parts,), hosted = why.memory, why.plan.schedule.host_steps
+    units = iter(why.units.units)
+    counts = [sum(float(next(units).static) / 16 for _ in stage) for stage in why.plan.partition]
+    weights = sum((2 if stage in hosted else 4) * count for stage, count in enumerate(counts))
+
+    assert 0 < len(hosted) < len(counts)
+    assert parts.weights == pytest.approx(weights)
+    assert parts.gradients == pytest.approx(4 * sum(counts))
+
+
 def test_a_plan_of_another_models_units_is_refused() -> None:
     why = explained()
     assert why.plan.model_on_cluster is not None

@@ -12,6 +12,7 @@ from debubble.costs.host_memory import host_peaks
 from debubble.costs.model_units import dispatch_seconds
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
+from debubble.formatting import size_words, time_words
 from debubble.ir import InputError, Kind, Number, RunOptions
 from debubble.ir.degrees import ConfigurationSummary, MemoryParts
 from debubble.models import Model
@@ -78,9 +79,13 @@ class CauseSeconds:
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """Figures that explain a model's plan, by what it was predicted to do and the seconds of its whole step."""
+    """Figures that explain a model's plan, by what it was predicted to do and the seconds of its whole step.
+
+    Its text has a line for each cause of the step's seconds, one for the memory of the fullest device, and one for what
+    binds (`causes`, `memory`, `binding`).
+    """
 
     plan: Plan
     timeline: Timeline
@@ -89,6 +94,16 @@ class Explanation:
     """The plan's model."""
     cluster: Cluster
     """The plan's cluster."""
+
+    def __repr__(self) -> str:
+        parts = self.memory[self.fullest]
+        names = ("weights", "gradients", "optimizer", "activations", "workspace")
+        sizes = ", ".join(f"{name} {size_words(getattr(parts, name))}" for name in names)
+        causes = [
+            f"{each.cause}: {time_words(each.seconds, seconds=True)} ({100 * each.seconds / self.step_time:.1f}%)"
+            for each in self.causes
+        ]
+        return "\n".join([*causes, f"memory of device {self.fullest}: {sizes}", self.binding])
 
     @property
     def tokens(self) -> int:

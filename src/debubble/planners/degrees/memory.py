@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from debubble.costs.accuracy import accuracy_of
 from debubble.costs.partition import Partition
-from debubble.costs.unit import StateBytes, Unit
+from debubble.costs.unit import StateBytes, Unit, added
 from debubble.costs.units import Units
 from debubble.formatting import size_words
 from debubble.ir import InfeasibleError, InputError, Number, Placement, Schedule, StageCosts
@@ -145,13 +145,14 @@ def parts_at_peak(
     """Divide each device's peak, in bytes, into parts; what is neither state nor workspace is activations."""
     parts = []
     for device, stages in enumerate(schedule.placement.stages_of):
-        states = _states(units, partition, stages)
-        stepped = _states(units, partition, [stage for stage in stages if stage not in schedule.host_steps])
+        hosted = [stage for stage in stages if stage in schedule.host_steps]
+        own = _states(units, partition, [stage for stage in stages if stage not in schedule.host_steps])
+        states = added(StateBytes, [own, _states_beside_host(units, partition, hosted)])
         # The peak may be where fewer parameters are gathered than there is room for.
         peak, static = float(peaks[device]), float(costs.static_of(device))
         parts.append(
             _parts(
-                replace(states, optimizer=stepped.optimizer),
+                states,
                 static=min(static, peak),
                 activations=peak - static,
                 buffers=float(units.buffers(stages, schedule.placement.stages)),
@@ -189,6 +190,14 @@ def _even_stages(problem: Problem, strategy: str) -> list[MemoryParts]:
 def _states(units: Units, partition: Partition, stages: Sequence[int]) -> StateBytes:
     """The states of some stages' units."""
     return StateBytes.sum(units.units[index] for stage in stages for index, _ in partition[stage])
+
+
+def _states_beside_host(units: Units, partition: Partition, stages: Sequence[int]) -> StateBytes:
+    """The states of stages that hosts step: gradients, and weights of the computing dtype alone."""
+    hosted = [unit for stage in stages for index, _ in partition[stage] if (unit := units.units[index]).on_host]
+    gradients = sum(unit.states.gradients for unit in hosted if unit.states is not None)
+    kept = sum(unit.on_host.static for unit in hosted if unit.on_host is not None)
+    return StateBytes(weights=kept - gradients, gradients=gradients, optimizer=0)
 
 
 def _parts(states: StateBytes, *, static: float, activations: float, buffers: float) -> MemoryParts:
