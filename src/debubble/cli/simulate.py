@@ -65,7 +65,7 @@ class ScheduleChoice(o.OptionGroup):
 
     @property
     def each(self) -> dict[str, ScheduleChoice]:
-        """A choice for the order of one's own and for every schedule that is named, or the only one, by their labels."""
+        """The choices by label: the order of one's own and every schedule that is named, or the only one."""
         if self.schedule is None:
             return {str(self.csv): self}
         labels = self.schedule.split(",")
@@ -77,7 +77,7 @@ class ScheduleChoice(o.OptionGroup):
         }
 
     def _chunks_of(self, label: str, compared: Sequence[str]) -> int | None:
-        """The chunks that a label or `--chunks` asks for; None for a schedule that takes none, beside others that do."""
+        """The chunks that a label or `--chunks` asks for; None for a schedule that takes none next to others that do."""
         from debubble.schedules import schedules
 
         name, colon, chunks = label.partition(":")

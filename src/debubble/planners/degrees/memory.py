@@ -147,7 +147,7 @@ def parts_at_peak(
     for device, stages in enumerate(schedule.placement.stages_of):
         hosted = [stage for stage in stages if stage in schedule.host_steps]
         own = _states(units, partition, [stage for stage in stages if stage not in schedule.host_steps])
-        states = added(StateBytes, [own, _states_beside_host(units, partition, hosted)])
+        states = added(StateBytes, [own, _states_next_to_host(units, partition, hosted)])
         # The peak may be where fewer parameters are gathered than there is room for.
         peak, static = float(peaks[device]), float(costs.static_of(device))
         parts.append(
@@ -192,7 +192,7 @@ def _states(units: Units, partition: Partition, stages: Sequence[int]) -> StateB
     return StateBytes.sum(units.units[index] for stage in stages for index, _ in partition[stage])
 
 
-def _states_beside_host(units: Units, partition: Partition, stages: Sequence[int]) -> StateBytes:
+def _states_next_to_host(units: Units, partition: Partition, stages: Sequence[int]) -> StateBytes:
     """The states of stages that hosts step: gradients, and weights of the computing dtype alone."""
     hosted = [unit for stage in stages for index, _ in partition[stage] if (unit := units.units[index]).on_host]
     gradients = sum(unit.states.gradients for unit in hosted if unit.states is not None)
