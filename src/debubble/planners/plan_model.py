@@ -287,16 +287,13 @@ def solve(
     problem: Problem,
     *,
     planner: str = "auto",
-    model_on_cluster: ModelOnCluster | None = None,
     options: RunOptions | None = None,
 ) -> Plan:
-    """Let a planner solve a problem.
+    """Let a planner solve a problem of abstract costs or of units, for a run with these options.
 
-    The plan has the model and its cluster, None for abstract costs, and the options of its run.  Raises InfeasibleError
-    if the planner finds nothing that fits.
+    Raises InfeasibleError if the planner finds nothing that fits.
     """
-    plan = _plan_of(planners[planner](problem), options or RunOptions())
-    return replace(plan, model_on_cluster=model_on_cluster, measured=problem.measured)
+    return replace(_plan_of(planners[planner](problem), options or RunOptions()), measured=problem.measured)
 
 
 def _plan_of(result: Result, options: RunOptions) -> Plan:

@@ -41,7 +41,6 @@ def optimize(
     *,
     starts: Iterable[Schedule] = (),
     effort: Effort | float = DEFAULT_EFFORT,
-    seed: int = 0,
     workers: int = 1,
 ) -> Iterator[Incumbent]:
     """Better and better schedules with rising bounds until the optimum is proven or the effort is spent.
@@ -50,18 +49,17 @@ def optimize(
         problem: The operations to order.
         starts: Schedules to improve, next to the constructed ones and what is shipped for such a problem.
         effort: Seconds of the reference machine (see `search.effort`), or an Effort with a deadline.
-        seed: The last of the stream depends on it, on the effort and on the number of chains alone.
-        workers: Walkers of the local search in parallel, each with the whole effort.
+        workers: Chains of the local search in parallel, each with the whole effort.
 
     Returns:
-        The stream; the last one is the best.
+        The stream; the last one is the best, which depends on the effort and the number of chains alone.
 
     Raises:
         InfeasibleError: Nothing fits the memory limit.
     """
     effort = effort if isinstance(effort, Effort) else Effort(effort)
     best = fastest_start(problem, starts=starts, effort=effort.part(effort.left / 4))
-    yield from improve_start(problem, best, effort=effort, seed=seed, workers=workers)
+    yield from improve_start(problem, best, effort=effort, workers=workers)
 
 
 def fastest_start(problem: OrderProblem, *, starts: Iterable[Schedule] = (), effort: Effort) -> Incumbent:

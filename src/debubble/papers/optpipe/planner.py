@@ -89,7 +89,7 @@ class _Beginning:
         from debubble.search.optimize import fastest_start
 
         orders = stages.order_problem(problem.micro_batches)
-        cached = cache.nearest_of_any_length(orders, cache.folder(), effort=effort) if problem.cache else None
+        cached = cache.nearest(orders, cache.folder()) if problem.cache else None
         published = initial(orders, effort)
         starts = published if cached is None else fastest_first(orders, [*published, cached])
         effort.spend(START * orders.stages * orders.micro_batches * len(starts))

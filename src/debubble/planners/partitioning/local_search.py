@@ -62,17 +62,14 @@ def priced_stages(problem: Problem, repricer: Repricer, costs: StageCosts) -> Pr
     return PricedSchedule(time, replace(repricer.schedule, fused_recompute=fused), costs, None)
 
 
-def improve(
-    problem: Problem, start: PricedSchedule, *, effort: Effort, strategies: Sequence[str] | None = None
-) -> PricedSchedule:
+def improve(problem: Problem, start: PricedSchedule, *, effort: Effort) -> PricedSchedule:
     """Move units between stages, then change their strategies, while that makes the step faster and the effort lasts.
 
-    The fastest point, which is the start if nothing helps, if its stages are fixed or if it offloads.  `strategies` are
-    the names that units may use next to `none`, all by default.
+    The fastest point, which is the start if nothing helps, if its stages are fixed or if it offloads.
     """
     if start.partition is None or start.schedule.offloaded or not isinstance(problem.workload, ModelUnits):
         return start
-    return PartitionSearch(problem, problem.workload.units, Repricer(start.schedule), strategies).improve(start, effort)
+    return PartitionSearch(problem, problem.workload.units, Repricer(start.schedule)).improve(start, effort)
 
 
 @dataclass(frozen=True)
@@ -198,7 +195,7 @@ class PartitionSearch:
                 for stage in stages
                 for at, (index, strategy) in self._representatives(partition[stage])
                 for name in self.units.units[index].strategies
-                if name != strategy and (self.strategies is None or name in ("none", *self.strategies))
+                if name != strategy
             ]
             for chosen in chain(((change,) for change in changes), combinations(changes, 2)):
                 changed = [list(stage) for stage in partition]

@@ -42,18 +42,14 @@ def search(
     starts: Iterable[Schedule] = (),
     steps: int = 50 * BURST,
     seed: int = 0,
-    bound: Number = 0,
-    workers: int = 1,
 ) -> Iterator[Incumbent]:
     """Better and better schedules of a problem, each with its exact objective and a lower bound.
 
     Args:
         problem: The operations to order.
         starts: Schedules to improve, tried next to the constructed ones.
-        steps: Number of moves of each chain.
-        seed: The result depends on it, on the steps and on the number of chains alone.
-        bound: One that is already known.
-        workers: Walkers in parallel.
+        steps: Number of moves.
+        seed: The result depends on it and on the steps alone.
 
     Returns:
         The stream; it ends when the bound is met or the steps are done.
@@ -61,10 +57,10 @@ def search(
     Raises:
         InfeasibleError: No start fits the memory limit.
     """
-    for best in best_starts(problem, starts=starts, bound=bound, effort=Effort(math.inf)):
+    for best in best_starts(problem, starts=starts, effort=Effort(math.inf)):
         yield best
     if steps and not best.optimal:
-        yield from improve(problem, best, steps=steps, seed=seed, workers=workers)
+        yield from improve(problem, best, steps=steps, seed=seed)
 
 
 def best_starts(

@@ -122,16 +122,6 @@ def with_rounded_times(problem: OrderProblem) -> OrderProblem:
     return replace(problem, costs=costs.replace(**rounded))
 
 
-def skeleton_bound(problem: OrderProblem, *, horizon: Number, effort: Effort, bound: Number = 0) -> Number:
-    """Bound a problem without offload and recomputation by its skeleton.
-
-    `horizon` is a time that some schedule takes, `bound` one that is already known.
-    """
-    known = max(bound, lower_bound(problem))
-    model, solver = _skeleton(problem, horizon, known, effort)
-    return max(known, prove(solver, model, horizon, effort))
-
-
 def _skeleton(problem: OrderProblem, horizon: Number, known: Number, effort: Effort) -> tuple[ScheduleModel, Any]:
     """The model and a solver for it."""
     model = build(problem, horizon=horizon, weights=(0,), steps=STEPS)

@@ -49,7 +49,7 @@ def figure_1() -> Iterator[Exhibit]:
     for scale, length, activation, states in PAPER.printed["figure-1"]:
         layers = scale * LLAMA2_70B.layers
         # As the paper, whose layers hold 0.44 GB: rounded before they are counted.
-        layer = round(LLAMA2_70B.layer_activation(tokens=2 * 1024 * length, tensor=8), 2)
+        layer = round(LLAMA2_70B.layer_activation(2 * 1024 * length), 2)
         ours = layers * layer * PLAIN.activations(8)
         state = 18 * 70e9 * scale / 64 / GB
         rows.append(
@@ -201,7 +201,7 @@ LARGE = 1000
 def _windows(p: int) -> tuple[int, ...]:
     """Idle backwards of device 0 in the cool-down and idle forwards in the warm-up, each by the paper and simulated."""
     run = CHRONOS.run(p, 2 * p + 2)
-    idle = int(step_window(run, device=0, chunk=1) / 2), int(upload_window(run, device=0, chunk=1))
+    idle = int(step_window(run, device=0, chunk=1) / 2), int(upload_window(run))
     return available_offload(p), idle[0], available_upload(p), idle[1]
 
 
