@@ -10,14 +10,14 @@ the limit, so that no answer breaks it.  Both units are powers of two, so that s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from debubble.costs.partition import Partition
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
-from debubble.ir import Kind, Schedule
+from debubble.ir import Schedule
 from debubble.planners.partitioning.pareto import menu_of
 
 RESOLUTION = 2**20
@@ -242,22 +242,7 @@ def alive(schedule: Schedule) -> list[list[tuple[int, ...]]]:
 
     What is alive is linear in the combination, so those that a mixture of two others covers need no row.
     """
-    return [_extreme(sorted(set(_reached(schedule, device)))) for device in range(schedule.devices)]
-
-
-def _reached(schedule: Schedule, device: int) -> Iterator[tuple[int, ...]]:
-    """The micro-batches alive per chunk wherever a backward follows a forward: there is more nowhere else."""
-    chunk = {stage: k for k, stage in enumerate(schedule.placement.stages_of[device])}
-    alive = [0] * len(chunk)
-    before = None
-    for op in schedule.orders[device]:
-        if op.kind is Kind.F:
-            alive[chunk[op.stage]] += 1
-        elif op.kind in (Kind.B, Kind.W):
-            if before is Kind.F:
-                yield tuple(alive)
-            alive[chunk[op.stage]] -= 1
-        before = op.kind
+    return [_extreme(sorted(set(schedule.in_flight(device)))) for device in range(schedule.devices)]
 
 
 def _extreme(rows: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

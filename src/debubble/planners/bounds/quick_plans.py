@@ -21,9 +21,9 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import add
 
-from debubble.costs.unit import Strategy, Unit
+from debubble.costs.unit import Strategy
 from debubble.errors import readable
-from debubble.ir import InfeasibleError, Placement
+from debubble.ir import InfeasibleError, Number, Placement
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.problem import Problem
 from debubble.schedules.interleaved import group_sizes, turns
@@ -59,7 +59,10 @@ class PipelineBounds:
         self._down = _sums([float(host.gradients) / link if host else 0.0 for host in hosts])
         self._host_step = _sums([float(host.step) if host else 0.0 for host in hosts])
         # Layers of one kind have one table of strategies.
-        self._savings = {id(unit.strategies): _savings(unit) for unit in {id(u.strategies): u for u in units}.values()}
+        self._savings = {
+            id(unit.strategies): unit.savings(kept_by=_least_kept)
+            for unit in {id(u.strategies): u for u in units}.values()
+        }
 
     def of(self, chunks: int, *, hosted: int = 0, offloaded: int = 0) -> float:
         """Seconds that the pipeline takes at least with so many stages per device; with hosts an estimate.
@@ -158,10 +161,10 @@ class PipelineBounds:
         numbers[last, count] -= 1
         numbers[last, count - 1] += 1
         savings = [
-            (seconds / (saved * count), number * seconds, number * count * saved)
+            (max(0.0, seconds) / (saved * count), number * max(0.0, seconds), number * count * saved)
             for (kind, count), number in numbers.items()
             if count and number
-            for seconds, saved in self._savings[kind]
+            for _, seconds, saved in self._savings[kind]
         ]
         spent = 0.0
         for price, seconds, saved in sorted(savings):
@@ -192,22 +195,9 @@ def first_forwards(devices: int, micro_batches: int, chunks: int, *, slices: int
     return tuple(counts)
 
 
-def _savings(unit: Unit) -> list[tuple[float, float]]:
-    """Seconds and bytes of each step along the convex hull of a unit's strategies: no mix of them saves more."""
-    ways = [(_least(strategy), float(strategy.recompute)) for strategy in unit.strategies.values()]
-    kept, spent = float(unit.activation), 0.0
-    steps: list[tuple[float, float]] = []
-    while smaller := [way for way in ways if way[0] < kept]:
-        less, seconds = min(smaller, key=lambda way: ((way[1] - spent) / (kept - way[0]), way[0]))
-        steps.append((max(0.0, seconds - spent), kept - less))
-        kept, spent = less, seconds
-    return steps
-
-
-def _least(strategy: Strategy) -> float:
+def _least_kept(strategy: Strategy) -> Number:
     """Bytes that a unit keeps, at best where the half before it recomputes with it."""
-    shared = strategy.activation if strategy.after_full is None else min(strategy.activation, strategy.after_full)
-    return float(shared)
+    return strategy.activation if strategy.after_full is None else min(strategy.activation, strategy.after_full)
 
 
 def _sums(values: Sequence[float]) -> list[float]:

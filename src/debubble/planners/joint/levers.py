@@ -226,7 +226,7 @@ class Levers:
         if math.prod(len(unit.strategies) for unit in self.units.units) <= FEW:
             ways = [[*names] for names in product(*(unit.strategies for unit in self.units.units))]
             return sorted(ways, key=self._kept, reverse=True)
-        prices = sorted({price for unit in self.units.units for price in _prices(unit)})
+        prices = sorted({step.price for unit in self.units.units for step in unit.savings()})
         # Between two neighbouring prices all choices are the same.
         between = [0.0, *((a * b) ** 0.5 for a, b in pairwise(prices)), *(2 * price for price in prices[-1:])]
         chosen = [[_strategy(unit, price) for unit in self.units.units] for price in between]
@@ -379,23 +379,6 @@ def _unevenness(
         lacking += max(static[d] - SPARE * capacity[d], 0.0)
     unevenness: float = devices + 1e-3 * stages + 1e3 * lacking / capacity.min() * sums[-1] ** 2
     return unevenness
-
-
-def _prices(unit: Unit) -> list[float]:
-    """The prices of a byte at which the unit's best strategy changes: the slopes of its lower convex hull."""
-    points = sorted({(float(s.activation), float(s.recompute)) for s in unit.strategies.values()}, reverse=True)
-    hull: list[tuple[float, float]] = []
-    for point in points:
-        while hull and point[1] <= hull[-1][1]:
-            hull.pop()
-        while len(hull) > 1 and _slope(hull[-1], point) <= _slope(hull[-2], hull[-1]):
-            hull.pop()
-        hull.append(point)
-    return [_slope(a, b) for a, b in pairwise(hull)]
-
-
-def _slope(more: tuple[float, float], less: tuple[float, float]) -> float:
-    return (less[1] - more[1]) / max(more[0] - less[0], 1e-30)
 
 
 def _strategy(unit: Unit, price: float) -> str:

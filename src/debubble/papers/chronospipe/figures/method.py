@@ -80,24 +80,15 @@ def figure_2() -> Iterator[Exhibit]:
     peaks = [INTERLEAVED.activations(p) for p in (4, 8, 16)]
     yield PAPER.claim("figure-2.peak-interleaved", peaks)
     runs = {p: INTERLEAVED.run(p, 4 * p) for p in (4, 8)}
-    yield PAPER.claim("figure-2.blocks", [count for run in runs.values() for count in _at_the_peak(run)])
+    yield PAPER.claim(
+        "figure-2.blocks", [count for run in runs.values() for count in max(run.program.schedule.in_flight(0), key=sum)]
+    )
     yield PAPER.claim("figure-2.bubble", [_bubble(run) / _bubble(PLAIN.run(p, 4 * p)) for p, run in runs.items()])
     yield PAPER.claim("figure-2.traffic", [_reduced_and_gathered()])
     yield _drawn(
         ("Interleaved 1F1B, v = 2 (Figure 2a)", "interleaved", CHUNKS),
         ("Breadth-first, v = 2 (Figure 2b)", "breadth-first", CHUNKS),
     )
-
-
-def _at_the_peak(run: Timeline) -> list[int]:
-    """The activations of each of device 0's stages when it holds most."""
-    schedule = run.program.schedule
-    stages = schedule.placement.stages_of[0]
-    alive, held = dict.fromkeys(stages, 0), []
-    for op in schedule.orders[0]:
-        alive[op.stage] += {Kind.F: 1, Kind.B: -1}[op.kind]
-        held.append(list(alive.values()))
-    return max(held, key=sum)
 
 
 def _bubble(run: Timeline) -> float:
