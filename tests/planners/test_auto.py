@@ -7,8 +7,9 @@ from debubble.costs import StepTail
 from debubble.ir import DebubbleError, Kind, RunOptions
 from debubble.papers.chronospipe.offload import offload_states
 from debubble.planners import planners
-from debubble.planners.auto import LITTLE, ONE_STAGE, fastest_of
-from debubble.planners.bounds import proven_step_bound
+from debubble.planners.answers import LITTLE, ONE_STAGE
+from debubble.planners.auto import fastest_of
+from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.model_problem import problem_of
 from debubble.planners.problem import Solution
 from debubble.planners.registry import Result

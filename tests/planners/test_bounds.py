@@ -12,8 +12,16 @@ from debubble.costs import StepTail, Strategy, Unit, Units
 from debubble.costs.unit import HostStates, StateBytes
 from debubble.ir import DebubbleError, InfeasibleError, RunOptions
 from debubble.planners import planners
-from debubble.planners.bounds import CONTIGUOUS, GRANULAR, RAMPS, WORK, lower_bound, proven_bound, proven_step_bound
 from debubble.planners.bounds.host_steps import finished_units, least_host_steps
+from debubble.planners.bounds.proven import (
+    CONTIGUOUS,
+    GRANULAR,
+    RAMPS,
+    WORK,
+    lower_bound,
+    proven_bound,
+    proven_step_bound,
+)
 from debubble.planners.bounds.ramps import Piece, Pieces, pieces_of_units, ramps_bound
 from debubble.planners.bounds.whole_units import contiguous_bound, granular_bound
 from debubble.planners.problem import FixedStages, ModelUnits, Problem, Solution

@@ -382,7 +382,7 @@ def _own_order(file: Path) -> Schedule:
 def _scene_of_costs(choice: ScheduleChoice, given: AbstractCosts, run: o.ModelRun, *, divided: bool) -> Scene:
     """The step of a schedule or an order whose stages have given costs, and whose last chunks the hosts step."""
     from debubble import simulate as simulated
-    from debubble.planners.analysis.explanation import timeline_remarks
+    from debubble.planners.analysis.remarks import timeline_remarks
     from debubble.views.scene import Scene
 
     run.refuse_given()

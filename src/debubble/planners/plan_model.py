@@ -15,8 +15,9 @@ from debubble.files import read_file
 from debubble.ir import DEFAULT_EFFORT, InputError, RunOptions
 from debubble.ir.degrees import Degrees
 from debubble.models import Model, as_model
-from debubble.planners.degrees import Job, search_degrees
+from debubble.planners.degrees.search import search_degrees
 from debubble.planners.degrees.simplest import TOLERANCE
+from debubble.planners.degrees.space import Job
 from debubble.planners.micro_batch_order import with_lengths
 from debubble.planners.model_problem import half_layers, problem_of
 from debubble.planners.plan_cache import CachedAnswer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from debubble.costs import Cluster
 from debubble.ir import InfeasibleError, InputError
 from debubble.models import Model, named_model
-from debubble.planners.auto import NOTABLE
+from debubble.planners.answers import NOTABLE
 from debubble.planners.plan_model import plan
 from debubble.planners.progress import Listener
 from debubble.plans import Plan

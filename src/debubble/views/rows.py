@@ -22,7 +22,7 @@ from debubble.ir.degrees import (
 )
 from debubble.planners.analysis.explanation import Explanation
 from debubble.planners.analysis.nearest_plans import NearestPlan
-from debubble.planners.auto import LITTLE, ONE_STAGE
+from debubble.planners.answers import LITTLE, ONE_STAGE
 from debubble.plans import Plan
 
 

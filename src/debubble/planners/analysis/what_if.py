@@ -24,7 +24,7 @@ from debubble.ir import DebubbleError, InputError, WhatIf
 from debubble.models import Model
 from debubble.planners.analysis.explanation import MUCH
 from debubble.planners.analysis.likely_fit import safe_limit
-from debubble.planners.bounds import proven_step_bound
+from debubble.planners.bounds.proven import proven_step_bound
 from debubble.planners.degrees.choice_plans import ALSO_LARGE, LARGE, thorough
 from debubble.planners.degrees.estimate import quick_step
 from debubble.planners.degrees.space import slice_choices

@@ -24,13 +24,10 @@ from operator import add
 from debubble.costs.unit import Strategy
 from debubble.errors import readable
 from debubble.ir import InfeasibleError, Number, Placement
+from debubble.planners.bounds.ramps import ROUNDING
 from debubble.planners.partitioning.balance import balanced_counts
 from debubble.planners.problem import Problem
 from debubble.schedules.interleaved import group_sizes, turns
-
-ROUNDING = 1e-9
-"""Share that bounds are lowered by, so that rounding never lifts one above the time that it bounds."""
-
 
 IN_TRANSIT = 2
 """Micro-batches of a chunk on the device while its activations are offloaded."""

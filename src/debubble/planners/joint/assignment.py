@@ -28,6 +28,7 @@ import numpy as np
 from debubble.costs.partition import Partition
 from debubble.costs.units import Units
 from debubble.ir import InfeasibleError, Placement, Schedule
+from debubble.ir.arrays import Floats, Ints
 from debubble.planners.joint.list_scheduling.scheduler import place, schedule
 from debubble.planners.joint.list_scheduling.stage_table import (
     AFTER,
@@ -40,12 +41,10 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     WAIT_LIMIT,
     WEIGHT,
     F,
-    Floats,
-    Ints,
     StageTable,
 )
 from debubble.planners.problem import Problem, Solution
-from debubble.search.effort import Effort
+from debubble.search.effort import CORES, Effort
 
 POLICY = np.array([1e9, 0.0, 1.0, 1.0, 0.0, 0.0])
 """Policy of the list scheduler: weight gradients wait as long as anything else can run, deep stages go first."""
@@ -58,8 +57,6 @@ ROUNDS = 8
 """Times that a first assignment is made, with the waits that the one before it showed."""
 SMALL = 0.25
 """A unit with less work, in means, fills no turn of a device: an embedding costs next to nothing."""
-CORES = 2
-"""Chains in parallel: the reference machine has so many cores."""
 CHAINS, PARTS = 4, 2
 """Chains from the best first assignment, and parts of the effort: in the second all continue from the best of them."""
 TEMPERATURE = 0.1

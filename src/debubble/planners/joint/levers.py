@@ -20,6 +20,7 @@ from debubble.costs.partition import Partition
 from debubble.costs.unit import Unit
 from debubble.costs.units import Units
 from debubble.ir import Number, Placement, Schedule
+from debubble.ir.arrays import Floats, Ints
 from debubble.ir.stage_costs import OVERLAPS
 from debubble.kernels import jit
 from debubble.planners.joint.annealing_kernel import ADDRESS, ENTRIES, QUARTERS, Space, fill
@@ -30,8 +31,6 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     BY_STAGE,
     COLUMNS,
     HOSTS_FIRST,
-    Floats,
-    Ints,
     StageTable,
 )
 from debubble.planners.problem import Problem, Solution

@@ -10,15 +10,12 @@ it changes at every operation in local variables, and writes it to the blocks at
 
 from __future__ import annotations
 
-import numpy as np
-
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.incremental import copy_numbers, delay, go_to_end, mark, met
-from debubble.search.annealing.layout import COUNT, NEEDED, RELOADED, ROW, SENT, Floats, Ints, KernelLayout, L, O, R
-from debubble.search.annealing.rules import admit_compute, admit_reload, longest, sent
+from debubble.search.annealing.layout import COUNT, NEEDED, RELOADED, ROW, SENT, KernelLayout, L, O, R
+from debubble.search.annealing.rules import INFINITY, admit_compute, admit_reload, longest, sent
 from debubble.search.annealing.shared_links import begin_by_arrival
-
-INFINITY = np.inf
 
 
 @inlined

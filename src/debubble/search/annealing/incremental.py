@@ -8,8 +8,9 @@ The evaluation that was last accepted is kept; what another one overwrites is pu
 
 from __future__ import annotations
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined
-from debubble.search.annealing.layout import MARKS, SENT, B, Floats, I, Ints, KernelLayout, L, O
+from debubble.search.annealing.layout import MARKS, SENT, B, I, KernelLayout, L, O
 
 SAME = -2
 """Nothing differs."""

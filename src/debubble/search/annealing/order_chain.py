@@ -7,12 +7,11 @@ import numpy as np
 from debubble.ir import Schedule
 from debubble.search.annealing.arrays import arrays_of, decode, encode
 from debubble.search.annealing.layout import COUNT, DEEPER, FROM_SCRATCH, Shares
-from debubble.search.annealing.moves import anneal
+from debubble.search.annealing.moves import PRIME, anneal
 from debubble.search.problem import Incumbent, OrderProblem
 
 SLOPE = 0.4
 """Weight of the mean end of the backwards for inputs, next to the objective."""
-PRIME = 2147483647
 
 
 class OrderChain:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined
-from debubble.search.annealing.layout import ROW, B, Floats, Ints, KernelLayout, W
+from debubble.search.annealing.layout import ROW, B, KernelLayout, W
 
 INFINITY = np.inf
 

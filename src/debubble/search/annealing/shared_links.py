@@ -8,8 +8,7 @@ wait for compute operations to come are not ready before what their device has c
 
 from __future__ import annotations
 
-import numpy as np
-
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined
 from debubble.search.annealing.incremental import START, copy_numbers, delay, mark
 from debubble.search.annealing.layout import (
@@ -18,15 +17,12 @@ from debubble.search.annealing.layout import (
     RELOADED,
     ROW,
     SENT,
-    Floats,
-    Ints,
     KernelLayout,
     L,
     O,
 )
-from debubble.search.annealing.rules import admit_compute, admit_reload, longest, sent
+from debubble.search.annealing.rules import INFINITY, admit_compute, admit_reload, longest, sent
 
-INFINITY = np.inf
 COMPUTE, DOWN, UP = range(3)
 """The lanes of a device."""
 TO_COME = -2.0

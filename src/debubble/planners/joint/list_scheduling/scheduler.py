@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.ir import Kind, Op
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import borrowing, inlined, jit
 from debubble.planners.joint.list_scheduling.rules import (
     back_for,
@@ -47,9 +48,7 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     WORKSPACE,
     D,
     F,
-    Floats,
     I,
-    Ints,
     L,
     O,
     R,

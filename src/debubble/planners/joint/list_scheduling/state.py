@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from debubble.ir.arrays import Floats, Ints
 from debubble.kernels import inlined
 from debubble.planners.joint.list_scheduling.stage_table import (
     AGAIN,
@@ -30,9 +31,7 @@ from debubble.planners.joint.list_scheduling.stage_table import (
     WEIGHT,
     WORKSPACE,
     F,
-    Floats,
     I,
-    Ints,
     W,
 )
 
