@@ -17,7 +17,7 @@ from debubble.planners.bounds.proven import (
     CONTIGUOUS,
     GRANULAR,
     RAMPS,
-    WORK,
+    WORK_AND_PATH,
     lower_bound,
     proven_bound,
     proven_step_bound,
@@ -369,7 +369,7 @@ def test_the_bound_says_what_it_counts() -> None:
         for _ in range(3)
     )  # fmt: skip
     even = Problem(workload=ModelUnits(Units(units=units)), devices=3, micro_batches=9)
-    assert proven_bound(replace(even, objective="span")).argument == WORK
+    assert proven_bound(replace(even, objective="span")).argument == WORK_AND_PATH
     assert proven_bound(even).argument == GRANULAR
     assert float(proven_bound(even).time) == pytest.approx(27 + 2)
     odd = replace(even, devices=2)

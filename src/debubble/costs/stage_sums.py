@@ -96,7 +96,7 @@ class _RecomputedRun(NamedTuple):
 
 
 def _workspace(runs: Sequence[_RecomputedRun], *, left: Sequence[Number]) -> Number:
-    """The most bytes that walking back through the runs needs beyond what the forward kept.
+    """The most bytes that going back through the runs needs beyond what the forward kept.
 
     A run's are restored when those after it have freed what they kept but for what they have `left`.
     """

@@ -17,10 +17,10 @@ from debubble.planners.registry import Result, verify
 from debubble.search.effort import Deadline
 from debubble.targets.orders import undivided
 
-NOTABLE = 5e-4
+MIN_RELATIVE_GAIN = 5e-4
 """Share of a step from which it is told how much slower a plan without levers is; of those that differ by less the one
 with fewest stages is taken."""
-LITTLE = 0.01
+PLAIN_TOLERANCE = 0.01
 """Share of a step by which a plan may be slower that neither recomputes, nor offloads, nor steps on hosts."""
 OF_ROBUSTNESS = "slower undisturbed than the fastest plan that was found"
 """What a plan that stands disturbances better is said to be."""
@@ -33,7 +33,7 @@ ONE_STAGE = 0.02
 def tolerance_of(problem: Problem) -> float:
     """How many times the fastest step a plan without levers may take: any, where hosts have the devices' own cores."""
     tail = problem.tail
-    return math.inf if tail is not None and tail.cluster.slowest.name == "CPU" else 1 + LITTLE
+    return math.inf if tail is not None and tail.cluster.slowest.name == "CPU" else 1 + PLAIN_TOLERANCE
 
 
 def prefers_plain(problem: Problem) -> bool:
@@ -80,7 +80,7 @@ class Answers:
         plain = [each for each in results if each.plain and each.score <= tolerance_of(self._problem) * fastest.score]
         if not plain:
             return fastest
-        equal = [each for each in plain if each.score <= (1 + NOTABLE) * plain[0].score]
+        equal = [each for each in plain if each.score <= (1 + MIN_RELATIVE_GAIN) * plain[0].score]
         return min(equal, key=lambda each: each.solution.complexity)
 
     @property
@@ -160,7 +160,7 @@ class Answers:
         best = min((result.score for result in self.results), default=math.inf)
         if not isinstance(known, Result) or answer.score <= tolerance * known.score:
             self._found[name] = answer
-            if isinstance(known, Result) and answer.score > (1 + NOTABLE) * known.score:
+            if isinstance(known, Result) and answer.score > (1 + MIN_RELATIVE_GAIN) * known.score:
                 slower = 100 * (float(answer.score) / float(known.score) - 1)
                 self.remark(name, f"{slower:.1f}% {WITH_LEVERS}")
         if answer.score < best:
@@ -192,7 +192,7 @@ class Answers:
     def remark_robustness(self) -> None:
         """Say how much slower the chosen answer is than the fastest one, if nothing disturbs them."""
         chosen, quickest = self.chosen, self.quickest
-        if quickest is not None and chosen.time > (1 + NOTABLE) * quickest.time:
+        if quickest is not None and chosen.time > (1 + MIN_RELATIVE_GAIN) * quickest.time:
             slower = 100 * (float(chosen.time) / float(quickest.time) - 1)
             self.remark(chosen.planner, f"{slower:.1f}% {OF_ROBUSTNESS}")
 

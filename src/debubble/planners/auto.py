@@ -23,13 +23,13 @@ from debubble.costs.partition import Partition
 from debubble.ir import Kind
 from debubble.planners.answers import Answers, prefers_plain, tolerance_of
 from debubble.planners.joint.planner import joint_draft
-from debubble.planners.portfolio.planner import SMALL
+from debubble.planners.portfolio.planner import SMALL_STEP_PAIRS
 from debubble.planners.problem import ModelUnits, Problem, Solution, closest
 from debubble.planners.process_pool import Task, TaskAnswer, by_completion, side_by_side
 from debubble.planners.registry import Result, planner, planners, verify
 from debubble.targets.orders import COMPUTE, OwnOrders, accumulated, without_transfers
 
-LITTLE_EFFORT = 0.5
+SINGLE_PLANNER_EFFORT = 0.5
 """Effort up to which `joint` searches the order of its own fastest plan too, and all others are asked."""
 
 
@@ -165,14 +165,14 @@ def _searched(answers: Answers, names: Sequence[str]) -> Iterator[Solution]:
 
 def _drafts(problem: Problem) -> bool:
     """Tell whether `joint` drafts plans, and the order of the fastest answer is searched at length."""
-    return problem.levers is None and problem.effort > LITTLE_EFFORT
+    return problem.levers is None and problem.effort > SINGLE_PLANNER_EFFORT
 
 
 def _skips_library(answers: Answers, problem: Problem) -> bool:
     """Tell whether the schedules of the library would be slower than the answers, or there is no time left for them."""
     if problem.compare or problem.levers is not None or not answers.results:
         return False
-    asked = problem.effort <= LITTLE_EFFORT or problem.devices * problem.micro_batches <= SMALL
+    asked = problem.effort <= SINGLE_PLANNER_EFFORT or problem.devices * problem.micro_batches <= SMALL_STEP_PAIRS
     return answers.late or (answers.results[0].gap > LIBRARY_GAP and not asked)
 
 

@@ -122,12 +122,7 @@ def plan(
             tolerance=0.0 if fastest else TOLERANCE, **search,
         )  # fmt: skip
         return asked.answer(partial(_plan_of_job, job, planner), progress)
-    if target is not None and swap != "host":
-        raise InputError("Where activations go follows from the target; leave out the swap or the target.")
-    if target is not None and lengths is not None:
-        raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
-    if run.slices > 1 and lengths is not None:
-        raise InputError("Slices are equal parts of equal sequences: leave out the lengths or the slices.")
+    _refuse_for_target(target, run, swap=swap, lengths=lengths)
     measured = read_profile(profile) if isinstance(profile, str | Path) else profile
     cluster = cluster if measured is None else _with_measured_reserve(cluster, measured)
     count = MICRO_BATCHES if micro_batches is None else micro_batches
@@ -171,6 +166,16 @@ def _plan_of_job(job: Job, planner: str) -> Plan:
 
 MICRO_BATCHES = 32
 """Micro-batches per pipeline and step where nobody says how many."""
+
+
+def _refuse_for_target(target: str | None, run: RunOptions, *, swap: Swap, lengths: object) -> None:
+    """Raise InputError for what a framework decides itself, and for lengths next to slices."""
+    if target is not None and swap != "host":
+        raise InputError("Where activations go follows from the target; leave out the swap or the target.")
+    if target is not None and lengths is not None:
+        raise InputError("No target can be told the lengths of micro-batches: leave out the lengths or the target.")
+    if run.slices > 1 and lengths is not None:
+        raise InputError("Slices are equal parts of equal sequences: leave out the lengths or the slices.")
 
 
 def _refuse_of_given_degrees(*, profile: object, swap: Swap, robust: bool, compare: bool, lengths: object) -> None:

@@ -28,7 +28,7 @@ def offload_states(made: Schedule, *, chunks: Collection[int]) -> Schedule:
     """
     if not set(chunks) <= set(range(made.placement.chunks)):
         raise InputError(f"Chunks {sorted(chunks)} cannot be offloaded: there are {made.placement.chunks}, from 0 on.")
-    return made.with_host_steps({held[chunk] for held in made.placement.stages_of for chunk in chunks})
+    return made.with_host_steps({stages[chunk] for stages in made.placement.stages_of for chunk in chunks})
 
 
 def offload_activations(made: Schedule, *, chunks: Collection[int], costs: StageCosts) -> Schedule:

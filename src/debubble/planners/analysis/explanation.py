@@ -23,9 +23,9 @@ from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, plan_addresses
 
 SECONDS_PER_DAY = 86400
-MUCH = 0.02
+REMARK_SHARE = 0.02
 """Share of a step from which a cause is worth naming as what binds."""
-FULL = 0.95
+FULL_MEMORY_SHARE = 0.95
 """Share of the memory limit from which memory counts as full."""
 
 FILLING = "filling and draining the pipeline"
@@ -228,7 +228,9 @@ class Explanation:
     @property
     def advice(self) -> str | None:
         """The remedy of the cause that takes most next to computing; None where all take hardly any time."""
-        return None if self._most.seconds < MUCH * self.step_time else self._remedy(self._most.cause).removesuffix(",")
+        if self._most.seconds < REMARK_SHARE * self.step_time:
+            return None
+        return self._remedy(self._most.cause).removesuffix(",")
 
     def _remedy(self, cause: str) -> str:
         """The remedy of a cause that the plan does not have already, such as degrees of 1 or ZeRO."""
@@ -248,14 +250,14 @@ class Explanation:
     @property
     def _is_full(self) -> bool:
         """True if the fullest device has hardly any memory left."""
-        return float(self.timeline.peak_memory[self.fullest]) > FULL * self._limits[self.fullest]
+        return float(self.timeline.peak_memory[self.fullest]) > FULL_MEMORY_SHARE * self._limits[self.fullest]
 
     @property
     def at_stake(self) -> tuple[str, ...]:
         """Sentences that say how much of the step the advice is about, and what else takes a noticeable share."""
         if self.advice is None:
             return ("All else takes too little of the step for another plan to help.",)
-        first, *others = (each for each in self._improvable if each.seconds >= MUCH * self.step_time)
+        first, *others = (each for each in self._improvable if each.seconds >= REMARK_SHARE * self.step_time)
         said = [f"{self._remedy(c.cause).removesuffix(',')} ({c.cause}: {self._percent(c.seconds)})" for c in others]
         then = (f"Then {'; '.join(said)}.",) if said else ()
         return (f"At stake is what {first.cause} takes: about {self._percent(first.seconds)} of the step.", *then)
@@ -264,7 +266,9 @@ class Explanation:
     def losses(self) -> tuple[str, ...]:
         """The causes with a noticeable share of the step that no lower bound counts, largest first."""
         noticeable = (
-            each for each in self._improvable if each.seconds >= MUCH * self.step_time and each.cause not in BOUNDED
+            each
+            for each in self._improvable
+            if each.seconds >= REMARK_SHARE * self.step_time and each.cause not in BOUNDED
         )
         return tuple(f"{each.cause} ({self._percent(each.seconds)} of the step)" for each in noticeable)
 

@@ -11,7 +11,7 @@ from debubble.plans import Plan
 from debubble.simulator import Cause, Timeline, bubbles, by_cause
 from debubble.targets import targets
 
-MUCH_BUBBLE = 0.5
+REMARK_BUBBLE_SHARE = 0.5
 """Share of the devices' time above which a bubble is remarked on."""
 
 PROPORTIONAL = (
@@ -69,7 +69,7 @@ def model_remarks(
 def timeline_remarks(timeline: Timeline) -> tuple[str, ...]:
     """A remark if devices are idle for most of the step, with what would help."""
     share = timeline.bubble_fraction
-    if share <= MUCH_BUBBLE:
+    if share <= REMARK_BUBBLE_SHARE:
         return ()
     idle = by_cause([bubble for device in bubbles(timeline) for bubble in device])
     filling = idle[Cause.WARM_UP] + idle[Cause.COOL_DOWN]

@@ -91,8 +91,8 @@ class PipelineBounds:
             on_device = [min(n, IN_TRANSIT) if chunk < offloaded else n for chunk, n in enumerate(alive[d])]
             buffers = float(self._units.buffers(indices, p * chunks))
             capacity = limit + sum(self._on_host[b] - self._on_host[a] for a, b in own_stages[chunks - hosted :])
-            again = self._least_recomputation(own_stages, on_device, capacity, device=d, buffers=buffers)
-            own = problem.micro_batches * (sum(forward[s] + backward[s] for s in indices) + again)
+            recompute_time = self._least_recomputation(own_stages, on_device, capacity, device=d, buffers=buffers)
+            own = problem.micro_batches * (sum(forward[s] + backward[s] for s in indices) + recompute_time)
             filled = sum(count * forward[s] for count, s in zip(alive[d], indices, strict=True))
             arrival = through[-1] - through[d] + hops[indices[-1]] + back[-1] - back[indices[-1] + 1]
             inside = max(own, arrival + own - filled)
@@ -101,7 +101,7 @@ class PipelineBounds:
             if hosted:
                 waves = min(p, problem.micro_batches)
                 left = list(accumulate((waves * backward[s] for s in indices), initial=0.0))[chunks - hosted : chunks]
-                most = max(most, through[d] + inside + self._behind(own_stages[chunks - hosted :], left))
+                most = max(most, through[d] + inside + self._host_delay(own_stages[chunks - hosted :], left))
         return most * (1 - ROUNDING)
 
     def uneven(self) -> float:
@@ -112,11 +112,11 @@ class PipelineBounds:
         problem, p = self._problem, self._problem.devices
         stages = list(pairwise(accumulate(balanced_counts(self._units, p), initial=0)))
         alive = [min(p - d, problem.micro_batches) for d in range(p)]
-        again = self._least_recomputation(stages, alive, sum(problem.limits), device=0)
+        recompute_time = self._least_recomputation(stages, alive, sum(problem.limits), device=0)
         work = min(forward[-1] + backward[-1] for forward, backward in zip(self._forward, self._backward, strict=True))
-        return (problem.micro_batches + p - 1) * (work + again) / p
+        return (problem.micro_batches + p - 1) * (work + recompute_time) / p
 
-    def _behind(self, stages: Sequence[tuple[int, int]], left: Sequence[float]) -> float:
+    def _host_delay(self, stages: Sequence[tuple[int, int]], left: Sequence[float]) -> float:
         """Seconds from a device's last backward to the end of the steps of these stages on its host.
 
         `left` is the time of the backwards that the device still has after the last one of each: those of shallower

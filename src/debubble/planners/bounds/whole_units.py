@@ -27,13 +27,13 @@ import numpy as np
 from debubble.ir.arrays import Floats, Ints
 from debubble.planners.bounds.ramps import ROUNDING, Pieces, first_arrivals
 
-STATES = 200_000
+MAX_WAYS = 200_000
 """Ways to assign units of each kind up to which the bounds are computed."""
 MAX_ROWS = 600
 """Numbers of units of all kinds but the most frequent, up to which kinds of nearly the same work stay apart."""
-STRETCH = 1.1
+HORIZON_FACTOR = 1.1
 """Times of the known bound within which a better one is sought at a time."""
-SUMS = 2_000_000
+MAX_SUMS = 2_000_000
 """Sums of runs up to which all that a device can hold is listed."""
 
 
@@ -47,7 +47,7 @@ def granular_bound(a: Pieces, *, arrivals: bool = False) -> float:
     taken to have the same room.
     """
     kinds = _merged(_kinds(a))
-    if _ways(kinds) > STATES or kinds[0].work <= 0:
+    if _ways(kinds) > MAX_WAYS or kinds[0].work <= 0:
         return 0.0
     assignment, waits = _Assignment.of(kinds), _waits(a, arrivals=arrivals)
     works = np.unique(
@@ -83,11 +83,11 @@ def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals
         The time; `least`, or what was excluded beyond it, if there are too many ways.
     """
     kinds = _kinds(a)
-    if _ways(kinds) > STATES or math.isinf(least):
+    if _ways(kinds) > MAX_WAYS or math.isinf(least):
         return least
     waits, total = _waits(a, arrivals=arrivals), sum(piece.work for piece in a.pieces)
     while True:
-        within = STRETCH * least / a.micro_batches
+        within = HORIZON_FACTOR * least / a.micro_batches
         choices = _sums_of_runs(a, kinds, chunks, within)
         if choices is None:
             return least
@@ -113,7 +113,7 @@ def contiguous_bound(a: Pieces, *, chunks: Sequence[int], least: float, arrivals
 
 @dataclass(frozen=True)
 class _Kind:
-    """Pieces of equal work and states, which are alike to those who assignment them."""
+    """Pieces of equal work and states; an assignment need not tell them apart."""
 
     work: float
     states: float
@@ -227,7 +227,7 @@ def _sums_of_runs(a: Pieces, kinds: Sequence[_Kind], chunks: Sequence[int], with
     runs = np.array(sorted(found), dtype=np.int64).reshape(-1, len(kinds))
     sums, choices = np.zeros((1, len(kinds)), dtype=np.int64), []
     for number in range(1, max(chunks) + 1):
-        if len(sums) * len(runs) * max(chunks) > SUMS:
+        if len(sums) * len(runs) * max(chunks) > MAX_SUMS:
             return None
         sums = (sums[:, None] + runs[None, :]).reshape(-1, len(kinds))
         sums = np.unique(sums[(sums @ works <= within * (1 + ROUNDING)) & (sums <= counts).all(axis=1)], axis=0)

@@ -10,7 +10,7 @@ from functools import cached_property
 from debubble.ir import DebubbleError, InfeasibleError
 from debubble.ir.degrees import QUICK_PLAN, ConfigurationSummary, Degrees, DegreeSearch, FasterPlan, UsualChoice
 from debubble.planners.auto import without_levers
-from debubble.planners.degrees.choice_plans import SOON, summary_of
+from debubble.planners.degrees.choice_plans import MIN_SECONDS_LEFT, summary_of
 from debubble.planners.degrees.ranking import NEGLIGIBLE, Ranking
 from debubble.planners.degrees.simplest import PlannedChoice, simplest
 from debubble.planners.degrees.space import Job, configurations
@@ -58,7 +58,7 @@ class FoundPlans:
     @property
     def deadline(self) -> float | None:
         """The seconds that are left of the job's deadline; None: it has none."""
-        return None if self.job.deadline is None else max(self.clock.left, SOON)
+        return None if self.job.deadline is None else max(self.clock.left, MIN_SECONDS_LEFT)
 
     @cached_property
     def legal(self) -> list[Degrees]:

@@ -61,7 +61,7 @@ def quick_host_step(problem: Problem, *, spend: Callable[[float], None] = lambda
 
 
 def quick_bound(problem: Problem) -> float:
-    """Seconds that the step of every quick plan takes at least, by its order and its memory (see `quick_bound`).
+    """Seconds that the step of every quick plan takes at least, by its order and its memory (see `PipelineBounds`).
 
     Raises InfeasibleError if it shows that no quick plan fits.
     """

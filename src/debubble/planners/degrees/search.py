@@ -28,7 +28,7 @@ from debubble.ir.degrees import (
 )
 from debubble.planners.auto import fastest_of, planners_for, without_levers
 from debubble.planners.degrees.answer import BEST, Best, FoundPlans
-from debubble.planners.degrees.choice_plans import ALSO_LARGE, LARGE, SOON, thorough
+from debubble.planners.degrees.choice_plans import LARGE_JOB_PAIRS, MIN_SECONDS_LEFT, PLANNERS_OF_LARGE_JOBS, thorough
 from debubble.planners.degrees.estimate import (
     promise,
     quick_bound,
@@ -57,21 +57,21 @@ from debubble.search.effort import Effort
 
 RANKING, THOROUGH, FINAL = 0.6, 0.1, 0.5
 """Shares of the effort: for ranking, for each of the best, and for each searching planner on the best of all."""
-NEAR = 1.1
+RANKING_TOLERANCE = 1.1
 """Factor of the best step up to which the usual choices are planned thoroughly, too, and, where memory is short, those
 with hosts."""
-CLOSE = 1.05
+FINAL_TOLERANCE = 1.05
 """Factor of the fastest step up to which the fastest usual choice is given to `auto`, too."""
 WITH_HOSTS = 4
 """Choices that are planned with hosts."""
-UNEVEN = 2
+UNEVEN_CHOICES = 2
 """Choices that are planned for stages of any lengths, where no quick plan fits."""
-FASTER = 1.02
+MIN_SPEEDUP = 1.02
 """Factor by which such a choice must promise to be faster, where others fit."""
 
 UNDIVIDED_LEVELS = (1, 2)
 """ZeRO levels that leave weights whole."""
-ORDINARY, LOOKED_AT = 3, 40
+ORDINARY, MAX_LISTED = 3, 40
 """Ordinary choices that have a quick plan before all choices are listed, of how many that are looked at."""
 
 
@@ -95,7 +95,7 @@ def search_degrees(job: Job, *, planner: str = "auto", progress: Callable[[Progr
         with suppress(InfeasibleError):
             return search_degrees(replace(job, zero_levels=UNDIVIDED_LEVELS), planner=planner, progress=progress)
         if job.deadline is not None:
-            job = replace(job, deadline=max(SOON, job.deadline - (time.perf_counter() - begun)))
+            job = replace(job, deadline=max(MIN_SECONDS_LEFT, job.deadline - (time.perf_counter() - begun)))
     search = _DegreesSearch(job, planner, progress)
     try:
         search.run()
@@ -130,7 +130,7 @@ class _DegreesSearch(FoundPlans):
         self.rank()
         self._plan_usual()
         if self.planner == "auto":
-            near = NEAR * min(self.ranking.steps.values(), default=0.0)
+            near = RANKING_TOLERANCE * min(self.ranking.steps.values(), default=0.0)
             usual = [d for d in self.usual.values() if isinstance(d, Degrees) and self.ranking.steps[d] <= near]
             best, others = self.ranking.best(1), dict.fromkeys((*self.ranking.best(BEST), *usual))
             self._plan_side_by_side(best, thorough, share=THOROUGH)
@@ -145,7 +145,7 @@ class _DegreesSearch(FoundPlans):
 
     def plan_ordinary(self) -> None:
         """Make quick plans of a few ordinary choices, so that there is a plan before all choices are listed."""
-        for degrees in islice(ordinary_choices(self.job), LOOKED_AT):
+        for degrees in islice(ordinary_choices(self.job), MAX_LISTED):
             if len(self.quick) == ORDINARY or self.late:
                 return
             problem = self.job.problem(degrees)
@@ -231,7 +231,7 @@ class _DegreesSearch(FoundPlans):
             for stages in schedule.placement.stages_of
         ]
         spared = float(schedule.micro_batches * max(recomputing))
-        return self.ranking.steps[degrees] - spared <= CLOSE * min(self.steps().values())
+        return self.ranking.steps[degrees] - spared <= FINAL_TOLERANCE * min(self.steps().values())
 
     def _plan_side_by_side(
         self, choices: Iterable[Degrees], find: str | Callable[[Problem], Solution], *, share: float
@@ -271,7 +271,7 @@ class _DegreesSearch(FoundPlans):
         uneven = {degrees: uneven_promise(self.problems[degrees]) for degrees in refused}
         hopeful = [
             *with_hosts.best(WITH_HOSTS),
-            *sorted((d for d in refused if uneven[d] * FASTER < best), key=lambda d: uneven[d])[:UNEVEN],
+            *sorted((d for d in refused if uneven[d] * MIN_SPEEDUP < best), key=lambda d: uneven[d])[:UNEVEN_CHOICES],
         ]
         if best == math.inf:
             hopeful += sorted(with_hosts.refused, key=lambda degrees: promise(self.problems[degrees]))[:WITH_HOSTS]
@@ -296,7 +296,8 @@ class _DegreesSearch(FoundPlans):
         ranking: Ranking[Degrees] = Ranking()
         known = self.steps()
         # Where memory is short, what the search makes of hosts is up to a fifth faster than these plans promise.
-        within = min(known.values(), default=math.inf) * (NEAR if self._lacks_memory(known) else 1 / FASTER)
+        factor = RANKING_TOLERANCE if self._lacks_memory(known) else 1 / MIN_SPEEDUP
+        within = factor * min(known.values(), default=math.inf)
 
         def add(choices: Iterable[Degrees], stage: str) -> None:
             effort = Effort.starting(RANKING * self.job.effort, self.deadline)
@@ -341,7 +342,7 @@ class _DegreesSearch(FoundPlans):
             return
         best = min(self.results, key=lambda degrees: self.results[degrees].time)
         usual = [each for each in self.usual.values() if isinstance(each, Degrees) and each in self.results]
-        close = [each for each in usual if self.results[each].time <= CLOSE * self.results[best].time]
+        close = [each for each in usual if self.results[each].time <= FINAL_TOLERANCE * self.results[best].time]
         simple = min(close, key=lambda degrees: self.results[degrees].time, default=best)
         for degrees in dict.fromkeys((best, simple)):
             if degrees not in self.asked and self.results[degrees].gap > self.job.tolerance and not self.late:
@@ -359,9 +360,9 @@ class _DegreesSearch(FoundPlans):
         known = self.results.get(degrees)
         keeps_all = simpler and known is not None and known.plain
         problem = replace(self.problems[degrees], effort=effort, deadline=self.deadline, plain=simpler)
-        large = problem.devices * problem.micro_batches >= LARGE
+        large = problem.devices * problem.micro_batches >= LARGE_JOB_PAIRS
         whole = problem.slices == 1
-        names = [name for name in planners_for(problem) if not large or not whole or name in ALSO_LARGE]
+        names = [name for name in planners_for(problem) if not large or not whole or name in PLANNERS_OF_LARGE_JOBS]
         try:
             if known is not None and keeps_all and problem.devices == 1:
                 *_, solution = known.solution, *without_levers(problem, known.solution)

@@ -57,9 +57,9 @@ RANKING = 0.5
 """Share of the effort after which no further order is tried, once one fits; until then, all of it."""
 LONG, SHORT = 4, 3
 """Micro-batches per device above which a step is ranked by a short one, and those that this has."""
-SMALL = 32
+SMALL_STEP_PAIRS = 32
 """Pairs of a device and a micro-batch up to which a step is small."""
-LOOKED_AT = 0.01
+TRIAL_SECONDS = 0.01
 """Seconds of the reference machine to build an order of a scaled-down problem and to fit it."""
 
 
@@ -101,7 +101,7 @@ class _Portfolio:
         self._of_plugins = {name: "not tried" for name, entry in schedules.items() if not is_own(entry.build)}
         """What came of the schedules of other packages, in words."""
         p, m = problem.devices, problem.micro_batches
-        self.small = p * m <= SMALL
+        self.small = p * m <= SMALL_STEP_PAIRS
         # What divides m by p divides the short step too: some schedules group micro-batches by p.
         self.short = (
             replace(problem, micro_batches=SHORT * p + m % p)
@@ -183,7 +183,7 @@ class _Portfolio:
         if alike is None:
             return 1.0
         small, costs = alike
-        self.effort.spend(LOOKED_AT)
+        self.effort.spend(TRIAL_SECONDS)
         try:
             schedule = order.like(small.devices).build(small, costs, tries=TRIES)
             time = priced_stages(small, Repricer(schedule), costs).time

@@ -148,7 +148,7 @@ class KernelLayout(NamedTuple):
     facts: int
     """[op, NEEDED to ROW]"""
     cursor: int
-    """[d]: operations walked."""
+    """[d]: operations passed."""
     compute: int
     """[d]: last compute operation, -1 before the first."""
     transfer: int
@@ -198,7 +198,7 @@ class KernelLayout(NamedTuple):
     """[d]: likewise."""
     stepped_why: int
     """[stage]: likewise."""
-    # What walks by arrival need next to (shared_links.py); without link groups all but `stale` are empty.
+    # For evaluation by arrival (shared_links.py); without link groups all but `stale` are empty.
     stale: int
     """[d]: 1 if the tables below are those of another list than the accepted one."""
     noted_from: int

@@ -326,7 +326,7 @@ def anneal(
     best_value: float, steps: int, temperature: float, weight: float, target: float, offload: bool, recompute: bool,
     shares: Shares, random: Ints,
 ) -> tuple[float, int]:  # fmt: skip
-    """Walk `steps` moves from (orders, lengths) at a temperature; keep the best in `best_*`.
+    """Make `steps` moves from (orders, lengths) at a temperature; keep the best in `best_*`.
 
     Returns (best objective, steps taken); stops at `target`.  The start must be feasible.
     """

@@ -1,4 +1,4 @@
-"""The rules of the kernel's devices: memory, messages, and the objective, however their lists are walked.
+"""The rules of the kernel's devices: memory, messages, and the objective, however their lists are followed.
 
 Admission is static: the rules are those of ir/lowering/admission.py, and know no times.
 """

@@ -254,7 +254,7 @@ def _run(a: Step, x: State, threshold: float, until: float, operations: Ints, st
             least = x.rest[d]
             if kind != R:
                 left -= 1
-                least = max(least, a.behind[kind, s, j])
+                least = max(least, a.remaining_time[kind, s, j])
             if end + least > threshold:
                 return -1
             if kind < W:
